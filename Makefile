@@ -1,0 +1,102 @@
+# hookstats: `make help` lists what there is. Python, a C++20 compiler and pip are all it needs.
+#
+# PYTHON  the interpreter of a new .venv (python3)
+# VENV    the environment to use: by default the active one if it has torch, else .venv
+# CXX     the C++ compiler of the operators and of CTest (c++)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+HAS_TORCH := -c "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))"
+ifdef VIRTUAL_ENV
+  ACTIVE := $(shell "$(VIRTUAL_ENV)/bin/python" $(HAS_TORCH) && echo "$(VIRTUAL_ENV)")
+endif
+VENV ?= $(or $(ACTIVE),.venv)
+
+BIN := $(abspath $(VENV))/bin
+STAMPS := $(VENV)/.hookstats
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+export PATH := $(BIN):$(PATH)
+
+# Our own .venv gets the pinned versions; another environment keeps what it has.
+PINS := $(if $(filter $(abspath .venv),$(abspath $(VENV))),constraints.txt,/dev/null)
+LOGS := build/logs
+CXX_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' 2>/dev/null)
+BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
+PRESETS := default asan tsan
+
+.PHONY: help demo test test-sanitizers pytest build lint format bench clean $(PRESETS:%=ctest-%)
+
+help:  ## List the targets
+	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and print the table
+	$(BIN)/python -m hookstats.demo
+
+test: lint pytest $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, pytest, CTest plain and sanitized
+	@echo
+	@for preset in $(PRESETS); do \
+	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done
+	@echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)"
+
+test-sanitizers: ctest-asan ctest-tsan  ## Run CTest under ASan+UBSan and under TSan
+
+build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with its tools
+	@:
+
+pytest: $(STAMPS)/dev | $(LOGS)
+	$(BIN)/python -m pytest -m "" 2>&1 | tee $(LOGS)/pytest.log
+
+$(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/dev | $(LOGS)
+	cmake --preset $* >$(LOGS)/cmake-$*.log 2>&1 || { cat $(LOGS)/cmake-$*.log; exit 1; }
+	cmake --build --preset $*
+	ctest --preset $* 2>&1 | tee $(LOGS)/ctest-$*.log
+
+lint: $(STAMPS)/dev  ## Check style and types: ruff, mypy, clang-format
+	ruff check
+	ruff format --check
+	mypy
+	clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(STAMPS)/dev  ## Format the Python and the C++
+	ruff check --fix
+	ruff format
+	clang-format -i $(CXX_FILES)
+
+bench: $(STAMPS)/dev  ## Run the benchmarks, grouped by case
+	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group --benchmark-json=build/bench.json
+
+clean:  ## Remove what was built; .venv stays
+	rm -rf build dist *.egg-info hookstats/*.so $(STAMPS)
+	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	@PYTHONPATH=_build $(PYTHON) -c "import toolchain as t; t.require_python(); t.require_compiler()"
+	$(PYTHON) -m venv $(VENV)
+
+# Torch is installed where there is none; an existing one is kept and built against.
+$(STAMPS)/torch: | $(BIN)/python
+	@mkdir -p $(STAMPS)
+	$(BIN)/python $(HAS_TORCH) || $(PIP) --constraint constraints.txt torch
+	$(PIP) --constraint $(PINS) "setuptools>=77" "ninja>=1.10"
+	touch $@
+
+# The operators, in place. What was built, and why not the rest, is all that is said of a success.
+$(STAMPS)/operators: $(BUILD_FILES) | $(STAMPS)/torch $(LOGS)
+	$(BIN)/python setup.py build_ext --inplace >$(LOGS)/build.log 2>&1 || { cat $(LOGS)/build.log; exit 1; }
+	@grep '^hookstats:' $(LOGS)/build.log
+	touch $@
+
+# The package, editable, with an extra: demo or dev.
+$(STAMPS)/demo $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/operators
+	grep -v '^torch==' $(PINS) >$(STAMPS)/pins || true
+	$(BIN)/python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" >>$(STAMPS)/pins
+	$(PIP) --constraint $(STAMPS)/pins --no-build-isolation --editable ".[$(@F)]"
+	touch $@
+
+$(LOGS):
+	mkdir -p $@

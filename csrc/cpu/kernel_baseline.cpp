@@ -1,0 +1,16 @@
+// The kernel for every machine: 16-byte vectors (SSE2, NEON) and no more.
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/bins.h"
+#include "core/dtype.h"
+#include "core/state.h"
+#include "cpu/kernel.h"
+#include "cpu/plan.h"
+
+#define HOOKSTATS_VECTOR_BYTES 16
+namespace hookstats::cpu::baseline {
+#include "cpu/kernel-inl.h"
+}  // namespace hookstats::cpu::baseline

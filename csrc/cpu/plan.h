@@ -1,0 +1,118 @@
+// How one update is cut into tasks: by shape alone, so that results do not depend on threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "cpu/update.h"
+
+namespace hookstats::cpu {
+
+constexpr int kLanes = 16;                  // every instruction set works on 16 elements at a time
+constexpr int kRowGroup = 16;               // rows read side by side: as many as prefetchers follow
+constexpr int64_t kRunTask = 32768;         // elements a task of runs: 128 KB of fp32, within L2
+constexpr int64_t kRowTask = 512;           // rows a task, over which a channel's finish is spread
+constexpr int64_t kRowBlock = 256;          // channels a task: 64 of 768 read at half the speed
+constexpr int64_t kJoinBelow = 64;          // channels a row below which rows are joined
+constexpr int64_t kTableBytes = 24 * 1024;  // counters of a task, within L1
+
+// kRuns: a vector holds elements of one channel. kRows: a vector holds neighbouring channels.
+enum class Layout : uint8_t { kRuns, kRows };
+
+struct Plan {
+  Layout layout;
+  bool packed;  // elements are gathered and converted into a buffer first
+  // Rows of few channels are joined: `joined` rows make one of joined * channels "lanes" wide.
+  int64_t joined;
+  int64_t width;       // channels * joined
+  int64_t rows;        // outer indices, after joining
+  int64_t last_width;  // lanes of the last row; width unless the rows did not join evenly
+  int64_t block;       // channels (lanes) a task
+  int64_t blocks;
+  int64_t row_step;  // outer indices a task
+  int64_t row_splits;
+  int64_t inner_step;  // elements of a run a task
+  int64_t inner_splits;
+
+  int64_t splits() const { return row_splits * inner_splits; }  // partial results a channel
+  int64_t tasks() const { return blocks * splits(); }
+};
+
+struct Task {
+  int64_t block, split;
+  int64_t channel_begin, channel_end;
+  int64_t row_begin, row_end;
+  int64_t inner_begin, inner_end;
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline bool loads_directly(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 ||
+         dtype == DType::kBFloat16;
+}
+
+inline Plan make_plan(const UpdateParams& p) {
+  const ChannelView& view = p.view;
+  const int64_t channel_slots = p.channel_bins.kind == BinKind::kNone ? 1 : p.channel_bins.slots();
+  const int64_t most_channels =
+      std::max<int64_t>(1, kTableBytes / (channel_slots * int64_t{sizeof(uint32_t)}));
+  Plan plan{};
+  plan.joined = 1;
+  plan.width = plan.last_width = view.channels;
+  plan.rows = view.outer_size;
+  if (view.channels > 1 && view.inner.size == 1) {
+    plan.layout = Layout::kRows;
+    plan.packed = view.channel_stride != 1 || !loads_directly(p.dtype);
+    const bool rows_touch = view.outer_dims == 1 && view.outer[0].stride == view.channels;
+    if (view.channel_stride == 1 && rows_touch && view.channels < kJoinBelow &&
+        view.channels % kLanes != 0) {
+      const int64_t joined = std::lcm(view.channels, int64_t{kLanes}) / view.channels;
+      if (plan.rows >= 4 * joined) {
+        const int64_t leftover = plan.rows % joined;
+        plan.joined = joined;
+        plan.width = joined * view.channels;
+        plan.last_width = leftover == 0 ? plan.width : leftover * view.channels;
+        plan.rows = ceil_div(plan.rows, joined);
+      }
+    }
+    const int64_t most = std::clamp(most_channels, int64_t{kLanes}, kRowBlock) / kLanes * kLanes;
+    const int64_t even = ceil_div(plan.width, ceil_div(plan.width, most));  // blocks of one size
+    plan.block = std::min(plan.width, ceil_div(even, kLanes) * kLanes);
+    plan.row_splits = ceil_div(plan.rows, kRowTask);
+    plan.inner_step = plan.inner_splits = 1;
+  } else {
+    plan.layout = Layout::kRuns;
+    plan.packed = (view.inner.stride != 1 && view.inner.size > 1) || !loads_directly(p.dtype);
+    plan.inner_splits = ceil_div(view.inner.size, kRunTask);
+    plan.inner_step = ceil_div(view.inner.size, plan.inner_splits);
+    // Short runs of neighbouring channels are read together, in the order memory holds them.
+    const int64_t neighbours = std::clamp<int64_t>(1024 / plan.inner_step, 1, kLanes);
+    plan.block = std::min({view.channels, neighbours, most_channels});
+    const int64_t rows_a_task = std::max<int64_t>(1, kRunTask / (plan.block * plan.inner_step));
+    plan.row_splits = ceil_div(plan.rows, rows_a_task);
+  }
+  plan.row_step = ceil_div(plan.rows, plan.row_splits);
+  plan.row_splits = ceil_div(plan.rows, plan.row_step);
+  plan.blocks = ceil_div(plan.width, plan.block);
+  return plan;
+}
+
+// Tasks are numbered so that neighbours read neighbouring memory.
+inline Task task_at(const Plan& plan, const UpdateParams& p, int64_t index) {
+  Task task;
+  task.block = index % plan.blocks;
+  task.split = index / plan.blocks;
+  const int64_t row = task.split / plan.inner_splits;
+  const int64_t inner = task.split % plan.inner_splits;
+  task.channel_begin = task.block * plan.block;
+  task.channel_end = std::min(plan.width, task.channel_begin + plan.block);
+  task.row_begin = row * plan.row_step;
+  task.row_end = std::min(plan.rows, task.row_begin + plan.row_step);
+  task.inner_begin = inner * plan.inner_step;
+  task.inner_end = std::min(p.view.inner.size, task.inner_begin + plan.inner_step);
+  return task;
+}
+
+}  // namespace hookstats::cpu

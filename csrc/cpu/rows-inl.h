@@ -1,0 +1,255 @@
+// Channels last: each vector holds neighbouring channels.
+
+template <class Source, class Real>
+class Rows : Reader<Source> {
+  using Base = Reader<Source>;
+  using Base::p_, Base::plan_, Base::scratch_, Base::view_;
+
+ public:
+  explicit Rows(const Job& job) : Base(job) {}
+
+  void run(const Task& task, TensorTable* tensor_table) {
+    const int64_t channels = task.channel_end - task.channel_begin;
+    const int64_t vectors = ceil_div(channels, kLanes);
+    RowSums<Real, false> sums[kRowBlock / kLanes];
+    shift_rows(task, sums, vectors);
+    if (p_.channel_bins.kind == BinKind::kNone) {
+      sum_rows(task, sums, 0, vectors, tensor_table);
+    } else {
+      const int64_t slots = p_.channel_bins.slots();
+      ChannelTable table = cleared_table(scratch_.channel_table, p_.channel_bins, channels, 1);
+      sum_rows(task, sums, 0, vectors, tensor_table, &table);
+      for (int64_t c = 0; c < channels; ++c) {
+        const int64_t channel = (task.channel_begin + c) % view_.channels;
+        table.add_to(p_.channel_counts + channel * slots, c, view_.repeat);
+      }
+    }
+    for (int64_t v = 0; v < vectors; ++v) settle_rows(task, v, sums[v]);
+  }
+
+ private:
+  template <class R, bool kMasked>
+  struct RowSums {
+    Sums<R, kMasked> sums;
+    WideSums wide;
+    Lanes<R> shift;
+
+    RowSums() : sums(empty_sums<R, kMasked>()), wide{}, shift{} {}
+
+    // `ahead` is the distance to the next group of rows: neighbours too far apart for the
+    // processor's own prefetching.
+    void add_rows(const Source* const* rows, int64_t count, int64_t column, int64_t lanes,
+                  bool narrow, int64_t ahead) {
+      Sums<R, kMasked> local = sums;
+      const Lanes<R> k = shift;
+      if (lanes == kLanes) {
+        for (int64_t r = 0; r < count; ++r) {
+          __builtin_prefetch(rows[r] + column + ahead);
+          add<kMasked, R>(local, load<R, Source>(rows[r] + column), k);
+        }
+      } else if (!narrow) {  // the lanes left over belong to no channel
+        for (int64_t r = 0; r < count; ++r) {
+          add<kMasked, R>(local, load_first<R, Source>(rows[r] + column, lanes), k);
+        }
+      } else {  // the lanes left over hold what wider rows brought
+        const Mask<R> valid = first_lanes<R>(lanes);
+        for (int64_t r = 0; r < count; ++r) {
+          add<kMasked, R>(local, load_first<R, Source>(rows[r] + column, lanes), k, &valid);
+        }
+      }
+      sums = local;
+    }
+  };
+
+  // Calls f(rows, count) on groups of rows; each pointer is at the block's first channel. The
+  // last row may be narrower than the others: it comes alone.
+  template <class F>
+  void each_group(const Task& task, F&& f) {
+    const int64_t width = task.channel_end - task.channel_begin;
+    const Source* rows[kRowGroup];
+    int64_t count = 0;
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      const int64_t offset = (plan_.joined == 1 ? view_.outer_offset(row) : row * plan_.width) +
+                             task.channel_begin * view_.channel_stride;
+      const bool narrow = row == plan_.rows - 1 && plan_.last_width < plan_.width;
+      if (narrow && count > 0) {
+        f(rows, count, width);
+        count = 0;
+      }
+      const int64_t valid = narrow ? plan_.last_width - task.channel_begin : width;
+      if (valid <= 0) continue;
+      rows[count] =
+          this->read(offset, view_.channel_stride, width < valid ? width : valid, count * width);
+      ++count;
+      if (count == kRowGroup || row + 1 == task.row_end) {
+        f(rows, count, width < valid ? width : valid);
+        count = 0;
+      }
+    }
+    if (count > 0) f(rows, count, width);
+  }
+
+  int64_t rows_seen(const Task& task, int64_t channel) const {
+    const int64_t rows = task.row_end - task.row_begin;
+    return task.row_end == plan_.rows && channel >= plan_.last_width ? rows - 1 : rows;
+  }
+
+  // Sums the vectors [first, last) of the block, and counts while the rows are in L1.
+  template <class R, bool kMasked>
+  void sum_rows(const Task& task, RowSums<R, kMasked>* sums, int64_t first, int64_t last,
+                TensorTable* tensor_table = nullptr, ChannelTable* channel_table = nullptr) {
+    int pending = 0;
+    const int64_t row_stride = view_.outer_dims == 1 ? view_.outer[0].stride * plan_.joined : 0;
+    const int64_t ahead = plan_.packed ? 0 : kRowGroup * row_stride;
+    each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
+      for (int64_t r = 0; r < count; ++r) {
+        if (tensor_table != nullptr) {
+          tensor_table->template count_run<Real, Source>(rows[r], width, 0);
+        }
+        if (channel_table != nullptr)
+          channel_table->template count_row<Real, Source>(rows[r], width);
+      }
+      const bool narrow = width < task.channel_end - task.channel_begin;
+      for (int64_t v = first; v < last; ++v) {
+        const int64_t column = v * kLanes;
+        const int64_t lanes = width - column < kLanes ? width - column : kLanes;
+        if (lanes > 0) sums[v - first].add_rows(rows, count, column, lanes, narrow, ahead);
+      }
+      pending += kRowGroup;
+      if (pending < kSpill) return;
+      for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
+      pending = 0;
+    });
+    for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
+  }
+
+  // The sums of each of a vector's channels, lane by lane.
+  template <class R, bool kMasked>
+  struct LaneSums {
+    double shift[kLanes], s1[kLanes], s2[kLanes], l1[kLanes];
+    R least[kLanes], greatest[kLanes];
+    typename MaskOf<R>::type zero[kLanes], nan[kLanes] = {}, posinf[kLanes] = {},
+                                           neginf[kLanes] = {};
+
+    explicit LaneSums(const RowSums<R, kMasked>& row) {
+      const Lanes<double> wide_shift = to_double(row.shift);
+      __builtin_memcpy(shift, &wide_shift, sizeof shift);
+      __builtin_memcpy(s1, &row.wide.s1, sizeof s1);
+      __builtin_memcpy(s2, &row.wide.s2, sizeof s2);
+      __builtin_memcpy(l1, &row.wide.l1, sizeof l1);
+      __builtin_memcpy(least, &row.sums.least, sizeof least);
+      __builtin_memcpy(greatest, &row.sums.greatest, sizeof greatest);
+      __builtin_memcpy(zero, &row.sums.zero, sizeof zero);
+      if constexpr (kMasked) {
+        __builtin_memcpy(nan, &row.sums.nan, sizeof nan);
+        __builtin_memcpy(posinf, &row.sums.posinf, sizeof posinf);
+        __builtin_memcpy(neginf, &row.sums.neginf, sizeof neginf);
+      }
+    }
+
+    ChannelSums lane(int i, int64_t seen) const {
+      return {shift[i],
+              s1[i],
+              s2[i],
+              l1[i],
+              static_cast<double>(least[i]),
+              static_cast<double>(greatest[i]),
+              seen,
+              static_cast<int64_t>(zero[i]),
+              static_cast<int64_t>(nan[i]),
+              static_cast<int64_t>(posinf[i]),
+              static_cast<int64_t>(neginf[i])};
+    }
+  };
+
+  template <class R, bool kMasked>
+  Verdict judge_lanes(const Task& task, int64_t v, const LaneSums<R, kMasked>& sums, int lanes) {
+    Verdict worst = Verdict::kTrusted;
+    for (int i = 0; i < lanes; ++i) {
+      const int64_t channel = task.channel_begin + v * kLanes + i;
+      const Verdict verdict = judge<R>(sums.lane(i, rows_seen(task, channel)));
+      worst = verdict > worst ? verdict : worst;
+    }
+    return worst;
+  }
+
+  template <class R, bool kMasked>
+  void store_lanes(const Task& task, int64_t v, const LaneSums<R, kMasked>& sums, int lanes) {
+    for (int i = 0; i < lanes; ++i) {
+      const int64_t channel = task.channel_begin + v * kLanes + i;
+      this->partial(task, channel) = to_channel(sums.lane(i, rows_seen(task, channel)));
+    }
+  }
+
+  void settle_rows(const Task& task, int64_t v, const RowSums<Real, false>& row) {
+    const int64_t left = task.channel_end - task.channel_begin - v * kLanes;
+    const int lanes = static_cast<int>(left < kLanes ? left : kLanes);
+    const LaneSums<Real, false> sums(row);
+    Verdict verdict = judge_lanes(task, v, sums, lanes);
+    if (verdict == Verdict::kTrusted) return store_lanes(task, v, sums, lanes);
+    if (verdict == Verdict::kShiftAgain) {
+      RowSums<Real, false> again;
+      Real shift[kLanes] = {};
+      for (int i = 0; i < lanes; ++i) {
+        const int64_t seen = rows_seen(task, task.channel_begin + v * kLanes + i);
+        shift[i] = static_cast<Real>(sums.shift[i] + sums.s1[i] / static_cast<double>(seen));
+      }
+      __builtin_memcpy(&again.shift, shift, sizeof shift);
+      sum_rows(task, &again, v, v + 1);
+      const LaneSums<Real, false> better(again);
+      verdict = judge_lanes(task, v, better, lanes);
+      if (verdict == Verdict::kTrusted) return store_lanes(task, v, better, lanes);
+    }
+    RowSums<double, true> wide;
+    wide.shift = finite_shift(task, v, lanes);
+    sum_rows(task, &wide, v, v + 1);
+    store_lanes(task, v, LaneSums<double, true>(wide), lanes);
+  }
+
+  // Each lane's first finite value among the rows.
+  Lanes<double> finite_shift(const Task& task, int64_t v, int lanes) {
+    double shift[kLanes] = {};
+    bool found[kLanes] = {};
+    int missing = lanes;
+    each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
+      for (int64_t r = 0; r < count && missing > 0; ++r) {
+        for (int i = 0; i < lanes && v * kLanes + i < width; ++i) {
+          const double x = static_cast<double>(widen(rows[r][v * kLanes + i]));
+          if (found[i] || x - x != 0.0) continue;
+          shift[i] = x;
+          found[i] = true;
+          --missing;
+        }
+      }
+    });
+    Lanes<double> r;
+    __builtin_memcpy(&r, shift, sizeof r);
+    return r;
+  }
+
+  // The mean of a few rows: one row alone would be more than a standard deviation off for one
+  // channel in six.
+  void shift_rows(const Task& task, RowSums<Real, false>* sums, int64_t vectors) {
+    Task head = task;
+    head.row_end = task.row_begin + 8 < task.row_end ? task.row_begin + 8 : task.row_end;
+    each_group(head, [&](const Source* const* rows, int64_t count, int64_t width) {
+      int64_t few = 1;
+      while (few < 8 && 2 * few <= count) few *= 2;
+      const Real share = Real{1} / static_cast<Real>(few);
+      for (int64_t v = 0; v < vectors; ++v) {
+        const int64_t left = width - v * kLanes;
+        const int64_t lanes = left < kLanes ? left : kLanes;
+        if (lanes <= 0) break;
+        Lanes<Real> tree[8];
+        for (int64_t r = 0; r < few; ++r) {
+          tree[r] = load_first<Real, Source>(rows[r] + v * kLanes, lanes);
+        }
+        for (int64_t half = few / 2; half > 0; half /= 2) {
+          for (int64_t r = 0; r < half; ++r) tree[r] = tree[r] + tree[r + half];
+        }
+        const Lanes<Real> mean = tree[0] * fill(share);
+        sums[v].shift = select(equal(mean - mean, fill(Real{0})), mean, fill(Real{0}));
+      }
+    });
+  }
+};

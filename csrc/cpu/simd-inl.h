@@ -1,0 +1,303 @@
+// Sixteen lanes of a type on whichever instruction set this file is included for.
+//
+// HOOKSTATS_VECTOR_BYTES is the size of a register. No include guard, on purpose.
+// GCC/Clang vector extensions carry the arithmetic; intrinsics stand where they express it badly.
+
+#define HOOKSTATS_INLINE inline __attribute__((always_inline))
+
+// A struct of registers, not one 64-byte vector: GCC would keep that one in memory.
+template <class T>
+struct Lanes {
+  static constexpr int kPerPart = HOOKSTATS_VECTOR_BYTES / sizeof(T);
+  static constexpr int kParts = kLanes / kPerPart;
+  typedef T Part __attribute__((vector_size(HOOKSTATS_VECTOR_BYTES)));
+  Part part[kParts];
+};
+
+template <class T>
+struct MaskOf;
+template <>
+struct MaskOf<float> {
+  using type = int32_t;
+};
+template <>
+struct MaskOf<double> {
+  using type = int64_t;
+};
+template <class T>
+using Mask = Lanes<typename MaskOf<T>::type>;  // a lane is 0 or -1
+
+#define HOOKSTATS_EACH_PART(T) _Pragma("GCC unroll 8") for (int i = 0; i < Lanes<T>::kParts; ++i)
+
+template <class T>
+HOOKSTATS_INLINE Lanes<T> fill(T value) {
+  Lanes<T> r;
+  HOOKSTATS_EACH_PART(T) r.part[i] = value - typename Lanes<T>::Part{};
+  return r;
+}
+
+#define HOOKSTATS_BINARY(OP)                                                    \
+  template <class T>                                                            \
+  HOOKSTATS_INLINE Lanes<T> operator OP(const Lanes<T>& a, const Lanes<T>& b) { \
+    Lanes<T> r;                                                                 \
+    HOOKSTATS_EACH_PART(T) r.part[i] = a.part[i] OP b.part[i];                  \
+    return r;                                                                   \
+  }
+HOOKSTATS_BINARY(+)
+HOOKSTATS_BINARY(-)
+HOOKSTATS_BINARY(*)
+HOOKSTATS_BINARY(/)
+HOOKSTATS_BINARY(&)
+HOOKSTATS_BINARY(|)
+HOOKSTATS_BINARY(^)
+#undef HOOKSTATS_BINARY
+
+#define HOOKSTATS_COMPARE(NAME, OP)                                     \
+  template <class T>                                                    \
+  HOOKSTATS_INLINE Mask<T> NAME(const Lanes<T>& a, const Lanes<T>& b) { \
+    Mask<T> r;                                                          \
+    HOOKSTATS_EACH_PART(T) r.part[i] = a.part[i] OP b.part[i];          \
+    return r;                                                           \
+  }
+HOOKSTATS_COMPARE(equal, ==)
+HOOKSTATS_COMPARE(unequal, !=)
+HOOKSTATS_COMPARE(less, <)
+#undef HOOKSTATS_COMPARE
+
+template <class T>
+HOOKSTATS_INLINE Lanes<T> select(const Mask<T>& mask, const Lanes<T>& yes, const Lanes<T>& no) {
+  Lanes<T> r;
+  HOOKSTATS_EACH_PART(T) r.part[i] = mask.part[i] ? yes.part[i] : no.part[i];
+  return r;
+}
+
+template <class T>
+HOOKSTATS_INLINE Lanes<T> min(const Lanes<T>& a, const Lanes<T>& b) {
+  Lanes<T> r;
+  HOOKSTATS_EACH_PART(T) r.part[i] = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
+  return r;
+}
+
+template <class T>
+HOOKSTATS_INLINE Lanes<T> max(const Lanes<T>& a, const Lanes<T>& b) {
+  Lanes<T> r;
+  HOOKSTATS_EACH_PART(T) r.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  return r;
+}
+
+template <class To, class From>
+HOOKSTATS_INLINE To bit_cast_lanes(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class T>
+HOOKSTATS_INLINE Lanes<T> abs(const Lanes<T>& a) {
+  using Int = typename MaskOf<T>::type;
+  constexpr Int kMagnitude = static_cast<Int>(~(Int{1} << (8 * sizeof(Int) - 1)));
+  return bit_cast_lanes<Lanes<T>>(bit_cast_lanes<Mask<T>>(a) & fill(kMagnitude));
+}
+
+// a * b + c
+template <class T>
+HOOKSTATS_INLINE Lanes<T> multiply_add(const Lanes<T>& a, const Lanes<T>& b, const Lanes<T>& c) {
+  return a * b + c;
+}
+#if HOOKSTATS_VECTOR_BYTES == 64
+HOOKSTATS_INLINE Lanes<float> multiply_add(const Lanes<float>& a, const Lanes<float>& b,
+                                           const Lanes<float>& c) {
+  return {{_mm512_fmadd_ps(a.part[0], b.part[0], c.part[0])}};
+}
+HOOKSTATS_INLINE Lanes<float> min(const Lanes<float>& a, const Lanes<float>& b) {
+  return {{_mm512_min_ps(a.part[0], b.part[0])}};
+}
+HOOKSTATS_INLINE Lanes<float> max(const Lanes<float>& a, const Lanes<float>& b) {
+  return {{_mm512_max_ps(a.part[0], b.part[0])}};
+}
+#elif HOOKSTATS_VECTOR_BYTES == 32
+HOOKSTATS_INLINE Lanes<float> multiply_add(const Lanes<float>& a, const Lanes<float>& b,
+                                           const Lanes<float>& c) {
+  return {{_mm256_fmadd_ps(a.part[0], b.part[0], c.part[0]),
+           _mm256_fmadd_ps(a.part[1], b.part[1], c.part[1])}};
+}
+#endif
+
+// counter + 1 in the lanes of the mask (whose -1 is subtracted).
+template <class Int>
+HOOKSTATS_INLINE void count_lanes(Lanes<Int>& counter, const Lanes<Int>& mask) {
+  counter = counter - mask;
+}
+#if HOOKSTATS_VECTOR_BYTES == 64
+// One masked add instead of a mask spread to a vector and subtracted.
+HOOKSTATS_INLINE void count_zeros(Lanes<int32_t>& counter, const Lanes<float>& x) {
+  const __mmask16 zero = _mm512_cmp_ps_mask(x.part[0], _mm512_setzero_ps(), _CMP_EQ_OQ);
+  const __m512i old = reinterpret_cast<__m512i>(counter.part[0]);
+  counter.part[0] = reinterpret_cast<Lanes<int32_t>::Part>(
+      _mm512_mask_sub_epi32(old, zero, old, _mm512_set1_epi32(-1)));
+}
+#else
+HOOKSTATS_INLINE void count_zeros(Lanes<int32_t>& counter, const Lanes<float>& x) {
+  count_lanes(counter, equal(x, fill(0.0f)));
+}
+#endif
+HOOKSTATS_INLINE void count_zeros(Lanes<int64_t>& counter, const Lanes<double>& x) {
+  count_lanes(counter, equal(x, fill(0.0)));
+}
+
+// --- loads: 16 elements of a storage type as lanes of a computing type -------------------------
+
+template <class Real, class Source>
+struct Load;
+
+template <class Real>
+struct Load<Real, Real> {
+  static HOOKSTATS_INLINE Lanes<Real> all(const Real* p) {
+    Lanes<Real> r;
+    __builtin_memcpy(&r, p, sizeof r);
+    return r;
+  }
+};
+
+template <class To, class From>
+HOOKSTATS_INLINE Lanes<To> convert_halves(const From* p) {
+  constexpr int kPerPart = Lanes<To>::kPerPart;
+  typedef From Narrow __attribute__((vector_size(kPerPart * sizeof(From))));
+  Lanes<To> r;
+  HOOKSTATS_EACH_PART(To) {
+    Narrow narrow;
+    __builtin_memcpy(&narrow, p + i * kPerPart, sizeof narrow);
+    r.part[i] = __builtin_convertvector(narrow, typename Lanes<To>::Part);
+  }
+  return r;
+}
+
+template <>
+struct Load<float, BFloat16> {
+  static HOOKSTATS_INLINE Lanes<float> all(const BFloat16* p) {
+    Lanes<uint32_t> bits = convert_halves<uint32_t>(reinterpret_cast<const uint16_t*>(p));
+    HOOKSTATS_EACH_PART(uint32_t) bits.part[i] <<= 16;
+    return bit_cast_lanes<Lanes<float>>(bits);
+  }
+};
+
+template <>
+struct Load<float, Half> {
+  static HOOKSTATS_INLINE Lanes<float> all(const Half* p) {
+#if HOOKSTATS_VECTOR_BYTES == 64
+    return {{ _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))) }};
+#elif HOOKSTATS_VECTOR_BYTES == 32
+    const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+    return {
+        { _mm256_cvtph_ps(_mm_loadu_si128(halves)),
+          _mm256_cvtph_ps(_mm_loadu_si128(halves + 1)) }};
+#else
+    // As core's widen(Half), without its branch.
+    const Lanes<int32_t> bits = convert_halves<int32_t>(reinterpret_cast<const uint16_t*>(p));
+    Lanes<int32_t> magnitude, sign;
+    HOOKSTATS_EACH_PART(int32_t) {
+      magnitude.part[i] = (bits.part[i] & 0x7fff) << 13;
+      sign.part[i] = (bits.part[i] & 0x8000) << 16;
+    }
+    const Lanes<int32_t> rebased =
+        bit_cast_lanes<Lanes<int32_t>>(bit_cast_lanes<Lanes<float>>(magnitude) * fill(0x1p112f));
+    Lanes<int32_t> result;
+    HOOKSTATS_EACH_PART(int32_t) {
+      const auto nonfinite = magnitude.part[i] >= (0x7c00 << 13);
+      result.part[i] =
+          sign.part[i] | (nonfinite ? magnitude.part[i] | 0x7f800000 : rebased.part[i]);
+    }
+    return bit_cast_lanes<Lanes<float>>(result);
+#endif
+  }
+};
+
+HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) {
+  float values[kLanes];
+  __builtin_memcpy(values, &x, sizeof values);
+  return convert_halves<double>(values);
+}
+HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<double>& x) { return x; }
+
+template <class Source>
+struct Load<double, Source> {
+  static HOOKSTATS_INLINE Lanes<double> all(const Source* p) {
+    return to_double(Load<float, Source>::all(p));
+  }
+};
+template <>
+struct Load<double, double> {
+  static HOOKSTATS_INLINE Lanes<double> all(const double* p) {
+    Lanes<double> r;
+    __builtin_memcpy(&r, p, sizeof r);
+    return r;
+  }
+};
+
+template <class Real, class Source>
+HOOKSTATS_INLINE Lanes<Real> load(const Source* p) {
+  return Load<Real, Source>::all(p);
+}
+
+// The first `count` lanes, zeros behind; nothing is read behind them.
+template <class Real, class Source>
+HOOKSTATS_INLINE Lanes<Real> load_first(const Source* p, int64_t count) {
+  alignas(64) Source values[kLanes] = {};
+#if HOOKSTATS_VECTOR_BYTES == 64
+  const uint32_t mask = (1u << count) - 1;
+  if constexpr (sizeof(Source) == 4) {
+    _mm512_store_si512(values, _mm512_maskz_loadu_epi32(static_cast<__mmask16>(mask), p));
+  } else if constexpr (sizeof(Source) == 2) {
+    const __m512i loaded = _mm512_maskz_loadu_epi16(mask, p);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(values), _mm512_castsi512_si256(loaded));
+  } else {
+    for (int64_t i = 0; i < count; ++i) values[i] = p[i];
+  }
+#else
+  for (int64_t i = 0; i < count; ++i) values[i] = p[i];
+#endif
+  return load<Real, Source>(values);
+}
+
+template <class T>
+HOOKSTATS_INLINE Lanes<T> iota() {
+  T values[kLanes];
+  for (int i = 0; i < kLanes; ++i) values[i] = static_cast<T>(i);
+  Lanes<T> r;
+  __builtin_memcpy(&r, values, sizeof r);
+  return r;
+}
+
+template <class T>
+HOOKSTATS_INLINE Mask<T> first_lanes(int64_t count) {
+  using Int = typename MaskOf<T>::type;
+  Mask<T> r;
+  const Lanes<Int> index = iota<Int>();
+  HOOKSTATS_EACH_PART(Int) r.part[i] = index.part[i] < static_cast<Int>(count);
+  return r;
+}
+
+// --- reductions over lanes, as a tree of fixed shape --------------------------------------------
+
+template <class T, class Combine>
+HOOKSTATS_INLINE T reduce(const Lanes<T>& lanes, Combine combine) {
+  T v[kLanes];
+  __builtin_memcpy(v, &lanes, sizeof v);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) v[i] = combine(v[i], v[i + half]);
+  }
+  return v[0];
+}
+template <class T>
+HOOKSTATS_INLINE T reduce_sum(const Lanes<T>& lanes) {
+  return reduce(lanes, [](T a, T b) { return a + b; });
+}
+template <class T>
+HOOKSTATS_INLINE T reduce_min(const Lanes<T>& lanes) {
+  return reduce(lanes, [](T a, T b) { return a < b ? a : b; });
+}
+template <class T>
+HOOKSTATS_INLINE T reduce_max(const Lanes<T>& lanes) {
+  return reduce(lanes, [](T a, T b) { return a > b ? a : b; });
+}

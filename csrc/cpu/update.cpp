@@ -1,0 +1,140 @@
+// Runs an update: picks the instruction set, runs the tasks, merges their results in order.
+#include "cpu/update.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu/kernel.h"
+#include "cpu/plan.h"
+
+namespace hookstats::cpu {
+
+namespace {
+
+struct InstructionSet {
+  const char* name;
+  RunTasks run_tasks;
+};
+
+InstructionSet pick_instruction_set() {
+#if defined(__x86_64__)
+  const char* limit = std::getenv("ATEN_CPU_CAPABILITY");
+  const auto allowed = [limit](const char* name) {
+    return limit == nullptr || std::strcmp(limit, name) == 0;
+  };
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (avx512 && allowed("avx512")) return {"AVX512", avx512::run_tasks};
+  if (avx2 && (allowed("avx2") || allowed("avx512"))) return {"AVX2", avx2::run_tasks};
+#endif
+  return {"DEFAULT", baseline::run_tasks};
+}
+
+const InstructionSet& instruction_set() {
+  static const InstructionSet picked = pick_instruction_set();
+  return picked;
+}
+
+// The gathering loop for one storage type, into float or double as core/dtype.h widens it.
+template <class T>
+void pack(const void* source, int64_t stride, int64_t count, void* target) {
+  const T* from = static_cast<const T*>(source);
+  auto* to = static_cast<decltype(widen(T{}))*>(target);
+  for (int64_t i = 0; i < count; ++i) to[i] = widen(from[i * stride]);
+}
+
+struct Merge {
+  const UpdateParams& params;
+  const Plan& plan;
+  const Channel* partials;
+
+  Channel total(int64_t channel) const {
+    Channel total;
+    for (int64_t split = 0; split < plan.splits(); ++split) {
+      const Channel* row = partials + split * plan.width + channel;
+      for (int64_t j = 0; j < plan.joined; ++j) merge(total, row[j * params.view.channels]);
+    }
+    repeat(total, params.view.repeat);
+    return total;
+  }
+
+  void channels(int64_t begin, int64_t end) const {
+    int64_t nan = 0, posinf = 0, neginf = 0;
+    for (int64_t c = begin; c < end; ++c) {
+      const Channel seen = total(c);
+      double* moments = params.moments + c * kMomentColumns;
+      int64_t* tallies = params.tallies + c * kTallyColumns;
+      Channel state = load_row(moments, tallies);
+      merge(state, seen);
+      store_row(state, moments, tallies);
+      if (params.channel_bins.kind != BinKind::kNone) {
+        int64_t* counts = params.channel_counts + c * params.channel_bins.slots();
+        discount_nonfinite(params.channel_bins, counts, seen.nan, seen.posinf, seen.neginf);
+      }
+      nan += seen.nan;
+      posinf += seen.posinf;
+      neginf += seen.neginf;
+    }
+    if (params.tensor_bins.kind != BinKind::kNone) {
+      __atomic_fetch_sub(&params.tensor_counts[0], nan + neginf, __ATOMIC_RELAXED);
+      int64_t* overflow = &params.tensor_counts[params.tensor_bins.bins + 1];
+      __atomic_fetch_sub(overflow, posinf, __ATOMIC_RELAXED);
+    }
+  }
+};
+
+}  // namespace
+
+Scratch& thread_scratch() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+const char* capability() { return instruction_set().name; }
+
+void update(const UpdateParams& params, ParallelFor parallel_for) {
+  if (params.view.numel() == 0) return;
+  const Plan plan = make_plan(params);
+  Scratch& scratch = thread_scratch();
+  const size_t needed = static_cast<size_t>(plan.splits() * plan.width);
+  if (scratch.partials.size() < needed) scratch.partials.resize(needed);
+
+  Job job{params, plan, nullptr, false, scratch.partials.data()};
+  dispatch(params.dtype, [&job](auto* type) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
+    job.pack = pack<T>;
+    job.packs_to_double = sizeof(widen(T{})) == sizeof(double);
+  });
+  const auto run_tasks = [](int64_t begin, int64_t end, void* context) {
+    instruction_set().run_tasks(*static_cast<const Job*>(context), begin, end);
+  };
+  // A task is a few microseconds of work; below two of them no other thread is worth waking.
+  if (plan.tasks() == 1 || params.view.numel() < kRunTask) {
+    run_tasks(0, plan.tasks(), &job);
+  } else {
+    parallel_for(plan.tasks(), run_tasks, &job);
+  }
+
+  Merge merge{params, plan, scratch.partials.data()};
+  constexpr int64_t kMergesATask = 4096;
+  const int64_t step = std::max<int64_t>(1, kMergesATask / (plan.splits() * plan.joined));
+  if (params.view.channels <= step) {
+    merge.channels(0, params.view.channels);
+    return;
+  }
+  struct Steps {
+    const Merge& merge;
+    int64_t step;
+  } steps{merge, step};
+  const auto run_steps = [](int64_t begin, int64_t end, void* context) {
+    const Steps& s = *static_cast<const Steps*>(context);
+    const int64_t channels = s.merge.params.view.channels;
+    s.merge.channels(begin * s.step, std::min(channels, end * s.step));
+  };
+  parallel_for(ceil_div(params.view.channels, step), run_steps, &steps);
+}
+
+}  // namespace hookstats::cpu

@@ -1,0 +1,13 @@
+// The operators' schemas: the table of contents of what Python can call.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(hookstats, m) {
+  // Folds the statistics of `x` into the state of its channels. Shapes, columns and
+  // dtypes of the state are those of core/state.h; `bins` is described in core/bins.h.
+  m.def(
+      "update_(Tensor x, int? channel_dim, Tensor(a!) moments, Tensor(b!) tallies, "
+      "Tensor(c!)? counts=None, Tensor? bins=None, "
+      "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None) -> ()");
+  // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
+  m.def("cpu_capability() -> str");
+}

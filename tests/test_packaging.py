@@ -1,0 +1,192 @@
+"""Building and installing: what a build asks for, what it packs, and how it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PACKED = (
+    "_build",
+    "csrc",
+    "hookstats",
+    "LICENSE",
+    "MANIFEST.in",
+    "README.md",
+    "pyproject.toml",
+    "setup.py",
+)
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+
+def venv_python(venv: Path) -> Path:
+    return venv / "bin" / "python"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what a build reads, so that no build leaves anything in the repository."""
+    copy = tmp_path / "project"
+    copy.mkdir()
+    for name in PACKED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("*.so", "*.py[co]"))
+        else:
+            shutil.copy(source, copy)
+    return copy
+
+
+@pytest.fixture
+def isolated(tmp_path: Path) -> dict[str, str]:
+    """The environment variables of an isolated build: setuptools can be imported, torch cannot."""
+    packages = Path(sysconfig.get_path("purelib"))
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    for package in (*packages.glob("setuptools*"), packages / "_distutils_hack"):
+        (overlay / package.name).symlink_to(package)
+    (overlay / "sitecustomize.py").write_text(
+        f"import sys\nsys.path[:] = [p for p in sys.path if p != {str(packages)!r}]\n"
+    )
+    return {"PYTHONPATH": str(overlay), "PYTHONNOUSERSITE": "1"}
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A virtual environment with nothing in it."""
+    venv = tmp_path / "bare"
+    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path).check_returncode()
+    return venv
+
+
+def requirements(
+    python: str | Path, project: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """What the backend asks for in an isolated build on the interpreter."""
+    code = (
+        "import contextlib, os, sys\n"
+        "sys.path.insert(0, '_build')\n"
+        "import backend\n"
+        "with contextlib.redirect_stdout(sys.stderr):\n"
+        "    asked = backend.get_requires_for_build_wheel()\n"
+        "print(asked)\n"
+    )
+    return run(python, "-c", code, cwd=project, **environment)
+
+
+def test_torch_is_not_asked_for_where_it_is_installed(
+    project: Path, isolated: dict[str, str]
+) -> None:
+    hidden = run(sys.executable, "-c", "import torch", cwd=project, **isolated)
+    assert "No module named 'torch'" in hidden.stderr
+    asked = requirements(sys.executable, project, isolated)
+    assert asked.stdout == "[]\n", asked.stderr
+
+
+def test_torch_is_asked_for_where_none_is_installed(
+    project: Path, isolated: dict[str, str], bare: Path
+) -> None:
+    asked = requirements(venv_python(bare), project, isolated)
+    assert asked.stdout == "['torch>=2.10']\n", asked.stderr
+
+
+def test_an_old_torch_is_refused_in_one_line(
+    project: Path, isolated: dict[str, str], bare: Path
+) -> None:
+    (packages,) = bare.glob("lib/python*/site-packages")
+    old = packages / "torch"
+    old.mkdir()
+    (old / "__init__.py").touch()
+    (old / "version.py").write_text("__version__ = '2.9.1+cu128'\n")
+    asked = requirements(venv_python(bare), project, isolated)
+    assert asked.returncode == 1
+    assert asked.stderr == (
+        "hookstats needs torch >= 2.10, this environment has 2.9.1+cu128: "
+        "pip install --upgrade torch\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("compiler", "problem"),
+    [
+        ("/nonexistent", "/nonexistent: No such file or directory"),
+        ("false", "false does not compile C++20"),
+    ],
+)
+def test_a_missing_compiler_is_named_in_one_line(
+    project: Path, isolated: dict[str, str], compiler: str, problem: str
+) -> None:
+    message = f"hookstats needs a C++20 compiler: install g++ >= 11 or set CXX ({problem})\n"
+    asked = requirements(sys.executable, project, {**isolated, "CXX": compiler})
+    assert (asked.returncode, asked.stderr) == (1, message)
+    build = run(sys.executable, "setup.py", "-q", "build_ext", cwd=project, CXX=compiler)
+    assert build.returncode == 1
+    assert build.stderr.endswith(message)
+    assert "Traceback" not in build.stderr
+
+
+def test_the_sdist_holds_what_a_build_needs(project: Path, isolated: dict[str, str]) -> None:
+    code = "import sys; sys.path.insert(0, '_build'); import backend; backend.build_sdist('dist')"
+    run(sys.executable, "-c", code, cwd=project, **isolated).check_returncode()
+    (archive,) = (project / "dist").glob("hookstats-*.tar.gz")
+    with tarfile.open(archive) as sdist:
+        held = {name.partition("/")[2] for name in sdist.getnames()}
+    wanted = [*PACKED, "hookstats/py.typed", "_build/backend.py", "_build/toolchain.py"]
+    wanted += [str(file.relative_to(ROOT)) for file in (ROOT / "csrc").rglob("*.*")]
+    assert set(wanted) <= held
+    assert not [name for name in held if name.endswith(".so")]
+
+
+@pytest.mark.slow
+def test_pip_installs_with_no_torch_and_against_an_installed_one(
+    project: Path, tmp_path: Path
+) -> None:
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", venv, cwd=tmp_path).check_returncode()
+    pins = str(ROOT / "constraints.txt")
+    pinned = {"PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins, "MAX_JOBS": "2"}
+    use = (
+        "import hookstats as hs, torch\n"
+        "stats = hs.channel_stats(torch.arange(6.0).reshape(3, 2), channel_dim=1)\n"
+        "print(stats.mean.tolist(), hs.__file__.startswith(" + repr(str(venv)) + "))\n"
+    )
+
+    def install() -> str:
+        done = run(venv_python(venv), "-m", "pip", "install", "-v", ".", cwd=project, **pinned)
+        assert done.returncode == 0, done.stdout + done.stderr
+        used = run(venv_python(venv), "-W", "error", "-c", use, cwd=tmp_path)
+        assert used.stdout == "[2.0, 3.0] True\n", used.stderr
+        return done.stdout + done.stderr  # builds report on the latter
+
+    def torch_installs(log: str) -> int:
+        return sum(
+            "Successfully installed" in line and " torch-" in line for line in log.splitlines()
+        )
+
+    def installed() -> str:
+        return run(venv_python(venv), "-m", "pip", "freeze", cwd=tmp_path).stdout
+
+    built = "hookstats: built the CPU operators with c++ against torch "
+    first = install()
+    assert torch_installs(first) == 2  # for the build, then for good
+    assert built in first
+
+    before = installed()
+    run(venv_python(venv), "-m", "pip", "uninstall", "-qy", "hookstats", cwd=tmp_path)
+    second = install()
+    assert torch_installs(second) == 0
+    assert built + torch.__version__ in second
+    assert installed() == before
