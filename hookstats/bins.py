@@ -1,0 +1,214 @@
+"""LinearBins and LogBins: the bins a histogram counts in.
+
+A histogram has `slots` = bins + 2 counts: slot 0 is the underflow, slots 1..bins are the bins in
+ascending order of value, slot bins + 1 is the overflow. NaN and infinities have no slot.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MIN_EXPONENT = -127  # the exponent field 0 of a float32: zero and the subnormals
+_MAX_EXPONENT = 127
+
+
+class Bins(ABC):
+    """What LinearBins and LogBins have in common."""
+
+    type: ClassVar[str]
+    """The name of the class in `to_dict`."""
+
+    bins: int
+    """Number of bins, without underflow and overflow."""
+
+    @property
+    def slots(self) -> int:
+        """Number of counts of one histogram: underflow, the bins, overflow."""
+        return self.bins + 2
+
+    @abstractmethod
+    def edges(self) -> Tensor:
+        """Ascending edges [bins + 1] on the CPU: bin i lies between edges i and i + 1."""
+
+    @abstractmethod
+    def descriptor(self, device: torch.device | str) -> Tensor:
+        """What `hookstats::update_` takes for a tensor on `device`; made once a device."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able description; `bins_from_dict` gives back an equal object."""
+
+
+@dataclass(frozen=True)
+class LinearBins(Bins):
+    """`bins` bins of equal width from `lo` to `hi`.
+
+    The edges are `torch.linspace(lo, hi, bins + 1, dtype=torch.float32)`, and the counts those of
+    `torch.searchsorted` on them: a bin holds its left edge, the last bin both. Values below `lo`
+    are the underflow, values above `hi` the overflow.
+
+    Raises:
+        ValueError: bins outside 1..2**24; lo or hi not a finite float32; lo >= hi; so many bins
+            that neighbouring edges are the same float32.
+    """
+
+    bins: int
+    lo: float
+    hi: float
+    type: ClassVar[str] = "linear"
+    _edges: dict[torch.device, Tensor] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        _set_integer(self, "bins", 1, 2**24)
+        for name in ("lo", "hi"):
+            object.__setattr__(self, name, _float32(name, getattr(self, name)))
+        if self.lo >= self.hi:
+            raise ValueError(f"lo = {self.lo} and hi = {self.hi}: expected lo < hi")
+        # Made here, not on first use: there a tracer or inference mode might be on.
+        with torch.inference_mode(False):
+            edges = torch.linspace(
+                self.lo, self.hi, self.bins + 1, dtype=torch.float32, device="cpu"
+            )
+        if not bool((edges.diff() > 0).all()):  # also false where hi - lo overflows to NaN edges
+            raise ValueError(
+                f"bins = {self.bins} from lo = {self.lo} to hi = {self.hi}: "
+                "expected finite, distinct float32 edges"
+            )
+        self._edges[edges.device] = edges
+
+    def edges(self) -> Tensor:
+        """Ascending float32 edges [bins + 1] on the CPU."""
+        return self.descriptor("cpu").clone()
+
+    def descriptor(self, device: torch.device | str) -> Tensor:
+        """The float32 edges [bins + 1] on `device`; shared, not to be written."""
+        device = torch.device(device)
+        if device not in self._edges:
+            self._edges[device] = self._edges[torch.device("cpu")].to(device)
+        return self._edges[device]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": self.type, "bins": self.bins, "lo": self.lo, "hi": self.hi}
+
+
+@dataclass(frozen=True)
+class LogBins(Bins):
+    """Bins by a float32's own sign, exponent and first `subdivision_bits` mantissa bits.
+
+    Every octave 2**e <= |x| < 2**(e + 1), e in min_exponent..max_exponent, has
+    2**subdivision_bits bins of equal width a sign; exactly zero (of either sign) has the middle
+    bin to itself. The defaults have a bin for every finite float32: no range to choose.
+    Exponent -127 stands for the subnormals. A greater `min_exponent` adds one bin a sign for
+    0 < |x| < 2**min_exponent; values of 2**(max_exponent + 1) and beyond are overflow, or underflow
+    where negative. float64 and integers are rounded toward zero to float32 first, but finite
+    values beyond float32's range are overflow or underflow, and a nonzero never becomes zero.
+    A negative bin holds its right edge, a positive bin its left one.
+
+    Raises:
+        ValueError: subdivision_bits outside 0..7; an exponent outside -127..127;
+            min_exponent > max_exponent.
+    """
+
+    subdivision_bits: int = 3
+    min_exponent: int = _MIN_EXPONENT
+    max_exponent: int = _MAX_EXPONENT
+    type: ClassVar[str] = "log"
+    _descriptor: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _set_integer(self, "subdivision_bits", 0, 7)
+        _set_integer(self, "min_exponent", _MIN_EXPONENT, _MAX_EXPONENT)
+        _set_integer(self, "max_exponent", _MIN_EXPONENT, _MAX_EXPONENT)
+        if self.min_exponent > self.max_exponent:
+            raise ValueError(
+                f"min_exponent = {self.min_exponent} and max_exponent = {self.max_exponent}: "
+                "expected min_exponent <= max_exponent"
+            )
+        with torch.inference_mode(False):
+            descriptor = torch.tensor(
+                [self.subdivision_bits, self.min_exponent, self.max_exponent],
+                dtype=torch.int32,
+                device="cpu",
+            )
+        object.__setattr__(self, "_descriptor", descriptor)
+
+    @property
+    def bins(self) -> int:  # type: ignore[override]  # read-only, as the dataclass is
+        """Number of bins, without underflow and overflow."""
+        octaves = self.max_exponent - self.min_exponent + 1
+        small = self.min_exponent > _MIN_EXPONENT
+        return 2 * ((octaves << self.subdivision_bits) + small) + 1
+
+    def edges(self) -> Tensor:
+        """Ascending float64 edges [bins + 1] on the CPU; the zero bin's two edges are both 0."""
+        base = (self.min_exponent - _MIN_EXPONENT) << self.subdivision_bits
+        top = (self.max_exponent - _MIN_EXPONENT + 1) << self.subdivision_bits
+        exponent, fraction = np.divmod(np.arange(base, top + 1), 1 << self.subdivision_bits)
+        # A subnormal has no implicit one, and the least normal number's exponent.
+        significand = fraction + np.where(exponent > 0, 1 << self.subdivision_bits, 0)
+        scale = np.maximum(exponent, 1) + _MIN_EXPONENT - self.subdivision_bits
+        positive = np.ldexp(significand.astype(np.float64), scale)
+        if base > 0:
+            positive = np.concatenate(([0.0], positive))
+        return torch.from_numpy(np.concatenate((0.0 - positive[::-1], positive)))
+
+    def descriptor(self, device: torch.device | str) -> Tensor:
+        """int32 [3], on the CPU whatever the device; shared, not to be written."""
+        return self._descriptor
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "subdivision_bits": self.subdivision_bits,
+            "min_exponent": self.min_exponent,
+            "max_exponent": self.max_exponent,
+        }
+
+
+def bins_from_dict(data: Mapping[str, Any]) -> LinearBins | LogBins:
+    """The bins that `to_dict` described.
+
+    Raises:
+        ValueError: an unknown type, missing or unknown entries, or bad values.
+    """
+    classes: dict[str, type[LinearBins | LogBins]] = {c.type: c for c in (LinearBins, LogBins)}
+    values = dict(data)
+    try:
+        return classes[values.pop("type")](**values)
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"bins = {dict(data)}: expected what LinearBins or LogBins.to_dict gives"
+        ) from None
+
+
+def _set_integer(bins: Bins, name: str, least: int, most: int) -> None:
+    value = getattr(bins, name)
+    try:
+        integer = index(value)
+    except TypeError:
+        integer = least - 1
+    if not least <= integer <= most:
+        raise ValueError(f"{name} = {value!r}: expected an integer in {least}..{most}")
+    object.__setattr__(bins, name, integer)
+
+
+def _float32(name: str, value: Any) -> float:
+    """`value` as a float, if its float32 is finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} = {value!r}: expected a finite float32")
+    return number

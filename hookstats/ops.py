@@ -1,0 +1,80 @@
+"""Loads the operator library: `update_`, its fake kernel and its fallback."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from hookstats import reference
+
+
+def _load() -> Callable[..., None]:
+    # Not "_C*": the CUDA kernels are a library of their own.
+    found = sorted(Path(__file__).parent.glob("_C.*so"))
+    if not found:
+        raise ImportError(
+            f"hookstats: no operator library _C.*so in {Path(__file__).parent}: "
+            "run `pip install .`, or `make build` in a checkout"
+        )
+    try:
+        torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]
+        return cast(Callable[..., None], torch.ops.hookstats.update_.default)
+    except (OSError, AttributeError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ImportError(
+            f"hookstats: {found[0].name} does not fit torch {torch.__version__} ({reason}): "
+            "run `pip install .`, or `make build` in a checkout, to build it again"
+        ) from None
+
+
+update_ = _load()
+"""update_(x, channel_dim, moments, tallies, counts=None, bins=None, channel_counts=None,
+channel_bins=None) -> None: folds the statistics of `x` into the state of its channels, in place.
+
+x: any strides; a dtype of `reference.DTYPES`; detached by the caller, never changed.
+channel_dim: the dimension of x that has the C channels, or None for C = 1.
+moments, tallies: float64 and int64 [C, 5], the columns of `hookstats.state`.
+counts, bins: int64 [slots] and `Bins.descriptor`, for one histogram of the whole tensor, or None.
+channel_counts, channel_bins: int64 [C, slots] and the like, for one histogram a channel.
+Bad arguments are a ValueError, from the C++ kernels a RuntimeError; `reference.check` says which.
+"""
+
+_warned: set[str] = set()
+
+
+def _fallback(
+    x: Tensor,
+    channel_dim: int | None,
+    moments: Tensor,
+    tallies: Tensor,
+    counts: Tensor | None = None,
+    bins: Tensor | None = None,
+    channel_counts: Tensor | None = None,
+    channel_bins: Tensor | None = None,
+) -> None:
+    reference.update_(x, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins)
+    device = x.device.type
+    if device not in _warned:
+        _warned.add(device)
+        warnings.warn(
+            f"hookstats has no kernel for device type {device!r}: the slow PyTorch fallback "
+            "serves it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _fake(*args: object, **kwargs: object) -> None:
+    """Nothing to infer: update_ returns nothing and changes no shape."""
+
+
+_library = torch.library.Library("hookstats", "IMPL")  # type: ignore[no-untyped-call]
+_library.impl("update_", _fallback, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+# Statistics have no gradient; without this, autograd hangs a warning on an x that requires grad.
+_library.impl("update_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("hookstats::update_", _fake, lib=_library)
