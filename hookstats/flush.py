@@ -1,0 +1,206 @@
+"""Flusher: the background thread that turns closed steps into records, on the disk and to sinks."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from hookstats.records import StepRecord
+from hookstats.store import RunWriter
+
+Sink = Callable[[StepRecord], object]
+
+
+class ClosedStep(Protocol):
+    """What an arena hands out when a step closes. Both methods are called on the flush thread."""
+
+    def to_record(self, step: int, rank: int) -> StepRecord:
+        """Copy the step out."""
+
+    def release(self) -> None:
+        """Give the buffers back; called once, after `to_record`, whatever came of that."""
+
+
+class Flusher:
+    """Records closed steps on one daemon thread, "hookstats-flush", started with the first.
+
+    For each: copy it into a StepRecord, release its buffers, publish it as `latest`, give it to the
+    writer, then to each sink. Steps wait in a queue without a limit of its own: an arena has only
+    so many buffers to hand out. A writer or sink that raises is disabled with one RuntimeWarning,
+    the others go on; nothing is ever raised into the training.
+
+    In a forked child, where the flush thread does not exist, steps are released and not recorded.
+    """
+
+    def __init__(self, writer: RunWriter | None, sinks: Sequence[Sink] = ()) -> None:
+        self.latest: StepRecord | None = None
+        """The last step recorded; None while there is none."""
+        self.failures: dict[str, str] = {}
+        """What failed, such as a sink, with the first error of each."""
+        self.rank = current_rank() if writer is None else writer.rank
+        self._writer = writer
+        self._sinks = list(sinks)
+        # Its put is one C call: a KeyboardInterrupt comes before or after, never in between.
+        self._queue: SimpleQueue[_Step | _Drain | _Close] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hookstats-flush", daemon=True)
+        self._pid = os.getpid()
+        self._closed = False
+        # Not the thread's own is_alive: an interrupted join may make that false too early.
+        self._ended = threading.Event()
+
+    def submit(self, snapshot: ClosedStep, step: int) -> None:
+        """Have `snapshot` recorded as `step`; never waits.
+
+        Raises:
+            ValueError: the flusher is closed.
+        """
+        if self._closed:
+            raise ValueError(f"step = {step}: the flusher is closed")
+        if os.getpid() != self._pid:
+            snapshot.release()
+            self._fail("recording in a forked process", "it has no flush thread; steps are lost")
+            return
+        if self._thread.ident is None:
+            atexit.register(self.drain)
+            self._thread.start()
+        self._queue.put(_Step(snapshot, step))
+
+    def drain(self, *, disk: bool = True) -> None:
+        """Wait until every submitted step is recorded and with the sinks, and on the `disk` too.
+
+        A drain to the disk ends a part: too often, and a run is many small files.
+        """
+        if self._can_wait():
+            done = threading.Event()
+            self._queue.put(_Drain(done, disk))
+            while not done.wait(0.1) and not self._ended.is_set():
+                pass
+
+    def close(self, coverage: Mapping[str, Any] | None = None) -> None:
+        """Drain, close the writer with `coverage` and end the thread; again does nothing."""
+        if os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self._thread.ident is None:
+            self._write(lambda writer: writer.close(coverage))
+            return
+        self._queue.put(_Close(coverage))
+        if self._can_wait():
+            while not self._ended.wait(0.1):  # without a limit some interrupts would go unseen
+                pass
+            self._thread.join()
+        atexit.unregister(self.drain)
+
+    def _can_wait(self) -> bool:
+        """Whether this thread can wait for the flush thread, and it is there to be waited for."""
+        is_there = self._thread.ident is not None and os.getpid() == self._pid
+        return is_there and self._thread is not threading.current_thread()
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._attempt("recording a step", "the step is lost", self._serve)
+        finally:
+            self._ended.set()
+
+    def _serve(self) -> None:
+        """One request, or a part that fell due before one came."""
+        due = None if self._writer is None else self._writer.due_in()
+        try:
+            request = self._queue.get(timeout=due)
+        except Empty:
+            self._write(lambda writer: writer.flush_if_due())
+            return
+        match request:
+            case _Step(snapshot, step):
+                self._record(snapshot, step)
+            case _Drain(done, disk):
+                try:
+                    if disk:
+                        self._write(lambda writer: writer.flush())
+                finally:
+                    done.set()
+            case _Close(coverage):
+                try:
+                    self._write(lambda writer: writer.close(coverage))
+                finally:
+                    self._ended.set()
+
+    def _record(self, snapshot: ClosedStep, step: int) -> None:
+        try:
+            record = snapshot.to_record(step, self.rank)
+        finally:
+            snapshot.release()
+        self.latest = record
+        self._write(lambda writer: writer.write(record))
+        for sink in self._sinks.copy():
+            name = getattr(sink, "__qualname__", None) or repr(sink)
+            if not self._attempt(f"sink {name}", "it is disabled", partial(sink, record)):
+                self._sinks.remove(sink)
+
+    def _write(self, action: Callable[[RunWriter], None]) -> None:
+        """Have the writer do something; it is disabled once that fails."""
+        writer = self._writer
+        if writer is not None:
+            what = f"writing to out = {str(writer.path)!r}"
+            if not self._attempt(what, "it is disabled", partial(action, writer)):
+                self._writer = None
+
+    def _attempt(self, what: str, outcome: str, action: Callable[[], object]) -> bool:
+        """Whether `action` went well; the first thing it raises is warned of."""
+        try:
+            action()
+        except BaseException as error:
+            # The flush thread lives on, as the arena waits for it; others may be interrupted.
+            if threading.current_thread() is not self._thread and not isinstance(error, Exception):
+                raise
+            self._fail(what, f"{type(error).__name__}: {error}; {outcome}")
+            return False
+        return True
+
+    def _fail(self, what: str, why: str) -> None:
+        if what in self.failures:
+            return
+        self.failures[what] = why
+        message = f"hookstats: {what} failed: {why}"
+        try:
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        except RuntimeWarning:  # made an error by a filter: no one could catch it on this thread
+            logging.getLogger(__name__).error(message)
+
+
+class _Step(NamedTuple):
+    snapshot: ClosedStep
+    step: int
+
+
+class _Drain(NamedTuple):
+    done: threading.Event
+    disk: bool
+
+
+class _Close(NamedTuple):
+    coverage: Mapping[str, Any] | None
+
+
+def current_rank() -> int:
+    """This process's rank: torch.distributed's if initialised, else the environment's RANK, or 0.
+
+    Raises:
+        ValueError: RANK is not an integer of 0 or more.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    value = os.environ.get("RANK", "0")
+    if not value.isdecimal():
+        raise ValueError(f"RANK = {value!r} in the environment: expected an integer, 0 or more")
+    return int(value)
