@@ -81,9 +81,7 @@ class Flusher:
         """
         if self._can_wait():
             done = threading.Event()
-            self._queue.put(_Drain(done, disk))
-            while not done.wait(0.1) and not self._ended.is_set():
-                pass
+            self._ask(_Drain(done, disk), done)
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Drain, close the writer with `coverage` and end the thread; again does nothing."""
@@ -93,12 +91,20 @@ class Flusher:
         if self._thread.ident is None:
             self._write(lambda writer: writer.close(coverage))
             return
-        self._queue.put(_Close(coverage))
         if self._can_wait():
-            while not self._ended.wait(0.1):  # without a limit some interrupts would go unseen
-                pass
+            self._ask(_Close(coverage), self._ended)
             self._thread.join()
+        else:
+            self._queue.put(_Close(coverage))
         atexit.unregister(self.drain)
+
+    def _ask(self, request: _Drain | _Close, answered: threading.Event) -> None:
+        """Wait for the thread's answer; every five seconds ask again, lest it lost the request."""
+        while not (answered.is_set() or self._ended.is_set()):
+            self._queue.put(request)
+            for _ in range(50):  # without a short limit some interrupts would go unseen
+                if answered.wait(0.1) or self._ended.is_set():
+                    return
 
     def _can_wait(self) -> bool:
         """Whether this thread can wait for the flush thread, and it is there to be waited for."""

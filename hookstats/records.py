@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,7 +69,8 @@ class SparseCounts:
         rows, width = dense.shape
         flat = np.flatnonzero(dense != 0)  # twice as fast on booleans
         offsets = np.searchsorted(flat, np.arange(rows + 1, dtype=np.int64) * width)
-        slots = (flat % max(width, 1)).astype(np.int32)
+        starts = np.repeat(np.arange(rows, dtype=np.int64) * width, np.diff(offsets))
+        slots = (flat - starts).astype(np.int32)
         return cls(offsets.astype(np.int64), slots, dense.reshape(-1)[flat].astype(np.int64))
 
     def dense(self, row: int | slice, slots: int) -> Int64:
@@ -125,13 +127,16 @@ class StepRecord:
         return iter(self.keys())
 
     def __contains__(self, key: object) -> bool:
-        return key in self._index
+        return self._find(key) is not None
 
     def __getitem__(self, key: Key) -> ChannelStats:
-        """The statistics of one site; a KeyError names sites that are spelled alike."""
-        if key not in self._index:
+        """The statistics of one site; a KeyError names sites that are spelled alike.
+
+        A plain kind, such as "output", names the only or the first tensor of several.
+        """
+        site = self._find(key)
+        if site is None:
             raise KeyError(self._unknown(key))
-        site = self._index[key]
         rows = slice(int(self.offsets[site]), int(self.offsets[site + 1]))
         counts = channel_counts = None
         if self.bins is not None:
@@ -147,6 +152,28 @@ class StepRecord:
             channel_counts=channel_counts,
             channel_bins=self.channel_bins,
         )
+
+    @cached_property
+    def _first(self) -> dict[Key, int]:
+        """By name and plain kind, the first of several tensors."""
+        # Gradients come in any order: theirs is that of the values, where those were observed.
+        values = list(self._index)
+        rank = {key: i for i, key in enumerate(values)}
+        first: dict[Key, int] = {}
+        for name, kind in sorted(
+            values, key=lambda key: rank.get((key[0], key[1].removeprefix("grad_")), rank[key])
+        ):
+            plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
+            first.setdefault((name, plain), self._index[name, kind])
+        return first
+
+    def _find(self, key: object) -> int | None:
+        """The site that `key` names; a last "[0]" goes without saying."""
+        match key:
+            case (str(name), str(kind)):
+                site = self._index.get((name, kind))
+                return self._first.get((name, kind.removesuffix("[0]"))) if site is None else site
+        return None
 
     def _unknown(self, key: object) -> str:
         """What to say of a key that is not there."""

@@ -213,18 +213,27 @@ def test_warnings_made_errors_do_not_reach_the_training(caplog) -> None:
 
 
 def test_a_sink_may_drain_and_close() -> None:
-    flusher = Flusher(None, [lambda record: flusher.drain(), lambda record: flusher.close()])
+    threads: list[threading.Thread] = []
+
+    def sink(record: StepRecord) -> None:
+        threads.append(threading.current_thread())
+        flusher.drain()
+        flusher.close()
+
+    flusher = Flusher(None, [sink])
     flusher.submit(Closed(), 0)
-    thread = next(t for t in threading.enumerate() if t.name == "hookstats-flush")
-    thread.join(20)
-    assert not thread.is_alive()
+    while not threads:
+        time.sleep(0.01)
+    threads[0].join(20)
+    assert not threads[0].is_alive()
     assert flusher.failures == {}
 
 
 def test_the_thread_outlives_what_is_thrown_into_it() -> None:
+    before = set(threading.enumerate())
     flusher = Flusher(None)
     record(flusher, Closed())
-    thread = next(t for t in threading.enumerate() if t.name == "hookstats-flush")
+    (thread,) = set(threading.enumerate()) - before
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
     )

@@ -48,6 +48,19 @@ def test_sparse_counts_refuse_what_they_cannot_say() -> None:
         SparseCounts.from_dense(np.zeros(3, np.int64))
 
 
+def test_a_plain_kind_names_the_first_tensor_of_several() -> None:
+    kinds = ["output.logits", "output.aux", "grad_output.aux", "grad_output.logits", "input"]
+    x = {("a", kind): (torch.full((2, 3), float(i)), 1) for i, kind in enumerate(kinds)}
+    record = record_of(x)
+    assert record["a", "output"].mean.tolist() == record["a", "output.logits"].mean.tolist()
+    # Backward brings the last output's gradient first: that does not make it the first.
+    assert record["a", "grad_output"].max[0] == 3
+    assert record["a", "input[0]"].max[0] == 4
+    assert ("a", "grad_output") in record
+    assert ("a", "grad_input") not in record
+    assert ("b", "output") not in record
+
+
 def test_a_record_is_a_mapping_in_order_of_observation() -> None:
     record = sample()
     keys = list(tensors())

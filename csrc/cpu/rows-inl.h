@@ -12,6 +12,7 @@ class Rows : Reader<Source> {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t vectors = ceil_div(channels, kLanes);
     RowSums<Real, false> sums[kRowBlock / kLanes];
+    for (int64_t v = 0; v < vectors; ++v) sums[v].reset();
     shift_rows(task, sums, vectors);
     if (p_.channel_bins.kind == BinKind::kNone) {
       sum_rows(task, sums, 0, vectors, tensor_table);
@@ -34,7 +35,11 @@ class Rows : Reader<Source> {
     WideSums wide;
     Lanes<R> shift;
 
-    RowSums() : sums(empty_sums<R, kMasked>()), wide{}, shift{} {}
+    void reset() {
+      sums = empty_sums<R, kMasked>();
+      wide = WideSums{};
+      shift = Lanes<R>{};
+    }
 
     // `ahead` is the distance to the next group of rows: neighbours too far apart for the
     // processor's own prefetching.
@@ -189,6 +194,7 @@ class Rows : Reader<Source> {
     if (verdict == Verdict::kTrusted) return store_lanes(task, v, sums, lanes);
     if (verdict == Verdict::kShiftAgain) {
       RowSums<Real, false> again;
+      again.reset();
       Real shift[kLanes] = {};
       for (int i = 0; i < lanes; ++i) {
         const int64_t seen = rows_seen(task, task.channel_begin + v * kLanes + i);
@@ -201,6 +207,7 @@ class Rows : Reader<Source> {
       if (verdict == Verdict::kTrusted) return store_lanes(task, v, better, lanes);
     }
     RowSums<double, true> wide;
+    wide.reset();
     wide.shift = finite_shift(task, v, lanes);
     sum_rows(task, &wide, v, v + 1);
     store_lanes(task, v, LaneSums<double, true>(wide), lanes);

@@ -12,6 +12,7 @@ class Runs : Reader<Source> {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t seen = (task.row_end - task.row_begin) * (task.inner_end - task.inner_begin);
     RunSums<Real, false> sums[kLanes];  // plan.block is at most kLanes
+    for (int64_t c = 0; c < channels; ++c) sums[c].reset();
     const bool by_channel = p_.channel_bins.kind != BinKind::kNone;
     if (!by_channel) {
       sum_runs(task, sums, tensor_table, nullptr);
@@ -38,8 +39,12 @@ class Runs : Reader<Source> {
     R shift;
     int pending;  // additions since the last spill
 
-    // User-provided: GCC gives implicit constructors no target pragma.
-    RunSums() : sums(empty_sums<R, kMasked>()), wide{}, shift{}, pending{0} {}
+    void reset() {
+      sums = empty_sums<R, kMasked>();
+      wide = WideSums{};
+      shift = R{0};
+      pending = 0;
+    }
 
     void add_run(const Source* p, int64_t n) {
       Sums<R, kMasked> local = sums;  // in registers
@@ -126,6 +131,7 @@ class Runs : Reader<Source> {
   template <class R, bool kMasked>
   ChannelSums sum_again(const Task& task, int64_t channel, R shift) {
     RunSums<R, kMasked> sums;
+    sums.reset();
     sums.shift = shift;
     bool shifted = !kMasked;
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {

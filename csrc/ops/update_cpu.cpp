@@ -70,11 +70,10 @@ void check_state(const Tensor& t, const char* name, ScalarType dtype, int64_t ro
                  int64_t columns) {
   const bool shaped = rows < 0 ? t.dim() == 1 && t.size(0) == columns
                                : t.dim() == 2 && t.size(0) == rows && t.size(1) == columns;
-  const std::string expected =
-      "[" + (rows < 0 ? "" : std::to_string(rows) + ", ") + std::to_string(columns) + "]";
   STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == dtype && t.is_contiguous() && shaped, name,
                   " is ", t.scalar_type(), " ", shape_of(t),
-                  "; expected a contiguous CPU tensor of ", dtype, " ", expected);
+                  "; expected a contiguous CPU tensor of ", dtype, " [",
+                  rows < 0 ? "" : std::to_string(rows) + ", ", columns, "]");
 }
 
 // `edges` is where the kernel's own copy of linear edges is kept.

@@ -1,0 +1,316 @@
+"""Arena: the states of many sites, in two buffers: one is filled while the other is read out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookstats.bins import Bins, LinearBins, LogBins
+from hookstats.ops import update_
+from hookstats.records import SiteInfo, SparseCounts, StepRecord
+from hookstats.state import MOMENTS, TALLIES, identity_moments, identity_tallies
+
+_BLOCK_ROWS = 4096
+_BLOCK_BYTES = 4 << 20  # of one buffer, unless one site alone needs more
+
+_State = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""What `update_` takes after x and channel_dim."""
+
+
+class Arena:
+    """The states of all sites of a watch, on the devices of their tensors.
+
+    Hooks fold into the front buffer while `recording` is true, and hold `lock` while they do.
+    `swap` closes a step: it makes the other buffer the front one and hands out the one just closed
+    as a Snapshot. Only the first tensor of a site on a device allocates.
+    """
+
+    def __init__(
+        self, bins: LinearBins | LogBins | None, channel_bins: LinearBins | LogBins | None
+    ) -> None:
+        self.bins = bins
+        self.channel_bins = channel_bins
+        self.recording = False
+        """Whether hooks are to observe: what each of them asks first."""
+        self.front = 0
+        self.lock = threading.RLock()
+        """So that neither a swap nor another thread comes between a fold."""
+        self.infos: list[SiteInfo] = []
+        self.observed: tuple[list[int], list[int]] = ([], [])
+        """By buffer and site, how many tensors were folded in."""
+        self.stalls = 0
+        """How often a swap had to wait until the step before was read out."""
+        self.shelves: dict[torch.device, _Shelf] = {}
+        self._pid = os.getpid()
+        self._back_is_free = threading.Event()
+        self._back_is_free.set()
+
+    def accumulator(self, info: SiteInfo, device: torch.device) -> Accumulator:
+        """A new state of `info.channels` channels, for tensors on `device`."""
+        # MPS has no float64: there the fallback brings the values to the CPU.
+        device = torch.device("cpu") if device.type == "mps" else device
+        # A tensor made in inference mode could not be updated outside of it.
+        with self.lock, torch.inference_mode(False):
+            if device not in self.shelves:
+                self.shelves[device] = _Shelf(device, self.bins, self.channel_bins)
+            index = len(self.infos)
+            states = self.shelves[device].add(index, info.channels)
+            self.infos.append(info)
+            for observed in self.observed:
+                observed.append(0)
+        return Accumulator(self, index, states)
+
+    def pending(self) -> int:
+        """How many tensors were folded into the open step."""
+        return sum(self.observed[self.front])
+
+    def swap(self) -> Snapshot:
+        """Close the open step and begin the next; waits while the step before is read out."""
+        if os.getpid() != self._pid:
+            # Forked while a flush thread, which is not in this process, had the other buffer.
+            self._pid = os.getpid()
+            self._back_is_free.set()
+        if not self._back_is_free.is_set():
+            self.stalls += 1
+            self._back_is_free.wait()
+        with self.lock:
+            snapshot = Snapshot(self, self.front, self._back_is_free.set)
+            self._back_is_free.clear()
+            self.front = 1 - self.front
+            return snapshot
+
+
+class Accumulator:
+    """The state of one site on one device."""
+
+    __slots__ = ("_arena", "_index", "_states")
+
+    def __init__(self, arena: Arena, index: int, states: tuple[_State, _State]) -> None:
+        self._arena = arena
+        self._index = index
+        self._states = states
+
+    def fold(self, x: Tensor, channel_dim: int | None) -> None:
+        """Fold the statistics of `x`, a detached tensor, into the open step; under the lock."""
+        arena = self._arena
+        front = arena.front
+        update_(x, channel_dim, *self._states[front])
+        arena.observed[front][self._index] += 1
+
+    def is_empty(self) -> bool:
+        """Whether nothing was folded into the open step."""
+        return not self._arena.observed[self._arena.front][self._index]
+
+    @property
+    def info(self) -> SiteInfo:
+        """What records say of the site; `channels` cannot be changed."""
+        return self._arena.infos[self._index]
+
+    @info.setter
+    def info(self, info: SiteInfo) -> None:
+        self._arena.infos[self._index] = info
+
+
+class Snapshot:
+    """One closed step of an arena. One other thread reads it out, then releases it."""
+
+    def __init__(self, arena: Arena, buffer: int, give_back: Callable[[], None]) -> None:
+        self._arena = arena
+        self._buffer = buffer
+        self._give_back = give_back
+        self._released = False
+        # Sites that come later are not of this step, and what is said of a site may change.
+        self._infos = arena.infos.copy()
+        self._shelves = [
+            (shelf, shelf.sites.copy(), _event(shelf.device)) for shelf in arena.shelves.values()
+        ]
+
+    def to_record(self, step: int, rank: int) -> StepRecord:
+        """Copy out the statistics of the sites that were observed in the step."""
+        arena, buffer = self._arena, self._buffer
+        order = [site for _, sites, _ in self._shelves for site in sites]
+        observed = np.array([arena.observed[buffer][site] for site in order], np.int64)
+        channels = np.array([self._infos[site].channels for site in order], np.int64)
+        seen = observed > 0
+        seen_rows = np.repeat(seen, channels)
+
+        moments = [np.empty((0, len(MOMENTS)))]
+        tallies = [np.empty((0, len(TALLIES)), np.int64)]
+        hist, channel_hist = [SparseCounts.empty(0)], [SparseCounts.empty(0)]
+        for shelf, sites, event in self._shelves:
+            rows = sum(self._infos[site].channels for site in sites)
+            with _aside(shelf.device, event):
+                for block in shelf.channels.first(rows, buffer):
+                    moments.append(block[0].cpu().numpy())
+                    tallies.append(block[1].cpu().numpy())
+                    channel_hist += [SparseCounts.from_dense(c.cpu().numpy()) for c in block[2:]]
+                for block in shelf.tensors.first(len(sites), buffer):
+                    hist += [SparseCounts.from_dense(c.cpu().numpy()) for c in block]
+        return StepRecord(
+            step=step,
+            rank=rank,
+            sites=tuple(self._infos[site] for site, was in zip(order, seen, strict=True) if was),
+            observed=observed[seen],
+            offsets=_offsets(channels[seen]),
+            moments=_columns(moments, seen_rows),
+            tallies=_columns(tallies, seen_rows),
+            bins=arena.bins,
+            hist=_join(hist, seen),
+            channel_bins=arena.channel_bins,
+            channel_hist=_join(channel_hist, seen_rows),
+        )
+
+    def release(self) -> None:
+        """Make the buffer empty and give it back."""
+        self._released = True
+        try:
+            for shelf, sites, _ in self._shelves:
+                rows = sum(self._infos[site].channels for site in sites)
+                with _aside(shelf.device):
+                    shelf.channels.clear(rows, self._buffer)
+                    shelf.tensors.clear(len(sites), self._buffer)
+            self._arena.observed[self._buffer][: len(self._infos)] = [0] * len(self._infos)
+        finally:
+            self._give_back()
+
+    def __del__(self) -> None:
+        # A KeyboardInterrupt may lose a snapshot, and the next swap would wait for it for ever.
+        if not self._released:
+            with suppress(Exception):
+                self.release()
+
+
+class _Shelf:
+    """The state on one device: a row a channel and a row a tensor, in order of arrival."""
+
+    def __init__(self, device: torch.device, bins: Bins | None, channel_bins: Bins | None) -> None:
+        self.device = device
+        self.sites: list[int] = []
+
+        def zeros(bins: Bins | None) -> list[Tensor]:
+            if bins is None:
+                return []
+            return [torch.zeros(1, bins.slots, dtype=torch.int64, device=device)]
+
+        empty = [identity_moments(1, device), identity_tallies(1, device)]
+        self.channels = _Table(empty + zeros(channel_bins))
+        self.tensors = _Table(zeros(bins))
+        self._bins = None if bins is None else bins.descriptor(device)
+        self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
+
+    def add(self, site: int, channels: int) -> tuple[_State, _State]:
+        """The state of a new site in both buffers."""
+        self.sites.append(site)
+        moments, tallies, *channel_counts = self.channels.take(channels)
+        counts = self.tensors.take(1)
+
+        def state(buffer: int) -> _State:
+            return (
+                moments[buffer],
+                tallies[buffer],
+                counts[0][buffer, 0] if counts else None,
+                self._bins,
+                channel_counts[0][buffer] if channel_counts else None,
+                self._channel_bins,
+            )
+
+        return state(0), state(1)
+
+
+class _Table:
+    """Rows of state in two buffers; grows by blocks, so that no row ever moves."""
+
+    def __init__(self, empty: Sequence[Tensor]) -> None:
+        """empty: what an empty row holds in each of the columns' groups, [1, columns] each."""
+        self._empty = empty
+        row_bytes = sum(row.nbytes for row in empty)
+        self._capacity = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
+        self._blocks: list[_Block] = []
+
+    def take(self, rows: int) -> list[Tensor]:
+        """The next rows, one view [2, rows, columns] a group."""
+        if not self._blocks or self._blocks[-1].free < rows:
+            self._blocks.append(_Block(self._empty, max(rows, self._capacity)))
+        return self._blocks[-1].take(rows)
+
+    def first(self, rows: int, buffer: int) -> Iterator[list[Tensor]]:
+        """The first `rows` rows that were taken: for each block one view [n, columns] a group."""
+        for block in self._blocks:
+            n = min(rows, block.used)
+            yield [group[buffer, :n] for group in block.groups]
+            rows -= n
+
+    def clear(self, rows: int, buffer: int) -> None:
+        """Make the first `rows` rows empty again."""
+        for block in self.first(rows, buffer):
+            for group, row in zip(block, self._empty, strict=True):
+                group.copy_(row)
+
+
+class _Block:
+    """Rows allocated at once."""
+
+    def __init__(self, empty: Sequence[Tensor], capacity: int) -> None:
+        self.groups = [row.repeat(2, capacity, 1) for row in empty]
+        self.used = 0
+        self.free = capacity
+
+    def take(self, rows: int) -> list[Tensor]:
+        start, self.used = self.used, self.used + rows
+        self.free -= rows
+        return [group[:, start : self.used] for group in self.groups]
+
+
+_Number = TypeVar("_Number", np.float64, np.int64)
+
+
+def _columns(parts: Sequence[NDArray[_Number]], keep: NDArray[np.bool_]) -> NDArray[_Number]:
+    """The rows of `parts` that `keep` says, column by column, as they will be stored."""
+    columns: NDArray[_Number] = np.concatenate([part.T for part in parts], axis=1)
+    rows: NDArray[_Number] = (columns if keep.all() else columns[:, keep]).T
+    return rows
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+
+
+def _join(parts: Sequence[SparseCounts], keep: NDArray[np.bool_]) -> SparseCounts:
+    """All rows of `parts` one after the other, but for those, all empty, that `keep` leaves out."""
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    return SparseCounts(
+        _offsets(lengths[keep] if len(lengths) else np.zeros(keep.sum(), np.int64)),
+        np.concatenate([part.slots for part in parts]),
+        np.concatenate([part.counts for part in parts]),
+    )
+
+
+def _event(device: torch.device) -> torch.Event | None:
+    """An event behind all that was asked of the device so far; the CPU needs none."""
+    if device.type == "cpu":
+        return None
+    event = torch.Event(device)
+    event.record()
+    return event
+
+
+@contextmanager
+def _aside(device: torch.device, event: torch.Event | None = None) -> Iterator[None]:
+    """Work on a stream of its own, after `event`, and done when this ends."""
+    if device.type == "cpu":
+        yield
+        return
+    stream = torch.Stream(device)
+    with stream:
+        if event is not None:
+            stream.wait_event(event)
+        yield
+        stream.synchronize()

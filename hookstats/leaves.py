@@ -1,0 +1,47 @@
+"""The tensors in what a module takes and returns, each with its path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+Leaf = tuple[str, Tensor]
+
+
+def leaves(value: object) -> Iterator[Leaf]:
+    """(path, tensor) of every tensor in `value`, in order; what is not a tensor is left out.
+
+    Walks tuples, lists, mappings and dataclasses (so also named tuples and ModelOutputs), in any
+    nesting. A path is what one would write after `value`: "[1]", ".logits", "['a b']". The first
+    tensor of a sequence, and a value that is a tensor, have the path "".
+    """
+    return _walk(value, "")
+
+
+def argument_leaves(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[Leaf]:
+    """The leaves of a call's arguments: `args` as in `leaves`, `kwargs` by their names."""
+    yield from _walk(args, "")
+    for name, value in kwargs.items():
+        yield from _walk(value, f".{name}")
+
+
+def _walk(value: object, path: str) -> Iterator[Leaf]:
+    if isinstance(value, Tensor):
+        yield ("" if not path.strip("[0]") else path), value
+    elif isinstance(value, (tuple, list)):
+        names: tuple[str, ...] = getattr(value, "_fields", ())  # of a named tuple
+        for i, item in enumerate(value):
+            yield from _walk(item, f"{path}.{names[i]}" if names else f"{path}[{i}]")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _walk(item, path + _key(key))
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _walk(getattr(value, field.name, None), f"{path}.{field.name}")
+
+
+def _key(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"

@@ -1,0 +1,136 @@
+"""Which modules and parameters of a model are watched, and by what names."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Collection, Iterator
+
+from torch import nn
+
+Selector = (
+    str
+    | re.Pattern[str]
+    | type[nn.Module]
+    | Callable[[str, nn.Module], bool]
+    | Collection["Selector"]
+)
+"""A glob or a regular expression for names, a module type, a callable (name, module) -> bool, or
+several of these, of which one has to match."""
+
+_WRAPPED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+class Selection:
+    """The chosen modules and parameters of a model by their names, each once.
+
+    Without `include` these are all parameters, and the modules without children. With it, they are
+    the modules that it matches, and the parameters that it matches or whose module it matches.
+    Less those that `exclude` matches likewise. A glob has to match the whole name, a regular
+    expression some part of it. Names are qualified names without the prefixes of wrappers; where
+    a module or parameter has several, the first.
+
+    Raises:
+        ValueError: include or exclude is no Selector.
+    """
+
+    def __init__(
+        self, model: nn.Module, include: Selector | None = None, exclude: Selector | None = None
+    ) -> None:
+        included = None if include is None else _Matcher("include", include)
+        excluded = _Matcher("exclude", () if exclude is None else exclude)
+        self.modules: dict[str, nn.Module] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._names: list[str] = []
+        seen: set[nn.Parameter] = set()
+        for name, module in _named_modules(model):
+            self._names.append(name)
+            wanted = included.module(name, module) if included else _is_leaf(name, module)
+            if wanted and not excluded.module(name, module) and not _wrapped(module):
+                self.modules[name] = module
+            for key, parameter in module.named_parameters(recurse=False):
+                if parameter in seen:
+                    continue
+                seen.add(parameter)
+                full = f"{name}.{key}" if name else key
+                self._names.append(full)
+                wanted = included is None or included.parameter(full, name, module)
+                if wanted and not excluded.parameter(full, name, module):
+                    self.parameters[full] = parameter
+
+    def close_names(self, selector: object) -> list[str]:
+        """Names in the model like `selector`, for an error message; some names if none is."""
+        if isinstance(selector, str) and (
+            close := difflib.get_close_matches(selector, self._names, n=3)
+        ):
+            return close
+        return [name for name in self._names if name][:3]
+
+
+class _Matcher:
+    """A selector, taken apart."""
+
+    def __init__(self, argument: str, selector: Selector) -> None:
+        self._names: list[Callable[[str], object]] = []
+        self._modules: list[Callable[[str, nn.Module], object]] = []
+        self._add(argument, selector)
+
+    def _add(self, argument: str, selector: Selector) -> None:
+        if isinstance(selector, str):
+            self._names.append(re.compile(fnmatch.translate(selector)).match)
+        elif isinstance(selector, re.Pattern):
+            self._names.append(selector.search)
+        elif isinstance(selector, type) and issubclass(selector, nn.Module):
+            self._modules.append(lambda _, module: isinstance(module, selector))
+        elif callable(selector) and not isinstance(selector, (type, nn.Module)):
+            self._modules.append(selector)
+        elif isinstance(selector, Collection):
+            for item in selector:
+                self._add(argument, item)
+        else:
+            raise ValueError(
+                f"{argument} = {selector!r}: expected a glob, a compiled regular expression, a "
+                "module type, a callable (name, module) -> bool, or several of these"
+            )
+
+    def module(self, name: str, module: nn.Module) -> bool:
+        return any(matches(name) for matches in self._names) or any(
+            matches(name, module) for matches in self._modules
+        )
+
+    def parameter(self, name: str, module_name: str, module: nn.Module) -> bool:
+        return any(matches(name) for matches in self._names) or self.module(module_name, module)
+
+
+def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, with its name; where wrappers make two names equal, the later is whole."""
+    modules = dict(model.named_modules())
+    given: set[str] = set()
+    for full, module in modules.items():
+        parts = full.split(".")
+        holders = (modules[".".join(parts[:i])] for i in range(len(parts)))
+        kept = [
+            part
+            for part, holder in zip(parts, holders, strict=True)
+            if part not in _wrapped(holder)
+        ]
+        name = ".".join(kept)
+        if not _wrapped(module):
+            name = full if name in given else name
+            given.add(name)
+        yield name, module
+
+
+def _wrapped(module: nn.Module) -> set[str]:
+    """The names of children for which `module` is no more than a wrapper."""
+    children = {name for name, _ in module.named_children()}
+    # DataParallel, DistributedDataParallel, AveragedModel, ...: nothing but a `module`.
+    return children if children == {"module"} else children & _WRAPPED
+
+
+def _is_leaf(name: str, module: nn.Module) -> bool:
+    """Whether a module computes something and has no children that do."""
+    if type(module).forward is nn.Module.forward or "parametrizations" in name.split("."):
+        return False
+    return all(child == "parametrizations" for child, _ in module.named_children())

@@ -1,0 +1,355 @@
+"""watch(): records what a model's layers do while it trains; Watch: the handle of that."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hookstats.accumulators import Arena
+from hookstats.bins import LinearBins, LogBins
+from hookstats.channels import ChannelDim, channel_rule, check_channel_dim, parameter_rule
+from hookstats.coverage import Coverage
+from hookstats.flush import Flusher, Sink, current_rank
+from hookstats.hooks import InputHook, OutputHook, Parameters, StepHook
+from hookstats.records import StepRecord
+from hookstats.selection import Selection, Selector
+from hookstats.sites import Site, Sites
+from hookstats.store import RunWriter
+
+MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
+PARAMETER_KINDS = ("param", "param_grad")
+KINDS = MODULE_KINDS + PARAMETER_KINDS
+"""What can be watched."""
+
+_LOG_BINS = LogBins()
+
+
+class Watch:
+    """A model that is being recorded; `watch` makes it. As a context manager, closed at the end.
+
+    Once it is closed, `latest` and `coverage` still answer, all else raises ValueError.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        optimizers: Sequence[Optimizer],
+        kinds: Collection[str],
+        channel_dim: ChannelDim,
+        every: int,
+        arena: Arena,
+        flusher: Flusher,
+    ) -> None:
+        self._every = every
+        self._arena = arena
+        self._flusher = flusher
+        self._step = 0
+        self._paused = False
+        self._closed = False
+        self._discarded = 0
+        self._sites: list[Sites | Site] = []
+        self._handles: list[RemovableHandle] = []
+        self._parameters = Parameters(arena)
+        self._optimizers = len(optimizers)
+        self._stepped: set[int] = set()
+        try:
+            for name, module in selection.modules.items():
+                self._attach(name, module, kinds, channel_dim)
+            for name, parameter in selection.parameters.items():
+                sites = {
+                    kind: Site(arena, name, kind, parameter_rule)
+                    for kind in PARAMETER_KINDS
+                    if kind in kinds
+                }
+                self._sites += sites.values()
+                self._parameters.add(parameter, sites.get("param"), sites.get("param_grad"))
+            for i, optimizer in enumerate(optimizers):
+                step = partial(StepHook, arena, self._parameters, partial(self._stepped_by, i))
+                self._handles += (
+                    optimizer.register_step_pre_hook(step(after=False)),
+                    optimizer.register_step_post_hook(step(after=True)),
+                )
+        except BaseException:
+            self.close()
+            raise
+        self._schedule()
+
+    def _attach(
+        self, name: str, module: nn.Module, kinds: Collection[str], channel_dim: ChannelDim
+    ) -> None:
+        rule = channel_rule(module, channel_dim)
+        sites = {
+            kind: Sites(self._arena, name, kind, rule) for kind in MODULE_KINDS if kind in kinds
+        }
+        self._sites += sites.values()
+        value, gradient = sites.get("input"), sites.get("grad_input")
+        if value is not None or gradient is not None:
+            before = InputHook(self._arena, value, gradient)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        value, gradient = sites.get("output"), sites.get("grad_output")
+        if value is not None or gradient is not None:
+            after = OutputHook(self._arena, value, gradient)
+            self._handles.append(module.register_forward_hook(after))
+
+    def step(self) -> None:
+        """Close a step by hand: once an iteration where `watch` was given no optimizer.
+
+        Without an optimizer, parameters and their gradients are observed here.
+        """
+        self._check_open()
+        if not self._optimizers and self._arena.recording:
+            self._parameters.observe_all()
+        self._close_step()
+
+    @property
+    def latest(self) -> StepRecord:
+        """The last step recorded, a mapping from (name, kind) to ChannelStats with its `step`.
+
+        Waits until the last closed step is recorded.
+
+        Raises:
+            RuntimeError: there is none yet.
+        """
+        self._flusher.drain(disk=False)
+        if self._flusher.latest is None:
+            raise RuntimeError(
+                "latest: no step is recorded yet, expected a call of optimizer.step(), or of "
+                "step() of the watch, before"
+            )
+        return self._flusher.latest
+
+    def coverage(self) -> Coverage:
+        """What was observed, skipped and missed so far, site by site."""
+        with self._arena.lock:
+            rows = [row for sites in self._sites for row in sites.rows()]
+        return Coverage(
+            rows=tuple(rows),
+            steps=self._step,
+            discarded=self._discarded,
+            stalls=self._arena.stalls,
+            failures=dict(self._flusher.failures),
+        )
+
+    def pause(self) -> None:
+        """Observe nothing until `resume`. Steps are still counted, but none is recorded in which
+        nothing was observed."""
+        self._check_open()
+        self._paused = True
+        self._schedule()
+
+    def resume(self) -> None:
+        """Observe again after `pause`."""
+        self._check_open()
+        self._paused = False
+        self._schedule()
+
+    def close(self) -> None:
+        """Remove every hook, record what is closed, end the run directory; again does nothing.
+
+        A step that is still open is no whole step: it is discarded, and counted in the coverage.
+        """
+        self._closed = True
+        self._schedule()
+        while self._handles:
+            self._handles.pop().remove()
+        self._discarded = self._arena.pending()
+        self._flusher.close(self.coverage().to_dict())
+
+    def __enter__(self) -> Watch:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _stepped_by(self, optimizer: int) -> None:
+        """An optimizer steps; the last of them closes the step."""
+        self._stepped.add(optimizer)
+        if len(self._stepped) == self._optimizers:
+            self._close_step()
+
+    def _close_step(self) -> None:
+        step = self._step
+        self._step += 1
+        self._stepped.clear()
+        if self._arena.recording or self._arena.pending():
+            self._flusher.submit(self._arena.swap(), step)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        due = self._step % self._every == 0
+        self._arena.recording = due and not self._paused and not self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the watch is closed: expected an open one, from another watch()")
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    kinds: Collection[str] = ("output", "grad_output", "param_grad"),
+    include: Selector | None = None,
+    exclude: Selector | None = None,
+    bins: LinearBins | LogBins | None = _LOG_BINS,
+    channel_bins: LinearBins | LogBins | None = None,
+    channel_dim: ChannelDim = "auto",
+    every: int = 1,
+    out: str | os.PathLike[str] | None = None,
+    sinks: Sequence[Sink] = (),
+) -> Watch:
+    """Record the statistics of a model's layers, step by step, while it trains.
+
+    The training is not changed by a bit, and nothing is added to the model but forward hooks.
+    Sites are named by the qualified name of their module or parameter ("" is the root module), and
+    by their kind with the path of the tensor: "output" for the only or first one, "output[1]",
+    "output.logits", "input.mask", "grad_output[1]".
+
+    Args:
+        model: what to record; not compiled yet.
+        optimizer: closes a step, numbered from 0, as it begins its own; or, given a closure, as it
+            ends its own. Of several, the last that has not stepped since. Without: `Watch.step`.
+        kinds: "input", "output": floating-point tensors of a module's calls. "grad_output": the
+            gradients of its outputs. "grad_input": those of its inputs, the total ones, over all
+            that use the tensor. "param", "param_grad": a parameter and its gradient as the
+            optimizer is about to use them; given a closure, as it left them.
+        include: what to watch: a glob or a compiled regular expression for names of modules and
+            parameters, a module type, a callable (name, module) -> bool, or several of these.
+            By default every module without children and every parameter. A chosen module's
+            parameters are chosen with it.
+        exclude: what not to watch, in the same terms.
+        bins: of one histogram a tensor, None for none.
+        channel_bins: of one histogram a channel, None for none.
+        channel_dim: where modules' tensors have their channels: "auto" (see
+            `channels.channel_rule`), a dimension, None for the whole tensor, or a mapping of module
+            types to these. Parameters have theirs in dimension 0.
+        every: steps 0, every, 2 * every, ... are recorded.
+        out: a new or empty directory for the run, to be read by `open_run`; None for none.
+        sinks: callables that get each StepRecord, on another thread.
+
+    A module that is called several times in a step has its calls merged. Calls while a backward
+    runs, which recompute a checkpoint's activations, are skipped, and counted as `coverage` counts
+    everything that has no statistics. A gradient counts each time a backward brings it.
+
+    Raises:
+        ValueError: a bad argument, a selection that matches nothing, a compiled model.
+        OSError: `out` cannot be written, or holds another run.
+        ImportError: `out` is given and pyarrow is not installed.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model = {model!r}: expected a torch.nn.Module")
+    _check_not_compiled(model)
+    optimizers = _optimizers(optimizer)
+    _check_kinds(kinds)
+    for name, value in (("bins", bins), ("channel_bins", channel_bins)):
+        if value is not None and not isinstance(value, (LinearBins, LogBins)):
+            raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins or None")
+    check_channel_dim(channel_dim)
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ValueError(f"every = {every!r}: expected an integer, 1 or more")
+    if not (isinstance(sinks, Sequence) and all(map(callable, sinks))):
+        raise ValueError(f"sinks = {sinks!r}: expected a sequence of callables")
+    selection = _select(model, kinds, include, exclude)
+    writer = None
+    if out is not None:
+        header = _header(model, selection, kinds, channel_dim, every)
+        header.update(bins=bins, channel_bins=channel_bins)
+        writer = RunWriter(out, header, rank=current_rank())
+    arena = Arena(bins, channel_bins)
+    return Watch(selection, optimizers, kinds, channel_dim, every, arena, Flusher(writer, sinks))
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    # Not imported here: without it nothing was compiled, and it takes its time.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    for name, module in model.named_modules():
+        optimized = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+        if optimized or module._compiled_call_impl is not None:
+            raise ValueError(
+                f"model: {name or type(module).__name__!r} is compiled, and hooks set now might "
+                "never run; expected a model that is not compiled"
+            )
+
+
+def _optimizers(optimizer: Any) -> list[Optimizer]:
+    several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    for one in several:
+        if not (isinstance(one, Optimizer) or optimizer is None):
+            raise ValueError(
+                f"optimizer has {one!r}: expected a torch.optim.Optimizer, several, or None"
+            )
+    if len({id(one) for one in several}) < len(several):
+        raise ValueError("optimizer: the same one twice, expected each once")
+    return [] if optimizer is None else several
+
+
+def _check_kinds(kinds: Collection[str]) -> None:
+    if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
+        raise ValueError(
+            f"kinds = {kinds!r}: expected one or more of {', '.join(KINDS)}, in a tuple"
+        )
+    for kind in kinds:
+        if kind not in KINDS:
+            close = difflib.get_close_matches(str(kind), KINDS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"kinds has {kind!r}: expected some of {', '.join(KINDS)}{hint}")
+
+
+def _select(
+    model: nn.Module, kinds: Collection[str], include: Selector | None, exclude: Selector | None
+) -> Selection:
+    selection = Selection(model, include, exclude)
+    chosen: list[str] = []
+    if not set(kinds).isdisjoint(MODULE_KINDS):
+        chosen += selection.modules
+    if not set(kinds).isdisjoint(PARAMETER_KINDS):
+        chosen += selection.parameters
+    if not chosen:
+        raise ValueError(
+            f"include = {include!r}, exclude = {exclude!r}: nothing is left to watch for kinds = "
+            f"{tuple(kinds)}, expected some of {type(model).__name__}, which has "
+            f"{', '.join(map(repr, selection.close_names(include)))}, ..."
+        )
+    return selection
+
+
+def _header(
+    model: nn.Module,
+    selection: Selection,
+    kinds: Collection[str],
+    channel_dim: ChannelDim,
+    every: int,
+) -> dict[str, Any]:
+    """What a run directory says of the run, besides the bins."""
+    if isinstance(channel_dim, Mapping):
+        channel_dims: Any = {cls.__qualname__: dim for cls, dim in channel_dim.items()}
+    else:
+        channel_dims = channel_dim
+    return {
+        "model": type(model).__qualname__,
+        "modules": {name: type(module).__name__ for name, module in selection.modules.items()},
+        "parameters": {
+            name: None if is_lazy(parameter) else list(parameter.shape)
+            for name, parameter in selection.parameters.items()
+        },
+        "kinds": list(kinds),
+        "channel_dim": channel_dims,
+        "every": every,
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,29 @@
+"""What a site's statistics have to be, for the tests of what collects them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from samples import slots
+from torch import Tensor
+
+from hookstats.channel_stats import ChannelStats, channel_stats
+
+
+def assert_stats(got: ChannelStats, tensors: Sequence[Tensor], channel_dim: int | None) -> None:
+    """Assert that `got` is what all values of `tensors` have together."""
+    rows = [
+        x.detach().reshape(1, -1) if channel_dim is None else x.detach().movedim(channel_dim, 0)
+        for x in tensors
+    ]
+    whole = torch.cat([x.reshape(len(x), -1) for x in rows], dim=1)
+    expected = channel_stats(whole.double(), 0)
+    assert torch.equal(got.tallies, expected.tallies)
+    torch.testing.assert_close(got.moments, expected.moments, rtol=1e-5, atol=1e-6)
+    if got.hist is not None:
+        by_channel = channel_stats(whole, 0, bins=got.hist.bins).hist
+        assert (slots(got.hist) == slots(by_channel)).all()
+    if got.tensor_hist is not None:
+        flat = channel_stats(whole, None, bins=got.tensor_hist.bins).hist
+        assert (slots(got.tensor_hist) == slots(flat)).all()
