@@ -15,6 +15,7 @@ constexpr int64_t kRunTask = 32768;         // elements a task of runs: 128 KB o
 constexpr int64_t kRowTask = 512;           // rows a task, over which a channel's finish is spread
 constexpr int64_t kRowBlock = 256;          // channels a task: 64 of 768 read at half the speed
 constexpr int64_t kJoinBelow = 64;          // channels a row below which rows are joined
+constexpr int64_t kMostTasks = 4096;        // enough for any machine; partial results stay few
 constexpr int64_t kTableBytes = 24 * 1024;  // counters of a task, within L1
 
 // kRuns: a vector holds elements of one channel. kRows: a vector holds neighbouring channels.
@@ -85,7 +86,7 @@ inline Plan make_plan(const UpdateParams& p) {
   } else {
     plan.layout = Layout::kRuns;
     plan.packed = (view.inner.stride != 1 && view.inner.size > 1) || !loads_directly(p.dtype);
-    plan.inner_splits = ceil_div(view.inner.size, kRunTask);
+    plan.inner_splits = std::min(ceil_div(view.inner.size, kRunTask), kMostTasks);
     plan.inner_step = ceil_div(view.inner.size, plan.inner_splits);
     // Short runs of neighbouring channels are read together, in the order memory holds them.
     const int64_t neighbours = std::clamp<int64_t>(1024 / plan.inner_step, 1, kLanes);
@@ -93,9 +94,10 @@ inline Plan make_plan(const UpdateParams& p) {
     const int64_t rows_a_task = std::max<int64_t>(1, kRunTask / (plan.block * plan.inner_step));
     plan.row_splits = ceil_div(plan.rows, rows_a_task);
   }
+  plan.blocks = ceil_div(plan.width, plan.block);
+  plan.row_splits = std::clamp<int64_t>(kMostTasks / plan.blocks, 1, plan.row_splits);
   plan.row_step = ceil_div(plan.rows, plan.row_splits);
   plan.row_splits = ceil_div(plan.rows, plan.row_step);
-  plan.blocks = ceil_div(plan.width, plan.block);
   return plan;
 }
 
