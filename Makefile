@@ -68,7 +68,7 @@ format: $(STAMPS)/dev  ## Format the Python and the C++
 	clang-format -i $(CXX_FILES)
 
 bench: $(STAMPS)/dev  ## Run the benchmarks, grouped by case
-	$(BIN)/python -m pytest bench --benchmark-only --benchmark-group-by=group --benchmark-json=build/bench.json
+	$(BIN)/python -m pytest bench --benchmark-only --benchmark-quiet --benchmark-group-by=group --benchmark-json=build/bench.json
 
 clean:  ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info hookstats/*.so $(STAMPS)

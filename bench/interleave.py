@@ -1,0 +1,86 @@
+"""Times peers in turn, round by round, and hands the times to pytest-benchmark.
+
+pytest-benchmark times one callable a test: two tests of the same case may meet two different
+machines where others work too. Here the peers of a case take turns, A B C A B C, so that whatever
+slows the machine slows them all; each peer's test then replays its times.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Protocol
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+
+class Peer(Protocol):
+    """One of the things that are compared."""
+
+    def prepare(self) -> None:
+        """Called before every `run`, not timed."""
+
+    def run(self) -> None:
+        """What is timed; its result is kept for whoever checks it."""
+
+
+def interleave(
+    peers: Mapping[str, Peer], *, seconds: float = 0.6, least: int = 3, most: int = 40
+) -> dict[str, list[float]]:
+    """Seconds of every timed call of each peer, after one call that warms it up.
+
+    A peer leaves once it took `seconds` in all, at least `least` and at most `most` calls, so that
+    a slow one does not cost the others their rounds.
+    """
+    times: dict[str, list[float]] = {name: [] for name in peers}
+    for peer in peers.values():
+        peer.prepare()
+        peer.run()
+    playing = list(peers)
+    gc.collect()
+    gc.disable()
+    try:
+        while playing:
+            for name in playing:
+                peers[name].prepare()
+                start = perf_counter()
+                peers[name].run()
+                times[name].append(perf_counter() - start)
+            playing = [
+                name
+                for name in playing
+                if len(times[name]) < least
+                or (len(times[name]) < most and sum(times[name]) < seconds)
+            ]
+    finally:
+        gc.enable()
+    return times
+
+
+class _Clock:
+    """A timer that moves only by the times that are replayed."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def replayed_perf_counter(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+
+
+_clock = _Clock()
+
+replayed = pytest.mark.benchmark(timer=_clock.replayed_perf_counter)
+"""The mark of tests that `replay`."""
+
+
+def replay(benchmark: BenchmarkFixture, seconds: Sequence[float]) -> None:
+    """Make the measured `seconds` the rounds of a `replayed` test's benchmark."""
+    durations = iter(seconds)
+    benchmark.pedantic(  # type: ignore[no-untyped-call]
+        lambda: _clock.advance(next(durations)), rounds=len(seconds)
+    )
