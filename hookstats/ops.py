@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -47,17 +47,8 @@ Bad arguments are a ValueError, from the C++ kernels a RuntimeError; `reference.
 _warned: set[str] = set()
 
 
-def _fallback(
-    x: Tensor,
-    channel_dim: int | None,
-    moments: Tensor,
-    tallies: Tensor,
-    counts: Tensor | None = None,
-    bins: Tensor | None = None,
-    channel_counts: Tensor | None = None,
-    channel_bins: Tensor | None = None,
-) -> None:
-    reference.update_(x, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins)
+def _fallback(x: Tensor, *arguments: Any, **options: Any) -> None:
+    reference.update_(x, *arguments, **options)
     device = x.device.type
     if device not in _warned:
         _warned.add(device)

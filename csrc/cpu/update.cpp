@@ -1,8 +1,10 @@
 // Runs an update: picks the instruction set, runs the tasks, merges their results in order.
 #include "cpu/update.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/kernel.h"
 #include "cpu/plan.h"
