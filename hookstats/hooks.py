@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,13 @@ from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_
 from torch.autograd import forward_ad
 from torch.optim import Optimizer
 
+from hookstats import native
 from hookstats.accumulators import Arena
 from hookstats.leaves import Leaf, argument_leaves, leaves
 from hookstats.sites import Site, Sites, unreadable
+
+if TYPE_CHECKING:
+    from hookstats import _hooks
 
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -44,15 +49,20 @@ class _Hook:
 class _ModuleHook(_Hook):
     """Folds the tensors of one module's calls in, and has their gradients folded in."""
 
-    __slots__ = ("_arena", "_gradients", "_values")
+    __slots__ = ("_arena", "gradients", "values")
 
     def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
         self._arena = arena
-        self._values = values
-        self._gradients = gradients
+        self.values = values
+        self.gradients = gradients
+
+    def fastest(self) -> Callable[..., None]:
+        """What to register with the module: the C++ hook that stands for this one, or this one."""
+        return self if self._arena.native is None else _in_front_of(self, self._arena.native)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
-        values, gradients = self._values, self._gradients
+        """Count and fold in the tensors of a call, and await their gradients."""
+        values, gradients = self.values, self.gradients
         with self._arena.lock, DisableTorchFunction():
             reason = _detour()
             empty = True
@@ -65,7 +75,7 @@ class _ModuleHook(_Hook):
                         else:
                             values[path].skip(reason)
                     if gradients is not None:
-                        _await_gradient(self._arena, gradients[path], tensor, reason)
+                        _await_gradient(gradients[path], tensor, reason)
                 if empty:
                     self._skip("no tensor")
             except Exception as error:  # from a container of the user's
@@ -73,7 +83,7 @@ class _ModuleHook(_Hook):
 
     def _skip(self, reason: str, error: Exception | None = None) -> None:
         """Count a call of which there is no leaf to count."""
-        for sites in (self._values, self._gradients):
+        for sites in (self.values, self.gradients):
             if sites is not None:
                 if error is not None:
                     sites[""].disable(error)
@@ -112,14 +122,13 @@ class GradientHook(_Hook):
     of the gradient or none. Its base's gradient has all of it, so there `BaseHook` takes over.
     """
 
-    __slots__ = ("_arena", "_awaited", "_probe", "_version", "site")
+    __slots__ = ("_first", "_probe", "_version", "site")
     __torch_unserializable__ = True  # saved with a tensor, it is left out without a warning
 
-    def __init__(self, arena: Arena, site: Site, view: Tensor | None) -> None:
+    def __init__(self, site: Site, view: Tensor | None) -> None:
         """view: the tensor, if it is a view."""
-        self._arena = arena
         self.site = site
-        self._awaited = True
+        self._first = True
         self._probe: Tensor | None = None
         if view is not None:
             # It has no values, but shares the version counter of the view and its base.
@@ -137,16 +146,9 @@ class GradientHook(_Hook):
 
     def fold(self, gradient: Tensor | None) -> None:
         """Count a gradient that came and fold it in; None is an undefined one."""
-        if gradient is None:
-            return
-        arena, site = self._arena, self.site
-        with arena.lock, DisableTorchFunction():
-            reason = site.fold(gradient) if arena.recording else "step not recorded"
-            site.backwards += 1
-            if self._awaited:
-                self._awaited = False
-                site.missing -= 1
-                site.settle(reason)
+        if gradient is not None:
+            first, self._first = self._first, False
+            self.site.receive(gradient, first)
 
 
 class BaseHook(_Hook):
@@ -246,21 +248,21 @@ class Parameters:
 
 def _observe_gradient(site: Site, parameter: Tensor) -> None:
     if parameter.grad is not None:
-        site.backwards += 1
+        site.counts.backwards += 1
         site.observe(parameter.grad)
     elif not parameter.requires_grad:
         site.skip("requires no gradient")
     else:
-        site.forwards += 1
-        site.missing += 1
+        site.counts.forwards += 1
+        site.counts.missing += 1
 
 
-def _await_gradient(arena: Arena, site: Site, tensor: Tensor, reason: str | None) -> None:
+def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
     """Register the hooks that fold the gradient of `tensor` in, or count why not."""
-    site.forwards += 1
+    site.counts.forwards += 1
     try:
         if reason is None:
-            reason = "disabled" if site.error is not None else unreadable(tensor)
+            reason = "disabled" if site.counts.disabled else unreadable(tensor)
         if reason is None and not tensor.requires_grad:
             reason = "requires no gradient"
         # Reading grad_fn also brings it up to date where the tensor is a view of something that
@@ -268,22 +270,45 @@ def _await_gradient(arena: Arena, site: Site, tensor: Tensor, reason: str | None
         if reason is None and tensor.grad_fn is None:
             reason = "leaf"
         if reason is None:
-            _register(arena, site, tensor)
-            site.missing += 1
+            _register(site, tensor)
+            site.counts.missing += 1
     except Exception as error:
         reason = site.disable(error)
     if reason is not None:
-        site.skipped[reason] += 1
+        site.counts.skip(reason)
 
 
-def _register(arena: Arena, site: Site, tensor: Tensor) -> None:
+def _register(site: Site, tensor: Tensor) -> None:
+    if site.native is not None and native.hooks is not None:
+        native.hooks.await_gradient(site.native, tensor)
+        return
     base = tensor._base
     if base is None or base.is_leaf:
-        tensor.register_hook(GradientHook(arena, site, None))  # type: ignore[no-untyped-call]
+        tensor.register_hook(GradientHook(site, None))  # type: ignore[no-untyped-call]
         return
-    hook = GradientHook(arena, site, tensor)
+    hook = GradientHook(site, tensor)
     base.register_hook(BaseHook(hook, tensor, base))  # type: ignore[no-untyped-call]
     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _in_front_of(hook: _ModuleHook, arena: _hooks.Arena) -> Callable[..., None]:
+    assert native.hooks is not None
+    kind = native.hooks.OutputHook if isinstance(hook, OutputHook) else native.hooks.InputHook
+    front = kind(arena, hook, hook.values, hook.gradients)
+    front.python = hook
+    return cast(Callable[..., None], front)
+
+
+def _as_traced(self: Any, *args: Any) -> None:
+    """What a tracer runs in a C++ hook's place."""
+    self.python(*args)
+
+
+if native.hooks is not None:
+    for _kind in (native.hooks.OutputHook, native.hooks.InputHook):
+        _kind.__deepcopy__ = _Hook.__deepcopy__
+        _kind.__reduce__ = _Hook.__reduce__
+        native.hooks.set_traced(_kind, _as_traced)
 
 
 def _detour() -> str | None:

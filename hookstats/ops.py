@@ -44,6 +44,12 @@ channel_counts, channel_bins: int64 [C, slots] and the like, for one histogram a
 Bad arguments are a ValueError, from the C++ kernels a RuntimeError; `reference.check` says which.
 """
 
+
+def cpu_entry(params_size: int) -> int:
+    """The address of the CPU kernels' entry point; `params_size` has to be of the same build."""
+    return cast(int, torch.ops.hookstats.cpu_entry(params_size))
+
+
 _warned: set[str] = set()
 
 

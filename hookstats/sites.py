@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._C import _disabled_torch_dispatch_impl, _has_storage
+from torch._C import DisableTorchFunction, _disabled_torch_dispatch_impl, _has_storage
 from torch._C._functorch import maybe_current_level
 
 from hookstats.accumulators import Accumulator, Arena
 from hookstats.channels import Rule
-from hookstats.coverage import SiteCoverage
+from hookstats.coverage import Counts, SiteCoverage
 from hookstats.records import SiteInfo
 from hookstats.reference import DTYPES
+
+if TYPE_CHECKING:
+    from hookstats import _hooks
 
 
 class Site:
     """One tensor that a model computes or owns: skips it, with a reason, or folds it in.
 
-    Its methods are called under the arena's lock.
+    Its methods are called under the arena's lock, but for `receive`.
     """
 
     __slots__ = (
+        "__weakref__",
         "_accumulator",
         "_accumulators",
         "_arena",
@@ -32,21 +36,19 @@ class Site:
         "_dtype",
         "_rule",
         "_shape",
-        "backwards",
+        "counts",
         "error",
-        "forwards",
         "kind",
-        "missing",
         "name",
-        "observed",
-        "skipped",
+        "native",
     )
 
     def __init__(self, arena: Arena, name: str, kind: str, rule: Rule) -> None:
         self.name = name
         self.kind = kind
-        self.forwards = self.observed = self.backwards = self.missing = 0
-        self.skipped: Counter[str] = Counter()
+        self.native = arena.native_site(self)
+        """Its half in C++, which folds tensors like the last one without this one; or None."""
+        self.counts: Counts | _hooks.Site = self.native or Counts()
         self.error: str | None = None
         self._arena = arena
         self._rule = rule
@@ -60,27 +62,37 @@ class Site:
 
     def observe(self, tensor: Tensor) -> None:
         """Count a tensor and fold it in."""
-        self.forwards += 1
-        self.settle(self.fold(tensor))
+        self.counts.forwards += 1
+        self._settle(self.fold(tensor))
 
     def skip(self, reason: str) -> None:
         """Count a tensor and leave it out."""
-        self.forwards += 1
-        self.skipped[reason] += 1
+        self.counts.forwards += 1
+        self.counts.skip(reason)
 
-    def settle(self, reason: str | None) -> None:
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        """Count a gradient that came and fold it in; `first`: no other came for its tensor yet."""
+        arena, counts = self._arena, self.counts
+        with arena.lock, DisableTorchFunction():
+            reason = self.fold(gradient) if arena.recording else "step not recorded"
+            counts.backwards += 1
+            if first:
+                counts.missing -= 1
+                self._settle(reason)
+
+    def _settle(self, reason: str | None) -> None:
         """Say of a tensor that was counted why it was left out, None if it was folded in."""
         if reason is None:
-            self.observed += 1
+            self.counts.observed += 1
         else:
-            self.skipped[reason] += 1
+            self.counts.skip(reason)
 
     def fold(self, tensor: Tensor) -> str | None:
         """Fold `tensor` into the open step, or give the reason not to.
 
         Raises nothing but torch.AcceleratorError, after which the device is lost.
         """
-        if self.error is not None:
+        if self.counts.disabled:
             return "disabled"
         try:
             reason = unreadable(tensor)
@@ -101,6 +113,7 @@ class Site:
         if isinstance(error, torch.AcceleratorError):
             raise error
         if self.error is None:
+            self.counts.disabled = True
             self.error = f"{type(error).__name__}: {error}"
             warnings.warn(
                 f"hookstats records {self.kind} of {self.name!r} no more: {self.error}",
@@ -135,6 +148,8 @@ class Site:
         self._accumulator = accumulator
         self._channel_dim = dim
         self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
+        if self.native is not None:
+            accumulator.bind(self.native, x, dim)
         return None
 
     def rows(self) -> list[SiteCoverage]:
@@ -143,11 +158,11 @@ class Site:
             SiteCoverage(
                 name=self.name,
                 kind=self.kind,
-                forwards=self.forwards,
-                observed=self.observed,
-                skipped=dict(self.skipped),
-                backwards=self.backwards,
-                missing=self.missing,
+                forwards=self.counts.forwards,
+                observed=self.counts.observed,
+                skipped=dict(self.counts.skipped),
+                backwards=self.counts.backwards,
+                missing=self.counts.missing,
                 error=self.error,
             )
         ]

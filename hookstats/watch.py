@@ -95,11 +95,11 @@ class Watch:
         self._sites += sites.values()
         value, gradient = sites.get("input"), sites.get("grad_input")
         if value is not None or gradient is not None:
-            before = InputHook(self._arena, value, gradient)
+            before = InputHook(self._arena, value, gradient).fastest()
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         value, gradient = sites.get("output"), sites.get("grad_output")
         if value is not None or gradient is not None:
-            after = OutputHook(self._arena, value, gradient)
+            after = OutputHook(self._arena, value, gradient).fastest()
             self._handles.append(module.register_forward_hook(after))
 
     def step(self) -> None:
@@ -194,7 +194,7 @@ class Watch:
 
     def _schedule(self) -> None:
         due = self._step % self._every == 0
-        self._arena.recording = due and not self._paused and not self._closed
+        self._arena.record(due and not self._paused and not self._closed)
 
     def _check_open(self) -> None:
         if self._closed:

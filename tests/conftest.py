@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from hookstats import native
+
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("hookstats", deadline=None, print_blob=True)
 settings.load_profile("hookstats")
@@ -13,3 +15,14 @@ settings.load_profile("hookstats")
 def seed() -> None:
     """The same random tensors in every run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=["c++", "python"])
+def hooks_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test with the C++ hooks, then with the Python hooks; the language of the hooks."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "hooks", None)
+    else:
+        assert native.hooks is not None, native.why_not
+    return str(request.param)
+

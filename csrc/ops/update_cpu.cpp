@@ -11,6 +11,7 @@
 
 #include "cpu/kernel.h"
 #include "cpu/update.h"
+#include "ops/scalar_type.h"
 
 namespace hookstats {
 
@@ -18,44 +19,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-DType dtype_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::Float:
-      return DType::kFloat32;
-    case ScalarType::Double:
-      return DType::kFloat64;
-    case ScalarType::Half:
-      return DType::kFloat16;
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    case ScalarType::Float8_e4m3fn:
-      return DType::kFloat8E4M3FN;
-    case ScalarType::Float8_e5m2:
-      return DType::kFloat8E5M2;
-    case ScalarType::Char:
-      return DType::kInt8;
-    case ScalarType::Short:
-      return DType::kInt16;
-    case ScalarType::Int:
-      return DType::kInt32;
-    case ScalarType::Long:
-      return DType::kInt64;
-    case ScalarType::Byte:
-      return DType::kUInt8;
-    case ScalarType::UInt16:
-      return DType::kUInt16;
-    case ScalarType::UInt32:
-      return DType::kUInt32;
-    case ScalarType::UInt64:
-      return DType::kUInt64;
-    case ScalarType::Bool:
-      return DType::kBool;
-    default:
-      STD_TORCH_CHECK(false, "x has dtype ", x.scalar_type(),
-                      "; expected a real floating point, integer or bool dtype");
-  }
-}
 
 std::string shape_of(const Tensor& t) {
   std::string shape = "[";
@@ -127,7 +90,10 @@ void update_cpu(const Tensor& x, std::optional<int64_t> channel_dim, Tensor mome
     dim = *channel_dim < 0 ? *channel_dim + dims : *channel_dim;
   }
   cpu::UpdateParams params{};
-  params.dtype = dtype_of(x);
+  const std::optional<DType> dtype = dtype_of(x.scalar_type());
+  STD_TORCH_CHECK(dtype.has_value(), "x has dtype ", x.scalar_type(),
+                  "; expected a real floating point, integer or bool dtype");
+  params.dtype = *dtype;
   params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(dims),
                              static_cast<int>(dim));
   const int64_t channels = params.view.channels;
@@ -152,6 +118,15 @@ void update_cpu(const Tensor& x, std::optional<int64_t> channel_dim, Tensor mome
   cpu::update(params, parallel_for);
 }
 
+// For the C++ hooks, a library of their own that was built with this one.
+void update_params(const cpu::UpdateParams& params) { cpu::update(params, parallel_for); }
+
+int64_t cpu_entry(int64_t params_size) {
+  STD_TORCH_CHECK(params_size == int64_t{sizeof(cpu::UpdateParams)}, "params_size is ", params_size,
+                  "; expected ", sizeof(cpu::UpdateParams), ", that of the same build");
+  return reinterpret_cast<int64_t>(&update_params);
+}
+
 std::string cpu_capability() { return cpu::capability(); }
 
 }  // namespace
@@ -160,6 +135,7 @@ STABLE_TORCH_LIBRARY_IMPL(hookstats, CPU, m) { m.impl("update_", TORCH_BOX(&upda
 
 STABLE_TORCH_LIBRARY_IMPL(hookstats, CompositeExplicitAutograd, m) {
   m.impl("cpu_capability", TORCH_BOX(&cpu_capability));
+  m.impl("cpu_entry", TORCH_BOX(&cpu_entry));
 }
 
 }  // namespace hookstats
