@@ -79,7 +79,8 @@ class Arena:
         """A half in C++ for `site`, a Site; None where there are no C++ hooks."""
         if self.native is None or native.hooks is None:
             return None
-        return native.hooks.Site(self.native, site)
+        half: _hooks.Site = native.hooks.Site(self.native, site)
+        return half
 
     def record(self, recording: bool) -> None:
         """From now on hooks are to observe, or not."""
@@ -93,7 +94,7 @@ class Arena:
 
     def observed(self, sites: int, buffer: int) -> Int64:
         """How many tensors were folded into each of the first sites, int64 [sites]."""
-        parts = [calls[:, 0].numpy() for calls, in self.calls.first(sites, buffer)]
+        parts = [calls[:, 0].numpy() for (calls,) in self.calls.first(sites, buffer)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def swap(self) -> Snapshot:

@@ -49,21 +49,17 @@ class _Hook:
 class _ModuleHook(_Hook):
     """Folds the tensors of one module's calls in, and has their gradients folded in."""
 
-    __slots__ = ("_arena", "gradients", "values")
+    __slots__ = ("arena", "gradients", "values")
 
     def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
-        self._arena = arena
+        self.arena = arena
         self.values = values
         self.gradients = gradients
-
-    def fastest(self) -> Callable[..., None]:
-        """What to register with the module: the C++ hook that stands for this one, or this one."""
-        return self if self._arena.native is None else _in_front_of(self, self._arena.native)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and fold in the tensors of a call, and await their gradients."""
         values, gradients = self.values, self.gradients
-        with self._arena.lock, DisableTorchFunction():
+        with self.arena.lock, DisableTorchFunction():
             reason = _detour()
             empty = True
             try:
@@ -96,7 +92,7 @@ class OutputHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if self._arena.recording:
+        if self.arena.recording:
             self._observe(leaves(output))
 
 
@@ -111,7 +107,7 @@ class InputHook(_ModuleHook):
     def __call__(
         self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
-        if self._arena.recording:
+        if self.arena.recording:
             self._observe(argument_leaves(args, kwargs))
 
 
@@ -291,12 +287,15 @@ def _register(site: Site, tensor: Tensor) -> None:
     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def _in_front_of(hook: _ModuleHook, arena: _hooks.Arena) -> Callable[..., None]:
-    assert native.hooks is not None
+def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
+    """What to register with a module: the C++ hook that stands for `hook`, or `hook` itself."""
+    arena = hook.arena.native
+    if native.hooks is None or arena is None:
+        return hook
     kind = native.hooks.OutputHook if isinstance(hook, OutputHook) else native.hooks.InputHook
     front = kind(arena, hook, hook.values, hook.gradients)
     front.python = hook
-    return cast(Callable[..., None], front)
+    return cast(Callable[..., Any], front)
 
 
 def _as_traced(self: Any, *args: Any) -> None:

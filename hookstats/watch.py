@@ -21,7 +21,7 @@ from hookstats.bins import LinearBins, LogBins
 from hookstats.channels import ChannelDim, channel_rule, check_channel_dim, parameter_rule
 from hookstats.coverage import Coverage
 from hookstats.flush import Flusher, Sink, current_rank
-from hookstats.hooks import InputHook, OutputHook, Parameters, StepHook
+from hookstats.hooks import InputHook, OutputHook, Parameters, StepHook, fastest
 from hookstats.records import StepRecord
 from hookstats.selection import Selection, Selector
 from hookstats.sites import Site, Sites
@@ -95,11 +95,11 @@ class Watch:
         self._sites += sites.values()
         value, gradient = sites.get("input"), sites.get("grad_input")
         if value is not None or gradient is not None:
-            before = InputHook(self._arena, value, gradient).fastest()
+            before = fastest(InputHook(self._arena, value, gradient))
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         value, gradient = sites.get("output"), sites.get("grad_output")
         if value is not None or gradient is not None:
-            after = OutputHook(self._arena, value, gradient).fastest()
+            after = fastest(OutputHook(self._arena, value, gradient))
             self._handles.append(module.register_forward_hook(after))
 
     def step(self) -> None:

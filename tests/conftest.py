@@ -25,4 +25,3 @@ def hooks_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     else:
         assert native.hooks is not None, native.why_not
     return str(request.param)
-

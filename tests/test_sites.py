@@ -34,7 +34,9 @@ def close(arena: Arena) -> StepRecord:
 
 
 def assert_adds_up(site: Site) -> None:
-    assert site.counts.forwards == site.counts.observed + site.counts.missing + sum(site.counts.skipped.values())
+    assert site.counts.forwards == site.counts.observed + site.counts.missing + sum(
+        site.counts.skipped.values()
+    )
 
 
 def test_observe(arena: Arena) -> None:
@@ -199,7 +201,11 @@ def test_a_site_that_fails_is_disabled_and_warned_of_once(
     site.observe(torch.ones(2, 3))  # a second warning would be an error
     monkeypatch.undo()
     site.observe(torch.ones(2, 3))
-    assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (4, 1, {"disabled": 3})
+    assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (
+        4,
+        1,
+        {"disabled": 3},
+    )
     assert site.rows()[0].error == "RuntimeError: out of order"
 
 
