@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,6 @@ from hookstats import native
 from hookstats.accumulators import Arena
 from hookstats.leaves import Leaf, argument_leaves, leaves
 from hookstats.sites import Site, Sites, unreadable
-
-if TYPE_CHECKING:
-    from hookstats import _hooks
 
 _NOTHING = torch.empty(0, device="cpu")
 

@@ -3,7 +3,6 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -82,16 +81,7 @@ class TensorHook : public torch::autograd::FunctionPreHook {
 
  private:
   static void run(const Observe& observe, const at::Tensor& gradient) {
-    if (!gradient.defined()) return;
-    try {
-      observe(gradient);
-    } catch (const c10::AcceleratorError&) {
-      throw;  // the device is lost
-    } catch (const c10::Error& error) {
-      observe.awaited->site->fail(error);
-    } catch (const std::bad_alloc& error) {
-      observe.awaited->site->fail(error);
-    }
+    if (gradient.defined()) observe.awaited->site->attempt([&] { observe(gradient); });
   }
 
   Observe observe_;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include <optional>
 #include <utility>
 
 #include "hooks/gradient.h"
@@ -30,24 +31,35 @@ bool is_odd_call() {
 
 void fold(Site& site, const at::Tensor& x) {
   ++site.forwards;
-  if (x.numel() < kReleaseGil) {
+  const bool folded = site.attempt([&] {
+    std::optional<py::gil_scoped_release> released;
+    if (x.numel() >= kReleaseGil) released.emplace();
     site.fold(x);
+  });
+  if (folded) {
+    ++site.observed;
   } else {
-    const py::gil_scoped_release released;
-    site.fold(x);
+    site.skip("disabled");
   }
-  ++site.observed;
 }
 
 void await(const std::shared_ptr<Site>& site, const at::Tensor& x) {
   ++site->forwards;
-  if (!x.requires_grad()) {
-    site->skip("requires no gradient");
-  } else if (x.grad_fn() == nullptr) {
-    site->skip("leaf");
-  } else {
-    await_gradient(site, x);
+  const char* reason = nullptr;
+  const bool done = site->attempt([&] {
+    if (!x.requires_grad()) {
+      reason = "requires no gradient";
+    } else if (x.grad_fn() == nullptr) {
+      reason = "leaf";
+    } else {
+      await_gradient(site, x);
+    }
+  });
+  if (!done) reason = "disabled";
+  if (reason == nullptr) {
     ++site->missing;
+  } else {
+    site->skip(reason);
   }
 }
 
@@ -63,17 +75,16 @@ ModuleHook::ModuleHook(std::shared_ptr<Arena> arena, py::object python, py::obje
 PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   auto* hook = static_cast<ModuleHook*>(instance->simple_value_holder[0]);
+  HANDLE_TH_ERRORS
   if (!hook->arena_->recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
   bool done = false;
   try {
-    if (PyTuple_GET_SIZE(args) == 3) done = hook->observe(args);
+    done = PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
   } catch (const py::error_already_set&) {  // a container's: Python meets it again, and copes
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
   }
   if (done) Py_RETURN_NONE;
   return PyObject_Call(hook->python_.ptr(), args, kwargs);
+  END_HANDLE_TH_ERRORS
 }
 
 bool ModuleHook::observe(PyObject* args) {

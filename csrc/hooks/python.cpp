@@ -36,8 +36,8 @@ void set_traced(py::type type, const py::function& traced) {
 template <class Hook>
 void define_hook(py::module_& m, const char* name) {
   py::class_<Hook>(m, name, py::dynamic_attr())
-      .def(py::init<std::shared_ptr<Arena>, py::object, py::object, py::object>(),
-           py::arg("arena"), py::arg("python"), py::arg("values"), py::arg("gradients"));
+      .def(py::init<std::shared_ptr<Arena>, py::object, py::object, py::object>(), py::arg("arena"),
+           py::arg("python"), py::arg("values"), py::arg("gradients"));
 }
 
 }  // namespace
@@ -71,12 +71,13 @@ PYBIND11_MODULE(_hooks, m) {
       .def_readwrite("disabled", &Site::disabled)
       .def_property_readonly("skipped", [](const Site& s) { return s.skipped; })
       .def("skip", &Site::skip, py::arg("reason"))
-      .def("bind",
-           [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,
-              const std::array<StateTuple, 2>& states, const std::array<at::Tensor, 2>& calls) {
-             s.bind(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls);
-           },
-           py::arg("x"), py::arg("channel_dim"), py::arg("states"), py::arg("calls"));
+      .def(
+          "bind",
+          [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,
+             const std::array<StateTuple, 2>& states, const std::array<at::Tensor, 2>& calls) {
+            s.bind(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls);
+          },
+          py::arg("x"), py::arg("channel_dim"), py::arg("states"), py::arg("calls"));
 
   m.def("await_gradient", &await_gradient, py::arg("site"), py::arg("x"));
   define_hook<OutputHook>(m, "OutputHook");

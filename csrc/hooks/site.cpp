@@ -4,7 +4,6 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <utility>
@@ -19,8 +18,8 @@ namespace hookstats::hooks {
 
 namespace {
 
-// The keys that a tensor with plain memory may have. Python subclasses, functorch's wrappers, fake, sparse,
-// nested and quantised tensors, and lazy conj and neg bits have more.
+// The keys that a tensor with plain memory may have. Python subclasses, functorch's wrappers, fake,
+// sparse, nested and quantised tensors, and lazy conj and neg bits have more.
 constexpr c10::DispatchKeySet kPlainKeys =
     c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) |
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
@@ -44,6 +43,22 @@ int64_t* counts_of(const std::optional<at::Tensor>& counts) {
   return counts ? counts->mutable_data_ptr<int64_t>() : nullptr;
 }
 
+// Calls a method of the Python Site, if it still is; takes the GIL.
+template <class Call>
+void call_owner(PyObject* owner, const char* method, Call call) {
+  py::gil_scoped_acquire gil;
+  try {
+    const py::object site = py::handle(owner)();
+    if (!site.is_none()) call(site.attr(method));
+  } catch (py::error_already_set& raised) {
+    // In the form that autograd hands on to the thread that called backward.
+    raised.restore();
+    python_error error;
+    error.persist();
+    throw std::move(error);
+  }
+}
+
 }  // namespace
 
 Site::Site(std::shared_ptr<Arena> arena, PyObject* owner)
@@ -60,12 +75,13 @@ Site::~Site() {
 
 bool Site::is_plain(const at::Tensor& x) {
   return has_only(x, kPlainKeys) && x.layout() == at::kStrided && x.has_storage() &&
+         (x.const_data_ptr() != nullptr || x.numel() == 0) &&
          !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
 bool Site::is_strided(const at::Tensor& x) {
-  constexpr c10::DispatchKeySet lazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
-                                      c10::DispatchKey::ZeroTensor});
+  constexpr c10::DispatchKeySet lazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   return has_only(x, kPlainKeys | lazy) && x.layout() == at::kStrided;
 }
 
@@ -76,9 +92,17 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   if (!dtype || !x.device().is_cpu()) return;
   int dim = -1;
   if (channel_dim) dim = static_cast<int>(*channel_dim < 0 ? *channel_dim + x.dim() : *channel_dim);
-  auto bound = std::make_unique<Bound>(
-      Bound{x.scalar_type(), x.device(), x.sizes().vec(), x.strides().vec(), dim, {},
-            std::move(states), std::move(calls), {}, {}, {}});
+  auto bound = std::make_unique<Bound>(Bound{x.scalar_type(),
+                                             x.device(),
+                                             x.sizes().vec(),
+                                             x.strides().vec(),
+                                             dim,
+                                             {},
+                                             std::move(states),
+                                             std::move(calls),
+                                             {},
+                                             {},
+                                             {}});
   cpu::UpdateParams params{};
   params.dtype = *dtype;
   params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim);
@@ -115,43 +139,28 @@ void Site::receive(const at::Tensor& gradient, bool first) {
     std::lock_guard<std::recursive_mutex> lock(arena_->mutex);
     const bool recording = arena_->recording;
     if (!recording || takes(gradient)) {
-      if (recording) fold(gradient);
+      const char* reason = "step not recorded";
+      if (recording) reason = attempt([&] { fold(gradient); }) ? nullptr : "disabled";
       ++backwards;
-      if (first) {
-        --missing;
-        if (recording) {
-          ++observed;
-        } else {
-          skip("step not recorded");
-        }
+      if (!first) return;
+      --missing;
+      if (reason == nullptr) {
+        ++observed;
+      } else {
+        skip(reason);
       }
       return;
     }
   }
-  call_owner("receive", [&](const py::object& method) {
+  call_owner(owner_, "receive", [&](const py::object& method) {
     method(py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient)), first);
   });
 }
 
 void Site::fail(const std::exception& error) {
-  call_owner("disable", [&](const py::object& method) {
+  call_owner(owner_, "disable", [&](const py::object& method) {
     method(py::handle(PyExc_RuntimeError)(error.what()));
   });
-}
-
-template <class Call>
-void Site::call_owner(const char* method, Call call) {
-  py::gil_scoped_acquire gil;
-  try {
-    const py::object owner = py::handle(owner_)();
-    if (!owner.is_none()) call(owner.attr(method));
-  } catch (py::error_already_set& raised) {
-    // In the form that autograd hands on to the thread that called backward.
-    raised.restore();
-    python_error error;
-    error.persist();
-    throw std::move(error);
-  }
 }
 
 }  // namespace hookstats::hooks

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <array>
 #include <cstdint>
@@ -55,8 +57,10 @@ class Site {
   // Counts a gradient that came and folds it in, `first` of its tensor or not. Without the GIL,
   // which is taken only where `takes` says no. Not under the lock.
   void receive(const at::Tensor& gradient, bool first);
-  // Folds nothing any more, and warns; without the GIL, not under the lock.
-  void fail(const std::exception& error);
+  // Runs a step of the site's work, and disables the site, with a warning, where that throws:
+  // whether it did not. With or without the GIL. What is not ours to catch is thrown on.
+  template <class Work>
+  bool attempt(Work work);
 
   Arena& arena() const { return *arena_; }
 
@@ -79,12 +83,26 @@ class Site {
     std::vector<float> tensor_edges, channel_edges;
   };
 
-  template <class Call>
-  void call_owner(const char* method, Call call);
+  void fail(const std::exception& error);
 
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Bound> bound_;
   PyObject* owner_;  // a weak reference
 };
+
+template <class Work>
+bool Site::attempt(Work work) {
+  try {
+    work();
+    return true;
+  } catch (const c10::AcceleratorError&) {
+    throw;  // the device is lost
+  } catch (const python_error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail(error);
+    return false;
+  }
+}
 
 }  // namespace hookstats::hooks
