@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 from torch import Tensor
-from torch._C import _disabled_torch_dispatch_impl, _has_storage
+from torch._C import _has_storage
 from torch._C._functorch import maybe_current_level
 
 from hookstats.accumulators import Accumulator, Arena
@@ -15,6 +15,11 @@ from hookstats.channels import Rule
 from hookstats.coverage import SiteCoverage
 from hookstats.records import SiteInfo
 from hookstats.reference import DTYPES
+from hookstats.sharding import is_plain, local_part, refusal
+
+MAX_LEAVES = 1024
+"""Tensors of one kind of one module that are told apart: keys that change from call to call, such
+as the names of images, would fill the memory with sites."""
 
 
 class Site:
@@ -85,7 +90,7 @@ class Site:
         try:
             reason = unreadable(tensor)
             if reason is None:
-                x = tensor.detach()
+                x = tensor.detach() if is_plain(tensor) else local_part(tensor).detach()
                 if x.dtype is not self._dtype or x.shape != self._shape or x.device != self._device:
                     reason = self._adapt(x)
                 if reason is None and self._accumulator is not None:
@@ -155,9 +160,8 @@ class Site:
 
 def unreadable(tensor: Tensor) -> str | None:
     """Why `tensor` has no plain memory with its values, None if it has; cheap."""
-    cls = type(tensor)
-    if cls is not Tensor and cls.__torch_dispatch__ is not _disabled_torch_dispatch_impl:
-        return cls.__name__  # FakeTensor, DTensor, jagged NestedTensor, ...
+    if not is_plain(tensor) and (reason := refusal(tensor)) is not None:
+        return reason
     if maybe_current_level() is not None:
         return "torch.func transform"
     if tensor.layout is not torch.strided:
@@ -176,7 +180,14 @@ class Sites(dict[str, Site]):
         self.rule = rule
 
     def __missing__(self, path: str) -> Site:
+        full = len(self) >= MAX_LEAVES
+        if full:
+            path = "[...]"
+            if path in self:
+                return self[path]
         site = self[path] = Site(self.arena, self.name, self.kind + path, self.rule)
+        if full:
+            site.disable(ValueError(f"it has more than {MAX_LEAVES} tensors, by their paths"))
         return site
 
     def rows(self) -> list[SiteCoverage]:
