@@ -164,6 +164,8 @@ def unreadable(tensor: Tensor) -> str | None:
         return reason
     if maybe_current_level() is not None:
         return "torch.func transform"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "CUDA graph capture"  # which replays kernels, and no hooks
     if tensor.layout is not torch.strided:
         return f"layout {_short(tensor.layout)}"
     return "nested tensor" if tensor.is_nested else None

@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -377,6 +378,31 @@ def test_a_parameter_that_several_modules_share_is_observed_once_a_step() -> Non
         ]
         assert model[0].weight.grad is not None
         assert_stats(w.latest["0.weight", "param_grad"], [model[0].weight.grad], 0)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3)])  # the latter's output is a view
+@pytest.mark.parametrize("use", ["none", "backward", "in place", "graph kept", "failure"])
+def test_no_hook_keeps_a_tensor_alive(shape: tuple[int, ...], use: str) -> None:
+    def broken(gradient: Tensor) -> None:
+        raise RuntimeError("of the user")
+
+    model = nn.Linear(3, 4)
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        x = torch.randn(shape, requires_grad=True) * 1
+        y = model(x)
+        alive = [weakref.ref(tensor) for tensor in (x, y, y.untyped_storage())]
+        loss = (y.mul_(2) if use == "in place" else y * 2).sum()
+        if use == "failure":
+            x.register_hook(broken)
+            with pytest.raises(RuntimeError, match="of the user"):
+                loss.backward()
+        elif use != "none":
+            loss.backward(retain_graph=use == "graph kept")
+        w.step()
+        assert w.latest["", "output"].count.sum() == y.numel()
+        del x, y, loss
+        # By their reference counts alone: the collector is not asked.
+        assert [reference() for reference in alive] == [None] * 3
 
 
 # Checkpoints
