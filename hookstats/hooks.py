@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
+from torch._C import (
+    DisableTorchFunction,
+    _current_graph_task_id,
+    _DisableTorchDispatch,
+    _get_tracing_state,
+)
 from torch.autograd import forward_ad
 from torch.optim import Optimizer
 
 from hookstats import native
 from hookstats.accumulators import Arena
 from hookstats.leaves import Leaf, argument_leaves, leaves
+from hookstats.sharding import is_distributed, is_plain
 from hookstats.sites import Site, Sites, unreadable
 
 _NOTHING = torch.empty(0, device="cpu")
@@ -125,23 +131,23 @@ class GradientHook(_Hook):
         self._probe: Tensor | None = None
         if view is not None:
             # It has no values, but shares the version counter of the view and its base.
-            self._probe = view.detach()
+            with _DisableTorchDispatch():  # of a DTensor, too
+                self._probe = view.detach()
             self._probe.data = _NOTHING
             self._version = view._version
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if not self.is_replaced():
-            self.fold(gradient)
+        if gradient is not None and not self.is_replaced():  # None: an undefined one
+            self.hand_on(self.site.receive, gradient)
 
     def is_replaced(self) -> bool:
         """Whether the tensor is a view of something that was changed in place since."""
         return self._probe is not None and self._probe._version != self._version
 
-    def fold(self, gradient: Tensor | None) -> None:
-        """Count a gradient that came and fold it in; None is an undefined one."""
-        if gradient is not None:
-            first, self._first = self._first, False
-            self.site.receive(gradient, first)
+    def hand_on(self, receive: Callable[[Tensor, bool], None], gradient: Tensor) -> None:
+        """Give a gradient to the site, and say whether it is the first."""
+        first, self._first = self._first, False
+        receive(gradient, first)
 
 
 class BaseHook(_Hook):
@@ -161,15 +167,17 @@ class BaseHook(_Hook):
         self._base_stride = base.stride()
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is None or not self._hook.is_replaced():
+        hook = self._hook
+        if gradient is None or not hook.is_replaced():
             return
         try:
             with DisableTorchFunction():
-                part = gradient if unreadable(gradient) else self._of_view(gradient.detach())
+                taken = is_plain(gradient) and not unreadable(gradient)
+                part = self._of_view(gradient.detach()) if taken else gradient
         except Exception as error:
-            self._hook.site.disable(error)
+            hook.site.disable(error)
         else:
-            self._hook.fold(part)
+            hook.hand_on(hook.site.receive if taken else hook.site.refuse, part)
 
     def _of_view(self, gradient: Tensor) -> Tensor:
         """The part of the base's gradient that lies where the view lies in the base."""
@@ -211,32 +219,76 @@ class StepHook(_Hook):
 
 
 class Parameters:
-    """The watched parameters: their values and gradients as an optimizer is about to use them."""
+    """The watched parameters: their values and gradients as an optimizer is about to use them.
+
+    A parameter is what its module has by its name at the time, as sharding, a load or a conversion
+    may replace it. There are no weak references to parameters: `torch.utils.swap_tensors`, which
+    moves DTensors to other dtypes and devices, refuses a tensor that has any.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._sites: dict[int, tuple[weakref.ref[Tensor], Site | None, Site | None]] = {}
+        self._watched: list[_Parameter] = []
+        self._by_id: dict[int, _Parameter] | None = None
 
-    def add(self, parameter: Tensor, value: Site | None, gradient: Site | None) -> None:
-        """Watch `parameter`, without keeping it alive."""
-        self._sites[id(parameter)] = weakref.ref(parameter), value, gradient
+    def add(self, owner: nn.Module, key: str, value: Site | None, gradient: Site | None) -> None:
+        """Watch the parameter `key` of `owner`, without keeping either alive."""
+        identity = id(owner._parameters[key])
+        self._watched.append(_Parameter(weakref.ref(owner), key, identity, value, gradient))
 
     def observe(self, parameters: Iterable[Tensor]) -> None:
         """Fold in those of `parameters` that are watched."""
         with self._arena.lock, DisableTorchFunction():
+            if self._by_id is None:
+                self._by_id = {id(watched.tensor()): watched for watched in self._watched}
+                for watched in self._watched:
+                    watched.check()
             for parameter in parameters:
-                reference, value, gradient = self._sites.get(id(parameter), (None, None, None))
-                if reference is None or reference() is not parameter:
+                found = self._by_id.get(id(parameter))
+                if found is None or found.tensor() is not parameter:
                     continue
-                if value is not None:
-                    value.observe(parameter)
-                if gradient is not None:
-                    _observe_gradient(gradient, parameter)
+                if found.value is not None:
+                    found.value.observe(parameter)
+                if found.gradient is not None:
+                    _observe_gradient(found.gradient, parameter)
 
     def observe_all(self) -> None:
         """Fold all of them in."""
-        alive = [reference() for reference, _, _ in self._sites.values()]
-        self.observe(parameter for parameter in alive if parameter is not None)
+        found = [watched.tensor() for watched in self._watched]
+        self.observe(parameter for parameter in found if parameter is not None)
+
+    def look_again(self) -> None:
+        """Have the next step ask the modules anew for their parameters."""
+        self._by_id = None
+
+
+class _Parameter(NamedTuple):
+    """A watched parameter and its sites."""
+
+    owner: weakref.ref[nn.Module]
+    key: str
+    identity: int
+    value: Site | None
+    gradient: Site | None
+
+    def tensor(self) -> Tensor | None:
+        """What the parameter is now; None where it is gone."""
+        owner = self.owner()
+        if owner is None:
+            return None
+        if self.key in owner._parameters:
+            return owner._parameters[self.key]
+        # Moved to another name, by a parametrization or by pruning.
+        return next((p for p in owner.parameters() if id(p) == self.identity), None)
+
+    def check(self) -> None:
+        """Disable the sites of a parameter that its module has lost."""
+        if self.owner() is not None and self.tensor() is None:
+            for site in (self.value, self.gradient):
+                if site is not None:
+                    site.disable(
+                        LookupError("the parameter is gone: expected a watch after sharding")
+                    )
 
 
 def _observe_gradient(site: Site, parameter: Tensor) -> None:
@@ -254,8 +306,11 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
     """Register the hooks that fold the gradient of `tensor` in, or count why not."""
     site.counts.forwards += 1
     try:
-        if reason is None:
-            reason = "disabled" if site.counts.disabled else unreadable(tensor)
+        if reason is None and site.counts.disabled:
+            reason = "disabled"
+        # The gradient of a DTensor has placements of its own.
+        if reason is None and not is_distributed(tensor):
+            reason = unreadable(tensor)
         if reason is None and not tensor.requires_grad:
             reason = "requires no gradient"
         # Reading grad_fn also brings it up to date where the tensor is a view of something that

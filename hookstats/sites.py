@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction, _disabled_torch_dispatch_impl, _has_storage
+from torch._C import DisableTorchFunction, _has_storage
 from torch._C._functorch import maybe_current_level
 
 from hookstats.accumulators import Accumulator, Arena
@@ -15,6 +15,13 @@ from hookstats.channels import Rule
 from hookstats.coverage import Counts, SiteCoverage
 from hookstats.records import SiteInfo
 from hookstats.reference import DTYPES
+from hookstats.sharding import is_plain, local_part, refusal
+
+MAX_LEAVES = 1024
+"""Tensors of one kind of one module that are told apart: keys that change from call to call, such
+as the names of images, would fill the memory with sites."""
+
+_LATE = "step not recorded"
 
 if TYPE_CHECKING:
     from hookstats import _hooks
@@ -72,13 +79,21 @@ class Site:
 
     def receive(self, gradient: Tensor, first: bool) -> None:
         """Count a gradient that came and fold it in; `first`: no other came for its tensor yet."""
-        arena, counts = self._arena, self.counts
-        with arena.lock, DisableTorchFunction():
-            reason = self.fold(gradient) if arena.recording else "step not recorded"
-            counts.backwards += 1
-            if first:
-                counts.missing -= 1
-                self._settle(reason)
+        with self._arena.lock, DisableTorchFunction():
+            self._received(first, self.fold(gradient) if self._arena.recording else _LATE)
+
+    def refuse(self, gradient: Tensor, first: bool) -> None:
+        """Count the gradient of a view's base, of which the view's part cannot be taken."""
+        with self._arena.lock, DisableTorchFunction():
+            # A view of shards is no part of their memory.
+            reason = unreadable(gradient) or "distributed view changed in place"
+            self._received(first, reason if self._arena.recording else _LATE)
+
+    def _received(self, first: bool, reason: str | None) -> None:
+        self.counts.backwards += 1
+        if first:
+            self.counts.missing -= 1
+            self._settle(reason)
 
     def _settle(self, reason: str | None) -> None:
         """Say of a tensor that was counted why it was left out, None if it was folded in."""
@@ -97,7 +112,7 @@ class Site:
         try:
             reason = unreadable(tensor)
             if reason is None:
-                x = tensor.detach()
+                x = tensor.detach() if is_plain(tensor) else local_part(tensor).detach()
                 if x.dtype is not self._dtype or x.shape != self._shape or x.device != self._device:
                     reason = self._adapt(x)
                 if reason is None and self._accumulator is not None:
@@ -170,11 +185,12 @@ class Site:
 
 def unreadable(tensor: Tensor) -> str | None:
     """Why `tensor` has no plain memory with its values, None if it has; cheap."""
-    cls = type(tensor)
-    if cls is not Tensor and cls.__torch_dispatch__ is not _disabled_torch_dispatch_impl:
-        return cls.__name__  # FakeTensor, DTensor, jagged NestedTensor, ...
+    if not is_plain(tensor) and (reason := refusal(tensor)) is not None:
+        return reason
     if maybe_current_level() is not None:
         return "torch.func transform"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "CUDA graph capture"  # which replays kernels, and no hooks
     if tensor.layout is not torch.strided:
         return f"layout {_short(tensor.layout)}"
     return "nested tensor" if tensor.is_nested else None
@@ -191,7 +207,14 @@ class Sites(dict[str, Site]):
         self.rule = rule
 
     def __missing__(self, path: str) -> Site:
+        full = len(self) >= MAX_LEAVES
+        if full:
+            path = "[...]"
+            if path in self:
+                return self[path]
         site = self[path] = Site(self.arena, self.name, self.kind + path, self.rule)
+        if full:
+            site.disable(ValueError(f"it has more than {MAX_LEAVES} tensors, by their paths"))
         return site
 
     def rows(self) -> list[SiteCoverage]:

@@ -25,3 +25,10 @@ def hooks_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     else:
         assert native.hooks is not None, native.why_not
     return str(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))

@@ -45,7 +45,11 @@ struct ForBase {
 
   void operator()(const at::Tensor& gradient) const {
     if (!awaited->is_replaced()) return;
-    awaited->receive(Site::is_strided(gradient) ? of_view(gradient) : gradient);
+    if (Site::is_strided(gradient)) {
+      awaited->receive(of_view(gradient));
+    } else {
+      awaited->site->refuse(gradient, awaited->first.exchange(false));
+    }
   }
 
   // The part of the base's gradient that lies where the view lies in the base.

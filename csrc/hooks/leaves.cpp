@@ -2,6 +2,7 @@
 #include "hooks/leaves.h"
 
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 namespace py = pybind11;
@@ -26,6 +27,14 @@ bool is_scalar(PyObject* value) {
          PyFloat_Check(value) || PyBytes_Check(value);
 }
 
+bool is_tensor(PyObject* value) {
+  try {
+    return THPVariable_Check(value);
+  } catch (const python_error&) {  // an isinstance that raised
+    throw py::error_already_set();
+  }
+}
+
 std::string text(PyObject* value) { return py::cast<std::string>(py::handle(value)); }
 
 std::string key(py::handle key) {
@@ -33,8 +42,17 @@ std::string key(py::handle key) {
   return "[" + py::repr(key).cast<std::string>() + "]";
 }
 
+// Of a container that holds itself, Python's limit is met before the stack's.
+struct Depth {
+  Depth() {
+    if (Py_EnterRecursiveCall(" in the output of a module") != 0) throw py::error_already_set();
+  }
+  ~Depth() { Py_LeaveRecursiveCall(); }
+};
+
 void walk(PyObject* value, const std::string& path, Leaves& leaves) {
-  if (THPVariable_Check(value)) {
+  const Depth depth;
+  if (is_tensor(value)) {
     const bool is_first = path.find_first_not_of("[0]") == std::string::npos;
     leaves.push_back({is_first ? std::string() : path, THPVariable_Unpack(value)});
   } else if (is_scalar(value)) {

@@ -19,6 +19,9 @@ namespace {
 // Elements from which on other Python threads may run during the kernel.
 constexpr int64_t kReleaseGil = 1 << 16;
 
+// Paths that change from call to call are left to Python, which has a limit of its own.
+constexpr size_t kMostPlaces = 256;
+
 std::shared_ptr<Site> site_at(const py::object& sites, const std::string& path) {
   if (sites.is_none()) return nullptr;
   return sites[py::str(path)].attr("counts").cast<std::shared_ptr<Site>>();
@@ -96,13 +99,15 @@ bool ModuleHook::observe(PyObject* args) {
   const LockWithGil lock(*arena_);
   const bool recomputation = torch::autograd::get_current_graph_task_id() != -1;
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const auto& [path, value, gradient] = place(i, leaves[i].path);
+    const Place* const found = place(i, leaves[i].path);
+    if (found == nullptr) return false;
+    const auto& [path, value, gradient] = *found;
     if (recomputation) continue;
     if (value && !value->takes(leaves[i].tensor)) return false;
     if (gradient && (gradient->disabled || !Site::is_plain(leaves[i].tensor))) return false;
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const auto& [path, value, gradient] = place(i, leaves[i].path);
+    const auto& [path, value, gradient] = *place(i, leaves[i].path);
     if (recomputation) {
       for (Site* site : {value.get(), gradient.get()}) {
         if (site == nullptr) continue;
@@ -117,13 +122,14 @@ bool ModuleHook::observe(PyObject* args) {
   return true;
 }
 
-const ModuleHook::Place& ModuleHook::place(size_t i, const std::string& path) {
-  if (i < places_.size() && places_[i].path == path) return places_[i];
+const ModuleHook::Place* ModuleHook::place(size_t i, const std::string& path) {
+  if (i < places_.size() && places_[i].path == path) return &places_[i];
   for (const Place& place : places_) {
-    if (place.path == path) return place;
+    if (place.path == path) return &place;
   }
+  if (places_.size() == kMostPlaces) return nullptr;
   places_.push_back({path, site_at(values_, path), site_at(gradients_, path)});
-  return places_.back();
+  return &places_.back();
 }
 
 void OutputHook::add_leaves(PyObject* args, Leaves& leaves) const {

@@ -36,7 +36,8 @@ class ModuleHook {
   };
 
   bool observe(PyObject* args);
-  const Place& place(size_t i, const std::string& path);
+  // That of a path, the i-th of its call; none where there are too many.
+  const Place* place(size_t i, const std::string& path);
 
   std::shared_ptr<Arena> arena_;
   pybind11::object python_, values_, gradients_;

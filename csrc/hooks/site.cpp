@@ -152,8 +152,16 @@ void Site::receive(const at::Tensor& gradient, bool first) {
       return;
     }
   }
-  call_owner(owner_, "receive", [&](const py::object& method) {
-    method(py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient)), first);
+  hand_to_owner("receive", gradient, first);
+}
+
+void Site::refuse(const at::Tensor& gradient, bool first) {
+  hand_to_owner("refuse", gradient, first);
+}
+
+void Site::hand_to_owner(const char* method, const at::Tensor& gradient, bool first) {
+  call_owner(owner_, method, [&](const py::object& call) {
+    call(py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient)), first);
   });
 }
 

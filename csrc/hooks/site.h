@@ -57,6 +57,8 @@ class Site {
   // Counts a gradient that came and folds it in, `first` of its tensor or not. Without the GIL,
   // which is taken only where `takes` says no. Not under the lock.
   void receive(const at::Tensor& gradient, bool first);
+  // Counts the gradient of a view's base, of which the view's part cannot be taken.
+  void refuse(const at::Tensor& gradient, bool first);
   // Runs a step of the site's work, and disables the site, with a warning, where that throws:
   // whether it did not. With or without the GIL. What is not ours to catch is thrown on.
   template <class Work>
@@ -83,6 +85,7 @@ class Site {
     std::vector<float> tensor_edges, channel_edges;
   };
 
+  void hand_to_owner(const char* method, const at::Tensor& gradient, bool first);
   void fail(const std::exception& error);
 
   std::shared_ptr<Arena> arena_;
