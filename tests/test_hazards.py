@@ -857,8 +857,8 @@ def test_a_thousand_steps_leave_nothing_behind(backward: bool) -> None:
             if sys.platform == "linux":
                 resident.append(resident_bytes())
     assert live[1:] == live[1:2] * 9
-    # One object a step would be 800 more; other threads and caches make some noise.
-    assert blocks[-1] - blocks[1] < 400
+    # One object a step would be 300 more; caches of Python's fill up in the first hundreds.
+    assert blocks[-1] - blocks[-4] < 200
     if resident:  # the smallest activation kept would be 2 KiB a step, the state of a site more
         assert resident[-1] - resident[1] < 1 << 20
     training.close()
