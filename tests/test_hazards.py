@@ -108,10 +108,16 @@ def test_an_interrupt_inside_a_hook_reaches_the_user_and_blocks_no_one(
     interrupt: type[BaseException],
 ) -> None:
     class Interrupting(dict[str, Tensor]):
-        def items(self) -> Any:
-            raise interrupt
+        """As if a signal came, once, while the hook walks the output."""
 
-    # As if the signal came while the hook walks the output.
+        came = False
+
+        def items(self) -> Any:
+            if not Interrupting.came:
+                Interrupting.came = True
+                raise interrupt
+            return super().items()
+
     model = nn.Sequential(Lambda(lambda x: Interrupting(x=x)), Lambda(lambda d: d["x"] * 2))
     with hs.watch(model, kinds=("output",)) as w:
         with pytest.raises(interrupt):
