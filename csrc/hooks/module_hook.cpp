@@ -83,7 +83,9 @@ PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   bool done = false;
   try {
     done = PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
-  } catch (const py::error_already_set&) {  // a container's: Python meets it again, and copes
+  } catch (const py::error_already_set& error) {
+    // A container's: Python meets it again, and copes. But an interrupt does not come twice.
+    if (!error.matches(PyExc_Exception)) throw;
   }
   if (done) Py_RETURN_NONE;
   return PyObject_Call(hook->python_.ptr(), args, kwargs);
