@@ -21,7 +21,7 @@ from hookstats.state import MOMENTS, TALLIES, identity_moments, identity_tallies
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 4 << 20  # of one buffer, unless one site alone needs more
 
-_State = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+State = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """What `update_` takes after x and channel_dim."""
 
 
@@ -93,7 +93,7 @@ class Accumulator:
 
     __slots__ = ("_arena", "_index", "_states")
 
-    def __init__(self, arena: Arena, index: int, states: tuple[_State, _State]) -> None:
+    def __init__(self, arena: Arena, index: int, states: tuple[State, State]) -> None:
         self._arena = arena
         self._index = index
         self._states = states
@@ -104,6 +104,16 @@ class Accumulator:
         front = arena.front
         update_(x, channel_dim, *self._states[front])
         arena.observed[front][self._index] += 1
+
+    @property
+    def states(self) -> tuple[State, State]:
+        """By buffer, the state that others fill, who then `count` it."""
+        return self._states
+
+    def count(self) -> None:
+        """Count a tensor that was folded into the open step's state; under the lock."""
+        arena = self._arena
+        arena.observed[arena.front][self._index] += 1
 
     def is_empty(self) -> bool:
         """Whether nothing was folded into the open step."""
@@ -206,13 +216,13 @@ class _Shelf:
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
 
-    def add(self, site: int, channels: int) -> tuple[_State, _State]:
+    def add(self, site: int, channels: int) -> tuple[State, State]:
         """The state of a new site in both buffers."""
         self.sites.append(site)
         moments, tallies, *channel_counts = self.channels.take(channels)
         counts = self.tensors.take(1)
 
-        def state(buffer: int) -> _State:
+        def state(buffer: int) -> State:
             return (
                 moments[buffer],
                 tallies[buffer],

@@ -1,4 +1,4 @@
-"""The hooks: thin callables that a module, a tensor or an optimizer calls, and the sites they feed.
+"""The hooks of modules and tensors: thin callables, and the sites they feed.
 
 None of them returns anything, holds a tensor with values, or raises. Each asks first whether its
 arena is recording: that is all it costs where it is not.
@@ -6,14 +6,12 @@ arena is recording: that is all it costs where it is not.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
 from torch.autograd import forward_ad
-from torch.optim import Optimizer
 
 from hookstats.accumulators import Arena
 from hookstats.leaves import Leaf, argument_leaves, leaves
@@ -29,7 +27,7 @@ class Inert:
         pass
 
 
-class _Hook:
+class Hook:
     """A hook that belongs to one model: copied or pickled with it, it becomes inert."""
 
     __slots__ = ()
@@ -41,7 +39,7 @@ class _Hook:
         return Inert, ()
 
 
-class _ModuleHook(_Hook):
+class _ModuleHook(Hook):
     """Folds the tensors of one module's calls in, and has their gradients folded in."""
 
     __slots__ = ("_arena", "_gradients", "_values")
@@ -105,7 +103,7 @@ class InputHook(_ModuleHook):
             self._observe(argument_leaves(args, kwargs))
 
 
-class GradientHook(_Hook):
+class GradientHook(Hook):
     """Tensor hook for one call's tensor: folds its gradient in, once a backward.
 
     A view that is changed in place later is replaced in the graph, and this hook then gets a part
@@ -149,7 +147,7 @@ class GradientHook(_Hook):
                 site.settle(reason)
 
 
-class BaseHook(_Hook):
+class BaseHook(Hook):
     """Tensor hook for the base of a view: its gradient stands in for that of a replaced view.
 
     That is the gradient of the values at the view's place, also where others use the base.
@@ -185,74 +183,6 @@ class BaseHook(_Hook):
             gradient = laid_out.copy_(gradient)
         offset = gradient.storage_offset() + self._offset
         return gradient.as_strided(self._shape, self._stride, offset)
-
-
-class StepHook(_Hook):
-    """Step hook of one optimizer: observes its parameters, then says that it steps.
-
-    An optimizer that is given a closure computes the gradients itself, in its step: there it is
-    the hook after the step that does so, else the one before.
-    """
-
-    __slots__ = ("_after", "_arena", "_parameters", "_then")
-
-    def __init__(
-        self, arena: Arena, parameters: Parameters, then: Callable[[], None], *, after: bool
-    ) -> None:
-        self._arena = arena
-        self._parameters = parameters
-        self._then = then
-        self._after = after
-
-    def __call__(
-        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-        if (closure is not None) is not self._after:
-            return
-        if self._arena.recording:
-            self._parameters.observe(p for group in optimizer.param_groups for p in group["params"])
-        self._then()
-
-
-class Parameters:
-    """The watched parameters: their values and gradients as an optimizer is about to use them."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self._sites: dict[int, tuple[weakref.ref[Tensor], Site | None, Site | None]] = {}
-
-    def add(self, parameter: Tensor, value: Site | None, gradient: Site | None) -> None:
-        """Watch `parameter`, without keeping it alive."""
-        self._sites[id(parameter)] = weakref.ref(parameter), value, gradient
-
-    def observe(self, parameters: Iterable[Tensor]) -> None:
-        """Fold in those of `parameters` that are watched."""
-        with self._arena.lock, DisableTorchFunction():
-            for parameter in parameters:
-                reference, value, gradient = self._sites.get(id(parameter), (None, None, None))
-                if reference is None or reference() is not parameter:
-                    continue
-                if value is not None:
-                    value.observe(parameter)
-                if gradient is not None:
-                    _observe_gradient(gradient, parameter)
-
-    def observe_all(self) -> None:
-        """Fold all of them in."""
-        alive = [reference() for reference, _, _ in self._sites.values()]
-        self.observe(parameter for parameter in alive if parameter is not None)
-
-
-def _observe_gradient(site: Site, parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        site.backwards += 1
-        site.observe(parameter.grad)
-    elif not parameter.requires_grad:
-        site.skip("requires no gradient")
-    else:
-        site.forwards += 1
-        site.missing += 1
 
 
 def _await_gradient(arena: Arena, site: Site, tensor: Tensor, reason: str | None) -> None:

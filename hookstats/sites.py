@@ -24,15 +24,15 @@ class Site:
     """
 
     __slots__ = (
-        "_accumulator",
         "_accumulators",
         "_arena",
-        "_channel_dim",
         "_device",
         "_dtype",
         "_rule",
         "_shape",
+        "accumulator",
         "backwards",
+        "channel_dim",
         "error",
         "forwards",
         "kind",
@@ -54,8 +54,8 @@ class Site:
         self._shape: torch.Size | None = None
         self._dtype: torch.dtype | None = None
         self._device: torch.device | None = None
-        self._channel_dim: int | None = None
-        self._accumulator: Accumulator | None = None
+        self.channel_dim: int | None = None
+        self.accumulator: Accumulator | None = None
         self._accumulators: dict[torch.device, Accumulator] = {}
 
     def observe(self, tensor: Tensor) -> None:
@@ -80,21 +80,34 @@ class Site:
 
         Raises nothing but torch.AcceleratorError, after which the device is lost.
         """
+        reason = self.prepare(tensor)
+        if reason is None and self.accumulator is not None:
+            try:
+                self.accumulator.fold(tensor.detach(), self.channel_dim)
+            except Exception as error:
+                return self._fail(tensor, error)
+        return reason
+
+    def prepare(self, tensor: Tensor) -> str | None:
+        """Make `accumulator` and `channel_dim` those of `tensor`, or give the reason to skip it."""
         if self.error is not None:
             return "disabled"
         try:
             reason = unreadable(tensor)
-            if reason is None:
-                x = tensor.detach()
-                if x.dtype is not self._dtype or x.shape != self._shape or x.device != self._device:
-                    reason = self._adapt(x)
-                if reason is None and self._accumulator is not None:
-                    self._accumulator.fold(x, self._channel_dim)
+            if reason is None and (
+                tensor.dtype is not self._dtype
+                or tensor.shape != self._shape
+                or tensor.device != self._device
+            ):
+                reason = self._adapt(tensor.detach())
             return reason
         except Exception as error:
-            if not _has_storage(tensor):  # batched by the vmap of autograd.grad, to name one
-                return "no storage"
-            return self.disable(error)
+            return self._fail(tensor, error)
+
+    def _fail(self, tensor: Tensor, error: Exception) -> str:
+        if not _has_storage(tensor):  # batched by the vmap of autograd.grad, to name one
+            return "no storage"
+        return self.disable(error)
 
     def disable(self, error: Exception) -> str:
         """Fold nothing any more because of `error`; warn, once; give the reason to skip."""
@@ -126,14 +139,14 @@ class Site:
         accumulator = self._accumulators.get(x.device)
         if accumulator is not None and accumulator.info.channels != channels:
             return "other number of channels"
-        last = self._accumulator
+        last = self.accumulator
         if last is not None and last is not accumulator and not last.is_empty():
             return "second device in a step"
         if accumulator is None:
             accumulator = self._accumulators[x.device] = self._arena.accumulator(info, x.device)
         accumulator.info = info
-        self._accumulator = accumulator
-        self._channel_dim = dim
+        self.accumulator = accumulator
+        self.channel_dim = dim
         self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
         return None
 

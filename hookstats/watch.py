@@ -21,7 +21,8 @@ from hookstats.bins import LinearBins, LogBins
 from hookstats.channels import ChannelDim, channel_rule, check_channel_dim, parameter_rule
 from hookstats.coverage import Coverage
 from hookstats.flush import Flusher, Sink, current_rank
-from hookstats.hooks import InputHook, OutputHook, Parameters, StepHook
+from hookstats.hooks import InputHook, OutputHook
+from hookstats.parameters import Parameters, StepHook
 from hookstats.records import StepRecord
 from hookstats.selection import Selection, Selector
 from hookstats.sites import Site, Sites

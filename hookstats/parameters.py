@@ -1,0 +1,227 @@
+"""Parameters: their values and gradients, as an optimizer is about to use them.
+
+A hook before the optimizer's step sees what no hook of the backward does: the gradient that was
+accumulated over micro-batches and reduced over ranks, whatever computed it and however often. One
+call of `update_many_` folds the gradients of all its parameters in.
+
+- A gradient counts once a step of its optimizer. One that is None is missing, or skipped where the
+  parameter is frozen; one that is sparse is skipped.
+- Gradients are unscaled. Under a `torch.amp.GradScaler` most optimizers get unscaled gradients, and
+  their `step` is not called where one of them is not finite: then this step stays open, and the
+  next one has the outputs and their gradients of both iterations, unless `Watch.step` closes it.
+  An optimizer that unscales by itself, as the fused ones do, is told the scale in its attribute
+  `grad_scale`: there gradients are divided by it on the way. It is called in any case, and what is
+  not finite is counted as such.
+- Given a closure, an optimizer computes the gradients itself, several times if it likes: there it
+  is the hook after its step that looks, and sees the last ones.
+- Optimizers that step inside the backward, one a parameter, each fold their own parameter in, and
+  free the gradient after. The last that has not stepped yet closes the step, as of several
+  optimizers in any case. If some of them do not step in every iteration, `Watch.step` closes it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunction
+from torch.optim import Optimizer
+
+from hookstats.accumulators import Accumulator, Arena, State
+from hookstats.hooks import Hook
+from hookstats.ops import update_many_
+from hookstats.sites import Site
+
+
+class StepHook(Hook):
+    """Step hook of one optimizer: observes its parameters, then says that it steps.
+
+    Registered twice: `after` the step for calls with a closure, before it for all others.
+    """
+
+    __slots__ = ("_after", "_arena", "_batches", "_parameters", "_then")
+
+    def __init__(
+        self, arena: Arena, parameters: Parameters, then: Callable[[], None], *, after: bool
+    ) -> None:
+        self._arena = arena
+        self._parameters = parameters
+        self._then = then
+        self._after = after
+        self._batches = Batches()
+
+    def __call__(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if (closure is not None) is not self._after:
+            return
+        if self._arena.recording:
+            self._parameters.observe(
+                (p for group in optimizer.param_groups for p in group["params"]),
+                self._batches,
+                getattr(optimizer, "grad_scale", None),
+            )
+        self._then()
+
+
+class _Watched(NamedTuple):
+    """A parameter and its sites."""
+
+    reference: weakref.ref[Tensor]
+    value: Site | None
+    gradient: Site | None
+
+
+class Parameters:
+    """The watched parameters."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._watched: dict[int, _Watched] = {}
+        self._batches = Batches()
+
+    def add(self, parameter: Tensor, value: Site | None, gradient: Site | None) -> None:
+        """Watch `parameter`, without keeping it alive."""
+        self._watched[id(parameter)] = _Watched(weakref.ref(parameter), value, gradient)
+
+    def observe(
+        self, parameters: Iterable[Tensor], batches: Batches, scale: Tensor | None = None
+    ) -> None:
+        """Fold in those of `parameters` that are watched, their gradients divided by `scale`.
+
+        batches: of these parameters, from the step before.
+        """
+        find = self._watched.get
+        with self._arena.lock, DisableTorchFunction():
+            for parameter in parameters:
+                watched = find(id(parameter))
+                if watched is None or watched.reference() is not parameter:
+                    continue
+                if watched.value is not None:
+                    batches.add(watched.value, parameter)
+                site = watched.gradient
+                if site is None:
+                    continue
+                gradient = parameter.grad
+                if gradient is not None:
+                    site.backwards += 1
+                    batches.add(site, gradient, scaled=scale is not None)
+                elif not parameter.requires_grad:
+                    site.skip("requires no gradient")
+                else:
+                    site.forwards += 1
+                    site.missing += 1
+            batches.fold(self._arena.front, scale)
+
+    def observe_all(self) -> None:
+        """Fold all of them in."""
+        alive = [watched.reference() for watched in self._watched.values()]
+        self.observe((p for p in alive if p is not None), self._batches)
+
+
+class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
+    """What is collected for one call each: by device, channel dimension and whether it is scaled.
+
+    They are kept from step to step, with what of a call stays the same.
+    """
+
+    def __missing__(self, key: tuple[torch.device, int | None, bool]) -> _Batch:
+        batch = self[key] = _Batch()
+        return batch
+
+    def add(self, site: Site, tensor: Tensor, *, scaled: bool = False) -> None:
+        """Count `tensor` and have `fold` fold it in, or skip it."""
+        site.forwards += 1
+        reason = site.prepare(tensor)
+        accumulator = site.accumulator
+        if reason is not None or accumulator is None:
+            site.settle(reason)
+            return
+        batch = self[tensor.device, site.channel_dim, scaled]
+        batch.sites.append(site)
+        batch.accumulators.append(accumulator)
+        batch.tensors.append(tensor)
+
+    def fold(self, front: int, scale: Tensor | None) -> None:
+        """Fold in what was added, into the buffer `front`."""
+        for (device, channel_dim, scaled), batch in self.items():
+            if batch.tensors:
+                batch.fold(front, channel_dim, device, scale if scaled else None)
+
+
+class _Batch:
+    """Tensors that are folded in by one call, each with its site."""
+
+    __slots__ = ("_prepared_for", "_states", "accumulators", "sites", "tensors")
+
+    def __init__(self) -> None:
+        self._prepared_for: list[Accumulator] = []
+        self._states: tuple[_States, _States] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.sites: list[Site] = []
+        self.accumulators: list[Accumulator] = []
+        self.tensors: list[Tensor] = []
+
+    def fold(
+        self, front: int, channel_dim: int | None, device: torch.device, scale: Tensor | None
+    ) -> None:
+        """Fold them in and let them go."""
+        if self._states is None or self._prepared_for != self.accumulators:
+            self._prepared_for = self.accumulators
+            first, second = zip(*(a.states for a in self.accumulators), strict=True)
+            self._states = _by_argument(first), _by_argument(second)
+        try:
+            if scale is not None:
+                scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
+            update_many_(self.tensors, channel_dim, *self._states[front], scale)
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            # What is refused changes no state: one by one they show whose fault it is.
+            for site, accumulator, x in self._entries():
+                state = _by_argument([accumulator.states[front]])
+                site.settle(_fold_alone(site, accumulator, x, channel_dim, *state, scale))
+        else:
+            for site, accumulator, _ in self._entries():
+                accumulator.count()
+                site.settle(None)
+        finally:
+            self._clear()
+
+    def _entries(self) -> Iterator[tuple[Site, Accumulator, Tensor]]:
+        return zip(self.sites, self.accumulators, self.tensors, strict=True)
+
+
+def _fold_alone(site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any) -> str | None:
+    """Fold in one tensor of a batch, or give the reason not to."""
+    try:
+        update_many_([x], *arguments)
+    except Exception as error:
+        return site.disable(error)
+    accumulator.count()
+    return None
+
+
+_States = tuple[
+    list[Tensor], list[Tensor], list[Tensor], Tensor | None, list[Tensor], Tensor | None
+]
+"""What `update_many_` takes after xs and channel_dim."""
+
+
+def _by_argument(states: Sequence[State]) -> _States:
+    """The states as lists, one an argument of `update_many_`."""
+    _, _, _, bins, _, channel_bins = states[0]
+    return (
+        [state[0] for state in states],
+        [state[1] for state in states],
+        [state[2] for state in states if state[2] is not None],
+        bins,
+        [state[4] for state in states if state[4] is not None],
+        channel_bins,
+    )
