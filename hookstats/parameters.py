@@ -95,32 +95,36 @@ class Parameters:
 
         batches: of these parameters, from the step before.
         """
-        find = self._watched.get
         with self._arena.lock, DisableTorchFunction():
-            for parameter in parameters:
-                watched = find(id(parameter))
-                if watched is None or watched.reference() is not parameter:
-                    continue
-                if watched.value is not None:
-                    batches.add(watched.value, parameter)
-                site = watched.gradient
-                if site is None:
-                    continue
-                gradient = parameter.grad
-                if gradient is not None:
-                    site.backwards += 1
-                    batches.add(site, gradient, scaled=scale is not None)
-                elif not parameter.requires_grad:
-                    site.skip("requires no gradient")
-                else:
-                    site.forwards += 1
-                    site.missing += 1
-            batches.fold(self._arena.front, scale)
+            try:
+                for parameter in parameters:
+                    watched = self._watched.get(id(parameter))
+                    if watched is not None and watched.reference() is parameter:
+                        _collect(watched, parameter, batches, scaled=scale is not None)
+                batches.fold(self._arena.front, scale)
+            finally:
+                batches.let_go()
 
     def observe_all(self) -> None:
         """Fold all of them in."""
         alive = [watched.reference() for watched in self._watched.values()]
         self.observe((p for p in alive if p is not None), self._batches)
+
+
+def _collect(watched: _Watched, parameter: Tensor, batches: Batches, *, scaled: bool) -> None:
+    if watched.value is not None:
+        batches.add(watched.value, parameter, scaled=False)
+    site, gradient = watched.gradient, parameter.grad
+    if site is None:
+        return
+    if gradient is not None:
+        site.backwards += 1
+        batches.add(site, gradient, scaled=scaled)
+    elif not parameter.requires_grad:
+        site.skip("requires no gradient")
+    else:
+        site.forwards += 1
+        site.missing += 1
 
 
 class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
@@ -133,17 +137,17 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
         batch = self[key] = _Batch()
         return batch
 
-    def add(self, site: Site, tensor: Tensor, *, scaled: bool = False) -> None:
+    def add(self, site: Site, tensor: Tensor, *, scaled: bool) -> None:
         """Count `tensor` and have `fold` fold it in, or skip it."""
         site.forwards += 1
         reason = site.prepare(tensor)
-        accumulator = site.accumulator
-        if reason is not None or accumulator is None:
+        if reason is not None:
             site.settle(reason)
             return
+        assert site.accumulator is not None  # or there was a reason
         batch = self[tensor.device, site.channel_dim, scaled]
         batch.sites.append(site)
-        batch.accumulators.append(accumulator)
+        batch.accumulators.append(site.accumulator)
         batch.tensors.append(tensor)
 
     def fold(self, front: int, scale: Tensor | None) -> None:
@@ -151,6 +155,11 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
         for (device, channel_dim, scaled), batch in self.items():
             if batch.tensors:
                 batch.fold(front, channel_dim, device, scale if scaled else None)
+
+    def let_go(self) -> None:
+        """Forget the tensors."""
+        for batch in self.values():
+            batch.clear()
 
 
 class _Batch:
@@ -161,9 +170,10 @@ class _Batch:
     def __init__(self) -> None:
         self._prepared_for: list[Accumulator] = []
         self._states: tuple[_States, _States] | None = None
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        # New lists: the old ones may be what `_states` was prepared for.
         self.sites: list[Site] = []
         self.accumulators: list[Accumulator] = []
         self.tensors: list[Tensor] = []
@@ -171,7 +181,7 @@ class _Batch:
     def fold(
         self, front: int, channel_dim: int | None, device: torch.device, scale: Tensor | None
     ) -> None:
-        """Fold them in and let them go."""
+        """Fold them in."""
         if self._states is None or self._prepared_for != self.accumulators:
             self._prepared_for = self.accumulators
             first, second = zip(*(a.states for a in self.accumulators), strict=True)
@@ -191,8 +201,6 @@ class _Batch:
             for site, accumulator, _ in self._entries():
                 accumulator.count()
                 site.settle(None)
-        finally:
-            self._clear()
 
     def _entries(self) -> Iterator[tuple[Site, Accumulator, Tensor]]:
         return zip(self.sites, self.accumulators, self.tensors, strict=True)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hookstats import parameters
 from hookstats.records import StepRecord
+from hookstats.sites import Site
 from hookstats.watch import Watch, watch
 
 GRADIENTS = ("param_grad",)
@@ -534,6 +535,28 @@ def test_one_that_fails_is_disabled_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert (row.forwards, row.observed, row.skipped) == (3, 1, {"disabled": 2})
         assert w.coverage()["0.weight", "param_grad"].observed == 3
         assert_reconciles(w)
+
+
+def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimizer = Idle(model.parameters())
+    real = Site.prepare
+
+    def interrupted(site: Site, tensor: Tensor) -> str | None:
+        if site.name == "2.weight":
+            raise KeyboardInterrupt
+        return real(site, tensor)
+
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        model(batch(0)).sum().backward()
+        monkeypatch.setattr(Site, "prepare", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        monkeypatch.undo()
+        expected = gradients(model)
+        optimizer.step()
+        assert_gradients(w.latest, expected)
+        assert (w.latest.observed == 1).all()
 
 
 def test_a_lost_device_is_not_hushed_up(monkeypatch: pytest.MonkeyPatch) -> None:

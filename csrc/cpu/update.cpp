@@ -143,20 +143,22 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
 }
 
 void update_many(const UpdateParams* params, int64_t count, ParallelFor parallel_for) {
-  constexpr int64_t kLarge = 16 * kRunTask;  // enough for threads to share its own tasks
-  constexpr int64_t kOverhead = 1024;        // what a tensor costs besides its elements, in these
-  std::vector<int64_t> starts;               // of ranges of tensors that cost about as much
-  int64_t cost = kRunTask;
+  // From this many elements on, of one tensor or of many, other threads are worth waking.
+  constexpr int64_t kShared = 16 * kRunTask;
+  constexpr int64_t kOverhead = 1024;  // what a tensor costs besides its elements, in elements
+  std::vector<int64_t> starts;         // of ranges of tensors that cost about as much
+  int64_t total = 0, cost = kRunTask;
   for (int64_t i = 0; i < count; ++i) {
     if (cost >= kRunTask) {
       starts.push_back(i);
       cost = 0;
     }
     const int64_t numel = params[i].view.numel();
-    if (numel >= kLarge) {
+    if (numel >= kShared) {
       update(params[i], parallel_for);
     } else {
       cost += kOverhead + numel;
+      total += kOverhead + numel;
     }
   }
   starts.push_back(count);
@@ -171,12 +173,12 @@ void update_many(const UpdateParams* params, int64_t count, ParallelFor parallel
       body(0, tasks, inner);
     };
     for (int64_t i = r.starts[begin]; i < r.starts[end]; ++i) {
-      if (r.params[i].view.numel() < kLarge) update(r.params[i], serial);
+      if (r.params[i].view.numel() < kShared) update(r.params[i], serial);
     }
   };
   const int64_t tasks = static_cast<int64_t>(starts.size()) - 1;
-  if (tasks == 1) {
-    run(0, 1, &ranges);
+  if (total < kShared) {
+    run(0, tasks, &ranges);
   } else {
     parallel_for(tasks, run, &ranges);
   }
