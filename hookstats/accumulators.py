@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TypeVar
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookstats import native
 from hookstats.bins import Bins, LinearBins, LogBins
-from hookstats.ops import update_
-from hookstats.records import SiteInfo, SparseCounts, StepRecord
+from hookstats.ops import cpu_entry, update_
+from hookstats.records import Int64, SiteInfo, SparseCounts, StepRecord
 from hookstats.state import MOMENTS, TALLIES, identity_moments, identity_tallies
+
+if TYPE_CHECKING:
+    from hookstats import _hooks
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 4 << 20  # of one buffer, unless one site alone needs more
@@ -39,13 +43,17 @@ class Arena:
         self.bins = bins
         self.channel_bins = channel_bins
         self.recording = False
-        """Whether hooks are to observe: what each of them asks first."""
+        """Whether hooks are to observe: what each of them asks first. Set by `record`."""
         self.front = 0
-        self.lock = threading.RLock()
+        self.native: _hooks.Arena | None = None
+        """What the C++ hooks know of all this; None where there are none."""
+        if native.hooks is not None:
+            self.native = native.hooks.Arena(cpu_entry(native.hooks.PARAMS_SIZE))
+        self.lock: AbstractContextManager[object] = self.native or threading.RLock()
         """So that neither a swap nor another thread comes between a fold."""
         self.infos: list[SiteInfo] = []
-        self.observed: tuple[list[int], list[int]] = ([], [])
-        """By buffer and site, how many tensors were folded in."""
+        self.calls = _Table([torch.zeros(1, 1, dtype=torch.int64, device="cpu")])
+        """By site and buffer, how many tensors were folded in."""
         self.stalls = 0
         """How often a swap had to wait until the step before was read out."""
         self.shelves: dict[torch.device, _Shelf] = {}
@@ -63,14 +71,31 @@ class Arena:
                 self.shelves[device] = _Shelf(device, self.bins, self.channel_bins)
             index = len(self.infos)
             states = self.shelves[device].add(index, info.channels)
+            calls = self.calls.take(1)[0]
             self.infos.append(info)
-            for observed in self.observed:
-                observed.append(0)
-        return Accumulator(self, index, states)
+        return Accumulator(self, index, states, (calls[0, 0], calls[1, 0]))
+
+    def native_site(self, site: object) -> _hooks.Site | None:
+        """A half in C++ for `site`, a Site; None where there are no C++ hooks."""
+        if self.native is None or native.hooks is None:
+            return None
+        half: _hooks.Site = native.hooks.Site(self.native, site)
+        return half
+
+    def record(self, recording: bool) -> None:
+        """From now on hooks are to observe, or not."""
+        self.recording = recording
+        if self.native is not None:
+            self.native.recording = recording
 
     def pending(self) -> int:
         """How many tensors were folded into the open step."""
-        return sum(self.observed[self.front])
+        return int(self.observed(len(self.infos), self.front).sum())
+
+    def observed(self, sites: int, buffer: int) -> Int64:
+        """How many tensors were folded into each of the first sites, int64 [sites]."""
+        parts = [calls[:, 0].numpy() for (calls,) in self.calls.first(sites, buffer)]
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
     def swap(self) -> Snapshot:
         """Close the open step and begin the next; waits while the step before is read out."""
@@ -85,25 +110,39 @@ class Arena:
             snapshot = Snapshot(self, self.front, self._back_is_free.set)
             self._back_is_free.clear()
             self.front = 1 - self.front
+            if self.native is not None:
+                self.native.front = self.front
             return snapshot
 
 
 class Accumulator:
     """The state of one site on one device."""
 
-    __slots__ = ("_arena", "_index", "_states")
+    __slots__ = ("_arena", "_calls", "_counters", "_index", "_states")
 
-    def __init__(self, arena: Arena, index: int, states: tuple[State, State]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        index: int,
+        states: tuple[State, State],
+        calls: tuple[Tensor, Tensor],
+    ) -> None:
         self._arena = arena
         self._index = index
         self._states = states
+        self._calls = calls
+        self._counters = calls[0].numpy(), calls[1].numpy()  # the same memory, quicker to count in
 
     def fold(self, x: Tensor, channel_dim: int | None) -> None:
         """Fold the statistics of `x`, a detached tensor, into the open step; under the lock."""
         arena = self._arena
         front = arena.front
         update_(x, channel_dim, *self._states[front])
-        arena.observed[front][self._index] += 1
+        self._counters[front][0] += 1
+
+    def bind(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
+        """Have `site` fold tensors like `x` by itself, from now on."""
+        site.bind(x, channel_dim, self._states, self._calls)
 
     @property
     def states(self) -> tuple[State, State]:
@@ -112,12 +151,11 @@ class Accumulator:
 
     def count(self) -> None:
         """Count a tensor that was folded into the open step's state; under the lock."""
-        arena = self._arena
-        arena.observed[arena.front][self._index] += 1
+        self._counters[self._arena.front][0] += 1
 
     def is_empty(self) -> bool:
         """Whether nothing was folded into the open step."""
-        return not self._arena.observed[self._arena.front][self._index]
+        return not self._counters[self._arena.front][0]
 
     @property
     def info(self) -> SiteInfo:
@@ -140,14 +178,15 @@ class Snapshot:
         # Sites that come later are not of this step, and what is said of a site may change.
         self._infos = arena.infos.copy()
         self._shelves = [
-            (shelf, shelf.sites.copy(), _event(shelf.device)) for shelf in arena.shelves.values()
+            (shelf, shelf.sites.copy(), shelf.rows, _event(shelf.device))
+            for shelf in arena.shelves.values()
         ]
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         """Copy out the statistics of the sites that were observed in the step."""
         arena, buffer = self._arena, self._buffer
-        order = [site for _, sites, _ in self._shelves for site in sites]
-        observed = np.array([arena.observed[buffer][site] for site in order], np.int64)
+        order = [site for _, sites, _, _ in self._shelves for site in sites]
+        observed = arena.observed(len(self._infos), buffer)[order]
         channels = np.array([self._infos[site].channels for site in order], np.int64)
         seen = observed > 0
         seen_rows = np.repeat(seen, channels)
@@ -155,8 +194,7 @@ class Snapshot:
         moments = [np.empty((0, len(MOMENTS)))]
         tallies = [np.empty((0, len(TALLIES)), np.int64)]
         hist, channel_hist = [SparseCounts.empty(0)], [SparseCounts.empty(0)]
-        for shelf, sites, event in self._shelves:
-            rows = sum(self._infos[site].channels for site in sites)
+        for shelf, sites, rows, event in self._shelves:
             with _aside(shelf.device, event):
                 for block in shelf.channels.first(rows, buffer):
                     moments.append(block[0].cpu().numpy())
@@ -182,12 +220,11 @@ class Snapshot:
         """Make the buffer empty and give it back."""
         self._released = True
         try:
-            for shelf, sites, _ in self._shelves:
-                rows = sum(self._infos[site].channels for site in sites)
+            for shelf, sites, rows, _ in self._shelves:
                 with _aside(shelf.device):
                     shelf.channels.clear(rows, self._buffer)
                     shelf.tensors.clear(len(sites), self._buffer)
-            self._arena.observed[self._buffer][: len(self._infos)] = [0] * len(self._infos)
+            self._arena.calls.clear(len(self._infos), self._buffer)
         finally:
             self._give_back()
 
@@ -204,6 +241,8 @@ class _Shelf:
     def __init__(self, device: torch.device, bins: Bins | None, channel_bins: Bins | None) -> None:
         self.device = device
         self.sites: list[int] = []
+        self.rows = 0
+        """Channels of all sites together."""
 
         def zeros(bins: Bins | None) -> list[Tensor]:
             if bins is None:
@@ -219,6 +258,7 @@ class _Shelf:
     def add(self, site: int, channels: int) -> tuple[State, State]:
         """The state of a new site in both buffers."""
         self.sites.append(site)
+        self.rows += channels
         moments, tallies, *channel_counts = self.channels.take(channels)
         counts = self.tensors.take(1)
 

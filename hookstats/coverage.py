@@ -7,6 +7,22 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+class Counts:
+    """What became of one site so far, as SiteCoverage has it; `_hooks.Site` is the same in C++."""
+
+    __slots__ = ("backwards", "disabled", "forwards", "missing", "observed", "skipped")
+
+    def __init__(self) -> None:
+        self.forwards = self.observed = self.backwards = self.missing = 0
+        self.skipped: dict[str, int] = {}
+        self.disabled = False
+        """Whether the site takes no tensor any more."""
+
+    def skip(self, reason: str) -> None:
+        """Count a tensor that was left out."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
 @dataclass(frozen=True)
 class SiteCoverage:
     """What became of one watched tensor in the recorded steps.

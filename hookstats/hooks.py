@@ -6,15 +6,23 @@ arena is recording: that is all it costs where it is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
+from torch._C import (
+    DisableTorchFunction,
+    _current_graph_task_id,
+    _DisableTorchDispatch,
+    _get_tracing_state,
+)
 from torch.autograd import forward_ad
 
+from hookstats import native
 from hookstats.accumulators import Arena
 from hookstats.leaves import Leaf, argument_leaves, leaves
+from hookstats.sharding import is_distributed, is_plain
 from hookstats.sites import Site, Sites, unreadable
 
 _NOTHING = torch.empty(0, device="cpu")
@@ -42,16 +50,17 @@ class Hook:
 class _ModuleHook(Hook):
     """Folds the tensors of one module's calls in, and has their gradients folded in."""
 
-    __slots__ = ("_arena", "_gradients", "_values")
+    __slots__ = ("arena", "gradients", "values")
 
     def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
-        self._arena = arena
-        self._values = values
-        self._gradients = gradients
+        self.arena = arena
+        self.values = values
+        self.gradients = gradients
 
     def _observe(self, found: Iterable[Leaf]) -> None:
-        values, gradients = self._values, self._gradients
-        with self._arena.lock, DisableTorchFunction():
+        """Count and fold in the tensors of a call, and await their gradients."""
+        values, gradients = self.values, self.gradients
+        with self.arena.lock, DisableTorchFunction():
             reason = _detour()
             empty = True
             try:
@@ -63,7 +72,7 @@ class _ModuleHook(Hook):
                         else:
                             values[path].skip(reason)
                     if gradients is not None:
-                        _await_gradient(self._arena, gradients[path], tensor, reason)
+                        _await_gradient(gradients[path], tensor, reason)
                 if empty:
                     self._skip("no tensor")
             except Exception as error:  # from a container of the user's
@@ -71,7 +80,7 @@ class _ModuleHook(Hook):
 
     def _skip(self, reason: str, error: Exception | None = None) -> None:
         """Count a call of which there is no leaf to count."""
-        for sites in (self._values, self._gradients):
+        for sites in (self.values, self.gradients):
             if sites is not None:
                 if error is not None:
                     sites[""].disable(error)
@@ -84,7 +93,7 @@ class OutputHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if self._arena.recording:
+        if self.arena.recording:
             self._observe(leaves(output))
 
 
@@ -99,7 +108,7 @@ class InputHook(_ModuleHook):
     def __call__(
         self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
-        if self._arena.recording:
+        if self.arena.recording:
             self._observe(argument_leaves(args, kwargs))
 
 
@@ -110,41 +119,33 @@ class GradientHook(Hook):
     of the gradient or none. Its base's gradient has all of it, so there `BaseHook` takes over.
     """
 
-    __slots__ = ("_arena", "_awaited", "_probe", "_version", "site")
+    __slots__ = ("_first", "_probe", "_version", "site")
     __torch_unserializable__ = True  # saved with a tensor, it is left out without a warning
 
-    def __init__(self, arena: Arena, site: Site, view: Tensor | None) -> None:
+    def __init__(self, site: Site, view: Tensor | None) -> None:
         """view: the tensor, if it is a view."""
-        self._arena = arena
         self.site = site
-        self._awaited = True
+        self._first = True
         self._probe: Tensor | None = None
         if view is not None:
             # It has no values, but shares the version counter of the view and its base.
-            self._probe = view.detach()
+            with _DisableTorchDispatch():  # of a DTensor, too
+                self._probe = view.detach()
             self._probe.data = _NOTHING
             self._version = view._version
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if not self.is_replaced():
-            self.fold(gradient)
+        if gradient is not None and not self.is_replaced():  # None: an undefined one
+            self.hand_on(self.site.receive, gradient)
 
     def is_replaced(self) -> bool:
         """Whether the tensor is a view of something that was changed in place since."""
         return self._probe is not None and self._probe._version != self._version
 
-    def fold(self, gradient: Tensor | None) -> None:
-        """Count a gradient that came and fold it in; None is an undefined one."""
-        if gradient is None:
-            return
-        arena, site = self._arena, self.site
-        with arena.lock, DisableTorchFunction():
-            reason = site.fold(gradient) if arena.recording else "step not recorded"
-            site.backwards += 1
-            if self._awaited:
-                self._awaited = False
-                site.missing -= 1
-                site.settle(reason)
+    def hand_on(self, receive: Callable[[Tensor, bool], None], gradient: Tensor) -> None:
+        """Give a gradient to the site, and say whether it is the first."""
+        first, self._first = self._first, False
+        receive(gradient, first)
 
 
 class BaseHook(Hook):
@@ -164,15 +165,17 @@ class BaseHook(Hook):
         self._base_stride = base.stride()
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is None or not self._hook.is_replaced():
+        hook = self._hook
+        if gradient is None or not hook.is_replaced():
             return
         try:
             with DisableTorchFunction():
-                part = gradient if unreadable(gradient) else self._of_view(gradient.detach())
+                taken = is_plain(gradient) and not unreadable(gradient)
+                part = self._of_view(gradient.detach()) if taken else gradient
         except Exception as error:
-            self._hook.site.disable(error)
+            hook.site.disable(error)
         else:
-            self._hook.fold(part)
+            hook.hand_on(hook.site.receive if taken else hook.site.refuse, part)
 
     def _of_view(self, gradient: Tensor) -> Tensor:
         """The part of the base's gradient that lies where the view lies in the base."""
@@ -185,12 +188,15 @@ class BaseHook(Hook):
         return gradient.as_strided(self._shape, self._stride, offset)
 
 
-def _await_gradient(arena: Arena, site: Site, tensor: Tensor, reason: str | None) -> None:
+def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
     """Register the hooks that fold the gradient of `tensor` in, or count why not."""
-    site.forwards += 1
+    site.counts.forwards += 1
     try:
-        if reason is None:
-            reason = "disabled" if site.error is not None else unreadable(tensor)
+        if reason is None and site.counts.disabled:
+            reason = "disabled"
+        # The gradient of a DTensor has placements of its own.
+        if reason is None and not is_distributed(tensor):
+            reason = unreadable(tensor)
         if reason is None and not tensor.requires_grad:
             reason = "requires no gradient"
         # Reading grad_fn also brings it up to date where the tensor is a view of something that
@@ -198,22 +204,48 @@ def _await_gradient(arena: Arena, site: Site, tensor: Tensor, reason: str | None
         if reason is None and tensor.grad_fn is None:
             reason = "leaf"
         if reason is None:
-            _register(arena, site, tensor)
-            site.missing += 1
+            _register(site, tensor)
+            site.counts.missing += 1
     except Exception as error:
         reason = site.disable(error)
     if reason is not None:
-        site.skipped[reason] += 1
+        site.counts.skip(reason)
 
 
-def _register(arena: Arena, site: Site, tensor: Tensor) -> None:
+def _register(site: Site, tensor: Tensor) -> None:
+    if site.native is not None and native.hooks is not None:
+        native.hooks.await_gradient(site.native, tensor)
+        return
     base = tensor._base
     if base is None or base.is_leaf:
-        tensor.register_hook(GradientHook(arena, site, None))  # type: ignore[no-untyped-call]
+        tensor.register_hook(GradientHook(site, None))  # type: ignore[no-untyped-call]
         return
-    hook = GradientHook(arena, site, tensor)
+    hook = GradientHook(site, tensor)
     base.register_hook(BaseHook(hook, tensor, base))  # type: ignore[no-untyped-call]
     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
+    """What to register with a module: the C++ hook that stands for `hook`, or `hook` itself."""
+    arena = hook.arena.native
+    if native.hooks is None or arena is None:
+        return hook
+    kind = native.hooks.OutputHook if isinstance(hook, OutputHook) else native.hooks.InputHook
+    front = kind(arena, hook, hook.values, hook.gradients)
+    front.python = hook
+    return cast(Callable[..., Any], front)
+
+
+def _as_traced(self: Any, *args: Any) -> None:
+    """What a tracer runs in a C++ hook's place."""
+    self.python(*args)
+
+
+if native.hooks is not None:
+    for _kind in (native.hooks.OutputHook, native.hooks.InputHook):
+        _kind.__deepcopy__ = Hook.__deepcopy__
+        _kind.__reduce__ = Hook.__reduce__
+        native.hooks.set_traced(_kind, _as_traced)
 
 
 def _detour() -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -58,6 +58,12 @@ scale: float32 [] on the device of xs: values are divided by it, in float32 (in 
 The bits are those of `update_` one by one. States that share memory are refused; what is refused
 changes no state, and the error names the argument and its place in the list.
 """
+
+
+def cpu_entry(params_size: int) -> int:
+    """The address of the CPU kernels' entry point; `params_size` has to be of the same build."""
+    return cast(int, torch.ops.hookstats.cpu_entry(params_size))
+
 
 _warned: set[str] = set()
 

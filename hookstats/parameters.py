@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
@@ -68,25 +68,24 @@ class StepHook(Hook):
         self._then()
 
 
-class _Watched(NamedTuple):
-    """A parameter and its sites."""
-
-    reference: weakref.ref[Tensor]
-    value: Site | None
-    gradient: Site | None
-
-
 class Parameters:
-    """The watched parameters."""
+    """The watched parameters.
+
+    A parameter is what its module has by its name at the time, as sharding, a load or a conversion
+    may replace it. There are no weak references to parameters: `torch.utils.swap_tensors`, which
+    moves DTensors to other dtypes and devices, refuses a tensor that has any.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._watched: dict[int, _Watched] = {}
+        self._watched: list[_Parameter] = []
+        self._by_id: dict[int, _Parameter] | None = None
         self._batches = Batches()
 
-    def add(self, parameter: Tensor, value: Site | None, gradient: Site | None) -> None:
-        """Watch `parameter`, without keeping it alive."""
-        self._watched[id(parameter)] = _Watched(weakref.ref(parameter), value, gradient)
+    def add(self, owner: nn.Module, key: str, value: Site | None, gradient: Site | None) -> None:
+        """Watch the parameter `key` of `owner`, without keeping either alive."""
+        identity = id(owner._parameters[key])
+        self._watched.append(_Parameter(weakref.ref(owner), key, identity, value, gradient))
 
     def observe(
         self, parameters: Iterable[Tensor], batches: Batches, scale: Tensor | None = None
@@ -96,35 +95,72 @@ class Parameters:
         batches: of these parameters, from the step before.
         """
         with self._arena.lock, DisableTorchFunction():
+            if self._by_id is None:
+                self._by_id = {id(watched.tensor()): watched for watched in self._watched}
+                for watched in self._watched:
+                    watched.check()
             try:
                 for parameter in parameters:
-                    watched = self._watched.get(id(parameter))
-                    if watched is not None and watched.reference() is parameter:
-                        _collect(watched, parameter, batches, scaled=scale is not None)
+                    found = self._by_id.get(id(parameter))
+                    if found is not None and found.tensor() is parameter:
+                        _collect(found, parameter, batches, scaled=scale is not None)
                 batches.fold(self._arena.front, scale)
             finally:
                 batches.let_go()
 
     def observe_all(self) -> None:
         """Fold all of them in."""
-        alive = [watched.reference() for watched in self._watched.values()]
-        self.observe((p for p in alive if p is not None), self._batches)
+        found = [watched.tensor() for watched in self._watched]
+        self.observe((p for p in found if p is not None), self._batches)
+
+    def look_again(self) -> None:
+        """Have the next step ask the modules anew for their parameters."""
+        self._by_id = None
 
 
-def _collect(watched: _Watched, parameter: Tensor, batches: Batches, *, scaled: bool) -> None:
+class _Parameter(NamedTuple):
+    """A watched parameter and its sites."""
+
+    owner: weakref.ref[nn.Module]
+    key: str
+    identity: int
+    value: Site | None
+    gradient: Site | None
+
+    def tensor(self) -> Tensor | None:
+        """What the parameter is now; None where it is gone."""
+        owner = self.owner()
+        if owner is None:
+            return None
+        if self.key in owner._parameters:
+            return owner._parameters[self.key]
+        # Moved to another name, by a parametrization or by pruning.
+        return next((p for p in owner.parameters() if id(p) == self.identity), None)
+
+    def check(self) -> None:
+        """Disable the sites of a parameter that its module has lost."""
+        if self.owner() is not None and self.tensor() is None:
+            for site in (self.value, self.gradient):
+                if site is not None:
+                    site.disable(
+                        LookupError("the parameter is gone: expected a watch after sharding")
+                    )
+
+
+def _collect(watched: _Parameter, parameter: Tensor, batches: Batches, *, scaled: bool) -> None:
     if watched.value is not None:
         batches.add(watched.value, parameter, scaled=False)
     site, gradient = watched.gradient, parameter.grad
     if site is None:
         return
     if gradient is not None:
-        site.backwards += 1
+        site.counts.backwards += 1
         batches.add(site, gradient, scaled=scaled)
     elif not parameter.requires_grad:
         site.skip("requires no gradient")
     else:
-        site.forwards += 1
-        site.missing += 1
+        site.counts.forwards += 1
+        site.counts.missing += 1
 
 
 class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
@@ -139,16 +175,16 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
 
     def add(self, site: Site, tensor: Tensor, *, scaled: bool) -> None:
         """Count `tensor` and have `fold` fold it in, or skip it."""
-        site.forwards += 1
-        reason = site.prepare(tensor)
-        if reason is not None:
-            site.settle(reason)
+        site.counts.forwards += 1
+        x = site.prepare(tensor)
+        if isinstance(x, str):
+            site.settle(x)
             return
         assert site.accumulator is not None  # or there was a reason
-        batch = self[tensor.device, site.channel_dim, scaled]
+        batch = self[x.device, site.channel_dim, scaled]
         batch.sites.append(site)
         batch.accumulators.append(site.accumulator)
-        batch.tensors.append(tensor)
+        batch.tensors.append(x)
 
     def fold(self, front: int, scale: Tensor | None) -> None:
         """Fold in what was added, into the buffer `front`."""

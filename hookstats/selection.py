@@ -42,6 +42,8 @@ class Selection:
         excluded = _Matcher("exclude", () if exclude is None else exclude)
         self.modules: dict[str, nn.Module] = {}
         self.parameters: dict[str, nn.Parameter] = {}
+        self.owners: dict[str, tuple[nn.Module, str]] = {}
+        """Of each chosen parameter, the module that has it, and what it calls it."""
         self._names: list[str] = []
         seen: set[nn.Parameter] = set()
         for name, module in _named_modules(model):
@@ -58,6 +60,7 @@ class Selection:
                 wanted = included is None or included.parameter(full, name, module)
                 if wanted and not excluded.parameter(full, name, module):
                     self.parameters[full] = parameter
+                    self.owners[full] = module, key
 
     def close_names(self, selector: object) -> list[str]:
         """Names in the model like `selector`, for an error message; some names if none is."""
@@ -131,6 +134,8 @@ def _wrapped(module: nn.Module) -> set[str]:
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
     """Whether a module computes something and has no children that do."""
-    if type(module).forward is nn.Module.forward or "parametrizations" in name.split("."):
+    # A ScriptModule's class has no forward to ask for.
+    forward = getattr(type(module), "forward", None)
+    if forward is nn.Module.forward or "parametrizations" in name.split("."):
         return False
     return all(child == "parametrizations" for child, _ in module.named_children())

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._C import _disabled_torch_dispatch_impl, _has_storage
+from torch._C import DisableTorchFunction, _has_storage
 from torch._C._functorch import maybe_current_level
 
 from hookstats.accumulators import Accumulator, Arena
 from hookstats.channels import Rule
-from hookstats.coverage import SiteCoverage
+from hookstats.coverage import Counts, SiteCoverage
 from hookstats.records import SiteInfo
 from hookstats.reference import DTYPES
+from hookstats.sharding import is_plain, local_part, refusal
+
+MAX_LEAVES = 1024
+"""Tensors of one kind of one module that are told apart: keys that change from call to call, such
+as the names of images, would fill the memory with sites."""
+
+_LATE = "step not recorded"
+
+if TYPE_CHECKING:
+    from hookstats import _hooks
 
 
 class Site:
     """One tensor that a model computes or owns: skips it, with a reason, or folds it in.
 
-    Its methods are called under the arena's lock.
+    Its methods are called under the arena's lock, but for `receive`.
     """
 
     __slots__ = (
+        "__weakref__",
         "_accumulators",
         "_arena",
         "_device",
@@ -31,22 +42,20 @@ class Site:
         "_rule",
         "_shape",
         "accumulator",
-        "backwards",
         "channel_dim",
+        "counts",
         "error",
-        "forwards",
         "kind",
-        "missing",
         "name",
-        "observed",
-        "skipped",
+        "native",
     )
 
     def __init__(self, arena: Arena, name: str, kind: str, rule: Rule) -> None:
         self.name = name
         self.kind = kind
-        self.forwards = self.observed = self.backwards = self.missing = 0
-        self.skipped: Counter[str] = Counter()
+        self.native = arena.native_site(self)
+        """Its half in C++, which folds tensors like the last one without this one; or None."""
+        self.counts: Counts | _hooks.Site = self.native or Counts()
         self.error: str | None = None
         self._arena = arena
         self._rule = rule
@@ -60,47 +69,67 @@ class Site:
 
     def observe(self, tensor: Tensor) -> None:
         """Count a tensor and fold it in."""
-        self.forwards += 1
+        self.counts.forwards += 1
         self.settle(self.fold(tensor))
 
     def skip(self, reason: str) -> None:
         """Count a tensor and leave it out."""
-        self.forwards += 1
-        self.skipped[reason] += 1
+        self.counts.forwards += 1
+        self.counts.skip(reason)
+
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        """Count a gradient that came and fold it in; `first`: no other came for its tensor yet."""
+        with self._arena.lock, DisableTorchFunction():
+            self._received(first, self.fold(gradient) if self._arena.recording else _LATE)
+
+    def refuse(self, gradient: Tensor, first: bool) -> None:
+        """Count the gradient of a view's base, of which the view's part cannot be taken."""
+        with self._arena.lock, DisableTorchFunction():
+            # A view of shards is no part of their memory.
+            reason = unreadable(gradient) or "distributed view changed in place"
+            self._received(first, reason if self._arena.recording else _LATE)
+
+    def _received(self, first: bool, reason: str | None) -> None:
+        self.counts.backwards += 1
+        if first:
+            self.counts.missing -= 1
+            self.settle(reason)
 
     def settle(self, reason: str | None) -> None:
         """Say of a tensor that was counted why it was left out, None if it was folded in."""
         if reason is None:
-            self.observed += 1
+            self.counts.observed += 1
         else:
-            self.skipped[reason] += 1
+            self.counts.skip(reason)
 
     def fold(self, tensor: Tensor) -> str | None:
         """Fold `tensor` into the open step, or give the reason not to.
 
         Raises nothing but torch.AcceleratorError, after which the device is lost.
         """
-        reason = self.prepare(tensor)
-        if reason is None and self.accumulator is not None:
-            try:
-                self.accumulator.fold(tensor.detach(), self.channel_dim)
-            except Exception as error:
-                return self._fail(tensor, error)
-        return reason
+        x = self.prepare(tensor)
+        if isinstance(x, str):
+            return x
+        assert self.accumulator is not None  # or there was a reason
+        try:
+            self.accumulator.fold(x.detach(), self.channel_dim)
+        except Exception as error:
+            return self._fail(tensor, error)
+        return None
 
-    def prepare(self, tensor: Tensor) -> str | None:
-        """Make `accumulator` and `channel_dim` those of `tensor`, or give the reason to skip it."""
-        if self.error is not None:
+    def prepare(self, tensor: Tensor) -> Tensor | str:
+        """What of `tensor` is to be folded into `accumulator` along `channel_dim`, or the reason
+        to skip it."""
+        if self.counts.disabled:
             return "disabled"
         try:
             reason = unreadable(tensor)
-            if reason is None and (
-                tensor.dtype is not self._dtype
-                or tensor.shape != self._shape
-                or tensor.device != self._device
-            ):
-                reason = self._adapt(tensor.detach())
-            return reason
+            if reason is not None:
+                return reason
+            x = tensor if is_plain(tensor) else local_part(tensor)
+            if x.dtype is not self._dtype or x.shape != self._shape or x.device != self._device:
+                reason = self._adapt(x.detach())
+            return x if reason is None else reason
         except Exception as error:
             return self._fail(tensor, error)
 
@@ -114,6 +143,7 @@ class Site:
         if isinstance(error, torch.AcceleratorError):
             raise error
         if self.error is None:
+            self.counts.disabled = True
             self.error = f"{type(error).__name__}: {error}"
             warnings.warn(
                 f"hookstats records {self.kind} of {self.name!r} no more: {self.error}",
@@ -148,6 +178,8 @@ class Site:
         self.accumulator = accumulator
         self.channel_dim = dim
         self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
+        if self.native is not None:
+            accumulator.bind(self.native, x, dim)
         return None
 
     def rows(self) -> list[SiteCoverage]:
@@ -156,11 +188,11 @@ class Site:
             SiteCoverage(
                 name=self.name,
                 kind=self.kind,
-                forwards=self.forwards,
-                observed=self.observed,
-                skipped=dict(self.skipped),
-                backwards=self.backwards,
-                missing=self.missing,
+                forwards=self.counts.forwards,
+                observed=self.counts.observed,
+                skipped=dict(self.counts.skipped),
+                backwards=self.counts.backwards,
+                missing=self.counts.missing,
                 error=self.error,
             )
         ]
@@ -168,11 +200,12 @@ class Site:
 
 def unreadable(tensor: Tensor) -> str | None:
     """Why `tensor` has no plain memory with its values, None if it has; cheap."""
-    cls = type(tensor)
-    if cls is not Tensor and cls.__torch_dispatch__ is not _disabled_torch_dispatch_impl:
-        return cls.__name__  # FakeTensor, DTensor, jagged NestedTensor, ...
+    if not is_plain(tensor) and (reason := refusal(tensor)) is not None:
+        return reason
     if maybe_current_level() is not None:
         return "torch.func transform"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "CUDA graph capture"  # which replays kernels, and no hooks
     if tensor.layout is not torch.strided:
         return f"layout {_short(tensor.layout)}"
     return "nested tensor" if tensor.is_nested else None
@@ -189,7 +222,14 @@ class Sites(dict[str, Site]):
         self.rule = rule
 
     def __missing__(self, path: str) -> Site:
+        full = len(self) >= MAX_LEAVES
+        if full:
+            path = "[...]"
+            if path in self:
+                return self[path]
         site = self[path] = Site(self.arena, self.name, self.kind + path, self.rule)
+        if full:
+            site.disable(ValueError(f"it has more than {MAX_LEAVES} tensors, by their paths"))
         return site
 
     def rows(self) -> list[SiteCoverage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -18,13 +19,14 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats.accumulators import Arena
 from hookstats.bins import LinearBins, LogBins
-from hookstats.channels import ChannelDim, channel_rule, check_channel_dim, parameter_rule
+from hookstats.channels import ChannelDim, channel_rule, check_channel_dim
 from hookstats.coverage import Coverage
 from hookstats.flush import Flusher, Sink, current_rank
-from hookstats.hooks import InputHook, OutputHook
+from hookstats.hooks import InputHook, OutputHook, fastest
 from hookstats.parameters import Parameters, StepHook
 from hookstats.records import StepRecord
 from hookstats.selection import Selection, Selector
+from hookstats.sharding import parameter_rule
 from hookstats.sites import Site, Sites
 from hookstats.store import RunWriter
 
@@ -68,13 +70,13 @@ class Watch:
             for name, module in selection.modules.items():
                 self._attach(name, module, kinds, channel_dim)
             for name, parameter in selection.parameters.items():
+                rule = parameter_rule(parameter)
                 sites = {
-                    kind: Site(arena, name, kind, parameter_rule)
-                    for kind in PARAMETER_KINDS
-                    if kind in kinds
+                    kind: Site(arena, name, kind, rule) for kind in PARAMETER_KINDS if kind in kinds
                 }
                 self._sites += sites.values()
-                self._parameters.add(parameter, sites.get("param"), sites.get("param_grad"))
+                owner, key = selection.owners[name]
+                self._parameters.add(owner, key, sites.get("param"), sites.get("param_grad"))
             for i, optimizer in enumerate(optimizers):
                 step = partial(StepHook, arena, self._parameters, partial(self._stepped_by, i))
                 self._handles += (
@@ -94,13 +96,15 @@ class Watch:
             kind: Sites(self._arena, name, kind, rule) for kind in MODULE_KINDS if kind in kinds
         }
         self._sites += sites.values()
+        if isinstance(module, torch.jit.ScriptModule):
+            return
         value, gradient = sites.get("input"), sites.get("grad_input")
         if value is not None or gradient is not None:
-            before = InputHook(self._arena, value, gradient)
+            before = fastest(InputHook(self._arena, value, gradient))
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         value, gradient = sites.get("output"), sites.get("grad_output")
         if value is not None or gradient is not None:
-            after = OutputHook(self._arena, value, gradient)
+            after = fastest(OutputHook(self._arena, value, gradient))
             self._handles.append(module.register_forward_hook(after))
 
     def step(self) -> None:
@@ -189,13 +193,14 @@ class Watch:
         step = self._step
         self._step += 1
         self._stepped.clear()
+        self._parameters.look_again()
         if self._arena.recording or self._arena.pending():
             self._flusher.submit(self._arena.swap(), step)
         self._schedule()
 
     def _schedule(self) -> None:
         due = self._step % self._every == 0
-        self._arena.recording = due and not self._paused and not self._closed
+        self._arena.record(due and not self._paused and not self._closed)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -267,6 +272,7 @@ def watch(
     if not (isinstance(sinks, Sequence) and all(map(callable, sinks))):
         raise ValueError(f"sinks = {sinks!r}: expected a sequence of callables")
     selection = _select(model, kinds, include, exclude)
+    _warn_of_scripted(selection.modules, kinds)
     writer = None
     if out is not None:
         header = _header(model, selection, kinds, channel_dim, every)
@@ -286,6 +292,17 @@ def _check_not_compiled(model: nn.Module) -> None:
                 f"model: {name or type(module).__name__!r} is compiled, and hooks set now might "
                 "never run; expected a model that is not compiled"
             )
+
+
+def _warn_of_scripted(modules: Mapping[str, nn.Module], kinds: Collection[str]) -> None:
+    scripted = [name for name, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted and not set(kinds).isdisjoint(MODULE_KINDS):
+        warnings.warn(
+            f"model: {', '.join(map(repr, scripted[:3]))}{', ...' * (len(scripted) > 3)}: a "
+            "ScriptModule takes no hooks, so none of its calls are observed",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _optimizers(optimizer: Any) -> list[Optimizer]:

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from hookstats import native
+
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("hookstats", deadline=None, print_blob=True)
 settings.load_profile("hookstats")
@@ -13,3 +15,20 @@ settings.load_profile("hookstats")
 def seed() -> None:
     """The same random tensors in every run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=["c++", "python"])
+def hooks_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test with the C++ hooks, then with the Python hooks; the language of the hooks."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "hooks", None)
+    else:
+        assert native.hooks is not None, native.why_not
+    return str(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))

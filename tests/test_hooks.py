@@ -23,6 +23,8 @@ from hookstats import hooks
 from hookstats.hooks import Inert
 from hookstats.watch import KINDS, Watch, watch
 
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
 
 class Lambda(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -437,6 +439,7 @@ def test_mutable_outputs_that_fail_to_be_walked_disable_the_module_alone() -> No
         assert row.error == "RuntimeError: no items"
 
 
+@pytest.mark.parametrize("hooks_in", ["python"], indirect=True)
 def test_a_gradient_hook_that_cannot_be_set_disables_the_site(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -455,6 +458,7 @@ def test_a_gradient_hook_that_cannot_be_set_disables_the_site(
         assert row.forwards == row.missing + sum(row.skipped.values()) == 2
 
 
+@pytest.mark.parametrize("hooks_in", ["python"], indirect=True)
 def test_a_gradient_that_fails_leaves_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise RuntimeError("no part")

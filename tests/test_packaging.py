@@ -183,6 +183,7 @@ def test_pip_installs_with_no_torch_and_against_an_installed_one(
     first = install()
     assert torch_installs(first) == 2  # for the build, then for good
     assert built in first
+    assert "hookstats: built the C++ hooks with " in first
 
     before = installed()
     run(venv_python(venv), "-m", "pip", "uninstall", "-qy", "hookstats", cwd=tmp_path)
@@ -190,3 +191,24 @@ def test_pip_installs_with_no_torch_and_against_an_installed_one(
     assert torch_installs(second) == 0
     assert built + torch.__version__ in second
     assert installed() == before
+
+
+@pytest.mark.slow
+def test_where_the_hooks_do_not_compile_the_python_hooks_serve(project: Path) -> None:
+    source = project / "csrc" / "hooks" / "python.cpp"
+    source.write_text('#error "torch has changed"\n')
+    build = run(
+        sys.executable, "setup.py", "build_ext", "--inplace", cwd=project, HOOKSTATS_WERROR="0"
+    )
+    assert build.returncode == 0, build.stdout + build.stderr
+    assert "hookstats: built the CPU operators with " in build.stdout
+    assert "hookstats: C++ hooks: not built, the Python hooks will serve (" in build.stdout
+    use = "import hookstats as hs; print(hs.native.hooks, hs.__file__)"
+    used = run(sys.executable, "-c", use, cwd=project)
+    assert used.stdout == f"None {project / 'hookstats' / '__init__.py'}\n", used.stderr
+    assert "RuntimeWarning: hookstats: no C++ hooks" in used.stderr
+    assert "make build" in used.stderr
+    strict = run(
+        sys.executable, "setup.py", "build_ext", "--inplace", cwd=project, HOOKSTATS_WERROR="1"
+    )
+    assert strict.returncode != 0

@@ -492,8 +492,8 @@ def test_another_parameter_in_the_place_of_a_dead_one() -> None:
     other = nn.Parameter(torch.ones(3))
     optimizer = Idle([*model, other])
     with watch(model, optimizer, kinds=("param",)) as w:
-        known = w._parameters._watched
-        known[id(other)] = known.pop(id(model[1]))
+        first, second = w._parameters._watched
+        w._parameters._by_id = {id(model[0]): first, id(other): second}
         optimizer.step()
         assert w.latest.keys() == [("0", "param")]
 
@@ -542,7 +542,7 @@ def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPat
     optimizer = Idle(model.parameters())
     real = Site.prepare
 
-    def interrupted(site: Site, tensor: Tensor) -> str | None:
+    def interrupted(site: Site, tensor: Tensor) -> Tensor | str:
         if site.name == "2.weight":
             raise KeyboardInterrupt
         return real(site, tensor)
@@ -577,7 +577,7 @@ def test_a_lost_device_is_not_hushed_up(monkeypatch: pytest.MonkeyPatch) -> None
             optimizer.step()
 
 
-def test_steps_that_are_not_recorded_call_nothing() -> None:
+def test_steps_that_are_not_recorded_fold_nothing_in() -> None:
     model = network()
     optimizer = Idle(model.parameters())
     model(batch(0)).sum().backward()
@@ -585,5 +585,5 @@ def test_steps_that_are_not_recorded_call_nothing() -> None:
         for step in range(4):
             with Calls() as calls:
                 optimizer.step()
-            assert bool(calls.names) == (step % 2 == 0)
+            assert ("hookstats.update_many_.default" in calls.names) == (step % 2 == 0)
         assert w.coverage()["0.weight", "param_grad"].forwards == 2

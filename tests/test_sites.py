@@ -14,6 +14,8 @@ from hookstats.bins import LogBins
 from hookstats.records import StepRecord
 from hookstats.sites import Site, Sites, unreadable
 
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
 
 @pytest.fixture
 def arena() -> Arena:
@@ -32,7 +34,9 @@ def close(arena: Arena) -> StepRecord:
 
 
 def assert_adds_up(site: Site) -> None:
-    assert site.forwards == site.observed + site.missing + sum(site.skipped.values())
+    assert site.counts.forwards == site.counts.observed + site.counts.missing + sum(
+        site.counts.skipped.values()
+    )
 
 
 def test_observe(arena: Arena) -> None:
@@ -43,7 +47,7 @@ def test_observe(arena: Arena) -> None:
     record = close(arena)
     assert record.sites == (("fc", "output", 3, 2, (2, 5, 3), "float64"),)
     assert_stats(record["fc", "output"], [x.double(), y], -1)
-    assert (site.forwards, site.observed, site.skipped) == (2, 2, {})
+    assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (2, 2, {})
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_odd_tensors_are_observed(arena: Arena, x: Tensor) -> None:
     site = Site(arena, "", "output", last)
     version = x._version
     site.observe(x)
-    assert site.observed == 1
+    assert site.counts.observed == 1
     assert_stats(close(arena)["", "output"], [x], last(x.dim()))
     assert x._version == version
 
@@ -138,7 +142,7 @@ def test_what_cannot_be_read_is_skipped_and_counted(
     site = Site(arena, "fc", "output", last)
     site.observe(make())
     site.observe(torch.ones(2, 3))
-    assert (site.forwards, site.observed, site.skipped) == (2, 1, {reason: 1})
+    assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (2, 1, {reason: 1})
     assert site.error is None
     assert len(close(arena)) == 1
 
@@ -161,7 +165,7 @@ def test_another_number_of_channels_is_skipped(arena: Arena) -> None:
     x = torch.randn(4, 3)
     for tensor in (x, torch.randn(4, 5), torch.randn(3, 4), x):
         site.observe(tensor)
-    assert (site.observed, site.skipped) == (2, {"other number of channels": 2})
+    assert (site.counts.observed, site.counts.skipped) == (2, {"other number of channels": 2})
     assert_stats(close(arena)["fc", "output"], [x, x], -1)
     assert_adds_up(site)
 
@@ -170,7 +174,7 @@ def test_a_dimension_that_is_not_there_is_skipped(arena: Arena) -> None:
     site = Site(arena, "fc", "output", lambda ndim: 2)
     site.observe(torch.randn(4, 3))
     site.observe(torch.randn(4, 3, 2))
-    assert (site.observed, site.skipped) == (1, {"no dimension 2": 1})
+    assert (site.counts.observed, site.counts.skipped) == (1, {"no dimension 2": 1})
 
 
 def test_the_channel_dimension_follows_the_number_of_dimensions(arena: Arena) -> None:
@@ -197,7 +201,11 @@ def test_a_site_that_fails_is_disabled_and_warned_of_once(
     site.observe(torch.ones(2, 3))  # a second warning would be an error
     monkeypatch.undo()
     site.observe(torch.ones(2, 3))
-    assert (site.forwards, site.observed, site.skipped) == (4, 1, {"disabled": 3})
+    assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (
+        4,
+        1,
+        {"disabled": 3},
+    )
     assert site.rows()[0].error == "RuntimeError: out of order"
 
 

@@ -17,6 +17,8 @@ from torch.utils import checkpoint
 from hookstats.bins import LinearBins
 from hookstats.watch import KINDS, MODULE_KINDS, watch
 
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
 
 class Residual(nn.Module):
     """In-place activations and additions on convolutions and batch norms."""

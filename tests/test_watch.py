@@ -22,6 +22,8 @@ from hookstats.records import StepRecord
 from hookstats.run import open_run
 from hookstats.watch import KINDS, watch
 
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

@@ -219,6 +219,15 @@ void update_many_cpu(std::vector<Tensor> xs, std::optional<int64_t> channel_dim,
   cpu::update_many(params.data(), static_cast<int64_t>(params.size()), parallel_for);
 }
 
+// For the C++ hooks, a library of their own that was built with this one.
+void update_params(const cpu::UpdateParams& params) { cpu::update(params, parallel_for); }
+
+int64_t cpu_entry(int64_t params_size) {
+  STD_TORCH_CHECK(params_size == int64_t{sizeof(cpu::UpdateParams)}, "params_size is ", params_size,
+                  "; expected ", sizeof(cpu::UpdateParams), ", that of the same build");
+  return reinterpret_cast<int64_t>(&update_params);
+}
+
 std::string cpu_capability() { return cpu::capability(); }
 
 }  // namespace
@@ -230,6 +239,7 @@ STABLE_TORCH_LIBRARY_IMPL(hookstats, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(hookstats, CompositeExplicitAutograd, m) {
   m.impl("cpu_capability", TORCH_BOX(&cpu_capability));
+  m.impl("cpu_entry", TORCH_BOX(&cpu_entry));
 }
 
 }  // namespace hookstats

@@ -1,0 +1,206 @@
+"""What a hook costs a module: a chain of 200 modules that do next to nothing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from interleave import interleave, replay, replayed
+from pytest_benchmark.fixture import BenchmarkFixture
+from report import Report, cell
+from torch import Tensor, nn
+
+import hookstats as hs
+from hookstats import accumulators, native
+
+pytestmark = replayed
+
+MODULES = 200
+STEPS = 10
+"""Steps that are timed at once: a round of every=10."""
+
+ROUNDS = 40
+SHAPE = (4, 8)
+
+
+class Double(nn.Module):
+    """The cheapest module that has a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1.0
+
+
+class Chain:
+    """A chain without hooks."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(*(Double() for _ in range(MODULES)))
+        # Integers, so that means are exact.
+        self.x = torch.arange(32.0).reshape(SHAPE).requires_grad_()
+
+    def prepare(self) -> None:
+        self.x.grad = None
+
+    def run(self) -> None:
+        """Run STEPS forwards and backwards."""
+        for _ in range(STEPS):
+            self.model(self.x).sum().backward()
+            self.close_step()
+
+    def close_step(self) -> None:
+        """Nothing, without a watch."""
+
+    def check(self) -> None:
+        """Assert that all gradients came through."""
+        assert self.x.grad is not None
+        assert self.x.grad.eq(STEPS).all()
+
+
+class ForwardHooks(Chain):
+    """With an empty forward hook in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for module in self.model:
+            module.register_forward_hook(lambda module, args, output: None)
+
+
+class TensorHooks(Chain):
+    """With a forward hook in Python that registers an empty tensor hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def hook(module: nn.Module, args: object, output: Tensor) -> None:
+            output.register_hook(lambda gradient: None)  # type: ignore[no-untyped-call]
+
+        for module in self.model:
+            module.register_forward_hook(hook)
+
+
+class FullBackwardHooks(Chain):
+    """With an empty full backward hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for module in self.model:
+            module.register_full_backward_hook(lambda module, grad_input, grad_output: None)
+
+
+class Watched(Chain):
+    """With the output and its gradient of every module watched."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.every: int = options.get("every", 1)
+        self.watch = hs.watch(self.model, kinds=("output", "grad_output"), **options)
+
+    def close_step(self) -> None:
+        self.watch.step()
+
+    def check(self) -> None:
+        super().check()
+        steps = self.watch.coverage().steps
+        for row in self.watch.coverage():
+            assert row.forwards == row.observed == steps // self.every, row
+
+
+class Recorded(Watched):
+    """Watched, and what was recorded is checked."""
+
+    def check(self) -> None:
+        super().check()
+        record = self.watch.latest
+        for name, _ in self.model.named_children():
+            assert torch.equal(record[name, "output"].mean, self.x.detach().double().mean(0))
+            assert record[name, "grad_output"].mean.eq(1).all()
+
+
+def no_statistics() -> Watched:
+    """Watched, with an entry point of the kernels that does nothing."""
+    nothing = ctypes.cast(ctypes.CDLL(None).getppid, ctypes.c_void_p).value
+    assert nothing is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accumulators, "cpu_entry", lambda params_size: nothing)
+        return Watched()
+
+
+def in_python() -> Watched:
+    """Watched by the Python hooks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "hooks", None)
+        return Recorded()
+
+
+def paused() -> Chain:
+    """Watched, but paused."""
+    chain = Watched()
+    chain.watch.pause()
+    chain.close_step = lambda: None  # type: ignore[method-assign]
+    chain.check = partial(Chain.check, chain)  # type: ignore[method-assign]
+    return chain
+
+
+PEERS: Mapping[str, Callable[[], Chain]] = {
+    "no hooks": Chain,
+    "watch": Recorded,
+    "watch, no kernels": no_statistics,
+    "watch every=10": partial(Recorded, every=10),
+    "watch paused": paused,
+    "watch, Python hooks": in_python,
+    "forward hook": ForwardHooks,
+    "+ tensor hook": TensorHooks,
+    "full backward hook": FullBackwardHooks,
+}
+
+
+@dataclass
+class Case:
+    """The chains, and how long each took, round by round."""
+
+    peers: dict[str, Chain]
+    seconds: dict[str, list[float]]
+
+    def us_per_module(self, peer: str) -> float:
+        """Over no hooks: the median of the differences of neighbouring rounds."""
+        pairs = zip(self.seconds[peer], self.seconds["no hooks"], strict=True)
+        return median(mine - plain for mine, plain in pairs) / STEPS / MODULES * 1e6
+
+
+@pytest.fixture(scope="module")
+def case(report: Report) -> Iterator[Case]:
+    """All chains, measured in turn on one thread, as their tensors need no more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    peers = {name: make() for name, make in PEERS.items()}
+    case = Case(peers, interleave(peers, least=ROUNDS, most=ROUNDS))
+    for peer in peers:
+        scale = 1e6 / STEPS / MODULES
+        row = {"us/module": peer, "all": cell(case.seconds[peer], scale)}
+        report.add(
+            f"chain of {MODULES} modules, forward and backward",
+            row | {"over no hooks": f"{case.us_per_module(peer):.2f}"},
+        )
+    yield case
+    for chain in peers.values():
+        if isinstance(chain, Watched):
+            chain.watch.close()
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_chain(
+    peer: str, case: Case, machine: dict[str, str | int], benchmark: BenchmarkFixture
+) -> None:
+    benchmark.group = f"chain of {MODULES} modules"
+    replay(benchmark, case.seconds[peer])
+    benchmark.extra_info.update(us_per_module=case.us_per_module(peer), **machine)
+    case.peers[peer].check()
+    if peer == "watch":
+        assert case.us_per_module("watch") < case.us_per_module("full backward hook")

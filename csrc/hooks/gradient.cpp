@@ -1,0 +1,114 @@
+// The tensor hooks of autograd: one on a tensor, and one on its base where it is a view.
+#include "hooks/gradient.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <atomic>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace hookstats::hooks {
+
+namespace {
+
+// What the hooks of one tensor share.
+struct Awaited {
+  explicit Awaited(std::shared_ptr<Site> site) : site(std::move(site)) {}
+
+  std::shared_ptr<Site> site;
+  std::atomic<bool> first{true};
+  // Of a view: its version counter, which it shares with its base, and the version it had.
+  c10::VariableVersion counter;
+  std::optional<uint32_t> version;
+
+  bool is_replaced() const { return version && counter.current_version() != *version; }
+  void receive(const at::Tensor& gradient) { site->receive(gradient, first.exchange(false)); }
+};
+
+struct ForTensor {
+  std::shared_ptr<Awaited> awaited;
+
+  void operator()(const at::Tensor& gradient) const {
+    if (!awaited->is_replaced()) awaited->receive(gradient);
+  }
+};
+
+struct ForBase {
+  std::shared_ptr<Awaited> awaited;
+  std::vector<int64_t> sizes, strides, base_strides;
+  int64_t offset;
+
+  void operator()(const at::Tensor& gradient) const {
+    if (!awaited->is_replaced()) return;
+    if (Site::is_strided(gradient)) {
+      awaited->receive(of_view(gradient));
+    } else {
+      awaited->site->refuse(gradient, awaited->first.exchange(false));
+    }
+  }
+
+  // The part of the base's gradient that lies where the view lies in the base.
+  at::Tensor of_view(const at::Tensor& gradient) const {
+    const at::NoGradGuard no_grad;
+    at::Tensor whole = gradient.detach();
+    if (whole.strides() != base_strides) {
+      const at::Tensor copy = at::empty_strided(whole.sizes(), base_strides, whole.options());
+      whole = copy.copy_(whole);
+    }
+    return whole.as_strided(sizes, strides, whole.storage_offset() + offset);
+  }
+};
+
+template <class Observe>
+class TensorHook : public torch::autograd::FunctionPreHook {
+ public:
+  TensorHook(Observe observe, const at::Tensor& x)
+      : observe_(std::move(observe)), output_(x.output_nr()) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    run(observe_, grads[output_]);
+    return grads;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    const auto hook = [observe = observe_](const at::TensorBase& gradient) {
+      run(observe, at::Tensor(gradient));
+      return at::TensorBase();
+    };
+    args.add_cpp_single_tensor_pre_hook(hook, output_);
+  }
+
+ private:
+  static void run(const Observe& observe, const at::Tensor& gradient) {
+    if (gradient.defined()) observe.awaited->site->attempt([&] { observe(gradient); });
+  }
+
+  Observe observe_;
+  size_t output_;
+};
+
+template <class Observe>
+void add_hook(const at::Tensor& x, Observe observe) {
+  x.grad_fn()->add_tensor_pre_hook(std::make_unique<TensorHook<Observe>>(std::move(observe), x));
+}
+
+}  // namespace
+
+void await_gradient(const std::shared_ptr<Site>& site, const at::Tensor& x) {
+  const auto awaited = std::make_shared<Awaited>(site);
+  if (x.is_view() && !x._base().is_leaf()) {
+    const at::Tensor base(x._base());
+    awaited->counter = x.unsafeGetTensorImpl()->version_counter();
+    awaited->version = awaited->counter.current_version();
+    add_hook(base, ForBase{awaited, x.sizes().vec(), x.strides().vec(), base.strides().vec(),
+                           x.storage_offset() - base.storage_offset()});
+  }
+  add_hook(x, ForTensor{awaited});
+}
+
+}  // namespace hookstats::hooks

@@ -1,0 +1,143 @@
+// A forward hook's call: decide, find the tensors, fold them in, await their gradients.
+#include "hooks/module_hook.h"
+
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <optional>
+#include <utility>
+
+#include "hooks/gradient.h"
+
+namespace py = pybind11;
+
+namespace hookstats::hooks {
+
+namespace {
+
+// Elements from which on other Python threads may run during the kernel.
+constexpr int64_t kReleaseGil = 1 << 16;
+
+// Paths that change from call to call are left to Python, which has a limit of its own.
+constexpr size_t kMostPlaces = 256;
+
+std::shared_ptr<Site> site_at(const py::object& sites, const std::string& path) {
+  if (sites.is_none()) return nullptr;
+  return sites[py::str(path)].attr("counts").cast<std::shared_ptr<Site>>();
+}
+
+bool is_odd_call() {
+  return torch::jit::tracer::isTracing() ||
+         torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
+
+void fold(Site& site, const at::Tensor& x) {
+  ++site.forwards;
+  const bool folded = site.attempt([&] {
+    std::optional<py::gil_scoped_release> released;
+    if (x.numel() >= kReleaseGil) released.emplace();
+    site.fold(x);
+  });
+  if (folded) {
+    ++site.observed;
+  } else {
+    site.skip("disabled");
+  }
+}
+
+void await(const std::shared_ptr<Site>& site, const at::Tensor& x) {
+  ++site->forwards;
+  const char* reason = nullptr;
+  const bool done = site->attempt([&] {
+    if (!x.requires_grad()) {
+      reason = "requires no gradient";
+    } else if (x.grad_fn() == nullptr) {
+      reason = "leaf";
+    } else {
+      await_gradient(site, x);
+    }
+  });
+  if (!done) reason = "disabled";
+  if (reason == nullptr) {
+    ++site->missing;
+  } else {
+    site->skip(reason);
+  }
+}
+
+}  // namespace
+
+ModuleHook::ModuleHook(std::shared_ptr<Arena> arena, py::object python, py::object values,
+                       py::object gradients)
+    : arena_(std::move(arena)),
+      python_(std::move(python)),
+      values_(std::move(values)),
+      gradients_(std::move(gradients)) {}
+
+PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  auto* instance = reinterpret_cast<py::detail::instance*>(self);
+  auto* hook = static_cast<ModuleHook*>(instance->simple_value_holder[0]);
+  HANDLE_TH_ERRORS
+  if (!hook->arena_->recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
+  bool done = false;
+  try {
+    done = PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
+  } catch (const py::error_already_set&) {  // a container's: Python meets it again, and copes
+  }
+  if (done) Py_RETURN_NONE;
+  return PyObject_Call(hook->python_.ptr(), args, kwargs);
+  END_HANDLE_TH_ERRORS
+}
+
+bool ModuleHook::observe(PyObject* args) {
+  if (is_odd_call()) return false;
+  Leaves leaves;
+  add_leaves(args, leaves);
+  if (leaves.empty()) return false;
+
+  const LockWithGil lock(*arena_);
+  const bool recomputation = torch::autograd::get_current_graph_task_id() != -1;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const Place* const found = place(i, leaves[i].path);
+    if (found == nullptr) return false;
+    const auto& [path, value, gradient] = *found;
+    if (recomputation) continue;
+    if (value && !value->takes(leaves[i].tensor)) return false;
+    if (gradient && (gradient->disabled || !Site::is_plain(leaves[i].tensor))) return false;
+  }
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const auto& [path, value, gradient] = *place(i, leaves[i].path);
+    if (recomputation) {
+      for (Site* site : {value.get(), gradient.get()}) {
+        if (site == nullptr) continue;
+        ++site->forwards;
+        site->skip("recomputation");
+      }
+      continue;
+    }
+    if (value) fold(*value, leaves[i].tensor);
+    if (gradient) await(gradient, leaves[i].tensor);
+  }
+  return true;
+}
+
+const ModuleHook::Place* ModuleHook::place(size_t i, const std::string& path) {
+  if (i < places_.size() && places_[i].path == path) return &places_[i];
+  for (const Place& place : places_) {
+    if (place.path == path) return &place;
+  }
+  if (places_.size() == kMostPlaces) return nullptr;
+  places_.push_back({path, site_at(values_, path), site_at(gradients_, path)});
+  return &places_.back();
+}
+
+void OutputHook::add_leaves(PyObject* args, Leaves& leaves) const {
+  hooks::add_leaves(PyTuple_GET_ITEM(args, 2), leaves);
+}
+
+void InputHook::add_leaves(PyObject* args, Leaves& leaves) const {
+  add_argument_leaves(PyTuple_GET_ITEM(args, 1), PyTuple_GET_ITEM(args, 2), leaves);
+}
+
+}  // namespace hookstats::hooks

@@ -1,0 +1,88 @@
+// The module hookstats._hooks: what the Python hooks are sped up by, for one version of torch.
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "hooks/arena.h"
+#include "hooks/gradient.h"
+#include "hooks/module_hook.h"
+#include "hooks/site.h"
+
+namespace py = pybind11;
+
+namespace hookstats::hooks {
+
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using StateTuple = std::tuple<at::Tensor, at::Tensor, OptionalTensor, OptionalTensor,
+                              OptionalTensor, OptionalTensor>;
+
+State to_state(const StateTuple& state) {
+  return std::apply([](const auto&... parts) { return State{parts...}; }, state);
+}
+
+// Python calls a hook through ModuleHook::call; whoever reads its `__call__`, as a tracer does,
+// finds the Python function `traced`.
+void set_traced(py::type type, const py::function& traced) {
+  type.attr("__call__") = traced;
+  reinterpret_cast<PyTypeObject*>(type.ptr())->tp_call = ModuleHook::call;
+}
+
+template <class Hook>
+void define_hook(py::module_& m, const char* name) {
+  py::class_<Hook>(m, name, py::dynamic_attr())
+      .def(py::init<std::shared_ptr<Arena>, py::object, py::object, py::object>(), py::arg("arena"),
+           py::arg("python"), py::arg("values"), py::arg("gradients"));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_hooks, m) {
+  m.attr("TORCH_VERSION") = TORCH_VERSION;
+  m.attr("PARAMS_SIZE") = sizeof(cpu::UpdateParams);
+
+  py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
+      .def(py::init([](size_t update_cpu) {
+             return std::make_shared<Arena>(reinterpret_cast<Update>(update_cpu));
+           }),
+           py::arg("update_cpu"))
+      .def_property(
+          "recording", [](const Arena& a) { return a.recording.load(); },
+          [](Arena& a, bool recording) { a.recording = recording; })
+      .def_readwrite("front", &Arena::front)
+      // A lock, as threading.RLock is one.
+      .def("__enter__", [](Arena& a) { LockWithGil::lock(a); })
+      .def("__exit__", [](Arena& a, const py::args&) { a.mutex.unlock(); });
+
+  py::class_<Site, std::shared_ptr<Site>>(m, "Site")
+      .def(py::init([](std::shared_ptr<Arena> arena, const py::object& owner) {
+             return std::make_shared<Site>(std::move(arena), owner.ptr());
+           }),
+           py::arg("arena"), py::arg("owner"))
+      .def_readwrite("forwards", &Site::forwards)
+      .def_readwrite("observed", &Site::observed)
+      .def_readwrite("backwards", &Site::backwards)
+      .def_readwrite("missing", &Site::missing)
+      .def_readwrite("disabled", &Site::disabled)
+      .def_property_readonly("skipped", [](const Site& s) { return s.skipped; })
+      .def("skip", &Site::skip, py::arg("reason"))
+      .def(
+          "bind",
+          [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,
+             const std::array<StateTuple, 2>& states, const std::array<at::Tensor, 2>& calls) {
+            s.bind(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls);
+          },
+          py::arg("x"), py::arg("channel_dim"), py::arg("states"), py::arg("calls"));
+
+  m.def("await_gradient", &await_gradient, py::arg("site"), py::arg("x"));
+  define_hook<OutputHook>(m, "OutputHook");
+  define_hook<InputHook>(m, "InputHook");
+  m.def("set_traced", &set_traced, py::arg("type"), py::arg("traced"));
+}
+
+}  // namespace hookstats::hooks

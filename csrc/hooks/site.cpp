@@ -1,0 +1,174 @@
+// Site: counts and folds the tensors of one place in a model.
+#include "hooks/site.h"
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <utility>
+
+#include "core/bins.h"
+#include "core/channel_view.h"
+#include "ops/scalar_type.h"
+
+namespace py = pybind11;
+
+namespace hookstats::hooks {
+
+namespace {
+
+// The keys that a tensor with plain memory may have. Python subclasses, functorch's wrappers, fake,
+// sparse, nested and quantised tensors, and lazy conj and neg bits have more.
+constexpr c10::DispatchKeySet kPlainKeys =
+    c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) |
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+
+bool has_only(const at::Tensor& x, c10::DispatchKeySet keys) {
+  return (x.key_set().raw_repr() & ~keys.raw_repr()) == 0;
+}
+
+Bins read_bins(const std::optional<at::Tensor>& bins, std::vector<float>& edges) {
+  if (!bins) return {};
+  if (bins->scalar_type() == at::kFloat) {
+    const at::Tensor values = bins->cpu();
+    edges.assign(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
+    return linear_bins(edges.data(), values.numel() - 1);
+  }
+  const int32_t* values = bins->const_data_ptr<int32_t>();
+  return log_bins(values[0], values[1], values[2]);
+}
+
+int64_t* counts_of(const std::optional<at::Tensor>& counts) {
+  return counts ? counts->mutable_data_ptr<int64_t>() : nullptr;
+}
+
+// Calls a method of the Python Site, if it still is; takes the GIL.
+template <class Call>
+void call_owner(PyObject* owner, const char* method, Call call) {
+  py::gil_scoped_acquire gil;
+  try {
+    const py::object site = py::handle(owner)();
+    if (!site.is_none()) call(site.attr(method));
+  } catch (py::error_already_set& raised) {
+    // In the form that autograd hands on to the thread that called backward.
+    raised.restore();
+    python_error error;
+    error.persist();
+    throw std::move(error);
+  }
+}
+
+}  // namespace
+
+Site::Site(std::shared_ptr<Arena> arena, PyObject* owner)
+    : arena_(std::move(arena)), owner_(PyWeakref_NewRef(owner, nullptr)) {
+  if (owner_ == nullptr) throw py::error_already_set();
+}
+
+Site::~Site() {
+  if (!Py_IsInitialized()) return;
+  // The last gradient hook may go on a backward thread.
+  py::gil_scoped_acquire gil;
+  Py_DECREF(owner_);
+}
+
+bool Site::is_plain(const at::Tensor& x) {
+  return has_only(x, kPlainKeys) && x.layout() == at::kStrided && x.has_storage() &&
+         (x.const_data_ptr() != nullptr || x.numel() == 0) &&
+         !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+bool Site::is_strided(const at::Tensor& x) {
+  constexpr c10::DispatchKeySet lazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  return has_only(x, kPlainKeys | lazy) && x.layout() == at::kStrided;
+}
+
+void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
+                std::array<State, 2> states, std::array<at::Tensor, 2> calls) {
+  bound_.reset();
+  const std::optional<DType> dtype = dtype_of(x.scalar_type());
+  if (!dtype || !x.device().is_cpu()) return;
+  int dim = -1;
+  if (channel_dim) dim = static_cast<int>(*channel_dim < 0 ? *channel_dim + x.dim() : *channel_dim);
+  auto bound = std::make_unique<Bound>(Bound{x.scalar_type(),
+                                             x.device(),
+                                             x.sizes().vec(),
+                                             x.strides().vec(),
+                                             dim,
+                                             {},
+                                             std::move(states),
+                                             std::move(calls),
+                                             {},
+                                             {},
+                                             {}});
+  cpu::UpdateParams params{};
+  params.dtype = *dtype;
+  params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim);
+  params.tensor_bins = read_bins(bound->states[0].bins, bound->tensor_edges);
+  params.channel_bins = read_bins(bound->states[0].channel_bins, bound->channel_edges);
+  for (size_t buffer = 0; buffer < 2; ++buffer) {
+    const State& state = bound->states[buffer];
+    params.moments = state.moments.mutable_data_ptr<double>();
+    params.tallies = state.tallies.mutable_data_ptr<int64_t>();
+    params.tensor_counts = counts_of(state.counts);
+    params.channel_counts = counts_of(state.channel_counts);
+    bound->params[buffer] = params;
+    bound->call_counts[buffer] = bound->calls[buffer].mutable_data_ptr<int64_t>();
+  }
+  bound_ = std::move(bound);
+}
+
+void Site::fold(const at::Tensor& x) {
+  Bound& bound = *bound_;
+  cpu::UpdateParams& params = bound.params[arena_->front];
+  if (x.strides() != bound.strides) {
+    bound.strides = x.strides().vec();
+    const ChannelView view = channel_view(x.sizes().data(), x.strides().data(),
+                                          static_cast<int>(x.dim()), bound.channel_dim);
+    for (cpu::UpdateParams& each : bound.params) each.view = view;
+  }
+  params.data = x.const_data_ptr();
+  arena_->update_cpu(params);
+  ++*bound.call_counts[arena_->front];
+}
+
+void Site::receive(const at::Tensor& gradient, bool first) {
+  {
+    std::lock_guard<std::recursive_mutex> lock(arena_->mutex);
+    const bool recording = arena_->recording;
+    if (!recording || takes(gradient)) {
+      const char* reason = "step not recorded";
+      if (recording) reason = attempt([&] { fold(gradient); }) ? nullptr : "disabled";
+      ++backwards;
+      if (!first) return;
+      --missing;
+      if (reason == nullptr) {
+        ++observed;
+      } else {
+        skip(reason);
+      }
+      return;
+    }
+  }
+  hand_to_owner("receive", gradient, first);
+}
+
+void Site::refuse(const at::Tensor& gradient, bool first) {
+  hand_to_owner("refuse", gradient, first);
+}
+
+void Site::hand_to_owner(const char* method, const at::Tensor& gradient, bool first) {
+  call_owner(owner_, method, [&](const py::object& call) {
+    call(py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient)), first);
+  });
+}
+
+void Site::fail(const std::exception& error) {
+  call_owner(owner_, "disable", [&](const py::object& method) {
+    method(py::handle(PyExc_RuntimeError)(error.what()));
+  });
+}
+
+}  // namespace hookstats::hooks

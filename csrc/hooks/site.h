@@ -1,0 +1,111 @@
+// The native half of a Python `Site`: its counts, and its state where a tensor like the last one
+// can be folded in without asking Python.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/update.h"
+#include "hooks/arena.h"
+
+namespace hookstats::hooks {
+
+// The arguments of `update_` after x and channel_dim, as Python's arena holds them.
+struct State {
+  at::Tensor moments, tallies;
+  std::optional<at::Tensor> counts, bins, channel_counts, channel_bins;
+};
+
+// All but the constructor and destructor: under the arena's lock.
+class Site {
+ public:
+  // `owner` is the Python Site, which is not kept alive. Both need the GIL.
+  Site(std::shared_ptr<Arena> arena, PyObject* owner);
+  ~Site();
+  Site(const Site&) = delete;
+  Site& operator=(const Site&) = delete;
+
+  int64_t forwards = 0, observed = 0, backwards = 0, missing = 0;
+  std::map<std::string, int64_t> skipped;
+  bool disabled = false;
+
+  void skip(const char* reason) { ++skipped[reason]; }
+
+  // From now on tensors of this shape, dtype and device go into `states` (by buffer), and are
+  // counted in `calls`, int64 [1] by buffer. Other devices' than the CPU's stay with Python.
+  void bind(const at::Tensor& x, std::optional<int64_t> channel_dim, std::array<State, 2> states,
+            std::array<at::Tensor, 2> calls);
+
+  // Whether `fold` takes this tensor; others are Python's.
+  bool takes(const at::Tensor& x) const {
+    return bound_ && !disabled && is_plain(x) && x.scalar_type() == bound_->dtype &&
+           x.device() == bound_->device && x.sizes() == bound_->sizes;
+  }
+  // Folds a tensor that `takes` said yes to into the open step. Needs no GIL.
+  void fold(const at::Tensor& x);
+
+  // Counts a gradient that came and folds it in, `first` of its tensor or not. Without the GIL,
+  // which is taken only where `takes` says no. Not under the lock.
+  void receive(const at::Tensor& gradient, bool first);
+  // Counts the gradient of a view's base, of which the view's part cannot be taken.
+  void refuse(const at::Tensor& gradient, bool first);
+  // Runs a step of the site's work, and disables the site, with a warning, where that throws:
+  // whether it did not. With or without the GIL. What is not ours to catch is thrown on.
+  template <class Work>
+  bool attempt(Work work);
+
+  Arena& arena() const { return *arena_; }
+
+  // Whether a tensor has plain memory with its values: no wrapper, lazy bit or special layout.
+  static bool is_plain(const at::Tensor& x);
+  // Whether it is plain but for lazy bits, so that parts of it can be told by sizes and strides.
+  static bool is_strided(const at::Tensor& x);
+
+ private:
+  struct Bound {
+    at::ScalarType dtype;
+    at::Device device;
+    std::vector<int64_t> sizes, strides;
+    int channel_dim;  // or -1
+    std::array<cpu::UpdateParams, 2> params;
+    // What the pointers in `params` point into.
+    std::array<State, 2> states;
+    std::array<at::Tensor, 2> calls;
+    std::array<int64_t*, 2> call_counts;
+    std::vector<float> tensor_edges, channel_edges;
+  };
+
+  void hand_to_owner(const char* method, const at::Tensor& gradient, bool first);
+  void fail(const std::exception& error);
+
+  std::shared_ptr<Arena> arena_;
+  std::unique_ptr<Bound> bound_;
+  PyObject* owner_;  // a weak reference
+};
+
+template <class Work>
+bool Site::attempt(Work work) {
+  try {
+    work();
+    return true;
+  } catch (const c10::AcceleratorError&) {
+    throw;  // the device is lost
+  } catch (const python_error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail(error);
+    return false;
+  }
+}
+
+}  // namespace hookstats::hooks

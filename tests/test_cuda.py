@@ -1,0 +1,246 @@
+"""watch() on GPUs: streams, devices, graphs; no synchronisation and no allocation in a hook."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from expected import assert_stats
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import hookstats as hs
+from hookstats.watch import KINDS, MODULE_KINDS
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.filterwarnings("ignore:hookstats has no kernel for device type 'cuda'"),
+]
+
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("hookstats::update_", "CUDA")
+needs_kernel = pytest.mark.skipif(
+    not has_kernel, reason="no CUDA kernel is built, and the fallback allocates and synchronises"
+)
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+LATE = 20_000_000  # clock cycles: about 10 ms, in which a missing wait shows
+
+
+def network(device: str = "cuda") -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 8))
+    return model.to(device)
+
+
+def train(*, watched: bool, steps: int = 5) -> list[Tensor]:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    w = hs.watch(model, optimizer, KINDS) if watched else None
+    for step in range(steps):
+        optimizer.zero_grad()
+        generator = torch.Generator("cuda").manual_seed(step)
+        x = torch.randn(256, 64, device="cuda", generator=generator)
+        model(x).square().mean().backward()
+        optimizer.step()
+    if w is not None:
+        assert w.latest.step == steps - 1
+        assert all(row.error is None for row in w.coverage())
+        w.close()
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+def test_a_watched_training_is_bitwise_the_same() -> None:
+    for mine, other in zip(train(watched=True), train(watched=False), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_counts_are_those_of_the_cpu() -> None:
+    model = network()
+    x = torch.randn(256, 64, device="cuda")
+    x[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    with hs.watch(model, kinds=("input", "output", "grad_output")) as w:
+        y = model(x)
+        y.nan_to_num().square().sum().backward()
+        w.step()
+        assert_stats(w.latest["0", "input"], [x.cpu()], -1)
+        assert_stats(w.latest["2", "output"], [y.cpu()], -1)
+
+
+def test_tensors_are_read_on_the_stream_that_makes_them() -> None:
+    model = network()
+    stream = torch.cuda.Stream()
+    with hs.watch(model, kinds=("output",)) as w:
+        for _ in range(10):
+            x = torch.randn(4096, 64, device="cuda")
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(LATE)
+                y = model(x)
+                expected = y.clone()
+                del y
+                torch.full((4096, 8), torch.nan, device="cuda")  # takes the memory of y
+            x.record_stream(stream)
+            torch.cuda.current_stream().wait_stream(stream)
+            w.step()
+            assert_stats(w.latest["2", "output"], [expected.cpu()], -1)
+
+
+def test_gradients_are_read_where_the_backward_makes_them() -> None:
+    """The engine runs a backward on a thread and on the streams of the forward."""
+    model = network()
+    stream = torch.cuda.Stream()
+    with hs.watch(model, kinds=("grad_output",)) as w:
+        for _ in range(5):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                y = model(torch.randn(4096, 64, device="cuda"))
+                torch.cuda._sleep(LATE)
+                loss = y.square().sum()
+            loss.backward()
+            torch.cuda.current_stream().wait_stream(stream)
+            w.step()
+            assert_stats(w.latest["2", "grad_output"], [2 * y.detach().cpu()], -1)
+
+
+def test_a_step_closes_behind_the_work_that_was_asked_for() -> None:
+    model = network()
+    with hs.watch(model, kinds=("output",)) as w:
+        outputs = []
+        for _ in range(6):
+            torch.cuda._sleep(LATE)
+            outputs.append(model(torch.randn(4096, 64, device="cuda")))
+            w.step()  # both buffers are under way by the third
+        assert_stats(w.latest["2", "output"], [outputs[-1].cpu()], -1)
+
+
+@needs_kernel
+def test_hooks_do_not_synchronise() -> None:
+    model = network()
+    x = torch.randn(256, 64, device="cuda")
+    with hs.watch(model, kinds=KINDS) as w:
+        model(x).sum().backward()
+        w.step()
+        assert w.latest.step == 0  # the flush thread, which does wait, has nothing to do
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(100):
+                model(x).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        w.step()
+        assert all(row.error is None for row in w.coverage())
+
+
+@needs_kernel
+def test_a_hundred_steps_allocate_nothing() -> None:
+    def allocations(watched: bool) -> int:
+        model = network()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        w = hs.watch(model, optimizer, KINDS) if watched else None
+        x = torch.randn(256, 64, device="cuda")
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        step()
+        if w is not None:
+            assert w.latest.step == 0
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        for _ in range(100):
+            step()
+        if w is not None:
+            assert w.latest.step == 100
+        after = torch.cuda.memory_stats()["allocation.all.allocated"]
+        if w is not None:
+            w.close()
+        return int(after - before)
+
+    assert allocations(watched=True) == allocations(watched=False)
+
+
+@pytest.fixture
+def side_stream() -> Iterator[torch.cuda.Stream]:
+    """A stream to warm up on, as a capture wants it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    yield stream
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def test_a_captured_forward_is_skipped_and_counted(side_stream: torch.cuda.Stream) -> None:
+    """Hooks run while a graph is captured, and not when it is replayed."""
+    model = network()
+    x = torch.randn(256, 64, device="cuda")
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        with torch.cuda.stream(side_stream):
+            for _ in range(3):
+                model(x).sum().backward()
+        torch.cuda.current_stream().wait_stream(side_stream)
+        w.step()
+        assert w.latest.step == 0
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model(x)
+        graph.replay()
+        w.step()
+        assert len(w.latest) == 0
+        row = w.coverage()["2", "output"]
+        assert (row.forwards, row.observed) == (4, 3)
+        assert row.skipped == {"CUDA graph capture": 1}
+        again = model(x)
+        w.step()
+        assert torch.equal(y, again)
+        assert_stats(w.latest["2", "output"], [again.cpu()], -1)
+
+
+def test_a_watched_module_cannot_become_a_graphed_callable() -> None:
+    model = network()
+    x = torch.randn(256, 64, device="cuda")
+    with (
+        hs.watch(model, kinds=("output",), include=""),
+        pytest.raises(RuntimeError, match="hooks"),
+    ):
+        torch.cuda.make_graphed_callables(model, (x,))
+    torch.cuda.make_graphed_callables(model, (x,))
+
+
+def test_a_model_that_moves_between_devices() -> None:
+    model = network("cpu")
+    with hs.watch(model, kinds=("output", "param")) as w:
+        for device in ("cpu", "cuda", "cpu"):
+            model.to(device)
+            y = model(torch.randn(256, 64, device=device))
+            w.step()
+            assert_stats(w.latest["2", "output"], [y.cpu()], -1)
+            assert_stats(w.latest["2.weight", "param"], [model[2].weight.cpu()], 0)
+        assert all(row.error is None for row in w.coverage())
+
+
+@needs_two
+def test_another_device_than_the_current_one() -> None:
+    model = network("cuda:1")
+    with torch.cuda.device(0), hs.watch(model, kinds=("output", "grad_output")) as w:
+        y = model(torch.randn(256, 64, device="cuda:1"))
+        y.square().sum().backward()
+        w.step()
+        assert torch.cuda.current_device() == 0
+        assert_stats(w.latest["2", "output"], [y.cpu()], -1)
+        assert_stats(w.latest["2", "grad_output"], [2 * y.cpu()], -1)
+
+
+@needs_two
+def test_data_parallel_counts_what_each_device_did() -> None:
+    model = network("cuda:0")
+    parallel = nn.DataParallel(model, device_ids=[0, 1])
+    with hs.watch(parallel, kinds=("output",)) as w:
+        parallel(torch.randn(256, 64, device="cuda:0"))
+        w.step()
+        row = w.coverage()["2", "output"]
+        assert row.forwards == 2
+        # Of several devices in one step, the first to come is the one that is recorded.
+        assert Counter(row.skipped) == {"second device in a step": 1}
+        assert w.latest["2", "output"].count.tolist() == [128] * 8
