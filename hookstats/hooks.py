@@ -1,4 +1,4 @@
-"""The hooks: thin callables that a module, a tensor or an optimizer calls, and the sites they feed.
+"""The hooks of modules and tensors: thin callables, and the sites they feed.
 
 None of them returns anything, holds a tensor with values, or raises. Each asks first whether its
 arena is recording: that is all it costs where it is not.
@@ -6,9 +6,8 @@ arena is recording: that is all it costs where it is not.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from torch._C import (
     _get_tracing_state,
 )
 from torch.autograd import forward_ad
-from torch.optim import Optimizer
 
 from hookstats import native
 from hookstats.accumulators import Arena
@@ -37,7 +35,7 @@ class Inert:
         pass
 
 
-class _Hook:
+class Hook:
     """A hook that belongs to one model: copied or pickled with it, it becomes inert."""
 
     __slots__ = ()
@@ -49,7 +47,7 @@ class _Hook:
         return Inert, ()
 
 
-class _ModuleHook(_Hook):
+class _ModuleHook(Hook):
     """Folds the tensors of one module's calls in, and has their gradients folded in."""
 
     __slots__ = ("arena", "gradients", "values")
@@ -114,7 +112,7 @@ class InputHook(_ModuleHook):
             self._observe(argument_leaves(args, kwargs))
 
 
-class GradientHook(_Hook):
+class GradientHook(Hook):
     """Tensor hook for one call's tensor: folds its gradient in, once a backward.
 
     A view that is changed in place later is replaced in the graph, and this hook then gets a part
@@ -150,7 +148,7 @@ class GradientHook(_Hook):
         receive(gradient, first)
 
 
-class BaseHook(_Hook):
+class BaseHook(Hook):
     """Tensor hook for the base of a view: its gradient stands in for that of a replaced view.
 
     That is the gradient of the values at the view's place, also where others use the base.
@@ -188,118 +186,6 @@ class BaseHook(_Hook):
             gradient = laid_out.copy_(gradient)
         offset = gradient.storage_offset() + self._offset
         return gradient.as_strided(self._shape, self._stride, offset)
-
-
-class StepHook(_Hook):
-    """Step hook of one optimizer: observes its parameters, then says that it steps.
-
-    An optimizer that is given a closure computes the gradients itself, in its step: there it is
-    the hook after the step that does so, else the one before.
-    """
-
-    __slots__ = ("_after", "_arena", "_parameters", "_then")
-
-    def __init__(
-        self, arena: Arena, parameters: Parameters, then: Callable[[], None], *, after: bool
-    ) -> None:
-        self._arena = arena
-        self._parameters = parameters
-        self._then = then
-        self._after = after
-
-    def __call__(
-        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-        if (closure is not None) is not self._after:
-            return
-        if self._arena.recording:
-            self._parameters.observe(p for group in optimizer.param_groups for p in group["params"])
-        self._then()
-
-
-class Parameters:
-    """The watched parameters: their values and gradients as an optimizer is about to use them.
-
-    A parameter is what its module has by its name at the time, as sharding, a load or a conversion
-    may replace it. There are no weak references to parameters: `torch.utils.swap_tensors`, which
-    moves DTensors to other dtypes and devices, refuses a tensor that has any.
-    """
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self._watched: list[_Parameter] = []
-        self._by_id: dict[int, _Parameter] | None = None
-
-    def add(self, owner: nn.Module, key: str, value: Site | None, gradient: Site | None) -> None:
-        """Watch the parameter `key` of `owner`, without keeping either alive."""
-        identity = id(owner._parameters[key])
-        self._watched.append(_Parameter(weakref.ref(owner), key, identity, value, gradient))
-
-    def observe(self, parameters: Iterable[Tensor]) -> None:
-        """Fold in those of `parameters` that are watched."""
-        with self._arena.lock, DisableTorchFunction():
-            if self._by_id is None:
-                self._by_id = {id(watched.tensor()): watched for watched in self._watched}
-                for watched in self._watched:
-                    watched.check()
-            for parameter in parameters:
-                found = self._by_id.get(id(parameter))
-                if found is None or found.tensor() is not parameter:
-                    continue
-                if found.value is not None:
-                    found.value.observe(parameter)
-                if found.gradient is not None:
-                    _observe_gradient(found.gradient, parameter)
-
-    def observe_all(self) -> None:
-        """Fold all of them in."""
-        found = [watched.tensor() for watched in self._watched]
-        self.observe(parameter for parameter in found if parameter is not None)
-
-    def look_again(self) -> None:
-        """Have the next step ask the modules anew for their parameters."""
-        self._by_id = None
-
-
-class _Parameter(NamedTuple):
-    """A watched parameter and its sites."""
-
-    owner: weakref.ref[nn.Module]
-    key: str
-    identity: int
-    value: Site | None
-    gradient: Site | None
-
-    def tensor(self) -> Tensor | None:
-        """What the parameter is now; None where it is gone."""
-        owner = self.owner()
-        if owner is None:
-            return None
-        if self.key in owner._parameters:
-            return owner._parameters[self.key]
-        # Moved to another name, by a parametrization or by pruning.
-        return next((p for p in owner.parameters() if id(p) == self.identity), None)
-
-    def check(self) -> None:
-        """Disable the sites of a parameter that its module has lost."""
-        if self.owner() is not None and self.tensor() is None:
-            for site in (self.value, self.gradient):
-                if site is not None:
-                    site.disable(
-                        LookupError("the parameter is gone: expected a watch after sharding")
-                    )
-
-
-def _observe_gradient(site: Site, parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        site.counts.backwards += 1
-        site.observe(parameter.grad)
-    elif not parameter.requires_grad:
-        site.skip("requires no gradient")
-    else:
-        site.counts.forwards += 1
-        site.counts.missing += 1
 
 
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
@@ -357,8 +243,8 @@ def _as_traced(self: Any, *args: Any) -> None:
 
 if native.hooks is not None:
     for _kind in (native.hooks.OutputHook, native.hooks.InputHook):
-        _kind.__deepcopy__ = _Hook.__deepcopy__
-        _kind.__reduce__ = _Hook.__reduce__
+        _kind.__deepcopy__ = Hook.__deepcopy__
+        _kind.__reduce__ = Hook.__reduce__
         native.hooks.set_traced(_kind, _as_traced)
 
 

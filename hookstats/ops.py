@@ -1,4 +1,4 @@
-"""Loads the operator library: `update_`, its fake kernel and its fallback."""
+"""Loads the operator library: `update_` and `update_many_`, their fake kernels and fallbacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from hookstats import reference
 
 
-def _load() -> Callable[..., None]:
+def _load() -> tuple[Callable[..., None], Callable[..., None]]:
     # Not "_C*": the CUDA kernels are a library of their own.
     found = sorted(Path(__file__).parent.glob("_C.*so"))
     if not found:
@@ -23,7 +23,8 @@ def _load() -> Callable[..., None]:
         )
     try:
         torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]
-        return cast(Callable[..., None], torch.ops.hookstats.update_.default)
+        operators = torch.ops.hookstats
+        return operators.update_.default, operators.update_many_.default
     except (OSError, AttributeError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ImportError(
@@ -32,7 +33,9 @@ def _load() -> Callable[..., None]:
         ) from None
 
 
-update_ = _load()
+_operators = _load()
+
+update_ = _operators[0]
 """update_(x, channel_dim, moments, tallies, counts=None, bins=None, channel_counts=None,
 channel_bins=None) -> None: folds the statistics of `x` into the state of its channels, in place.
 
@@ -44,6 +47,18 @@ channel_counts, channel_bins: int64 [C, slots] and the like, for one histogram a
 Bad arguments are a ValueError, from the C++ kernels a RuntimeError; `reference.check` says which.
 """
 
+update_many_ = _operators[1]
+"""update_many_(xs, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins,
+scale=None) -> None: `update_` of many tensors on one device, each into a state of its own.
+
+xs, moments, tallies: lists as long as each other.
+counts, channel_counts: the like; empty where `bins` or `channel_bins` is None.
+scale: float32 [] on the device of xs: values are divided by it, in float32 (in float64 where they
+    are float64 or integers of 32 bits and more), before they are counted; None divides nothing.
+The bits are those of `update_` one by one. States that share memory are refused; what is refused
+changes no state, and the error names the argument and its place in the list.
+"""
+
 
 def cpu_entry(params_size: int) -> int:
     """The address of the CPU kernels' entry point; `params_size` has to be of the same build."""
@@ -53,25 +68,36 @@ def cpu_entry(params_size: int) -> int:
 _warned: set[str] = set()
 
 
-def _fallback(x: Tensor, *arguments: Any, **options: Any) -> None:
-    reference.update_(x, *arguments, **options)
-    device = x.device.type
+def _warn_of_fallback(device: str) -> None:
     if device not in _warned:
         _warned.add(device)
         warnings.warn(
             f"hookstats has no kernel for device type {device!r}: the slow PyTorch fallback "
             "serves it",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
+def _fallback(x: Tensor, *arguments: Any, **options: Any) -> None:
+    reference.update_(x, *arguments, **options)
+    _warn_of_fallback(x.device.type)
+
+
+def _fallback_many(xs: list[Tensor], *arguments: Any, **options: Any) -> None:
+    reference.update_many_(xs, *arguments, **options)
+    if xs:
+        _warn_of_fallback(xs[0].device.type)
+
+
 def _fake(*args: object, **kwargs: object) -> None:
-    """Nothing to infer: update_ returns nothing and changes no shape."""
+    """Nothing to infer: the operators return nothing and change no shape."""
 
 
 _library = torch.library.Library("hookstats", "IMPL")  # type: ignore[no-untyped-call]
-_library.impl("update_", _fallback, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-# Statistics have no gradient; without this, autograd hangs a warning on an x that requires grad.
-_library.impl("update_", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("hookstats::update_", _fake, lib=_library)
+for _name, _kernel in (("update_", _fallback), ("update_many_", _fallback_many)):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    # Statistics have no gradient; without this, autograd hangs a warning on an x that requires
+    # grad.
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"hookstats::{_name}", _fake, lib=_library)

@@ -1,4 +1,4 @@
-"""update_ in plain PyTorch operations: the fallback on devices without a kernel.
+"""update_ and update_many_ in plain PyTorch operations: the fallback on devices without a kernel.
 
 Correct rather than fast: float64 throughout, two passes over every piece, sums by a fixed tree, so
 that the bits do not depend on the device or its threads.
@@ -6,7 +6,9 @@ that the bits do not depend on the device or its threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +40,11 @@ SUPPORTED = "a strided tensor of " + ", ".join(
     sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 )
 """What `unsupported` lets pass, for error messages."""
+
+_WIDENED = dict.fromkeys(
+    (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64), torch.float64
+)
+"""What values are divided in by a scale, where it is not float32: as csrc/core/dtype.h widens."""
 
 _PIECE = 1 << 22  # elements brought to float64 at a time
 _FLOAT32 = torch.finfo(torch.float32)
@@ -111,9 +118,80 @@ def update_(
         ValueError: arguments that `check` refuses.
     """
     check(x, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins)
+    _fold(x, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins, None)
+
+
+def update_many_(
+    xs: Sequence[Tensor],
+    channel_dim: int | None,
+    moments: Sequence[Tensor],
+    tallies: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    bins: Tensor | None,
+    channel_counts: Sequence[Tensor],
+    channel_bins: Tensor | None,
+    scale: Tensor | None = None,
+) -> None:
+    """`update_` of each of `xs`, divided by `scale`, into the i-th state of the lists.
+
+    The arguments are those of the operator `hookstats::update_many_`.
+
+    Raises:
+        ValueError: arguments that cannot be taken; then no state is changed.
+    """
+    lists = {"moments": moments, "tallies": tallies}
+    for name, given, descriptor in (
+        ("counts", counts, bins),
+        ("channel_counts", channel_counts, channel_bins),
+    ):
+        if descriptor is not None:
+            lists[name] = given
+        elif given:
+            raise ValueError(f"{name} has {len(given)} tensors: expected none without its bins")
+    for name, given in lists.items():
+        if len(given) != len(xs):
+            raise ValueError(f"{name} has {len(given)} tensors: expected {len(xs)}, as many as xs")
+        _check_apart(name, given)
+    if scale is not None and (scale.dtype != torch.float32 or scale.dim() != 0):
+        raise ValueError(
+            f"scale has shape {tuple(scale.shape)} and dtype {scale.dtype}: expected () and "
+            "torch.float32"
+        )
+    none = [None] * len(xs)
+    one_by_one = [
+        (x, channel_dim, m, t, c, bins, cc, channel_bins)
+        for x, m, t, c, cc in zip(
+            xs,
+            moments,
+            tallies,
+            none if bins is None else counts,
+            none if channel_bins is None else channel_counts,
+            strict=True,
+        )
+    ]
+    for i, arguments in enumerate(one_by_one):
+        _check_nth(i, xs, *arguments)
+    for arguments in one_by_one:
+        _fold(*arguments, scale)
+
+
+def _fold(
+    x: Tensor,
+    channel_dim: int | None,
+    moments: Tensor,
+    tallies: Tensor,
+    counts: Tensor | None,
+    bins: Tensor | None,
+    channel_counts: Tensor | None,
+    channel_bins: Tensor | None,
+    scale: Tensor | None,
+) -> None:
+    """What `update_` does, with arguments that are checked."""
     rows = x.detach().resolve_neg()
     rows = rows.unsqueeze(0) if channel_dim is None else rows.movedim(channel_dim, 0)
     for piece in _pieces(rows):
+        if scale is not None:
+            piece = piece.to(_WIDENED.get(x.dtype, torch.float32)) / scale
         values = piece.to(moments.device).to(torch.float64).reshape(len(moments), -1).contiguous()
         state.merge_(moments, tallies, *_reduce(values))
         if counts is not None and bins is not None:
@@ -213,6 +291,27 @@ def _log_range(descriptor: Tensor) -> tuple[int, int, int]:
     base = (min_exponent + _FLOAT32_BIAS) << subdivision_bits
     top = (max_exponent + _FLOAT32_BIAS + 1) << subdivision_bits
     return subdivision_bits, base, top
+
+
+def _check_nth(i: int, xs: Sequence[Tensor], *arguments: Any) -> None:
+    """`check` one of many, whose error then says which."""
+    try:
+        if xs[i].device != xs[0].device:
+            raise ValueError(f"x is on {xs[i].device}: expected {xs[0].device}, as the first is")
+        check(*arguments)
+    except ValueError as error:
+        raise ValueError(f"tensor {i} of xs: {error}") from None
+
+
+def _check_apart(name: str, tensors: Sequence[Tensor]) -> None:
+    """Raise a ValueError where two of `tensors` share memory."""
+    starts = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(tensors))
+    for (start, i), (next_start, j) in pairwise(starts):
+        if start + tensors[i].nbytes > next_start:
+            raise ValueError(
+                f"{name}[{min(i, j)}] and {name}[{max(i, j)}] share memory: expected a state of "
+                "its own for every tensor of xs"
+            )
 
 
 def _check_state(

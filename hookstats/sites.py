@@ -35,14 +35,14 @@ class Site:
 
     __slots__ = (
         "__weakref__",
-        "_accumulator",
         "_accumulators",
         "_arena",
-        "_channel_dim",
         "_device",
         "_dtype",
         "_rule",
         "_shape",
+        "accumulator",
+        "channel_dim",
         "counts",
         "error",
         "kind",
@@ -63,14 +63,14 @@ class Site:
         self._shape: torch.Size | None = None
         self._dtype: torch.dtype | None = None
         self._device: torch.device | None = None
-        self._channel_dim: int | None = None
-        self._accumulator: Accumulator | None = None
+        self.channel_dim: int | None = None
+        self.accumulator: Accumulator | None = None
         self._accumulators: dict[torch.device, Accumulator] = {}
 
     def observe(self, tensor: Tensor) -> None:
         """Count a tensor and fold it in."""
         self.counts.forwards += 1
-        self._settle(self.fold(tensor))
+        self.settle(self.fold(tensor))
 
     def skip(self, reason: str) -> None:
         """Count a tensor and leave it out."""
@@ -93,9 +93,9 @@ class Site:
         self.counts.backwards += 1
         if first:
             self.counts.missing -= 1
-            self._settle(reason)
+            self.settle(reason)
 
-    def _settle(self, reason: str | None) -> None:
+    def settle(self, reason: str | None) -> None:
         """Say of a tensor that was counted why it was left out, None if it was folded in."""
         if reason is None:
             self.counts.observed += 1
@@ -107,21 +107,36 @@ class Site:
 
         Raises nothing but torch.AcceleratorError, after which the device is lost.
         """
+        x = self.prepare(tensor)
+        if isinstance(x, str):
+            return x
+        assert self.accumulator is not None  # or there was a reason
+        try:
+            self.accumulator.fold(x.detach(), self.channel_dim)
+        except Exception as error:
+            return self._fail(tensor, error)
+        return None
+
+    def prepare(self, tensor: Tensor) -> Tensor | str:
+        """What of `tensor` is to be folded into `accumulator` along `channel_dim`, or the reason
+        to skip it."""
         if self.counts.disabled:
             return "disabled"
         try:
             reason = unreadable(tensor)
-            if reason is None:
-                x = tensor.detach() if is_plain(tensor) else local_part(tensor).detach()
-                if x.dtype is not self._dtype or x.shape != self._shape or x.device != self._device:
-                    reason = self._adapt(x)
-                if reason is None and self._accumulator is not None:
-                    self._accumulator.fold(x, self._channel_dim)
-            return reason
+            if reason is not None:
+                return reason
+            x = tensor if is_plain(tensor) else local_part(tensor)
+            if x.dtype is not self._dtype or x.shape != self._shape or x.device != self._device:
+                reason = self._adapt(x.detach())
+            return x if reason is None else reason
         except Exception as error:
-            if not _has_storage(tensor):  # batched by the vmap of autograd.grad, to name one
-                return "no storage"
-            return self.disable(error)
+            return self._fail(tensor, error)
+
+    def _fail(self, tensor: Tensor, error: Exception) -> str:
+        if not _has_storage(tensor):  # batched by the vmap of autograd.grad, to name one
+            return "no storage"
+        return self.disable(error)
 
     def disable(self, error: Exception) -> str:
         """Fold nothing any more because of `error`; warn, once; give the reason to skip."""
@@ -154,14 +169,14 @@ class Site:
         accumulator = self._accumulators.get(x.device)
         if accumulator is not None and accumulator.info.channels != channels:
             return "other number of channels"
-        last = self._accumulator
+        last = self.accumulator
         if last is not None and last is not accumulator and not last.is_empty():
             return "second device in a step"
         if accumulator is None:
             accumulator = self._accumulators[x.device] = self._arena.accumulator(info, x.device)
         accumulator.info = info
-        self._accumulator = accumulator
-        self._channel_dim = dim
+        self.accumulator = accumulator
+        self.channel_dim = dim
         self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
         if self.native is not None:
             accumulator.bind(self.native, x, dim)

@@ -22,7 +22,8 @@ from hookstats.bins import LinearBins, LogBins
 from hookstats.channels import ChannelDim, channel_rule, check_channel_dim
 from hookstats.coverage import Coverage
 from hookstats.flush import Flusher, Sink, current_rank
-from hookstats.hooks import InputHook, OutputHook, Parameters, StepHook, fastest
+from hookstats.hooks import InputHook, OutputHook, fastest
+from hookstats.parameters import Parameters, StepHook
 from hookstats.records import StepRecord
 from hookstats.selection import Selection, Selector
 from hookstats.sharding import parameter_rule

@@ -9,8 +9,9 @@
 
 namespace hookstats::cpu {
 
-// Gathers `count` elements `stride` apart, converted to float or double (see core/dtype.h).
-using Pack = void (*)(const void* source, int64_t stride, int64_t count, void* target);
+// Gathers `count` elements `stride` apart, converted to float or double (see core/dtype.h) and
+// divided by `scale`.
+using Pack = void (*)(const void* source, int64_t stride, int64_t count, float scale, void* target);
 
 struct Job {
   const UpdateParams& params;

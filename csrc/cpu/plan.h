@@ -23,7 +23,7 @@ enum class Layout : uint8_t { kRuns, kRows };
 
 struct Plan {
   Layout layout;
-  bool packed;  // elements are gathered and converted into a buffer first
+  bool packed;  // elements are gathered, converted and scaled into a buffer first
   // Rows of few channels are joined: `joined` rows make one of joined * channels "lanes" wide.
   int64_t joined;
   int64_t width;       // channels * joined
@@ -63,9 +63,10 @@ inline Plan make_plan(const UpdateParams& p) {
   plan.joined = 1;
   plan.width = plan.last_width = view.channels;
   plan.rows = view.outer_size;
+  const bool converted = !loads_directly(p.dtype) || p.scale != 1.0f;
   if (view.channels > 1 && view.inner.size == 1) {
     plan.layout = Layout::kRows;
-    plan.packed = view.channel_stride != 1 || !loads_directly(p.dtype);
+    plan.packed = converted || view.channel_stride != 1;
     const bool rows_touch = view.outer_dims == 1 && view.outer[0].stride == view.channels;
     if (view.channel_stride == 1 && rows_touch && view.channels < kJoinBelow &&
         view.channels % kLanes != 0) {
@@ -85,7 +86,7 @@ inline Plan make_plan(const UpdateParams& p) {
     plan.inner_step = plan.inner_splits = 1;
   } else {
     plan.layout = Layout::kRuns;
-    plan.packed = (view.inner.stride != 1 && view.inner.size > 1) || !loads_directly(p.dtype);
+    plan.packed = converted || (view.inner.stride != 1 && view.inner.size > 1);
     plan.inner_splits = std::min(ceil_div(view.inner.size, kRunTask), kMostTasks);
     plan.inner_step = ceil_div(view.inner.size, plan.inner_splits);
     // Short runs of neighbouring channels are read together, in the order memory holds them.

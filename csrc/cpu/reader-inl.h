@@ -29,7 +29,7 @@ class Reader {
     const char* address = static_cast<const char*>(p_.data) + offset * element_size_;
     if (!plan_.packed) return reinterpret_cast<const Source*>(address);
     Source* buffer = reinterpret_cast<Source*>(scratch_.packed.data()) + buffer_offset;
-    job_.pack(address, stride, count, buffer);
+    job_.pack(address, stride, count, p_.scale, buffer);
     return buffer;
   }
 

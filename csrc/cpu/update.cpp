@@ -1,4 +1,4 @@
-// Runs an update: picks the instruction set, runs the tasks, merges their results in order.
+// Runs updates: picks the instruction set, runs the tasks, merges their results in order.
 #include "cpu/update.h"
 
 #include <algorithm>
@@ -41,11 +41,14 @@ const InstructionSet& instruction_set() {
 }
 
 // The gathering loop for one storage type, into float or double as core/dtype.h widens it.
-template <class T>
-void pack(const void* source, int64_t stride, int64_t count, void* target) {
+template <class T, bool scaled>
+void pack(const void* source, int64_t stride, int64_t count, float scale, void* target) {
   const T* from = static_cast<const T*>(source);
   auto* to = static_cast<decltype(widen(T{}))*>(target);
-  for (int64_t i = 0; i < count; ++i) to[i] = widen(from[i * stride]);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto value = widen(from[i * stride]);
+    to[i] = scaled ? value / scale : value;
+  }
 }
 
 struct Merge {
@@ -107,7 +110,7 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
   Job job{params, plan, nullptr, false, scratch.partials.data()};
   dispatch(params.dtype, [&job](auto* type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    job.pack = pack<T>;
+    job.pack = job.params.scale == 1.0f ? pack<T, false> : pack<T, true>;
     job.packs_to_double = sizeof(widen(T{})) == sizeof(double);
   });
   const auto run_tasks = [](int64_t begin, int64_t end, void* context) {
@@ -137,6 +140,48 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
     s.merge.channels(begin * s.step, std::min(channels, end * s.step));
   };
   parallel_for(ceil_div(params.view.channels, step), run_steps, &steps);
+}
+
+void update_many(const UpdateParams* params, int64_t count, ParallelFor parallel_for) {
+  // From this many elements on, of one tensor or of many, other threads are worth waking.
+  constexpr int64_t kShared = 16 * kRunTask;
+  constexpr int64_t kOverhead = 1024;  // what a tensor costs besides its elements, in elements
+  std::vector<int64_t> starts;         // of ranges of tensors that cost about as much
+  int64_t total = 0, cost = kRunTask;
+  for (int64_t i = 0; i < count; ++i) {
+    if (cost >= kRunTask) {
+      starts.push_back(i);
+      cost = 0;
+    }
+    const int64_t numel = params[i].view.numel();
+    if (numel >= kShared) {
+      update(params[i], parallel_for);
+    } else {
+      cost += kOverhead + numel;
+      total += kOverhead + numel;
+    }
+  }
+  starts.push_back(count);
+
+  struct Ranges {
+    const UpdateParams* params;
+    const std::vector<int64_t>& starts;
+  } ranges{params, starts};
+  const auto run = [](int64_t begin, int64_t end, void* context) {
+    const Ranges& r = *static_cast<const Ranges*>(context);
+    const auto serial = [](int64_t tasks, void (*body)(int64_t, int64_t, void*), void* inner) {
+      body(0, tasks, inner);
+    };
+    for (int64_t i = r.starts[begin]; i < r.starts[end]; ++i) {
+      if (r.params[i].view.numel() < kShared) update(r.params[i], serial);
+    }
+  };
+  const int64_t tasks = static_cast<int64_t>(starts.size()) - 1;
+  if (total < kShared) {
+    run(0, tasks, &ranges);
+  } else {
+    parallel_for(tasks, run, &ranges);
+  }
 }
 
 }  // namespace hookstats::cpu

@@ -8,6 +8,12 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "update_(Tensor x, int? channel_dim, Tensor(a!) moments, Tensor(b!) tallies, "
       "Tensor(c!)? counts=None, Tensor? bins=None, "
       "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None) -> ()");
+  // The same for many tensors, each into a state of its own: the i-th of every list. `counts` and
+  // `channel_counts` are empty where there are no such bins. Values are divided by `scale`.
+  m.def(
+      "update_many_(Tensor[] xs, int? channel_dim, Tensor(a!)[] moments, Tensor(b!)[] tallies, "
+      "Tensor(c!)[] counts, Tensor? bins, Tensor(d!)[] channel_counts, Tensor? channel_bins, "
+      "Tensor? scale=None) -> ()");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
   // The address of the function that folds a cpu::UpdateParams in, for the C++ hooks.

@@ -1,5 +1,7 @@
-// The CPU kernels against an fp64 definition, over dtypes, layouts, sizes, data and bins; and the
-// same bits from any number of threads. CTest runs this once per instruction set.
+// The CPU kernels against an fp64 definition, over dtypes, layouts, sizes, data, bins and scales;
+// and the same bits from any number of threads, of one tensor and of many. CTest runs this once per
+// instruction set.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -9,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -65,18 +68,23 @@ struct Case {
   DType dtype;
   std::vector<int64_t> sizes, strides;
   int channel_dim;
+  float scale;
   std::vector<char> memory;
 };
 
 template <class Pointer>
 using Element = std::remove_const_t<std::remove_pointer_t<Pointer>>;
 
+int64_t channels_of(const Case& c) {
+  return c.channel_dim < 0 ? 1 : c.sizes[static_cast<size_t>(c.channel_dim)];
+}
+
 double element(const Case& c, int64_t offset) {
   return dispatch(c.dtype, [&](auto* type) {
     Element<decltype(type)> value{};
     std::memcpy(&value, c.memory.data() + offset * static_cast<int64_t>(sizeof value),
                 sizeof value);
-    return static_cast<double>(widen(value));
+    return static_cast<double>(widen(value) / c.scale);
   });
 }
 
@@ -97,8 +105,8 @@ void each_element(const Case& c, F&& f) {
   }
 }
 
-void run(const Case& c, State& state, const Bins& tensor_bins, const Bins& channel_bins,
-         cpu::ParallelFor parallel_for) {
+cpu::UpdateParams params_of(const Case& c, State& state, const Bins& tensor_bins,
+                            const Bins& channel_bins) {
   cpu::UpdateParams params{};
   params.data = c.memory.data();
   params.dtype = c.dtype;
@@ -110,11 +118,17 @@ void run(const Case& c, State& state, const Bins& tensor_bins, const Bins& chann
   params.tensor_counts = state.tensor_counts.data();
   params.channel_bins = channel_bins;
   params.channel_counts = state.channel_counts.data();
-  cpu::update(params, parallel_for);
+  params.scale = c.scale;
+  return params;
+}
+
+void run(const Case& c, State& state, const Bins& tensor_bins, const Bins& channel_bins,
+         cpu::ParallelFor parallel_for) {
+  cpu::update(params_of(c, state, tensor_bins, channel_bins), parallel_for);
 }
 
 void check_case(const Case& c, const Bins& tensor_bins, const Bins& channel_bins) {
-  const int64_t channels = c.channel_dim < 0 ? 1 : c.sizes[static_cast<size_t>(c.channel_dim)];
+  const int64_t channels = channels_of(c);
   State state(channels, tensor_bins, channel_bins);
   run(c, state, tensor_bins, channel_bins, serial);
 
@@ -267,6 +281,48 @@ const std::vector<Shape> kShapes = {
     {"no channels", {4, 0}, {1, 1}, 1},
 };
 
+int64_t extent_of(const Shape& shape) {
+  int64_t extent = 1;
+  for (size_t d = 0; d < shape.sizes.size(); ++d) {
+    extent += (shape.sizes[d] - 1) * shape.strides[d];
+  }
+  return std::max<int64_t>(extent, 1);
+}
+
+// Many at once have the bits of one by one, from any number of threads: all shapes, several times,
+// with tensors among them that threads share.
+void check_many() {
+  std::vector<float> edges{-1.0f, 0.0f, 0.5f, 2.0f};
+  const Bins linear = linear_bins(edges.data(), 3), log = log_bins(2, -20, 10);
+  std::vector<Shape> shapes = kShapes;
+  shapes.push_back({"large", {7, 100003}, {100003, 1}, 0});
+  shapes.insert(shapes.end(), kShapes.begin(), kShapes.end());
+  shapes.push_back({"large, whole", {600000}, {1}, -1});
+  std::vector<Case> cases;
+  std::vector<State> expected;
+  for (const Shape& shape : shapes) {
+    const float scale = cases.size() % 3 == 0 ? 8.0f : 1.0f;
+    Case c{shape.name, DType::kFloat32, shape.sizes, shape.strides, shape.channel_dim, scale, {}};
+    fill_memory(c, extent_of(shape), Data::kNonFinite, 0.0, 1.0, cases.size());
+    expected.emplace_back(channels_of(c), log, linear);
+    run(c, expected.back(), log, linear, serial);
+    cases.push_back(std::move(c));
+  }
+  for (const cpu::ParallelFor parallel_for : {serial, threads<2>, threads<5>}) {
+    std::vector<State> states;
+    for (const Case& c : cases) states.emplace_back(channels_of(c), log, linear);
+    std::vector<cpu::UpdateParams> params;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      params.push_back(params_of(cases[i], states[i], log, linear));
+    }
+    cpu::update_many(params.data(), static_cast<int64_t>(params.size()), parallel_for);
+    for (size_t i = 0; i < cases.size(); ++i) {
+      CHECK(states[i] == expected[i], "many at once: %s", cases[i].name.c_str());
+    }
+    cpu::update_many(nullptr, 0, parallel_for);
+  }
+}
+
 constexpr DType kDTypes[] = {
     DType::kFloat32,    DType::kFloat64, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3FN,
     DType::kFloat8E5M2, DType::kInt8,    DType::kInt16,   DType::kInt32,    DType::kInt64,
@@ -282,11 +338,7 @@ int main() {
   std::vector<float> edges(65), dense_edges(201);
   uint64_t seed = 0;
   for (const Shape& shape : kShapes) {
-    int64_t extent = 1;
-    for (size_t d = 0; d < shape.sizes.size(); ++d) {
-      extent += (shape.sizes[d] - 1) * shape.strides[d];
-    }
-    if (extent < 1) extent = 1;
+    const int64_t extent = extent_of(shape);
     for (const DType dtype : kDTypes) {
       for (const Data data : {Data::kNormal, Data::kConstant, Data::kMostlyZero, Data::kHeavyTail,
                               Data::kNonFinite, Data::kNonFiniteOnly}) {
@@ -296,7 +348,8 @@ int main() {
           const bool wide = dtype == DType::kFloat32 || dtype == DType::kFloat64;
           if (!wide && (std != 1.0 || (seed / 4) % 3 != 0)) continue;
           const double mean = seed % 4 == 0 ? 1e6 * std : seed % 4 == 1 ? 100.0 : 0.0;
-          Case c{shape.name, dtype, shape.sizes, shape.strides, shape.channel_dim, {}};
+          const float scale = seed % 5 == 0 ? 3.0f : 1.0f;
+          Case c{shape.name, dtype, shape.sizes, shape.strides, shape.channel_dim, scale, {}};
           c.name += ", dtype " + std::to_string(static_cast<int>(dtype)) + ", data " +
                     std::to_string(static_cast<int>(data)) + ", std " + std::to_string(std);
           fill_memory(c, extent, data, mean, std, seed);
@@ -318,7 +371,7 @@ int main() {
       }
     }
     // Edges one ulp apart, whose nearest cannot be guessed.
-    Case c{shape.name, DType::kFloat32, shape.sizes, shape.strides, shape.channel_dim, {}};
+    Case c{shape.name, DType::kFloat32, shape.sizes, shape.strides, shape.channel_dim, 1.0f, {}};
     fill_memory(c, extent, Data::kNormal, 1.0, 1e-5, ++seed);
     float edge = 1.0f;
     for (float& e : dense_edges) {
@@ -328,5 +381,6 @@ int main() {
     const Bins dense = linear_bins(dense_edges.data(), 200);
     check_case(c, dense, dense);
   }
+  check_many();
   return check::finish("update");
 }
