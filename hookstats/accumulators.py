@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookstats.bins import Bins, LinearBins, LogBins
+from hookstats.graph_states import GraphSite, GraphState, GraphStates, State
 from hookstats.ops import update_
 from hookstats.records import SiteInfo, SparseCounts, StepRecord
 from hookstats.state import MOMENTS, TALLIES, identity_moments, identity_tallies
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 4 << 20  # of one buffer, unless one site alone needs more
-
-_State = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""What `update_` takes after x and channel_dim."""
 
 
 class Arena:
@@ -69,8 +67,15 @@ class Arena:
         return Accumulator(self, index, states)
 
     def pending(self) -> int:
-        """How many tensors were folded into the open step."""
-        return sum(self.observed[self.front])
+        """How many tensors were folded into the open step; waits for the devices."""
+        graphs = [int(shelf.graphs.folded().sum()) for shelf in self.shelves.values()]
+        return sum(self.observed[self.front]) + sum(graphs)
+
+    def discard_late(self) -> None:
+        """Forget what graphs folded in while no step was recorded."""
+        with self.lock:
+            for shelf in self.shelves.values():
+                shelf.graphs.discard()
 
     def swap(self) -> Snapshot:
         """Close the open step and begin the next; waits while the step before is read out."""
@@ -91,12 +96,13 @@ class Arena:
 class Accumulator:
     """The state of one site on one device."""
 
-    __slots__ = ("_arena", "_index", "_states")
+    __slots__ = ("_arena", "_graph", "_index", "_states")
 
-    def __init__(self, arena: Arena, index: int, states: tuple[_State, _State]) -> None:
+    def __init__(self, arena: Arena, index: int, states: tuple[State, State]) -> None:
         self._arena = arena
         self._index = index
         self._states = states
+        self._graph: GraphState | None = None
 
     def fold(self, x: Tensor, channel_dim: int | None) -> None:
         """Fold the statistics of `x`, a detached tensor, into the open step; under the lock."""
@@ -104,6 +110,19 @@ class Accumulator:
         front = arena.front
         update_(x, channel_dim, *self._states[front])
         arena.observed[front][self._index] += 1
+
+    def graph_state(self, site: GraphSite) -> GraphState:
+        """What compiled graphs are to fold into; made once."""
+        if self._graph is None:
+            rows = self._states
+            shelf = self._arena.shelves[rows[0][0].device]
+            with torch.inference_mode(False):
+                self._graph = shelf.graphs.add(self._index, rows, site)
+        return self._graph
+
+    def is_traced(self) -> bool:
+        """Whether compiled graphs fold into it."""
+        return self._graph is not None
 
     def is_empty(self) -> bool:
         """Whether nothing was folded into the open step."""
@@ -129,15 +148,26 @@ class Snapshot:
         self._released = False
         # Sites that come later are not of this step, and what is said of a site may change.
         self._infos = arena.infos.copy()
-        self._shelves = [
-            (shelf, shelf.sites.copy(), _event(shelf.device)) for shelf in arena.shelves.values()
+        self._parts = [
+            _Part(
+                shelf,
+                shelf.sites.copy(),
+                shelf.graphs.sites.copy(),
+                shelf.graphs.collect(buffer, arena.observed[buffer]),
+                _event(shelf.device),
+            )
+            for shelf in arena.shelves.values()
         ]
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         """Copy out the statistics of the sites that were observed in the step."""
         arena, buffer = self._arena, self._buffer
-        order = [site for _, sites, _ in self._shelves for site in sites]
-        observed = np.array([arena.observed[buffer][site] for site in order], np.int64)
+        order = [site for part in self._parts for site in part.sites]
+        by_site = np.array(arena.observed[buffer][: len(self._infos)], np.int64)
+        for part in self._parts:
+            with _aside(part.shelf.device, part.event):
+                by_site[part.graph_sites] += part.in_graphs.cpu().numpy()
+        observed = by_site[order]
         channels = np.array([self._infos[site].channels for site in order], np.int64)
         seen = observed > 0
         seen_rows = np.repeat(seen, channels)
@@ -145,7 +175,7 @@ class Snapshot:
         moments = [np.empty((0, len(MOMENTS)))]
         tallies = [np.empty((0, len(TALLIES)), np.int64)]
         hist, channel_hist = [SparseCounts.empty(0)], [SparseCounts.empty(0)]
-        for shelf, sites, event in self._shelves:
+        for shelf, sites, _, _, event in self._parts:
             rows = sum(self._infos[site].channels for site in sites)
             with _aside(shelf.device, event):
                 for block in shelf.channels.first(rows, buffer):
@@ -172,7 +202,7 @@ class Snapshot:
         """Make the buffer empty and give it back."""
         self._released = True
         try:
-            for shelf, sites, _ in self._shelves:
+            for shelf, sites, *_ in self._parts:
                 rows = sum(self._infos[site].channels for site in sites)
                 with _aside(shelf.device):
                     shelf.channels.clear(rows, self._buffer)
@@ -188,12 +218,24 @@ class Snapshot:
                 self.release()
 
 
+class _Part(NamedTuple):
+    """What a snapshot has of one device."""
+
+    shelf: _Shelf
+    sites: list[int]
+    graph_sites: list[int]
+    in_graphs: Tensor
+    """int64: of each of `graph_sites`, how many tensors compiled graphs folded in."""
+    event: torch.Event | None
+
+
 class _Shelf:
     """The state on one device: a row a channel and a row a tensor, in order of arrival."""
 
     def __init__(self, device: torch.device, bins: Bins | None, channel_bins: Bins | None) -> None:
         self.device = device
         self.sites: list[int] = []
+        self.graphs = GraphStates(device)
 
         def zeros(bins: Bins | None) -> list[Tensor]:
             if bins is None:
@@ -206,13 +248,13 @@ class _Shelf:
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
 
-    def add(self, site: int, channels: int) -> tuple[_State, _State]:
+    def add(self, site: int, channels: int) -> tuple[State, State]:
         """The state of a new site in both buffers."""
         self.sites.append(site)
         moments, tallies, *channel_counts = self.channels.take(channels)
         counts = self.tensors.take(1)
 
-        def state(buffer: int) -> _State:
+        def state(buffer: int) -> State:
             return (
                 moments[buffer],
                 tallies[buffer],

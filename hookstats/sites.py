@@ -13,6 +13,7 @@ from torch._C._functorch import maybe_current_level
 from hookstats.accumulators import Accumulator, Arena
 from hookstats.channels import Rule
 from hookstats.coverage import SiteCoverage
+from hookstats.graph_states import AWAITED, FOLDED, LATE, GraphSite, GraphState
 from hookstats.records import SiteInfo
 from hookstats.reference import DTYPES
 
@@ -35,6 +36,7 @@ class Site:
         "backwards",
         "error",
         "forwards",
+        "graph",
         "kind",
         "missing",
         "name",
@@ -48,6 +50,8 @@ class Site:
         self.forwards = self.observed = self.backwards = self.missing = 0
         self.skipped: Counter[str] = Counter()
         self.error: str | None = None
+        self.graph = GraphSite()
+        """What compiled graphs counted, beside the numbers above."""
         self._arena = arena
         self._rule = rule
         # The last tensor folded in, and what it needs; a tensor like it needs no second look.
@@ -109,45 +113,79 @@ class Site:
             )
         return "disabled"
 
+    def trace(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> GraphState | str:
+        """The state into which graphs fold tensors like that, or the reason to skip them.
+
+        shape: -1 for sizes that vary; the number of channels must not.
+        """
+        if self.error is not None:
+            return "disabled"
+        known = self._accumulators.get(device)
+        if known is not None and known.is_traced() and len(known.info.shape) == len(shape):
+            # Which of its graphs runs is not known here.
+            sizes = zip(known.info.shape, shape, strict=True)
+            shape = tuple([one if one == other else -1 for one, other in sizes])
+        found = self._place(shape, dtype, device)
+        return found if isinstance(found, str) else found.graph_state(self.graph)
+
     def _adapt(self, x: Tensor) -> str | None:
         """Find channels and state of a tensor unlike the last one, or the reason to skip it."""
-        if not x.is_floating_point() or x.dtype not in DTYPES:
-            return f"dtype {_short(x.dtype)}"
-        if x.device.type == "meta":
+        found = self._place(tuple(x.shape), x.dtype, x.device)
+        if isinstance(found, str):
+            return found
+        self._accumulator = found
+        self._channel_dim = found.info.channel_dim
+        self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
+        return None
+
+    def _place(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Accumulator | str:
+        """The state for tensors like that, or the reason to skip them."""
+        if not dtype.is_floating_point or dtype not in DTYPES:
+            return f"dtype {_short(dtype)}"
+        if device.type == "meta":
             return "meta tensor"
-        ndim = x.dim()
+        ndim = len(shape)
         dim = self._rule(ndim)
         if dim is not None and not -ndim <= dim < ndim:
             return f"no dimension {dim}"
-        channels = 1 if dim is None else x.shape[dim]
+        channels = 1 if dim is None else shape[dim]
         if channels == 0:
             return "no channels"
-        info = SiteInfo(self.name, self.kind, channels, dim, tuple(x.shape), _short(x.dtype))
-        accumulator = self._accumulators.get(x.device)
+        info = SiteInfo(self.name, self.kind, channels, dim, shape, _short(dtype))
+        accumulator = self._accumulators.get(device)
         if accumulator is not None and accumulator.info.channels != channels:
             return "other number of channels"
         last = self._accumulator
         if last is not None and last is not accumulator and not last.is_empty():
             return "second device in a step"
         if accumulator is None:
-            accumulator = self._accumulators[x.device] = self._arena.accumulator(info, x.device)
+            accumulator = self._accumulators[device] = self._arena.accumulator(info, device)
         accumulator.info = info
-        self._accumulator = accumulator
-        self._channel_dim = dim
-        self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
-        return None
+        return accumulator
 
     def rows(self) -> list[SiteCoverage]:
         """Its row of the coverage."""
+        skipped = self.graph.totals()
+        came, late = skipped.pop(FOLDED, 0), skipped.pop(LATE, 0)
+        of_gradients = AWAITED in skipped
+        calls = skipped.pop(AWAITED) if of_gradients else came
+        forwards = calls + skipped.total()
+        answered = min(came, calls)  # several gradients a call count as one
+        late = min(late, answered)
+        skipped[LATE] = late
         return [
             SiteCoverage(
                 name=self.name,
                 kind=self.kind,
-                forwards=self.forwards,
-                observed=self.observed,
-                skipped=dict(self.skipped),
-                backwards=self.backwards,
-                missing=self.missing,
+                forwards=self.forwards + forwards,
+                observed=self.observed + answered - late,
+                skipped=dict(self.skipped + skipped),
+                backwards=self.backwards + (came if of_gradients else 0),
+                missing=self.missing + calls - answered,
                 error=self.error,
             )
         ]
