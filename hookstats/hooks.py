@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from hookstats.accumulators import Arena
 from hookstats.leaves import Leaf, argument_leaves, leaves
 from hookstats.sites import Site, Sites, unreadable
+from hookstats.traced import TracedHook, run_untraced
 
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -44,12 +46,13 @@ class _Hook:
 class _ModuleHook(_Hook):
     """Folds the tensors of one module's calls in, and has their gradients folded in."""
 
-    __slots__ = ("_arena", "_gradients", "_values")
+    __slots__ = ("_arena", "_gradients", "_traced", "_values")
 
     def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
         self._arena = arena
         self._values = values
         self._gradients = gradients
+        self._traced = TracedHook(arena, values, gradients)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         values, gradients = self._values, self._gradients
@@ -87,7 +90,10 @@ class OutputHook(_ModuleHook):
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if self._arena.recording:
-            self._observe(leaves(output))
+            if is_dynamo_compiling():
+                self._traced.observe(leaves(output))
+            else:
+                self._observe(leaves(output))
 
 
 class InputHook(_ModuleHook):
@@ -102,7 +108,14 @@ class InputHook(_ModuleHook):
         self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
         if self._arena.recording:
-            self._observe(argument_leaves(args, kwargs))
+            if is_dynamo_compiling():
+                self._traced.observe(argument_leaves(args, kwargs))
+            else:
+                self._observe(argument_leaves(args, kwargs))
+
+
+for _hook in (OutputHook, InputHook):
+    run_untraced(_hook.__call__)
 
 
 class GradientHook(_Hook):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -26,6 +27,7 @@ from hookstats.records import StepRecord
 from hookstats.selection import Selection, Selector
 from hookstats.sites import Site, Sites
 from hookstats.store import RunWriter
+from hookstats.traced import reset_compiled, tidy
 
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 PARAMETER_KINDS = ("param", "param_grad")
@@ -56,6 +58,7 @@ class Watch:
         self._flusher = flusher
         self._step = 0
         self._paused = False
+        self._recorded = False  # at any time in the open step
         self._closed = False
         self._discarded = 0
         self._sites: list[Sites | Site] = []
@@ -188,13 +191,19 @@ class Watch:
         step = self._step
         self._step += 1
         self._stepped.clear()
-        if self._arena.recording or self._arena.pending():
+        recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
+        if recorded:
             self._flusher.submit(self._arena.swap(), step)
+        self._recorded = False
         self._schedule()
+        if self._recorded and not recorded:
+            self._arena.discard_late()
 
     def _schedule(self) -> None:
+        tidy()
         due = self._step % self._every == 0
         self._arena.recording = due and not self._paused and not self._closed
+        self._recorded |= self._arena.recording
 
     def _check_open(self) -> None:
         if self._closed:
@@ -266,6 +275,8 @@ def watch(
     if not (isinstance(sinks, Sequence) and all(map(callable, sinks))):
         raise ValueError(f"sinks = {sinks!r}: expected a sequence of callables")
     selection = _select(model, kinds, include, exclude)
+    if not set(kinds).isdisjoint(MODULE_KINDS):
+        _reset_compiled(selection)
     writer = None
     if out is not None:
         header = _header(model, selection, kinds, channel_dim, every)
@@ -285,6 +296,17 @@ def _check_not_compiled(model: nn.Module) -> None:
                 f"model: {name or type(module).__name__!r} is compiled, and hooks set now might "
                 "never run; expected a model that is not compiled"
             )
+
+
+def _reset_compiled(selection: Selection) -> None:
+    functions = reset_compiled({type(module) for module in selection.modules.values()})
+    if functions:
+        warnings.warn(
+            f"hookstats: compiled before the hooks were set, and so without them: "
+            f"{', '.join(functions)}; they are compiled again at their next calls",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _optimizers(optimizer: Any) -> list[Optimizer]:
