@@ -35,7 +35,8 @@ class GraphSite:
         """The counter of one outcome, for graphs on `device`."""
         key = outcome, device
         if key not in self._counters:
-            self._counters[key] = torch.zeros((), dtype=torch.int64, device=device)
+            with torch.inference_mode(False):
+                self._counters[key] = torch.zeros((), dtype=torch.int64, device=device)
         return self._counters[key]
 
     def totals(self) -> Counter[str]:

@@ -127,8 +127,11 @@ class Site:
             # Which of its graphs runs is not known here.
             sizes = zip(known.info.shape, shape, strict=True)
             shape = tuple([one if one == other else -1 for one, other in sizes])
-        found = self._place(shape, dtype, device)
-        return found if isinstance(found, str) else found.graph_state(self.graph)
+        try:
+            found = self._place(shape, dtype, device)
+            return found if isinstance(found, str) else found.graph_state(self.graph)
+        except Exception as error:
+            return self.disable(error)
 
     def _adapt(self, x: Tensor) -> str | None:
         """Find channels and state of a tensor unlike the last one, or the reason to skip it."""

@@ -290,6 +290,33 @@ def test_train_and_eval_in_one_step() -> None:
         assert w.latest["3", "output"].count.tolist() == [20, 20]
 
 
+def test_training_after_a_first_call_in_inference_mode() -> None:
+    model = Small()
+    with watch(model) as w:
+        call = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with torch.inference_mode():
+            call(data())
+        with torch.no_grad():
+            call(data())
+        call(data()).sum().backward()
+        w.step()
+        row = w.coverage()["linear", "grad_output"]
+        assert (row.observed, row.skipped) == (1, {"requires no gradient": 2})
+        assert w.latest["linear", "output"].count.tolist() == [30] * 3
+
+
+def test_a_site_that_fails_while_traced_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("hookstats.accumulators.Arena.accumulator", fail)
+    model = Small()
+    with watch(model, kinds=("output",)) as w:
+        with pytest.warns(RuntimeWarning, match="records output of 'linear' no more.*no memory"):
+            torch.compile(model, fullgraph=True, backend="aot_eager")(data())
+        assert w.coverage()["linear", "output"].skipped == {"disabled": 1}
+
+
 def test_steps_that_are_not_recorded_have_one_graph_more() -> None:
     training = train(network(), "aot_eager", steps=5, settings={"every": 2})
     assert training.graphs == 2
