@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hookstats import native
 from hookstats.bins import Bins, LinearBins, LogBins
+from hookstats.graph_states import GraphSite, GraphState, GraphStates, State
 from hookstats.ops import cpu_entry, update_
 from hookstats.records import Int64, SiteInfo, SparseCounts, StepRecord
 from hookstats.state import MOMENTS, TALLIES, identity_moments, identity_tallies
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 4 << 20  # of one buffer, unless one site alone needs more
-
-State = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""What `update_` takes after x and channel_dim."""
 
 
 class Arena:
@@ -89,13 +87,23 @@ class Arena:
             self.native.recording = recording
 
     def pending(self) -> int:
-        """How many tensors were folded into the open step."""
-        return int(self.observed(len(self.infos), self.front).sum())
+        """How many tensors were folded into the open step; waits for the devices."""
+        graphs = [int(shelf.graphs.folded().sum()) for shelf in self.shelves.values()]
+        return int(self.observed(len(self.infos), self.front).sum()) + sum(graphs)
 
     def observed(self, sites: int, buffer: int) -> Int64:
-        """How many tensors were folded into each of the first sites, int64 [sites]."""
+        """How many tensors were folded into each of the first sites, int64 [sites].
+
+        Without those that compiled graphs folded in.
+        """
         parts = [calls[:, 0].numpy() for (calls,) in self.calls.first(sites, buffer)]
         return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def discard_late(self) -> None:
+        """Forget what graphs folded in while no step was recorded."""
+        with self.lock:
+            for shelf in self.shelves.values():
+                shelf.graphs.discard()
 
     def swap(self) -> Snapshot:
         """Close the open step and begin the next; waits while the step before is read out."""
@@ -118,7 +126,7 @@ class Arena:
 class Accumulator:
     """The state of one site on one device."""
 
-    __slots__ = ("_arena", "_calls", "_counters", "_index", "_states")
+    __slots__ = ("_arena", "_calls", "_counters", "_graph", "_index", "_states")
 
     def __init__(
         self,
@@ -132,6 +140,7 @@ class Accumulator:
         self._states = states
         self._calls = calls
         self._counters = calls[0].numpy(), calls[1].numpy()  # the same memory, quicker to count in
+        self._graph: GraphState | None = None
 
     def fold(self, x: Tensor, channel_dim: int | None) -> None:
         """Fold the statistics of `x`, a detached tensor, into the open step; under the lock."""
@@ -152,6 +161,19 @@ class Accumulator:
     def count(self) -> None:
         """Count a tensor that was folded into the open step's state; under the lock."""
         self._counters[self._arena.front][0] += 1
+
+    def graph_state(self, site: GraphSite) -> GraphState:
+        """What compiled graphs are to fold into; made once."""
+        if self._graph is None:
+            rows = self._states
+            shelf = self._arena.shelves[rows[0][0].device]
+            with torch.inference_mode(False):
+                self._graph = shelf.graphs.add(self._index, rows, site)
+        return self._graph
+
+    def is_traced(self) -> bool:
+        """Whether compiled graphs fold into it."""
+        return self._graph is not None
 
     def is_empty(self) -> bool:
         """Whether nothing was folded into the open step."""
@@ -177,16 +199,28 @@ class Snapshot:
         self._released = False
         # Sites that come later are not of this step, and what is said of a site may change.
         self._infos = arena.infos.copy()
-        self._shelves = [
-            (shelf, shelf.sites.copy(), shelf.rows, _event(shelf.device))
+        observed = arena.observed(len(self._infos), buffer)
+        self._parts = [
+            _Part(
+                shelf,
+                shelf.sites.copy(),
+                shelf.rows,
+                shelf.graphs.sites.copy(),
+                shelf.graphs.collect(buffer, observed),
+                _event(shelf.device),
+            )
             for shelf in arena.shelves.values()
         ]
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         """Copy out the statistics of the sites that were observed in the step."""
         arena, buffer = self._arena, self._buffer
-        order = [site for _, sites, _, _ in self._shelves for site in sites]
-        observed = arena.observed(len(self._infos), buffer)[order]
+        order = [site for part in self._parts for site in part.sites]
+        by_site = arena.observed(len(self._infos), buffer)
+        for part in self._parts:
+            with _aside(part.shelf.device, part.event):
+                by_site[part.graph_sites] += part.in_graphs.cpu().numpy()
+        observed = by_site[order]
         channels = np.array([self._infos[site].channels for site in order], np.int64)
         seen = observed > 0
         seen_rows = np.repeat(seen, channels)
@@ -194,7 +228,7 @@ class Snapshot:
         moments = [np.empty((0, len(MOMENTS)))]
         tallies = [np.empty((0, len(TALLIES)), np.int64)]
         hist, channel_hist = [SparseCounts.empty(0)], [SparseCounts.empty(0)]
-        for shelf, sites, rows, event in self._shelves:
+        for shelf, sites, rows, _, _, event in self._parts:
             with _aside(shelf.device, event):
                 for block in shelf.channels.first(rows, buffer):
                     moments.append(block[0].cpu().numpy())
@@ -220,7 +254,7 @@ class Snapshot:
         """Make the buffer empty and give it back."""
         self._released = True
         try:
-            for shelf, sites, rows, _ in self._shelves:
+            for shelf, sites, rows, *_ in self._parts:
                 with _aside(shelf.device):
                     shelf.channels.clear(rows, self._buffer)
                     shelf.tensors.clear(len(sites), self._buffer)
@@ -235,6 +269,18 @@ class Snapshot:
                 self.release()
 
 
+class _Part(NamedTuple):
+    """What a snapshot has of one device."""
+
+    shelf: _Shelf
+    sites: list[int]
+    rows: int
+    graph_sites: list[int]
+    in_graphs: Tensor
+    """int64: of each of `graph_sites`, how many tensors compiled graphs folded in."""
+    event: torch.Event | None
+
+
 class _Shelf:
     """The state on one device: a row a channel and a row a tensor, in order of arrival."""
 
@@ -243,6 +289,7 @@ class _Shelf:
         self.sites: list[int] = []
         self.rows = 0
         """Channels of all sites together."""
+        self.graphs = GraphStates(device)
 
         def zeros(bins: Bins | None) -> list[Tensor]:
             if bins is None:

@@ -18,12 +18,14 @@ from torch._C import (
     _get_tracing_state,
 )
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from hookstats import native
 from hookstats.accumulators import Arena
 from hookstats.leaves import Leaf, argument_leaves, leaves
 from hookstats.sharding import is_distributed, is_plain
 from hookstats.sites import Site, Sites, unreadable
+from hookstats.traced import TracedHook, run_untraced
 
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -50,12 +52,13 @@ class Hook:
 class _ModuleHook(Hook):
     """Folds the tensors of one module's calls in, and has their gradients folded in."""
 
-    __slots__ = ("arena", "gradients", "values")
+    __slots__ = ("_traced", "arena", "gradients", "values")
 
     def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
         self.arena = arena
         self.values = values
         self.gradients = gradients
+        self._traced = TracedHook(arena, values, gradients)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and fold in the tensors of a call, and await their gradients."""
@@ -94,7 +97,10 @@ class OutputHook(_ModuleHook):
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if self.arena.recording:
-            self._observe(leaves(output))
+            if is_dynamo_compiling():
+                self._traced.observe(leaves(output))
+            else:
+                self._observe(leaves(output))
 
 
 class InputHook(_ModuleHook):
@@ -109,7 +115,14 @@ class InputHook(_ModuleHook):
         self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
         if self.arena.recording:
-            self._observe(argument_leaves(args, kwargs))
+            if is_dynamo_compiling():
+                self._traced.observe(argument_leaves(args, kwargs))
+            else:
+                self._observe(argument_leaves(args, kwargs))
+
+
+for _hook in (OutputHook, InputHook):
+    run_untraced(_hook.__call__)
 
 
 class GradientHook(Hook):

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
-from hookstats.accumulators import Accumulator, Arena, State
+from hookstats.accumulators import Accumulator, Arena
+from hookstats.graph_states import State
 from hookstats.hooks import Hook
 from hookstats.ops import update_many_
 from hookstats.sites import Site

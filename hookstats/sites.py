@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from torch._C._functorch import maybe_current_level
 from hookstats.accumulators import Accumulator, Arena
 from hookstats.channels import Rule
 from hookstats.coverage import Counts, SiteCoverage
+from hookstats.graph_states import AWAITED, FOLDED, LATE, GraphSite, GraphState
 from hookstats.records import SiteInfo
 from hookstats.reference import DTYPES
 from hookstats.sharding import is_plain, local_part, refusal
@@ -20,8 +22,6 @@ from hookstats.sharding import is_plain, local_part, refusal
 MAX_LEAVES = 1024
 """Tensors of one kind of one module that are told apart: keys that change from call to call, such
 as the names of images, would fill the memory with sites."""
-
-_LATE = "step not recorded"
 
 if TYPE_CHECKING:
     from hookstats import _hooks
@@ -45,6 +45,7 @@ class Site:
         "channel_dim",
         "counts",
         "error",
+        "graph",
         "kind",
         "name",
         "native",
@@ -57,6 +58,8 @@ class Site:
         """Its half in C++, which folds tensors like the last one without this one; or None."""
         self.counts: Counts | _hooks.Site = self.native or Counts()
         self.error: str | None = None
+        self.graph = GraphSite()
+        """What compiled graphs counted, beside the numbers above."""
         self._arena = arena
         self._rule = rule
         # The last tensor folded in, and what it needs; a tensor like it needs no second look.
@@ -80,14 +83,14 @@ class Site:
     def receive(self, gradient: Tensor, first: bool) -> None:
         """Count a gradient that came and fold it in; `first`: no other came for its tensor yet."""
         with self._arena.lock, DisableTorchFunction():
-            self._received(first, self.fold(gradient) if self._arena.recording else _LATE)
+            self._received(first, self.fold(gradient) if self._arena.recording else LATE)
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
         """Count the gradient of a view's base, of which the view's part cannot be taken."""
         with self._arena.lock, DisableTorchFunction():
             # A view of shards is no part of their memory.
             reason = unreadable(gradient) or "distributed view changed in place"
-            self._received(first, reason if self._arena.recording else _LATE)
+            self._received(first, reason if self._arena.recording else LATE)
 
     def _received(self, first: bool, reason: str | None) -> None:
         self.counts.backwards += 1
@@ -152,47 +155,84 @@ class Site:
             )
         return "disabled"
 
+    def trace(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> GraphState | str:
+        """The state into which graphs fold tensors like that, or the reason to skip them.
+
+        shape: -1 for sizes that vary; the number of channels must not.
+        """
+        if self.error is not None:
+            return "disabled"
+        known = self._accumulators.get(device)
+        if known is not None and known.is_traced() and len(known.info.shape) == len(shape):
+            # Which of its graphs runs is not known here.
+            sizes = zip(known.info.shape, shape, strict=True)
+            shape = tuple([one if one == other else -1 for one, other in sizes])
+        try:
+            found = self._place(shape, dtype, device)
+            return found if isinstance(found, str) else found.graph_state(self.graph)
+        except Exception as error:
+            return self.disable(error)
+
     def _adapt(self, x: Tensor) -> str | None:
         """Find channels and state of a tensor unlike the last one, or the reason to skip it."""
-        if not x.is_floating_point() or x.dtype not in DTYPES:
-            return f"dtype {_short(x.dtype)}"
-        if x.device.type == "meta":
+        found = self._place(tuple(x.shape), x.dtype, x.device)
+        if isinstance(found, str):
+            return found
+        self.accumulator = found
+        self.channel_dim = found.info.channel_dim
+        self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
+        if self.native is not None:
+            found.bind(self.native, x, self.channel_dim)
+        return None
+
+    def _place(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Accumulator | str:
+        """The state for tensors like that, or the reason to skip them."""
+        if not dtype.is_floating_point or dtype not in DTYPES:
+            return f"dtype {_short(dtype)}"
+        if device.type == "meta":
             return "meta tensor"
-        ndim = x.dim()
+        ndim = len(shape)
         dim = self._rule(ndim)
         if dim is not None and not -ndim <= dim < ndim:
             return f"no dimension {dim}"
-        channels = 1 if dim is None else x.shape[dim]
+        channels = 1 if dim is None else shape[dim]
         if channels == 0:
             return "no channels"
-        info = SiteInfo(self.name, self.kind, channels, dim, tuple(x.shape), _short(x.dtype))
-        accumulator = self._accumulators.get(x.device)
+        info = SiteInfo(self.name, self.kind, channels, dim, shape, _short(dtype))
+        accumulator = self._accumulators.get(device)
         if accumulator is not None and accumulator.info.channels != channels:
             return "other number of channels"
         last = self.accumulator
         if last is not None and last is not accumulator and not last.is_empty():
             return "second device in a step"
         if accumulator is None:
-            accumulator = self._accumulators[x.device] = self._arena.accumulator(info, x.device)
+            accumulator = self._accumulators[device] = self._arena.accumulator(info, device)
         accumulator.info = info
-        self.accumulator = accumulator
-        self.channel_dim = dim
-        self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
-        if self.native is not None:
-            accumulator.bind(self.native, x, dim)
-        return None
+        return accumulator
 
     def rows(self) -> list[SiteCoverage]:
         """Its row of the coverage."""
+        skipped = self.graph.totals()
+        came, late = skipped.pop(FOLDED, 0), skipped.pop(LATE, 0)
+        of_gradients = AWAITED in skipped
+        calls = skipped.pop(AWAITED) if of_gradients else came
+        forwards = calls + skipped.total()
+        answered = min(came, calls)  # several gradients a call count as one
+        late = min(late, answered)
+        skipped[LATE] = late
         return [
             SiteCoverage(
                 name=self.name,
                 kind=self.kind,
-                forwards=self.counts.forwards,
-                observed=self.counts.observed,
-                skipped=dict(self.counts.skipped),
-                backwards=self.counts.backwards,
-                missing=self.counts.missing,
+                forwards=self.counts.forwards + forwards,
+                observed=self.counts.observed + answered - late,
+                skipped=dict(Counter(self.counts.skipped) + skipped),
+                backwards=self.counts.backwards + (came if of_gradients else 0),
+                missing=self.counts.missing + calls - answered,
                 error=self.error,
             )
         ]

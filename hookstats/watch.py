@@ -29,6 +29,7 @@ from hookstats.selection import Selection, Selector
 from hookstats.sharding import parameter_rule
 from hookstats.sites import Site, Sites
 from hookstats.store import RunWriter
+from hookstats.traced import reset_compiled, tidy
 
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 PARAMETER_KINDS = ("param", "param_grad")
@@ -59,6 +60,7 @@ class Watch:
         self._flusher = flusher
         self._step = 0
         self._paused = False
+        self._recorded = False  # at any time in the open step
         self._closed = False
         self._discarded = 0
         self._sites: list[Sites | Site] = []
@@ -194,13 +196,19 @@ class Watch:
         self._step += 1
         self._stepped.clear()
         self._parameters.look_again()
-        if self._arena.recording or self._arena.pending():
+        recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
+        if recorded:
             self._flusher.submit(self._arena.swap(), step)
+        self._recorded = False
         self._schedule()
+        if self._recorded and not recorded:
+            self._arena.discard_late()
 
     def _schedule(self) -> None:
+        tidy()
         due = self._step % self._every == 0
         self._arena.record(due and not self._paused and not self._closed)
+        self._recorded |= self._arena.recording
 
     def _check_open(self) -> None:
         if self._closed:
@@ -273,6 +281,8 @@ def watch(
         raise ValueError(f"sinks = {sinks!r}: expected a sequence of callables")
     selection = _select(model, kinds, include, exclude)
     _warn_of_scripted(selection.modules, kinds)
+    if not set(kinds).isdisjoint(MODULE_KINDS):
+        _reset_compiled(selection)
     writer = None
     if out is not None:
         header = _header(model, selection, kinds, channel_dim, every)
@@ -300,6 +310,17 @@ def _warn_of_scripted(modules: Mapping[str, nn.Module], kinds: Collection[str]) 
         warnings.warn(
             f"model: {', '.join(map(repr, scripted[:3]))}{', ...' * (len(scripted) > 3)}: a "
             "ScriptModule takes no hooks, so none of its calls are observed",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _reset_compiled(selection: Selection) -> None:
+    functions = reset_compiled({type(module) for module in selection.modules.values()})
+    if functions:
+        warnings.warn(
+            f"hookstats: compiled before the hooks were set, and so without them: "
+            f"{', '.join(functions)}; they are compiled again at their next calls",
             RuntimeWarning,
             stacklevel=3,
         )
