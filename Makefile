@@ -34,8 +34,8 @@ PRESETS := default asan tsan
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and print the table
-	$(BIN)/python -m hookstats.demo
+demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was seen
+	$(BIN)/python -m hookstats demo
 
 test: lint pytest $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, pytest, CTest plain and sanitized
 	@echo

@@ -1,9 +1,11 @@
 """PyTorch's flight recorder: statistics of every activation and gradient, in one line.
 
 `watch` records a running training, `open_run` reads what was recorded, `channel_stats` takes the
-statistics of one tensor.
+statistics of one tensor. `rules` says what goes wrong, `insight` what else follows from statistics,
+`sinks` writes them to other tools.
 """
 
+from hookstats import insight, rules, sinks
 from hookstats._version import __version__
 from hookstats.bins import LinearBins, LogBins
 from hookstats.channel_stats import ChannelStats, Histogram, channel_stats
@@ -21,6 +23,9 @@ __all__ = [
     "Watch",
     "__version__",
     "channel_stats",
+    "insight",
     "open_run",
+    "rules",
+    "sinks",
     "watch",
 ]

@@ -1,23 +1,18 @@
-"""`python -m hookstats.demo`: a small network on scikit-learn's digits, every layer watched.
+"""train(): a small network on scikit-learn's digits, every layer watched.
 
 One layer is initialised badly on purpose, so that there is something to find.
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import time
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import hookstats
-from hookstats.summary import SiteSummary, summarise
-from hookstats.table import render
+from hookstats.table import require_rich
 
-OUT = Path("runs/demo")
 EPOCHS = 12
 BATCH = 64
 BAD_LAYER = "block2.conv"
@@ -66,7 +61,9 @@ def load_digits() -> tuple[Tensor, Tensor]:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise SystemExit(f"the demo needs {error.name}: pip install 'hookstats[demo]'") from None
+        raise ImportError(
+            f"the demo needs scikit-learn ({error}): pip install 'hookstats[demo]'"
+        ) from error
     images, labels = datasets.load_digits(return_X_y=True)
     return (
         torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0,
@@ -75,7 +72,13 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 
 def train(out: Path, epochs: int = EPOCHS, seed: int = 0) -> float:
-    """Train with every layer watched, record into `out`; returns the accuracy on held-out data."""
+    """Train with every layer watched, record into `out`; returns the accuracy on held-out data.
+
+    Raises:
+        ImportError: scikit-learn, rich or pyarrow is not installed.
+        OSError: `out` cannot be written, or holds another run.
+    """
+    require_rich()
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     torch.manual_seed(seed)
@@ -106,47 +109,3 @@ def train(out: Path, epochs: int = EPOCHS, seed: int = 0) -> float:
     with torch.no_grad():
         right = model(images[held_out]).argmax(1) == labels[held_out]
     return float(right.float().mean())
-
-
-def worst(sites: list[SiteSummary]) -> SiteSummary:
-    """The output with the greatest share of dead channels."""
-    outputs = [site for site in sites if site.kind == "output"]
-    return max(outputs, key=lambda site: site.dead / site.channels)
-
-
-def main() -> None:
-    """Train, then show what the last recorded step says of each layer."""
-    parser = argparse.ArgumentParser(prog="python -m hookstats.demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=OUT, help="run directory")
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    arguments = parser.parse_args()
-    out: Path = arguments.out
-    if out == OUT:
-        shutil.rmtree(out, ignore_errors=True)  # an earlier demo; nobody else's run
-
-    start = time.perf_counter()
-    try:
-        accuracy = train(out, arguments.epochs)
-    except (OSError, ImportError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from None
-    seconds = time.perf_counter() - start
-
-    run = hookstats.open_run(out)
-    record = run[run.steps[-1]]
-    render(record)
-    bad = worst(summarise(record))
-    print(
-        f"\n{len(run.steps)} steps of {len(record)} sites recorded in {seconds:.1f} s, "
-        f"accuracy {accuracy:.1%}.\n"
-        f"{bad.dead} of the {bad.channels} channels of {bad.name!r} are dead: every value after "
-        f"the ReLU is zero.\nThe convolution before it, {BAD_LAYER!r}, was given biases of -20 on "
-        f"purpose: see its\nmean, and the dead channels of its gradients: they will never learn.\n"
-        f"\nThe run is in {out}. Look at it with\n"
-        f"  import hookstats as hs\n"
-        f'  run = hs.open_run("{out}")\n'
-        f'  run[{record.step}]["{bad.name}", "output"]'
-    )
-
-
-if __name__ == "__main__":
-    main()

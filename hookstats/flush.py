@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -16,6 +14,7 @@ import torch
 
 from hookstats.records import StepRecord
 from hookstats.store import RunWriter
+from hookstats.warning import warn
 
 Sink = Callable[[StepRecord], object]
 
@@ -34,9 +33,13 @@ class Flusher:
     """Records closed steps on one daemon thread, "hookstats-flush", started with the first.
 
     For each: copy it into a StepRecord, release its buffers, publish it as `latest`, give it to the
-    writer, then to each sink. Steps wait in a queue without a limit of its own: an arena has only
-    so many buffers to hand out. A writer or sink that raises is disabled with one RuntimeWarning,
-    the others go on; nothing is ever raised into the training.
+    writer, then to each sink. A writer or sink that raises (a disk that is full, a directory that
+    is gone) is disabled with one RuntimeWarning, the others go on; nothing is ever raised into the
+    training. Sinks that have a `close` are closed on the thread, once, after their last record.
+
+    No step is dropped where the disk or a sink is slow: the training waits. An arena has two
+    buffers, so besides the step that is open one waits here and one is with the writer or a sink;
+    the next `Arena.swap` waits, and counts that as a stall. The writer's memory has its own bound.
 
     In a forked child, where the flush thread does not exist, steps are released and not recorded.
     """
@@ -89,7 +92,7 @@ class Flusher:
             return
         self._closed = True
         if self._thread.ident is None:
-            self._write(lambda writer: writer.close(coverage))
+            self._end(coverage)
             return
         if self._can_wait():
             self._ask(_Close(coverage), self._ended)
@@ -137,7 +140,7 @@ class Flusher:
                     done.set()
             case _Close(coverage):
                 try:
-                    self._write(lambda writer: writer.close(coverage))
+                    self._end(coverage)
                 finally:
                     self._ended.set()
 
@@ -149,9 +152,19 @@ class Flusher:
         self.latest = record
         self._write(lambda writer: writer.write(record))
         for sink in self._sinks.copy():
-            name = getattr(sink, "__qualname__", None) or repr(sink)
-            if not self._attempt(f"sink {name}", "it is disabled", partial(sink, record)):
+            if not self._attempt(_name(sink), "it is disabled", partial(sink, record)):
                 self._sinks.remove(sink)
+                self._close_sink(sink)
+
+    def _end(self, coverage: Mapping[str, Any] | None) -> None:
+        self._write(lambda writer: writer.close(coverage))
+        while self._sinks:
+            self._close_sink(self._sinks.pop(0))
+
+    def _close_sink(self, sink: Sink) -> None:
+        close = getattr(sink, "close", None)
+        if close is not None:
+            self._attempt(f"closing {_name(sink)}", "it may be incomplete", close)
 
     def _write(self, action: Callable[[RunWriter], None]) -> None:
         """Have the writer do something; it is disabled once that fails."""
@@ -177,11 +190,11 @@ class Flusher:
         if what in self.failures:
             return
         self.failures[what] = why
-        message = f"hookstats: {what} failed: {why}"
-        try:
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-        except RuntimeWarning:  # made an error by a filter: no one could catch it on this thread
-            logging.getLogger(__name__).error(message)
+        warn(f"hookstats: {what} failed: {why}")
+
+
+def _name(sink: Sink) -> str:
+    return f"sink {getattr(sink, '__qualname__', None) or repr(sink)}"
 
 
 class _Step(NamedTuple):

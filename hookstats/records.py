@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -73,6 +73,15 @@ class SparseCounts:
         slots = (flat - starts).astype(np.int32)
         return cls(offsets.astype(np.int64), slots, dense.reshape(-1)[flat].astype(np.int64))
 
+    def __getitem__(self, rows: slice) -> SparseCounts:
+        """Some consecutive rows; shares the entries."""
+        start, stop, step = rows.indices(self.rows)
+        if step != 1:
+            raise ValueError(f"rows: {rows}, expected a slice with step 1")
+        bounds = self.offsets[start : max(start, stop) + 1]
+        entries = slice(bounds[0], bounds[-1])
+        return SparseCounts(bounds - bounds[0], self.slots[entries], self.counts[entries])
+
     def dense(self, row: int | slice, slots: int) -> Int64:
         """All `slots` counts of one row, int64 [slots], or of a slice of rows, [n, slots]."""
         chosen = range(self.rows)[row]
@@ -111,6 +120,11 @@ class StepRecord:
     hist: SparseCounts
     channel_bins: Bins | None
     channel_hist: SparseCounts
+
+    def _repr_html_(self) -> str:
+        from hookstats.report import fragments
+
+        return fragments.record_html(self)
 
     @cached_property
     def _index(self) -> dict[Key, int]:
@@ -154,25 +168,15 @@ class StepRecord:
         )
 
     @cached_property
-    def _first(self) -> dict[Key, int]:
-        """By name and plain kind, the first of several tensors."""
-        # Gradients come in any order: theirs is that of the values, where those were observed.
-        values = list(self._index)
-        rank = {key: i for i, key in enumerate(values)}
-        first: dict[Key, int] = {}
-        for name, kind in sorted(
-            values, key=lambda key: rank.get((key[0], key[1].removeprefix("grad_")), rank[key])
-        ):
-            plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
-            first.setdefault((name, plain), self._index[name, kind])
-        return first
+    def _finder(self) -> Callable[[str, str], Key | None]:
+        return finder(self._index)
 
     def _find(self, key: object) -> int | None:
-        """The site that `key` names; a last "[0]" goes without saying."""
+        """The site that `key` names."""
         match key:
             case (str(name), str(kind)):
-                site = self._index.get((name, kind))
-                return self._first.get((name, kind.removesuffix("[0]"))) if site is None else site
+                found = self._finder(name, kind)
+                return None if found is None else self._index[found]
         return None
 
     def _unknown(self, key: object) -> str:
@@ -180,15 +184,41 @@ class StepRecord:
         message = f"no site {key!r} in step {self.step}"
         match key:
             case (str(name), str(kind)):
-                pass
-            case _:
-                return f"{message}: expected (name, kind), two strings"
-        kinds = [other for site, other in self._index if site == name]
-        if kinds:
-            close = difflib.get_close_matches(kind, kinds, n=3, cutoff=0.4) or kinds
-            return f"{message}: {name!r} has the kinds {', '.join(map(repr, close))}"
-        names = list(dict.fromkeys(name for name, _ in self._index))
-        close = difflib.get_close_matches(name, names, n=3)
-        if close:
-            return f"{message}: did you mean {' or '.join(map(repr, close))}?"
-        return f"{message}: {len(names)} names, such as {', '.join(map(repr, names[:3]))}"
+                return f"{message}: {hint(self._index, name, kind, (name,))}"
+        return f"{message}: expected (name, kind), two strings"
+
+
+def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:
+    """A function that says which of `keys` a name and a kind mean, if any.
+
+    A plain kind, such as "output", means the only or the first tensor of several; a last "[0]"
+    goes without saying.
+    """
+    # Gradients come in any order: theirs is that of the values, where those were observed.
+    rank = {key: i for i, key in enumerate(keys)}
+    first: dict[Key, Key] = {}
+    for name, kind in sorted(
+        rank, key=lambda key: rank.get((key[0], key[1].removeprefix("grad_")), rank[key])
+    ):
+        plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
+        first.setdefault((name, plain), (name, kind))
+
+    def find(name: str, kind: str) -> Key | None:
+        exact = (name, kind)
+        return exact if exact in rank else first.get((name, kind.removesuffix("[0]")))
+
+    return find
+
+
+def hint(keys: Iterable[Key], name: str, kind: str, chosen: Collection[str]) -> str:
+    """What to say where `name`, which means the names `chosen`, and `kind` mean none of `keys`."""
+    keys = list(keys)
+    kinds = list(dict.fromkeys(kind for site, kind in keys if site in chosen))
+    if kinds:
+        close = difflib.get_close_matches(kind, kinds, n=3, cutoff=0.4) or kinds
+        return f"{name!r} has the kinds {', '.join(map(repr, close))}"
+    names = list(dict.fromkeys(site for site, _ in keys))
+    close = difflib.get_close_matches(name, names, n=3)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"{len(names)} names, such as {', '.join(map(repr, names[:3]))}"

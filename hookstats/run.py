@@ -2,73 +2,98 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, overload
 
 from hookstats.bins import Bins, bins_from_dict
-from hookstats.records import Int64, SiteInfo, SparseCounts, StepRecord
-from hookstats.state import COUNT, IDENTITY, M2, MEAN, MOMENTS, TALLIES
-from hookstats.store import FORMAT_VERSION, PART_KEY, PARTS, RUN_JSON, part_schema, require_pyarrow
+from hookstats.format import RUN_JSON, naming, part_schema, read_run_json, require_pyarrow
+from hookstats.parts import Parts, Where
+from hookstats.records import Key, StepRecord
+from hookstats.series import Series
 
-_PART_NAME = re.compile(r"(\d{5,})-(\d{6,})-\d{12,}\.parquet")
-_CACHE_BYTES = 512 << 20
-_STORED = {"m2": "var"}  # moments whose column holds something else: m2 = var * count
+if TYPE_CHECKING:
+    from hookstats.plot import Plots
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
+def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run:
     """The run that `hookstats.watch(..., out=path)` wrote or is writing.
+
+    Args:
+        skip_damaged: leave out parts that are damaged, with one RuntimeWarning each; by default
+            what needs one raises a ValueError that names it.
 
     Raises:
         FileNotFoundError: nothing is at `path`.
         ValueError: `path` is no run directory, run.json is damaged, or a newer hookstats wrote it.
         ImportError: pyarrow is not installed.
     """
-    return Run(path)
+    return Run(path, skip_damaged=skip_damaged)
 
 
 class Run:
     """A run directory. Every call sees the parts that are finished by then.
 
-    ``run[step]`` is the StepRecord of rank 0, ``run.record(step, rank)`` that of another rank.
-    A step recorded twice (training went back to a checkpoint) is the one written last.
-    A part that is damaged, or vanishes while it is read, is a ValueError or FileNotFoundError that
-    names the file; steps in other parts can still be read.
+    ``run[step]`` is the StepRecord of rank 0, ``run.record(step, rank)`` that of another rank;
+    ``run["layer1.*", "output"]`` is a Series, some sites over all steps.
+    A run is one line of steps: where training went back to a checkpoint, what was recorded from
+    that step on before is void, and left out of everything.
+    A part that is damaged is a ValueError that names the file (see `open_run`); steps in other
+    parts can still be read.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False) -> None:
         require_pyarrow()
         self.path = Path(path)
         if not self.path.exists():
             raise FileNotFoundError(f"path = {str(path)!r}: does not exist, expected a run")
         if not (self.path / RUN_JSON).is_file():
             raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
-        self.header: dict[str, Any] = self._run_json()["header"]
+        content = read_run_json(self.path)
+        self.header: dict[str, Any] = content["header"]
         """What the run was: the settings and the model, as its writer gave them."""
+        self.created: str | None = content.get("created")
+        """When the run was begun, or last continued: ISO 8601, UTC."""
+        self.version: str | None = content.get("hookstats")
+        """The hookstats that wrote it."""
         self.bins = self._bins("bins")
         """The bins of every tensor's histogram; None where there were none."""
         self.channel_bins = self._bins("channel_bins")
         """The bins of every channel's histogram; None where there were none."""
-        self._parts: dict[str, list[_Where]] = {}  # in order of rank and writing
-        self._index: dict[tuple[int, int], _Where] = {}  # by rank and step
-        self._tables: OrderedDict[str, Any] = OrderedDict()  # least recently used first
+        self._parts = Parts(self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
+    def _repr_html_(self) -> str:
+        from hookstats.report import fragments
+
+        return fragments.run_html(self)
+
+    @property
+    def closed(self) -> str | None:
+        """When the run was closed: ISO 8601, UTC; None while it runs, or where it was killed."""
+        closed: str | None = read_run_json(self.path).get("closed")
+        return closed
+
     @property
     def coverage(self) -> dict[str, Any] | None:
         """The coverage report that ended the run; None while it runs, or where it was killed."""
-        coverage: dict[str, Any] | None = self._run_json()["coverage"]
+        coverage: dict[str, Any] | None = read_run_json(self.path)["coverage"]
         return coverage
+
+    @property
+    def damaged(self) -> dict[str, str]:
+        """The parts that were left out so far, and what is wrong with each."""
+        return dict(self._parts.damaged)
+
+    @property
+    def plot(self) -> Plots:
+        """Figures of the run; they need matplotlib."""
+        from hookstats.plot import Plots
+
+        return Plots(self)
 
     @property
     def steps(self) -> list[int]:
@@ -77,14 +102,22 @@ class Run:
 
     def steps_of(self, rank: int) -> list[int]:
         """The steps that `rank` recorded, ascending."""
-        self._refresh()
-        return sorted(step for other, step in self._index if other == rank)
+        self._parts.refresh()
+        return list(self._parts.index.get(rank, ()))
+
+    def thinned_of(self, rank: int = 0) -> int:
+        """How many steps `rank` recorded that were deleted since, to keep to `max_bytes`.
+
+        Damaged parts that are left out count, too.
+        """
+        self._parts.refresh()
+        return self._parts.lost(rank)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that recorded anything, ascending."""
-        self._refresh()
-        return sorted({rank for rank, _ in self._index})
+        self._parts.refresh()
+        return list(self._parts.index)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -95,33 +128,65 @@ class Run:
     def __contains__(self, step: object) -> bool:
         return step in self.steps
 
-    def __getitem__(self, step: int) -> StepRecord:
-        """What rank 0 recorded in `step`; a KeyError names the steps there are."""
-        return self.record(step)
+    @overload
+    def __getitem__(self, index: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, index: Key) -> Series: ...
+    def __getitem__(self, index: int | Key) -> StepRecord | Series:
+        """``run[step]``: what rank 0 recorded in a step; ``run[names, kinds]``: `series`."""
+        return self.series(*index) if isinstance(index, tuple) else self.record(index)
 
     def record(self, step: int, rank: int = 0) -> StepRecord:
         """What `rank` recorded in `step`; a KeyError names the steps or ranks there are."""
-        if (rank, step) not in self._index:
-            error = self._look()
-            if (rank, step) not in self._index:
-                raise error or KeyError(self._unknown(step, rank))
-        where = self._index[rank, step]
-        table = self._table(where.part).slice(where.first, where.rows)
-        return _decode(table, step, rank, self.bins, self.channel_bins)
+        where = self._where(step, rank)
+        try:
+            return self._parts.record(where)
+        except FileNotFoundError:  # deleted since, to keep to max_bytes
+            self._parts.look()
+            if self._parts.index.get(rank, {}).get(step) == where:
+                raise
+        except (OSError, ValueError) as error:
+            if not self._parts.skip(where.part, error):
+                raise
+        return self.record(step, rank)
+
+    def series(self, names: str = "*", kinds: str = "*", rank: int = 0) -> Series:
+        """Some sites over all steps of `rank`: a mapping from (name, kind) to SiteSeries.
+
+        Args:
+            names: a name, or a glob for names, such as "encoder.*".
+            kinds: a kind, which means its only or first tensor, or a glob, such as "output*".
+        Raises:
+            KeyError: nothing matches; it names what is spelled alike.
+        """
+        self._parts.refresh()
+        return Series(self._parts, names, kinds, rank)
 
     def table(self) -> Any:
         """Everything as a pyarrow.Table: one row a step, rank, site and kind, as written.
 
         Columns: step, rank, site, kind, channel_dim (null: the tensor is one channel), shape,
-        dtype, observed (calls merged); a list over channels each: count (finite values), nan,
-        posinf, neginf, zero, mean, var (population), min, max, l1; hist_slots and hist_counts, the
-        nonzero slots of the tensor's histogram (0: underflow, then the bins, then overflow);
-        channel_hist_slots (channel * slots + slot) and channel_hist_counts.
+        dtype, observed (calls merged); of the whole tensor tensor_count (finite values),
+        tensor_nan, tensor_posinf, tensor_neginf, tensor_zero, tensor_mean, tensor_var (population),
+        tensor_min, tensor_max, tensor_l1; a list over channels each: count, nan, ..., l1;
+        hist_slots and hist_counts, the nonzero slots of the tensor's histogram (0: underflow, then
+        the bins, then overflow); channel_hist_slots (channel * slots + slot) and
+        channel_hist_counts.
         """
-        self._refresh()
         pa = require_pyarrow()
-        tables = [self._table(name) for name in self._parts]
-        return pa.concat_tables([part_schema().empty_table(), *tables]).unify_dictionaries()
+        tables = [part_schema().empty_table(), *self.batches()]
+        return pa.concat_tables(tables).unify_dictionaries()
+
+    def batches(self) -> Iterator[Any]:
+        """`table` bit by bit, one pyarrow.Table a part: for a run that is larger than memory."""
+        self._parts.refresh()
+        return self._parts.tables()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """`batches` by the Arrow PyCapsule interface: ``polars.DataFrame(run)``."""
+        batches = (batch for table in self.batches() for batch in table.to_batches())
+        reader = require_pyarrow().RecordBatchReader.from_batches(part_schema(), batches)
+        return reader.__arrow_c_stream__(requested_schema)
 
     def to_pandas(self) -> Any:
         """`table` as a pandas.DataFrame, lists as NumPy arrays; needs pandas."""
@@ -131,182 +196,30 @@ class Run:
         except ImportError as error:
             raise ImportError(f"to_pandas needs pandas ({error}): pip install pandas") from error
 
-    def _run_json(self) -> dict[str, Any]:
-        path = self.path / RUN_JSON
-        with _naming(path):
-            content: dict[str, Any] = json.loads(path.read_bytes())
-            _check_version(path, content["format_version"])
-            missing = {"header", "coverage"} - content.keys()
-            if missing:
-                raise ValueError(f"no {min(missing)!r}")
-            return content
-
     def _bins(self, name: str) -> Bins | None:
         description = self.header.get(name)
-        return None if description is None else bins_from_dict(description)
+        with naming(self.path / RUN_JSON):
+            return None if description is None else bins_from_dict(description)
 
-    def _refresh(self) -> None:
-        """Take in new parts; raise what `_look` found."""
-        error = self._look()
-        if error is not None:
-            raise error
-
-    def _look(self) -> OSError | ValueError | None:
-        """Take in the parts there are now; the error of the first that cannot be read, if any."""
-        found = [m for p in (self.path / PARTS).iterdir() if (m := _PART_NAME.fullmatch(p.name))]
-        names = [m[0] for m in sorted(found, key=lambda m: (int(m[1]), int(m[2])))]
-        parts: dict[str, list[_Where]] = {}
-        first_error: OSError | ValueError | None = None
-        for name in names:
-            try:
-                parts[name] = self._parts[name] if name in self._parts else self._contents(name)
-            except (OSError, ValueError) as error:  # noqa: PERF203
-                first_error = first_error or error
-        if parts.keys() != self._parts.keys():
-            self._parts = parts
-            self._index = {(w.rank, w.step): w for part in parts.values() for w in part}
-        return first_error
-
-    def _contents(self, name: str) -> list[_Where]:
-        """Which records a part holds, by its footer."""
-        path = self.path / PARTS / name
-        with _opened(path) as file:
-            about = json.loads(file.metadata.metadata[PART_KEY])
-            _check_version(path, about["format_version"])
-            if not file.schema_arrow.equals(part_schema()):
-                raise ValueError("it has other columns")
-            ends = np.cumsum([rows for _, rows in about["records"]]).tolist()
-            if file.metadata.num_rows != ends[-1]:
-                raise ValueError("it has other rows")
-            return [
-                _Where(name, about["rank"], step, end - rows, rows)
-                for (step, rows), end in zip(about["records"], ends, strict=True)
-            ]
-
-    def _table(self, name: str) -> Any:
-        """The rows of one part; parts never change, so those used last are kept."""
-        table = self._tables.pop(name, None)
-        if table is None:
-            with _opened(self.path / PARTS / name) as file:
-                table = file.read()
-        self._tables[name] = table
-        while len(self._tables) > 1 and sum(t.nbytes for t in self._tables.values()) > _CACHE_BYTES:
-            self._tables.popitem(last=False)
-        return table
+    def _where(self, step: int, rank: int) -> Where:
+        """Where a record is, in the parts that are known, or else in those that are there now."""
+        where = self._parts.index.get(rank, {}).get(step)
+        if where is None:
+            error = self._parts.look()
+            where = self._parts.index.get(rank, {}).get(step)
+            if where is None:
+                raise error or KeyError(self._unknown(step, rank))
+        return where
 
     def _unknown(self, step: int, rank: int) -> str:
         """What to say of a step that is not there."""
-        ranks = sorted({other for other, _ in self._index})
+        ranks = list(self._parts.index)
         if not ranks:
             return f"step {step}: {self.path} has no steps yet"
-        steps = sorted(known for other, known in self._index if other == rank)
+        steps = list(self._parts.index.get(rank, ()))
         if not steps:
             return f"rank {rank}: {self.path} has the ranks {', '.join(map(str, ranks))}"
         return (
             f"step {step}: {self.path} has {len(steps)} steps of rank {rank} "
             f"in {steps[0]}..{steps[-1]}"
         )
-
-
-class _Where(NamedTuple):
-    """The rows of one record."""
-
-    part: str
-    rank: int
-    step: int
-    first: int
-    rows: int
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Whatever is wrong with the content of the file is a ValueError that names it."""
-    try:
-        yield
-    except _NewerError:
-        raise
-    except (require_pyarrow().ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        if getattr(error, "errno", None) is not None:  # not the content: missing, not permitted
-            raise
-        raise ValueError(f"{path}: damaged, or not written by hookstats ({error!r})") from error
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """The Parquet file of a part."""
-    with (
-        _naming(path),
-        require_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file,
-    ):
-        yield file
-
-
-class _NewerError(ValueError):
-    """A newer hookstats wrote the file: it is not damaged."""
-
-
-def _check_version(path: Path, version: int) -> None:
-    if version > FORMAT_VERSION:
-        raise _NewerError(
-            f"{path}: format_version {version} is newer than this hookstats, "
-            f"which reads up to {FORMAT_VERSION}: pip install -U hookstats"
-        )
-
-
-def _decode(
-    table: Any,
-    step: int,
-    rank: int,
-    bins: Bins | None,
-    channel_bins: Bins | None,
-) -> StepRecord:
-    """The record of one step from its rows of `part_schema`; loops over sites, not channels."""
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-
-    def offsets(name: str) -> Int64:
-        lengths = columns[name].value_lengths().to_numpy(zero_copy_only=False)
-        return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-
-    def values(name: str) -> NDArray[Any]:
-        array: NDArray[Any] = columns[name].flatten().to_numpy(zero_copy_only=False)
-        return array
-
-    owners = offsets("count")
-    sites = tuple(
-        SiteInfo(name, kind, channels, dim, tuple(shape), dtype)
-        for name, kind, channels, dim, shape, dtype in zip(
-            *(columns[c].to_pylist() for c in ("site", "kind")),
-            np.diff(owners).tolist(),
-            *(columns[c].to_pylist() for c in ("channel_dim", "shape", "dtype")),
-            strict=True,
-        )
-    )
-    tallies = np.stack([values(name) for name in TALLIES]).T
-    moments = np.stack([values(_STORED.get(name, name)) for name in MOMENTS]).T
-    count = tallies[:, COUNT]
-    with np.errstate(over="ignore"):
-        moments[:, M2] *= count
-    moments[count == 0, MEAN] = IDENTITY[MEAN]
-    moments[count == 0, M2] = IDENTITY[M2]
-    channel_hist = SparseCounts.empty(len(count))
-    if channel_bins is not None:
-        starts, codes = offsets("channel_hist_slots"), values("channel_hist_slots")
-        rows = np.repeat(owners[:-1], np.diff(starts)) + codes // channel_bins.slots
-        channel_hist = SparseCounts(
-            np.searchsorted(rows, np.arange(len(count) + 1)).astype(np.int64),
-            codes % np.int32(channel_bins.slots),
-            values("channel_hist_counts"),
-        )
-    return StepRecord(
-        step=step,
-        rank=rank,
-        sites=sites,
-        observed=columns["observed"].to_numpy(),
-        offsets=owners,
-        moments=moments,
-        tallies=tallies,
-        bins=bins,
-        hist=SparseCounts(offsets("hist_slots"), values("hist_slots"), values("hist_counts")),
-        channel_bins=channel_bins,
-        channel_hist=channel_hist,
-    )

@@ -1,8 +1,5 @@
 """RunWriter: a run directory, written so that a reader never sees a half-written file.
 
-    run.json                                    format version, header, coverage once closed
-    parts/RANK-PART-FIRSTSTEP.parquet           one row a (step, site, kind), in order of writing
-
 Files are written under a temporary name (".NAME.RANDOM.tmp"), flushed to the disk and renamed. A
 kill at any moment loses at most the records not yet in a part, and leaves a temporary file behind
 that readers do not look at.
@@ -16,90 +13,68 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
 
 from hookstats._version import __version__
 from hookstats.bins import Bins, bins_from_dict
+from hookstats.columns import to_columns
+from hookstats.format import (
+    FORMAT_VERSION,
+    PART_KEY,
+    PARTS,
+    RUN_JSON,
+    PartName,
+    list_parts,
+    part_schema,
+    read_footer,
+    read_run_json,
+    require_pyarrow,
+)
+from hookstats.groups import per_site
 from hookstats.records import Int64, SiteInfo, StepRecord
-from hookstats.state import COUNT, L1, M2, MAX, MEAN, MIN, TALLIES
 
-FORMAT_VERSION = 1
-"""Raised whenever a reader of the version before could misread a run."""
+_GROUP_BYTES = 4 << 20
+"""How much is encoded at once: little waits in memory, and who reads a step reads little more."""
 
-RUN_JSON = "run.json"
-PARTS = "parts"
-PART_KEY = b"hookstats"
-"""Key in a part's metadata: JSON, format_version, rank and records, a list of [step, rows]."""
+_MAY_DIFFER = ("torch", "every")
 
-
-def require_pyarrow() -> Any:
-    """The pyarrow module with pyarrow.parquet loaded, or an ImportError that says what to do."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(
-            f"run directories need pyarrow ({error}): pip install 'hookstats[store]'"
-        ) from error
-    return pyarrow
-
-
-@cache
-def part_schema() -> Any:
-    """The Arrow schema of every part; list columns hold one entry a channel, or a nonzero slot."""
-    pa = require_pyarrow()
-
-    def field(name: str, type: Any) -> Any:
-        return pa.field(name, type, nullable=name == "channel_dim")
-
-    def list_of(type: Any) -> Any:
-        return pa.list_(pa.field("element", type, nullable=False))
-
-    text = pa.dictionary(pa.int32(), pa.string())
-    return pa.schema(
-        [
-            field("step", pa.int64()),
-            field("rank", pa.int32()),
-            field("site", text),
-            field("kind", text),
-            field("channel_dim", pa.int32()),
-            field("shape", list_of(pa.int64())),
-            field("dtype", text),
-            field("observed", pa.int64()),
-            *(field(name, list_of(pa.int64())) for name in TALLIES),
-            *(field(name, list_of(pa.float64())) for name in ("mean", "var", "min", "max", "l1")),
-            field("hist_slots", list_of(pa.int32())),
-            field("hist_counts", list_of(pa.int64())),
-            field("channel_hist_slots", list_of(pa.int32())),
-            field("channel_hist_counts", list_of(pa.int64())),
-        ]
-    )
+_PARTS_AT_LEAST = 64
+"""Into how many parts `max_bytes` are cut: a part is what is thinned at once."""
 
 
 class RunWriter:
     """Writes the records of one rank into a run directory, several steps a Parquet part.
 
-    A part is written when `seconds_per_part` have passed since its first record, or its records
-    hold `bytes_per_part`; the first is seen at the next `write` or `flush_if_due`. Rank 0 also
-    owns run.json; other ranks may start before or after it. Not for several threads at once.
+    Records are encoded as they come, and a part is written when `seconds_per_part` have passed
+    since its first record, or it holds `bytes_per_part`; the first is seen at the next `write` or
+    `flush_if_due`. Rank 0 also owns run.json; other ranks may start before or after it. Not for
+    several threads at once.
+
+    Where `max_bytes` are given, the parts of the rank never hold more once a part is written. Of
+    the newest quarter of that every step is kept; of what is older, parts are deleted: first every
+    second, then every fourth that is left, and so on, the older first and the first part last. What
+    is deleted is counted, in the parts and in run.json.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.
         header: what the run was, JSON-able. Its "bins" and "channel_bins" (a LinearBins or
             LogBins, its dict, or None) say how to read the histograms of every record.
+        append: whether `out` may hold a run with an equal header (see `check_settings`), which is
+            then continued.
 
     Raises:
         FileExistsError: `out` holds another run, or anything else.
         OSError: `out` cannot be made or written; NotADirectoryError where it is a file.
-        ValueError: a header JSON cannot say; a bad rank, seconds_per_part or bytes_per_part.
+        ValueError: a header JSON cannot say, or other than that of the run to continue, or that
+            run's run.json is damaged; a bad rank, max_bytes, seconds_per_part or bytes_per_part.
         ImportError: pyarrow is not installed.
     """
 
@@ -109,11 +84,15 @@ class RunWriter:
         header: Mapping[str, Any],
         *,
         rank: int = 0,
+        append: bool = False,
+        max_bytes: int | None = None,
         seconds_per_part: float = 5.0,
-        bytes_per_part: int = 64 << 20,
+        bytes_per_part: int = 32 << 20,
     ) -> None:
         if rank < 0:
             raise ValueError(f"rank = {rank}: expected 0 or more")
+        if max_bytes is not None and not max_bytes >= 1:
+            raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
         if not 0 <= seconds_per_part <= threading.TIMEOUT_MAX:
             raise ValueError(f"seconds_per_part = {seconds_per_part}: expected 0 or more, finite")
         if not bytes_per_part >= 1:
@@ -121,6 +100,8 @@ class RunWriter:
         require_pyarrow()
         self.path = Path(out)
         self.rank = rank
+        self.last_step: int | None = None
+        """The last step of the run that is continued, of any rank; None where there is none."""
         self._bins = _bins_of(header, "bins")
         self._channel_bins = _bins_of(header, "channel_bins")
         self._run: dict[str, Any] = {
@@ -128,24 +109,31 @@ class RunWriter:
             "hookstats": __version__,
             "created": _now(),
             "closed": None,
+            "max_bytes": max_bytes,
+            "thinned": 0,
             "header": {
                 **header,
                 "bins": self._bins and self._bins.to_dict(),
                 "channel_bins": self._channel_bins and self._channel_bins.to_dict(),
             },
             "coverage": None,
+            "earlier": [],
         }
-        content = _json("header", self._run)
+        _json("header", self._run)
+        self._max_bytes = max_bytes
         self._seconds = seconds_per_part
-        self._bytes = bytes_per_part
-        self._batches: list[Any] = []  # of the part to come
-        self._records: list[tuple[int, int]] = []  # (step, rows), one a batch
-        self._pending = 0  # bytes in _batches
+        self._bytes = min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
+        self._part: _Part | None = None
+        self._sealed: list[tuple[_Written, Any]] = []  # parts that are not on the disk yet
+        self._parts: dict[int, _Written] = {}  # those that are, by number
+        self._number = 0  # of the next part
+        self._written = 0  # records in all parts, those that were deleted included
+        self._before = -1  # the step written last
+        self._rewinds: list[tuple[int, int]] = []  # see format.Footer
         self._due = math.inf
-        self._part = 0
         self._open = True
         try:
-            self._claim(content)
+            self._claim(append)
         except OSError as error:
             if error.filename is None:  # ours: says all there is to say
                 raise
@@ -155,7 +143,7 @@ class RunWriter:
                 f"({error.strerror}: {error.filename})",
             ) from error
 
-    def _claim(self, content: bytes) -> None:
+    def _claim(self, append: bool) -> None:
         """Make the directory; refuse one that is not empty but for other ranks' parts."""
         parts = self.path / PARTS
         if self.path.exists() and not self.path.is_dir():
@@ -165,17 +153,43 @@ class RunWriter:
         self.path.mkdir(parents=True, exist_ok=True)
         names = [path.name for path in self.path.iterdir()]
         foreign = [n for n in names if n not in (PARTS, RUN_JSON) and not _is_temporary(n)]
-        ours = list(parts.glob(f"{self.rank:05d}-*.parquet")) if PARTS in names else []
-        if ours or (self.rank == 0 and RUN_JSON in names):
-            raise self._exists("holds another run")
         if foreign:
             raise self._exists(f"holds {min(foreign)!r}")
+        found = list_parts(self.path) if PARTS in names else []
+        if append and RUN_JSON in names:
+            self._continue(read_run_json(self.path), found)
+        elif any(p.rank == self.rank for p in found) or (self.rank == 0 and RUN_JSON in names):
+            raise self._exists("holds another run")
         parts.mkdir(exist_ok=True)
         if self.rank == 0:
             try:
-                _write(self.path / RUN_JSON, lambda path: path.write_bytes(content), new=True)
+                self._write_run_json(new=not (append and RUN_JSON in names))
             except FileExistsError:
                 raise self._exists("holds another run") from None
+
+    def _continue(self, run: dict[str, Any], parts: list[PartName]) -> None:
+        """Go on after what the rank has written; what is damaged stays as it is."""
+        check_settings(run["header"], self._run["header"], f"out = {str(self.path)!r}")
+        session = {key: run.get(key) for key in ("created", "closed", "hookstats", "coverage")}
+        self._run["earlier"] = [*run.get("earlier", []), session]
+        last: dict[int, int] = {}  # step by rank
+        for part in parts:
+            records = 0
+            with suppress(ValueError, FileNotFoundError):
+                footer = read_footer(self.path, part)
+                last[part.rank] = footer.records[-1][0]
+                if part.rank == self.rank:
+                    records = len(footer.records)
+                    self._written = records + (footer.written or self._written)
+                    self._rewinds = footer.rewinds
+                    self._before = last[part.rank]
+            if part.rank == self.rank:
+                size = (self.path / PARTS / str(part)).stat().st_size
+                self._parts[part.number] = _Written(part, records, size)
+                self._number = part.number + 1
+        # The same for all ranks, whichever of them lost a step more than others.
+        self.last_step = max(last.values(), default=None)
+        self._run["thinned"] = self._thinned()
 
     def _exists(self, what: str) -> FileExistsError:
         return FileExistsError(
@@ -201,35 +215,80 @@ class RunWriter:
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         batch = _encode(record)
-        if not self._records:
+        if self._part is None:
+            self._part = _Part()
             self._due = time.monotonic() + self._seconds
-        self._records.append((record.step, batch.num_rows))
-        self._batches.append(batch)
-        self._pending += batch.nbytes
+        if record.step <= self._before:
+            while self._rewinds and self._rewinds[-1][1] >= record.step:  # says less than this one
+                self._rewinds.pop()
+            self._rewinds.append((self._written + len(self._part.records), record.step))
+        self._before = record.step
+        self._part.add(record.step, batch)
         self.flush_if_due()
 
     def due_in(self) -> float | None:
         """Seconds until `flush_if_due` has something to write; None while nothing is pending."""
-        return max(0.0, self._due - time.monotonic()) if self._records else None
+        return max(0.0, self._due - time.monotonic()) if self._part is not None else None
 
     def flush_if_due(self) -> None:
         """Write the pending records as a part if they are old or many enough."""
-        if self._pending >= self._bytes or time.monotonic() >= self._due:
+        if self._part is not None and (
+            self._part.nbytes >= self._bytes or time.monotonic() >= self._due
+        ):
             self.flush()
 
     def flush(self) -> None:
         """Write the pending records, if any, as a part that is on the disk when this returns."""
-        if not self._records:
+        if self._part is not None:
+            self._seal(self._part)
+            self._part, self._due = None, math.inf
+        while self._sealed:
+            part, content = self._sealed[0]
+            # Its name must be free: else another process writes this run, too.
+            _write(self.path / PARTS / str(part.name), content, new=True)
+            self._parts[part.name.number] = part
+            del self._sealed[0]
+        if self._max_bytes is not None:
+            self._thin(self._max_bytes)
+
+    def _seal(self, part: _Part) -> None:
+        about = {
+            "format_version": FORMAT_VERSION,
+            "rank": self.rank,
+            "records": part.records,
+            "written": self._written,
+            "rewinds": self._rewinds,
+        }
+        content = part.finish({PART_KEY: json.dumps(about)})
+        name = PartName(self.rank, self._number, part.records[0][0])
+        self._sealed.append((_Written(name, len(part.records), content.size), content))
+        self._number += 1
+        self._written += len(part.records)
+
+    def _thin(self, max_bytes: int) -> None:
+        """Delete old parts until all others hold `max_bytes` at most."""
+        excess = sum(part.size for part in self._parts.values()) - max_bytes
+        if excess <= 0:
             return
-        pa = require_pyarrow()
-        about = {"format_version": FORMAT_VERSION, "rank": self.rank, "records": self._records}
-        table = pa.Table.from_batches(self._batches, schema=part_schema()).unify_dictionaries()
-        table = table.replace_schema_metadata({PART_KEY: json.dumps(about)})
-        name = f"{self.rank:05d}-{self._part:06d}-{self._records[0][0]:012d}.parquet"
-        _write(self.path / PARTS / name, lambda path: _write_table(table, path))
-        self._part += 1
-        self._batches, self._records = [], []
-        self._pending, self._due = 0, math.inf
+        older = sorted(self._parts)
+        recent = self._parts[older.pop()].size  # the newest part stays, whatever its size
+        while older and recent + self._parts[older[-1]].size <= max_bytes // 4:
+            recent += self._parts[older.pop()].size
+        # By how many powers of two divide their numbers: what is left is spread evenly.
+        older.sort(key=lambda number: (number & -number or math.inf, number))
+        for number in older:
+            if excess <= 0:
+                break
+            part = self._parts.pop(number)
+            excess -= part.size
+            (self.path / PARTS / str(part.name)).unlink(missing_ok=True)
+        self._run["thinned"] = self._thinned()
+        if self.rank == 0:
+            self._write_run_json()
+
+    def _thinned(self) -> int:
+        """How many records were deleted."""
+        return self._written - sum(part.records for part in self._parts.values())
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Write what is pending, and `coverage` (JSON-able) into run.json; again does nothing."""
@@ -238,13 +297,99 @@ class RunWriter:
         self.flush()
         if self.rank == 0:
             self._run.update(coverage=coverage, closed=_now())
-            content = _json("coverage", self._run)
-            _write(self.path / RUN_JSON, lambda path: path.write_bytes(content))
+            self._write_run_json()
         self._open = False
+
+    def _write_run_json(self, *, new: bool = False) -> None:
+        _write(self.path / RUN_JSON, _json("coverage", self._run), new=new)
+
+
+class _Written(NamedTuple):
+    """A part that is complete."""
+
+    name: PartName
+    records: int
+    size: int
+    """In bytes."""
+
+
+class _Part:
+    """A part to come: a Parquet file in memory, so that the disk sees it whole or not at all."""
+
+    def __init__(self) -> None:
+        pa = require_pyarrow()
+        schema = part_schema()
+        self.records: list[tuple[int, int]] = []
+        """Step and rows of each."""
+        self._batches: list[Any] = []  # of the row group to come
+        self._waiting = 0  # bytes in _batches
+        self._buffer = pa.BufferOutputStream()
+        lists = [field for field in schema if pa.types.is_list(field.type)]
+        self._writer = pa.parquet.ParquetWriter(
+            self._buffer,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)],
+            # No dictionaries for numbers, and the bytes of floats apart: half the time, less on
+            # the disk.
+            column_encoding={
+                f"{field.name}.list.element": "BYTE_STREAM_SPLIT"
+                if field.type.value_type == pa.float64()
+                else "DELTA_BINARY_PACKED"
+                for field in lists
+            },
+            write_batch_size=1 << 16,
+            data_page_version="2.0",
+            write_statistics=["step", "rank"],
+            write_page_checksum=True,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds in memory."""
+        return int(self._buffer.tell()) + self._waiting
+
+    def add(self, step: int, batch: Any) -> None:
+        """Take the rows of a record."""
+        self.records.append((step, batch.num_rows))
+        self._batches.append(batch)
+        self._waiting += batch.nbytes
+        if self._waiting >= _GROUP_BYTES:
+            self._end_group()
+
+    def finish(self, metadata: Mapping[bytes, str]) -> Any:
+        """The content of the file, a pyarrow.Buffer."""
+        self._end_group()
+        self._writer.add_key_value_metadata(metadata)
+        self._writer.close()
+        return self._buffer.getvalue()
+
+    def _end_group(self) -> None:
+        table = require_pyarrow().Table.from_batches(self._batches, schema=part_schema())
+        if table.num_rows:
+            self._writer.write_table(table.unify_dictionaries(), row_group_size=table.num_rows)
+        self._batches, self._waiting = [], 0
+
+
+def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:
+    """Raise a ValueError that names the first setting of two headers that is not equal.
+
+    `what` has `theirs`. The version of torch and how often a step is recorded may differ.
+    """
+    theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
+    for key in [*ours, *(key for key in theirs if key not in ours)]:
+        a, b = theirs.get(key), ours.get(key)
+        if a == b or key in _MAY_DIFFER:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):  # a module or parameter in many
+            name = next(name for name in [*b, *a] if a.get(name) != b.get(name))
+            key, a, b = f"{key}[{name!r}]", a.get(name), b.get(name)
+        raise ValueError(f"{what}: has {key} = {a!r}, expected {b!r}, as it is now")
 
 
 def _encode(record: StepRecord) -> Any:
-    """The record's rows as a record batch of `part_schema`; copies columns, loops over none."""
+    """The record's rows as a record batch of `part_schema`; loops over no channels."""
     pa = require_pyarrow()
     schema = part_schema()
     rows = len(record)
@@ -260,20 +405,9 @@ def _encode(record: StepRecord) -> Any:
             type = schema.field(name).type
             columns[name] = pa.ListArray.from_arrays(starts, pa.array(array), type=type)
 
-    tallies = np.ascontiguousarray(record.tallies.T)
-    moments = np.ascontiguousarray(record.moments.T)
-    count = tallies[COUNT]
-    var = np.full(len(count), np.nan)
-    np.divide(moments[M2], count, out=var, where=count > 0)
-    lists(
-        record.offsets,
-        **dict(zip(TALLIES, tallies, strict=True)),
-        mean=np.where(count > 0, moments[MEAN], np.nan),
-        var=var,
-        min=moments[MIN],
-        max=moments[MAX],
-        l1=moments[L1],
-    )
+    lists(record.offsets, **to_columns(record.moments, record.tallies))
+    tensors = to_columns(*per_site(record.moments, record.tallies, record.offsets))
+    columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
     hist, channel_hist = record.hist, record.channel_hist
     lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)
     if record.channel_bins is not None:
@@ -322,41 +456,17 @@ def _site_slots(record: StepRecord, slots: int) -> Any:
     return (np.repeat(channel, np.diff(hist.offsets)) * slots + hist.slots).astype(np.int32)
 
 
-def _write_table(table: Any, path: Path) -> None:
-    pa = require_pyarrow()
-    # No dictionaries for numbers, and the bytes of floats apart: half the time, less on the disk.
-    encodings = {
-        f"{field.name}.list.element": "BYTE_STREAM_SPLIT"
-        if field.type.value_type == pa.float64()
-        else "DELTA_BINARY_PACKED"
-        for field in table.schema
-        if pa.types.is_list(field.type)
-    }
-    with pa.OSFile(str(path), "wb") as file:
-        pa.parquet.write_table(
-            table,
-            file,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[f.name for f in table.schema if pa.types.is_dictionary(f.type)],
-            column_encoding=encodings,
-            row_group_size=max(1, table.num_rows),
-            write_batch_size=1 << 16,
-            data_page_version="2.0",
-            write_statistics=["step", "rank"],
-            write_page_checksum=True,
-        )
-
-
-def _write(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
-    """Let `write` fill a temporary file, put it on the disk, then give it its name at once.
+def _write(path: Path, content: Any, *, new: bool = False) -> None:
+    """Put `content`, bytes or a buffer, on the disk under a temporary name, then rename it.
 
     With `new`, FileExistsError if the name is taken, also by a process that asks just now.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
     try:
-        write(temporary)
-        _sync(temporary)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         if new:
             _link(temporary, path)
         else:
@@ -366,7 +476,7 @@ def _write(path: Path, write: Callable[[Path], object], *, new: bool = False) ->
             temporary.unlink()
         raise
     if os.name == "posix":  # elsewhere a directory cannot be opened
-        _sync(path.parent, os.O_RDONLY)
+        _sync_directory(path.parent)
 
 
 def _link(temporary: Path, path: Path) -> None:
@@ -383,8 +493,8 @@ def _link(temporary: Path, path: Path) -> None:
         temporary.unlink()
 
 
-def _sync(path: Path, flags: int = os.O_RDWR) -> None:
-    descriptor = os.open(path, flags)
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,12 +1,14 @@
-"""summarise(): what a step's record says of each site, one small tuple a site."""
+"""summarise(): what a step's record says of each site, one small tuple a site; their sorts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hookstats.groups import over_site, per_site
 from hookstats.records import StepRecord
 from hookstats.state import COUNT, M2, MAX, MEAN, MIN, NAN, NEGINF, POSINF, ZERO
 
@@ -34,45 +36,52 @@ class SiteSummary(NamedTuple):
     nonfinite: int
     dead: int
 
+    @property
+    def rms(self) -> float:
+        """Square root of the mean of squares of the finite values; NaN without any."""
+        return math.hypot(self.mean, self.std)
+
 
 def summarise(record: StepRecord) -> list[SiteSummary]:
     """One SiteSummary a site, in the record's order; vectorised over all channels."""
-    channels = np.diff(record.offsets)
-    some = channels > 0
-    starts = record.offsets[:-1][some]
-
-    def over_site(ufunc: np.ufunc, values: NDArray[Any], empty: float) -> NDArray[Any]:
-        """`ufunc` over each site's channels, `empty` where it has none."""
-        out = np.full((len(record), *values.shape[1:]), empty, values.dtype)
-        out[some] = ufunc.reduceat(values, starts)
-        return out
-
-    moments, tallies = record.moments, record.tallies
-    count = tallies[:, COUNT]
-    total = over_site(np.add, tallies, 0)
-    dead = over_site(np.add, ((count > 0) & (tallies[:, ZERO] == count)).astype(np.int64), 0)
-    # Chan's merge of all channels at once, around the largest of their means: where all are equal
-    # the result is that mean to the last bit.
-    with np.errstate(invalid="ignore", over="ignore"):  # no values: 0 / 0; infinite moments
-        shift = over_site(np.maximum, np.where(count > 0, moments[:, MEAN], -np.inf), -np.inf)
-        away = np.where(count > 0, moments[:, MEAN] - np.repeat(shift, channels), 0.0)
-        offset = over_site(np.add, count * away, 0.0) / total[:, COUNT]
-        between = count * np.square(away - np.repeat(offset, channels))
-        m2 = over_site(np.add, moments[:, M2] + np.where(count > 0, between, 0.0), 0.0)
-        std = np.sqrt(m2 / total[:, COUNT])
+    moments, tallies = per_site(record.moments, record.tallies, record.offsets)
+    count = record.tallies[:, COUNT]
+    dead = ((count > 0) & (record.tallies[:, ZERO] == count)).astype(np.int64)
+    finite = tallies[:, COUNT]
+    with np.errstate(invalid="ignore", divide="ignore"):  # no values: 0 / 0
+        mean = np.where(finite > 0, moments[:, MEAN], np.nan)
+        std = np.sqrt(moments[:, M2] / finite)
     return [
         SiteSummary(site.name, site.kind, site.shape, *numbers)
         for site, *numbers in zip(
             record.sites,
-            channels.tolist(),
+            np.diff(record.offsets).tolist(),
             record.observed.tolist(),
-            total[:, COUNT].tolist(),
-            (shift + offset).tolist(),
+            finite.tolist(),
+            mean.tolist(),
             std.tolist(),
-            over_site(np.minimum, moments[:, MIN], np.inf).tolist(),
-            over_site(np.maximum, moments[:, MAX], -np.inf).tolist(),
-            total[:, [NAN, POSINF, NEGINF]].sum(1).tolist(),
-            dead.tolist(),
+            moments[:, MIN].tolist(),
+            moments[:, MAX].tolist(),
+            tallies[:, [NAN, POSINF, NEGINF]].sum(1).tolist(),
+            over_site(np.add, dead, record.offsets, 0).tolist(),
             strict=True,
         )
     ]
+
+
+SORTS: dict[str, Callable[[SiteSummary], Any]] = {
+    "name": lambda site: site.name,
+    "mean": lambda site: _descending(abs(site.mean)),
+    "std": lambda site: _descending(site.std),
+    "rms": lambda site: _descending(site.rms),
+    "min": lambda site: site.min,
+    "max": lambda site: -site.max,
+    "nonfinite": lambda site: -site.nonfinite,
+    "dead": lambda site: _descending(site.dead / site.channels if site.channels else 0.0),
+}
+"""Ways to sort: sort keys by name. All but "name" and "min" put the greatest first, "mean" by its
+magnitude, "dead" by the share of the channels; what has no value comes last."""
+
+
+def _descending(value: float) -> float:
+    return math.inf if math.isnan(value) else -value

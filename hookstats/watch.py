@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import sys
@@ -18,17 +19,18 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.accumulators import Arena
-from hookstats.bins import LinearBins, LogBins
+from hookstats.bins import Bins, LinearBins, LogBins
 from hookstats.channels import ChannelDim, channel_rule, check_channel_dim
 from hookstats.coverage import Coverage
 from hookstats.flush import Flusher, Sink, current_rank
 from hookstats.hooks import InputHook, OutputHook, fastest
 from hookstats.parameters import Parameters, StepHook
 from hookstats.records import StepRecord
+from hookstats.rules import Alert, Monitor, Rule, RuleError
 from hookstats.selection import Selection, Selector
 from hookstats.sharding import parameter_rule
 from hookstats.sites import Site, Sites
-from hookstats.store import RunWriter
+from hookstats.store import RunWriter, check_settings
 from hookstats.traced import reset_compiled, tidy
 
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
@@ -54,11 +56,16 @@ class Watch:
         every: int,
         arena: Arena,
         flusher: Flusher,
+        monitor: Monitor,
+        settings: Mapping[str, Any],
+        first_step: int,
     ) -> None:
         self._every = every
         self._arena = arena
         self._flusher = flusher
-        self._step = 0
+        self._monitor = monitor
+        self._settings = settings
+        self._step = first_step
         self._paused = False
         self._recorded = False  # at any time in the open step
         self._closed = False
@@ -136,6 +143,12 @@ class Watch:
             )
         return self._flusher.latest
 
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """The alerts of all rules so far; waits until the last closed step is recorded."""
+        self._flusher.drain(disk=False)
+        return tuple(self._monitor.alerts)
+
     def coverage(self) -> Coverage:
         """What was observed, skipped and missed so far, site by site."""
         with self._arena.lock:
@@ -145,7 +158,7 @@ class Watch:
             steps=self._step,
             discarded=self._discarded,
             stalls=self._arena.stalls,
-            failures=dict(self._flusher.failures),
+            failures=self._flusher.failures | self._monitor.failures,
         )
 
     def pause(self) -> None:
@@ -161,10 +174,35 @@ class Watch:
         self._paused = False
         self._schedule()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the step to come, and the settings: for a checkpoint of the training."""
+        return {"step": self._step, "settings": copy.deepcopy(dict(self._settings))}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Number the next step as `state_dict` says, after a restart or a return to a checkpoint.
+
+        What a run directory holds of that step and later ones is void as soon as it is recorded.
+
+        Raises:
+            ValueError: the state is of a watch with other settings, or no state of a watch.
+        """
+        self._check_open()
+        step, settings = state_dict.get("step"), state_dict.get("settings")
+        if not isinstance(step, int) or step < 0 or not isinstance(settings, Mapping):
+            raise ValueError(
+                f"state_dict = {state_dict!r}: expected what state_dict() of a watch gives"
+            )
+        check_settings(settings, self._settings, "state_dict")
+        self._step = step
+        self._schedule()
+
     def close(self) -> None:
         """Remove every hook, record what is closed, end the run directory; again does nothing.
 
         A step that is still open is no whole step: it is discarded, and counted in the coverage.
+
+        Raises:
+            RuleError: a rule whose action is "raise" has an alert that was not raised yet.
         """
         self._closed = True
         self._schedule()
@@ -172,6 +210,7 @@ class Watch:
             self._handles.pop().remove()
         self._discarded = self._arena.pending()
         self._flusher.close(self.coverage().to_dict())
+        self._monitor.raise_pending()
 
     def __enter__(self) -> Watch:
         self._check_open()
@@ -183,7 +222,11 @@ class Watch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except RuleError:
+            if exc is None:  # else that is the training's own error, and comes first
+                raise
 
     def _stepped_by(self, optimizer: int) -> None:
         """An optimizer steps; the last of them closes the step."""
@@ -203,6 +246,7 @@ class Watch:
         self._schedule()
         if self._recorded and not recorded:
             self._arena.discard_late()
+        self._monitor.raise_pending()
 
     def _schedule(self) -> None:
         tidy()
@@ -226,7 +270,10 @@ def watch(
     channel_dim: ChannelDim = "auto",
     every: int = 1,
     out: str | os.PathLike[str] | None = None,
+    append: bool = False,
+    max_bytes: int | None = None,
     sinks: Sequence[Sink] = (),
+    rules: str | Sequence[Rule] = (),
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while it trains.
 
@@ -255,7 +302,14 @@ def watch(
             types to these. Parameters have theirs in dimension 0.
         every: steps 0, every, 2 * every, ... are recorded.
         out: a new or empty directory for the run, to be read by `open_run`; None for none.
-        sinks: callables that get each StepRecord, on another thread.
+        append: whether `out` may hold a run of the same model and settings, which is continued:
+            steps are numbered on from the last it has, or from what `Watch.load_state_dict` says.
+        max_bytes: what `out` may hold, of each rank; old steps are thinned to keep to it. The
+            newest quarter is kept whole; of what is older every second part is deleted, then every
+            second that is left, and so on. `Run.thinned_of` counts what was deleted.
+        sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
+        rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`: what is checked
+            in each recorded step, on the same thread, and warned of once it goes wrong.
 
     A module that is called several times in a step has its calls merged. Calls while a backward
     runs, which recompute a checkpoint's activations, are skipped, and counted as `coverage` counts
@@ -263,7 +317,7 @@ def watch(
 
     Raises:
         ValueError: a bad argument, a selection that matches nothing, a compiled model.
-        OSError: `out` cannot be written, or holds another run.
+        OSError: `out` cannot be written, or holds another run and `append` is false.
         ImportError: `out` is given and pyarrow is not installed.
     """
     if not isinstance(model, nn.Module):
@@ -279,17 +333,21 @@ def watch(
         raise ValueError(f"every = {every!r}: expected an integer, 1 or more")
     if not (isinstance(sinks, Sequence) and all(map(callable, sinks))):
         raise ValueError(f"sinks = {sinks!r}: expected a sequence of callables")
+    monitor = Monitor(rules)
     selection = _select(model, kinds, include, exclude)
     _warn_of_scripted(selection.modules, kinds)
     if not set(kinds).isdisjoint(MODULE_KINDS):
         _reset_compiled(selection)
-    writer = None
+    settings = _settings(model, selection, kinds, bins, channel_bins, channel_dim, every)
+    writer, step = None, 0
     if out is not None:
-        header = _header(model, selection, kinds, channel_dim, every)
-        header.update(bins=bins, channel_bins=channel_bins)
-        writer = RunWriter(out, header, rank=current_rank())
+        writer = RunWriter(out, settings, rank=current_rank(), append=append, max_bytes=max_bytes)
+        step = 0 if writer.last_step is None else writer.last_step + 1
     arena = Arena(bins, channel_bins)
-    return Watch(selection, optimizers, kinds, channel_dim, every, arena, Flusher(writer, sinks))
+    flusher = Flusher(writer, (*sinks, monitor) if rules else sinks)
+    return Watch(
+        selection, optimizers, kinds, channel_dim, every, arena, flusher, monitor, settings, step
+    )
 
 
 def _check_not_compiled(model: nn.Module) -> None:
@@ -368,14 +426,16 @@ def _select(
     return selection
 
 
-def _header(
+def _settings(
     model: nn.Module,
     selection: Selection,
     kinds: Collection[str],
+    bins: Bins | None,
+    channel_bins: Bins | None,
     channel_dim: ChannelDim,
     every: int,
 ) -> dict[str, Any]:
-    """What a run directory says of the run, besides the bins."""
+    """What is recorded of which model, JSON-able: the header of the run directory."""
     if isinstance(channel_dim, Mapping):
         channel_dims: Any = {cls.__qualname__: dim for cls, dim in channel_dim.items()}
     else:
@@ -388,6 +448,8 @@ def _header(
             for name, parameter in selection.parameters.items()
         },
         "kinds": list(kinds),
+        "bins": bins and bins.to_dict(),
+        "channel_bins": channel_bins and channel_bins.to_dict(),
         "channel_dim": channel_dims,
         "every": every,
         "torch": torch.__version__,

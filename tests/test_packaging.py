@@ -150,6 +150,16 @@ def test_the_sdist_holds_what_a_build_needs(project: Path, isolated: dict[str, s
     assert not [name for name in held if name.endswith(".so")]
 
 
+def test_a_wheel_holds_what_the_report_is_made_of(project: Path, tmp_path: Path) -> None:
+    built = tmp_path / "built"
+    command = (sys.executable, "setup.py", "-q", "build_py", "--build-lib", built)
+    run(*command, cwd=project).check_returncode()
+    assets = Path("hookstats", "report", "assets")
+    held = {file.name for file in (built / assets).iterdir()}
+    assert {"page.html", "page.css", "main.js"} <= held
+    assert held == {file.name for file in (ROOT / assets).iterdir()}
+
+
 @pytest.mark.slow
 def test_pip_installs_with_no_torch_and_against_an_installed_one(
     project: Path, tmp_path: Path

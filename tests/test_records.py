@@ -33,6 +33,9 @@ def test_sparse_counts_hold_what_the_dense_held(dense: np.ndarray, data: st.Data
     assert (sparse.counts > 0).all()
     span = data.draw(st.slices(rows).filter(lambda s: s.step in (None, 1)))
     np.testing.assert_array_equal(sparse.dense(span, width), dense[span], strict=True)
+    for part in (sparse[span], sparse[span][:]):
+        np.testing.assert_array_equal(part.dense(slice(None), width), dense[span], strict=True)
+        assert part.offsets[0] == 0
     for row in range(-rows, rows):
         np.testing.assert_array_equal(sparse.dense(row, width), dense[row], strict=True)
 
@@ -44,6 +47,8 @@ def test_sparse_counts_refuse_what_they_cannot_say() -> None:
         sparse.dense(3, 4)
     with pytest.raises(ValueError, match=r"row: slice\(None, None, 2\), expected .* step 1"):
         sparse.dense(slice(None, None, 2), 4)
+    with pytest.raises(ValueError, match=r"rows: slice\(None, None, 2\), expected .* step 1"):
+        sparse[::2]
     with pytest.raises(ValueError, match=r"dense: shape \(3,\), expected two dimensions"):
         SparseCounts.from_dense(np.zeros(3, np.int64))
 

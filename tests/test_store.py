@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from threading import Barrier
 
@@ -23,8 +25,10 @@ import torch
 from samples import BINS, CHANNEL_BINS, assert_same, sample, tensors
 
 from hookstats.bins import LinearBins
+from hookstats.format import FORMAT_VERSION
+from hookstats.records import StepRecord
 from hookstats.run import open_run
-from hookstats.store import FORMAT_VERSION, RunWriter
+from hookstats.store import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS, "model": "Réseau"}
 
@@ -252,40 +256,65 @@ def test_a_full_disk_leaves_nothing_behind_and_loses_nothing(tmp_path: Path) -> 
 
 
 KILLED = """
-    import os, random, signal, sys, time
+    import os, random, shutil, signal, sys, time
     from pathlib import Path
-    from samples import sample
-    from test_store import HEADER
+    from test_store import HEADER, MAX_BYTES, RUNS, SESSIONS, record
     from hookstats.store import RunWriter
 
-    # The children are forks: only this process imports, so that many can be killed in little time.
-    records = [sample(step) for step in range(40)]
-    for trial in range(10):
-        out = Path(sys.argv[1], str(trial))
+    # The children are forks: what is slow the first time is done here, so that many can be killed
+    # in little time.
+    for step in range(8):
+        RunWriter(Path(sys.argv[1], "first"), HEADER, append=True).write(record(step))
+    for trial in range(RUNS * SESSIONS):
+        run = trial % RUNS
+        out, parts = Path(sys.argv[1], f"run{run}"), Path(sys.argv[1], f"run{run}", "parts")
+        before = max(parts.glob("0*"), default=Path())
         child = os.fork()
         if child == 0:
-            writer = RunWriter(out, HEADER, seconds_per_part=0)
-            for record in records:
-                writer.write(record)
-            signal.pause()
-        # A moment after the part of that number, however slow the machine is.
-        while len(list(out.glob("parts/[!.]*"))) < 1 + trial:
+            limit = MAX_BYTES if run % 2 else None
+            writer = RunWriter(out, HEADER, seconds_per_part=0, append=True, max_bytes=limit)
+            step = 0 if writer.last_step is None else writer.last_step + 1
+            while True:
+                writer.write(record(step))
+                step += 1
+        # A moment after its first parts, however slow the machine is.
+        while max(parts.glob("0*"), default=Path()) <= before:
             time.sleep(0.001)
-        time.sleep(random.Random(trial).uniform(0.0, 0.02))
+        time.sleep(random.Random(trial).uniform(0.0, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        shutil.copytree(out, Path(sys.argv[1], f"trial{trial}"), copy_function=os.link)
 """
+RUNS, SESSIONS = 10, 5
+MAX_BYTES = 60_000  # of every second run
 
 
-def test_killed_at_any_moment_every_part_reads_back_whole(tmp_path: Path) -> None:
+@cache
+def contents(i: int) -> StepRecord:
+    return sample(i)
+
+
+def record(step: int) -> StepRecord:
+    """One of a few, as they take their time to be made."""
+    return replace(contents(step % 8), step=step)
+
+
+def test_killed_at_any_of_50_moments_every_part_reads_back_whole(tmp_path: Path) -> None:
     script = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent)])
-    subprocess.run(script, check=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
-    runs = [open_run(tmp_path / str(trial)) for trial in range(10)]
-    assert all(len(run) > trial for trial, run in enumerate(runs))
-    for run in runs:
-        assert run.steps == list(range(len(run)))
+    subprocess.run(script, check=True, timeout=120, env={**os.environ, "PYTHONPATH": path})
+    thinned = 0
+    for trial in range(RUNS * SESSIONS):
+        run = open_run(tmp_path / f"trial{trial}")
+        last = run.steps[-1]
+        assert run.thinned_of() == last + 1 - len(run)
+        if trial % RUNS % 2:
+            thinned += run.thinned_of()
+        else:
+            assert run.steps == list(range(last + 1))
+        assert last >= trial // RUNS
         assert run.coverage is None
-        for step in run:
-            assert_same(run[step], sample(step))
+        for step in run.steps[-20:]:  # those before were there when it was killed before
+            assert_same(run[step], record(step))
+    assert thinned > 0

@@ -17,7 +17,7 @@ from samples import record_of, sample, tensors
 from torch import Tensor
 
 from hookstats.records import StepRecord
-from hookstats.summary import summarise
+from hookstats.summary import SORTS, SiteSummary, summarise
 from hookstats.table import render
 
 YELLOW, RED = "\x1b[33m", "\x1b[1;31m"
@@ -35,6 +35,13 @@ def shown(record: StepRecord, width: int = 80, terminal: bool = False) -> list[s
     render(record, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
+
+
+def table_rows(record: StepRecord, sites: list[SiteSummary]) -> list[str]:
+    console = Console(file=io.StringIO())
+    render(record, console, sites)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()[3:]
 
 
 def plain(line: str) -> str:
@@ -100,9 +107,9 @@ def test_a_table_row_says_what_the_summary_says() -> None:
     x = torch.tensor([[-1.0, 0.0, math.nan], [3.0, 0.0, 12345.678]])
     lines = shown(record_of({("conv", "grad_output"): (x, 1)}, step=7, rank=2))
     assert lines[0].strip() == "step 7, rank 2"
-    assert words(lines[1]) == "non- dead"
-    assert words(lines[2]) == "layer kind shape mean std min max finite channels"
-    assert words(lines[3]) == "conv grad_output 2x3 2470 4938 -1.000 1.235e4 1 1/3"
+    assert words(lines[1]) == "non-"
+    assert words(lines[2]) == "layer kind shape mean std min max finite dead"
+    assert words(lines[3]) == "conv grad_output 2x3 2470 4938 -1.00 12346 1 1/3"
 
 
 def test_sites_without_a_name_a_shape_or_values_are_said_to_be_so() -> None:
@@ -110,25 +117,50 @@ def test_sites_without_a_name_a_shape_or_values_are_said_to_be_so() -> None:
     assert rows[0].startswith("(root) output ")
     assert rows[2].endswith(" - - - - 6 0/2")
     assert rows[4] == "no.channels input 2x0 - - - - 0 0/0"
-    assert rows[6] == "scalar output scalar 0.2500 0 0.2500 0.2500 0 0/1"
+    assert rows[6] == "scalar output scalar 0.250 0 0.250 0.250 0 0/1"
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (0.0, "0"),
-        (1.0, "1.000"),
-        (-0.0123, "-0.01230"),
-        (1234.5, "1234"),
-        (9999.9, "1.000e4"),
-        (-1.23456e-7, "-1.235e-7"),
-        (3.4e38, "3.400e38"),
+        (-0.0, "0"),
+        (1.0, "1.00"),
+        (-0.0123, "-0.0123"),
+        (0.00123, "1.23e-3"),
+        (0.00999, "9.99e-3"),
+        (0.009999, "0.0100"),
+        (123.4, "123"),
+        (999.6, "1000"),
+        (-12345.4, "-12345"),
+        (99999.9, "1.00e5"),
+        (-1.23456e-7, "-1.23e-7"),
+        (3.4e38, "3.40e38"),
     ],
 )
-def test_numbers_have_four_digits(value: float, text: str) -> None:
+def test_numbers_have_three_digits(value: float, text: str) -> None:
     x = torch.tensor([value], dtype=torch.float64)
     (line,) = shown(record_of({("a", "output"): (x, None)}))[3:]
     assert line.split()[3:] == [text, "0", text, text, "0", f"{int(value == 0)}/1"]
+
+
+@pytest.mark.parametrize("sort", [name for name in SORTS if name not in ("name", "min")])
+def test_the_greatest_come_first_and_what_has_no_value_last(sort: str) -> None:
+    sites = summarise(sample())
+    value = {
+        "mean": lambda site: abs(site.mean),
+        "dead": lambda site: site.dead / max(site.channels, 1),
+    }.get(sort, lambda site: getattr(site, sort))
+    values = [value(site) for site in sorted(sites, key=SORTS[sort])]
+    known = [value for value in values if not math.isnan(value)]
+    assert known == sorted(known, reverse=True)
+    assert all(map(math.isnan, values[len(known) :]))
+
+
+def test_names_and_minima_ascend() -> None:
+    sites = summarise(sample())
+    assert [s.name for s in sorted(sites, key=SORTS["name"])] == sorted(s.name for s in sites)
+    assert [s.min for s in sorted(sites, key=SORTS["min"])] == sorted(s.min for s in sites)
 
 
 LONG = "encoder.layers.11.self_attention.a_very_long_name_indeed.out_proj[3]"
@@ -143,12 +175,24 @@ def crowded() -> StepRecord:
 def test_a_terminal_is_not_overrun_and_nothing_is_cut(width: int) -> None:
     lines = [plain(line) for line in shown(crowded(), width, terminal=True)]
     assert max(map(len, lines)) <= width
+    assert "shape" not in lines[2]
     layer_end = lines[2].index("kind")
-    kind_end = lines[2].index("shape")
     assert "".join(line[:layer_end].strip() for line in lines[3:]) == LONG + ":smile:"
-    kinds = "".join(line[layer_end:kind_end].strip() for line in lines[3:])
-    assert kinds == "grad_output[1].logitsoutput"
+    kinds = [line[layer_end:].split()[0] for line in lines[3:] if line[layer_end:].strip()]
+    assert "".join(kinds) == "grad_output[1].logitsoutput"
     assert "…" not in "".join(lines)
+
+
+def test_a_wide_terminal_has_the_shapes_too() -> None:
+    assert "shape" in shown(sample(), width=120, terminal=True)[2]
+    assert "shape" in shown(crowded(), width=160, terminal=True)[2]
+
+
+def test_the_chosen_sites_are_printed_in_their_order() -> None:
+    sites = summarise(sample())
+    rows = table_rows(sample(), [sites[5], sites[0]])
+    assert [row.split()[0] for row in rows] == ["whole", "(root)"]
+    assert table_rows(sample(), []) == []
 
 
 def test_in_a_pipe_every_site_has_one_plain_line() -> None:
@@ -172,7 +216,7 @@ def test_trouble_is_coloured() -> None:
     assert YELLOW not in line_of(one_dead)
     two_dead = one_dead.clone()
     two_dead[:, 1] = 0
-    assert f"{YELLOW}     2/8" in line_of(two_dead)
+    assert f"{YELLOW} 2/8" in line_of(two_dead)
     infinite = healthy.clone()
     infinite[0, 3] = math.inf
     assert f"{RED}     1" in line_of(infinite)
@@ -189,7 +233,7 @@ def test_printing_goes_to_stdout(capsys) -> None:
 
 def test_without_rich_it_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(ImportError, match=r"pip install 'hookstats\[demo\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'hookstats\[cli\]'"):
         render(sample())
 
 

@@ -1,0 +1,41 @@
+"""What the rules found, one line an alert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hookstats.cli.output import count
+from hookstats.table import require_rich
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from hookstats.rules import Alert
+
+STYLES = {"error": "bold red", "warning": "yellow"}
+
+
+def print_alerts(console: Console, alerts: Sequence[Alert], limit: int) -> None:
+    """Print how many alerts there are, and the last `limit` of them."""
+    console.print()
+    for line in alert_lines(console, alerts, limit):
+        console.print(line, soft_wrap=not console.is_terminal)
+
+
+def alert_lines(console: Console, alerts: Sequence[Alert], limit: int) -> Iterator[RenderableType]:
+    """What `print_alerts` prints: coloured by severity, in a terminal with marks beside."""
+    if not alerts:
+        yield "no alerts"
+        return
+    last = f", the last {limit}" if limit < len(alerts) else ""
+    yield f"{count(len(alerts), 'alert')}{last}:"
+    rich = require_rich()
+    for alert in alerts[-limit:]:
+        message = rich.text.Text(alert.message, STYLES[alert.severity])
+        if not console.is_terminal:
+            yield message
+            continue
+        marked = rich.table.Table.grid(padding=(0, 1))
+        marked.add_row("-", message)
+        yield marked

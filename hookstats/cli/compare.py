@@ -1,0 +1,230 @@
+"""compare: find where two runs part, by step and layer, and what differs most.
+
+Integers (counts, histograms) are compared exactly, moments to the last bit or to --rtol. Distances
+are relative: of a moment to its magnitude, of a mean to the rms, of counts to the number of values.
+Of "hist", A and B are how many values lie in bins where the other run has fewer.
+Exit code, as of diff: 0 the runs are equal, 1 they differ, 2 an error.
+
+examples:
+  hookstats compare runs/a runs/b
+  hookstats compare runs/a runs/b --layer 'encoder.*' --kind output
+  hookstats compare runs/a runs/b --rtol 1e-5     another processor, which adds in another order
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hookstats.cli.inputs import add_run, add_selection, check_chosen, choose, natural, open_path
+from hookstats.cli.output import count, stdout
+from hookstats.difference import STATISTICS, Comparison, Difference, compare
+from hookstats.records import Key
+from hookstats.run import Run
+from hookstats.table import grid, print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LIMIT = 20
+
+
+@dataclass
+class SiteDifferences:
+    """What is kept of one site over the steps."""
+
+    first: int
+    """The first step in which it differs."""
+    steps: int
+    """In how many it does."""
+    step: int
+    """Where it differs most."""
+    worst: Difference
+
+
+class Differences:
+    """How two runs differ; steps are added one by one, ascending."""
+
+    def __init__(self) -> None:
+        self.seen: dict[Key, None] = {}
+        self.compared: set[Key] = set()
+        self.steps = 0
+        self.differing = 0
+        self.first: tuple[int, int, list[Difference]] | None = None
+        """Step and rank in which they part, and what differs at the first site of it."""
+        self.sites: dict[Key, SiteDifferences] = {}
+        self.only: list[tuple[str, int, list[int]]] = []
+        """Which run has steps, of a rank, that the other has not."""
+
+    def __bool__(self) -> bool:
+        return bool(self.differing or self.only)
+
+    def add(self, step: int, rank: int, comparison: Comparison, sites: list[int]) -> None:
+        """Take in the chosen sites of a step."""
+        self.seen.update(dict.fromkeys(comparison.keys))
+        self.compared.update(comparison.keys[site] for site in sites)
+        self.steps += 1
+        differing = [site for site in sites if comparison.relative[site].any()]
+        self.differing += bool(differing)
+        for site in differing:
+            if self.first is None:
+                self.first = step, rank, comparison.of(site)
+            statistic = int(comparison.relative[site].argmax())
+            relative = comparison.relative[site, statistic]
+            known = self.sites.get(comparison.keys[site])
+            if known is None:
+                worst = comparison.at(site, statistic)
+                self.sites[comparison.keys[site]] = SiteDifferences(step, 1, step, worst)
+                continue
+            known.steps += 1
+            if relative > known.worst.relative:
+                known.step, known.worst = step, comparison.at(site, statistic)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, "a")
+    add_run(parser, "b")
+    parser.add_argument(
+        "--rtol",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="how far moments may be apart, relative (default: 0)",
+    )
+    add_selection(parser)
+    parser.add_argument(
+        "--rank", type=natural, metavar="N", help="only this process of several (default: all)"
+    )
+    parser.add_argument(
+        "--common", action="store_true", help="leave out steps and sites that only one run has"
+    )
+    parser.add_argument(
+        "--limit",
+        type=natural,
+        default=LIMIT,
+        metavar="N",
+        help=f"list at most N sites (default: {LIMIT})",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    # Strictly: of a part that cannot be read no one knows whether it is equal.
+    a, b = open_path(options.a, strict=True), open_path(options.b, strict=True)
+    console = stdout()
+    for name in ("bins", "channel_bins"):
+        one, other = getattr(a, name), getattr(b, name)
+        if one != other:
+            console.print(f"{name}: {one} and {other}, histograms not compared", soft_wrap=True)
+    found = _compare_runs(a, b, options)
+    _print(console, found, options)
+    return int(bool(found))
+
+
+def _compare_runs(a: Run, b: Run, options: argparse.Namespace) -> Differences:
+    found = Differences()
+    both: list[tuple[int, int]] = []
+    ranks = sorted({*a.ranks, *b.ranks})
+    if options.rank is not None and options.rank not in ranks:
+        raise ValueError(f"--rank {options.rank}: the ranks are {', '.join(map(str, ranks))}")
+    for rank in ranks if options.rank is None else [options.rank]:
+        of_a, of_b = set(a.steps_of(rank)), set(b.steps_of(rank))
+        both += [(step, rank) for step in of_a & of_b]
+        if not options.common:
+            only = ((options.a, of_a - of_b), (options.b, of_b - of_a))
+            found.only += [(str(path), rank, sorted(steps)) for path, steps in only if steps]
+    for step, rank in sorted(both):
+        comparison = compare(a.record(step, rank), b.record(step, rank), options.rtol)
+        chosen = set(choose(comparison.keys, options.layer, options.kind))
+        one_sided = np.isinf(comparison.relative[:, STATISTICS.index("site")])
+        sites = [
+            site
+            for site, key in enumerate(comparison.keys)
+            if key in chosen and not (options.common and one_sided[site])
+        ]
+        found.add(step, rank, comparison, sites)
+    if found.steps:
+        check_chosen(list(found.seen), options.layer, options.kind)
+    return found
+
+
+def _print(console: Console, found: Differences, options: argparse.Namespace) -> None:
+    both = f"{options.a} and {options.b}"
+    what = f"{count(found.steps, 'step')} of {count(len(found.compared), 'site')}"
+    to = f" to {options.rtol:g}" if options.rtol else ""
+    for path, rank, steps in found.only:
+        console.print(f"only {path} has {_steps(steps)}{_of(rank)}", soft_wrap=True)
+    if found.first is not None:
+        step, rank, differences = found.first
+        console.print(f"{both} part in step {step}{_of(rank)}, first at", soft_wrap=True)
+        _print_first(console, differences)
+        console.print(
+            f"\n{len(found.sites)} of {count(len(found.compared), 'site')} differ, in "
+            f"{found.differing} of {count(found.steps, 'step')}, most of all:"
+        )
+        _print_worst(console, found, options.limit)
+    elif not found.only:
+        console.print(f"{both} are equal{to}: {what}", soft_wrap=True)
+    elif found.steps:
+        console.print(f"the {what} that both have are equal{to}", soft_wrap=True)
+
+
+def _print_first(console: Console, differences: list[Difference]) -> None:
+    """Every difference of one site, with both values."""
+    name, kind, *_ = differences[0]
+    console.print(f"{name or '(root)'} {kind}:", style="bold", soft_wrap=True)
+    table = grid("statistic", "channel", "A", "B", "relative", text=1)
+    for difference in differences:
+        table.add_row(
+            difference.statistic,
+            _channel(difference),
+            *_values(difference),
+            f"{difference.relative:.1e}",
+        )
+    print_table(table, console)
+
+
+def _print_worst(console: Console, found: Differences, limit: int) -> None:
+    """A row a site, those first that differ most."""
+    order = {key: i for i, key in enumerate(found.seen)}
+    sites = sorted(found.sites.items(), key=lambda item: (-item[1].worst.relative, order[item[0]]))
+    table = grid(
+        *("layer", "kind", "first\nstep", "steps"),
+        *("relative", "statistic", "channel", "in\nstep"),
+        text=2,
+    )
+    for (name, kind), site in sites[:limit]:
+        table.add_row(
+            *(name or "(root)", kind, str(site.first), str(site.steps)),
+            *(f"{site.worst.relative:.1e}", site.worst.statistic, _channel(site.worst)),
+            str(site.step),
+        )
+    print_table(table, console)
+    if len(sites) > limit:
+        console.print(f"... and {len(sites) - limit} more (--limit)")
+
+
+def _steps(steps: list[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+
+
+def _of(rank: int) -> str:
+    return f" of rank {rank}" if rank else ""
+
+
+def _channel(difference: Difference) -> str:
+    return "" if difference.channel is None else str(difference.channel)
+
+
+def _values(difference: Difference) -> tuple[str, str]:
+    """Both values, with as many digits as tell them apart."""
+    a, b, relative = difference.a, difference.b, difference.relative
+    if not (isinstance(a, float) and isinstance(b, float)):
+        return str(a), str(b)
+    digits = 4 if not math.isfinite(relative) else max(4, 2 - math.floor(math.log10(relative)))
+    return f"{a:.{min(digits, 17)}g}", f"{b:.{min(digits, 17)}g}"

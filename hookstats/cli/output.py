@@ -1,0 +1,39 @@
+"""What subcommands print through, and how they name errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookstats.table import require_rich
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def stdout() -> Console:
+    """A console on stdout that prints names as they are, also "[red]" and ":smile:".
+
+    It leaves broken pipes to `main`: its own exit code would mislead.
+    """
+    rich = require_rich()
+
+    class StdoutConsole(rich.console.Console):  # type: ignore[misc, name-defined]
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console: Console = StdoutConsole(highlight=False, markup=False, emoji=False)
+    return console
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 step", "2 steps"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def describe(error: BaseException | str) -> str:
+    """An error or a warning in one line, without the class's name and the error number."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    # str() of a KeyError is its argument's repr.
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split()) or type(error).__name__

@@ -1,0 +1,35 @@
+"""What follows from stored statistics and histograms, without another pass over any tensor.
+
+Pure functions: `formats` (number formats), `channels` (odd channels), `coarse` (fewer bins),
+`layers` (from layer to layer: the first non-finite one, growth with depth, gradient to weight).
+"""
+
+from hookstats.insight.channels import constant, dead, outlier, saturated, saturation
+from hookstats.insight.coarse import coarsen
+from hookstats.insight.formats import FORMATS, Format, best_scale, over, under
+from hookstats.insight.layers import (
+    NonFinite,
+    first_nonfinite,
+    gradient_to_weight,
+    growth,
+    per_tensor,
+)
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "NonFinite",
+    "best_scale",
+    "coarsen",
+    "constant",
+    "dead",
+    "first_nonfinite",
+    "gradient_to_weight",
+    "growth",
+    "outlier",
+    "over",
+    "per_tensor",
+    "saturated",
+    "saturation",
+    "under",
+]

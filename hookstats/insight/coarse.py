@@ -1,0 +1,85 @@
+"""coarsen(): a histogram in fewer bins, for tools that cannot take thousands."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from hookstats.bins import Bins, LogBins
+from hookstats.channel_stats import Histogram
+from hookstats.records import Float64, Int64
+
+_OCTAVES = 16
+"""How many octaves below the greatest magnitude are worth more than resolution."""
+
+
+def coarsen(hist: Histogram, most: int) -> tuple[Int64, Float64]:
+    """The histogram of one tensor in `most` bins or fewer, by merging neighbouring bins.
+
+    Counts stay exact: edges are some of the old ones, but that underflow begins at min and
+    overflow ends at max. Bins that nothing fell into are left out at both ends. LogBins keep their
+    resolution for the greatest magnitudes, and the rest, with the zeros, becomes one bin around
+    zero; where that would leave fewer than 16 octaves, subdivision bits are given up, one by one.
+    LinearBins are merged by equal numbers.
+
+    Args:
+        hist: of one channel or tensor (C = 1).
+        most: at least 8.
+    Returns:
+        counts int64 [n] and ascending edges float64 [n + 1], 1 <= n <= most; without finite values
+        no counts and no edges.
+    Raises:
+        ValueError: hist has several channels, or most is too small.
+    """
+    if len(hist) != 1:
+        raise ValueError(f"hist has {len(hist)} channels: expected one")
+    if most < 8:
+        raise ValueError(f"most = {most}: expected 8 or more")
+    counts: Int64 = hist.slot_counts[0].numpy()
+    occupied = np.flatnonzero(counts)
+    if not len(occupied):
+        return np.empty(0, np.int64), np.empty(0)
+    first, last = int(occupied[0]), int(occupied[-1])
+    if isinstance(hist.bins, LogBins):
+        cuts = _log_cuts(hist.bins, first, last, most)
+    else:
+        cuts = np.arange(first, last + 1, -(-(last + 1 - first) // most))
+        cuts = np.append(cuts, last + 1)
+    bounds = _bounds(hist.bins)[cuts]
+    if cuts[0] == 0:
+        bounds[0] = float(hist.min[0])
+    if cuts[-1] == len(counts):
+        bounds[-1] = float(hist.max[0])
+    return np.add.reduceat(counts[: cuts[-1]], cuts[:-1]), bounds
+
+
+def _log_cuts(bins: LogBins, first: int, last: int, most: int) -> Int64:
+    """The first slots of the merged bins, and the one after them all."""
+    zero = bins.slots // 2
+    small = int(bins.min_exponent > -127)  # the bin next to zero is of no octave
+    farthest = max(last - zero, zero - first) - small
+    sides = max((first < zero) + (last > zero), 1)
+    room = (most - 1) // sides
+    bits = bins.subdivision_bits  # less the log2 of how many old bins make a new one
+    while bits and farthest > room << (bins.subdivision_bits - bits) and room >> bits < _OCTAVES:
+        bits -= 1
+    width = 1 << (bins.subdivision_bits - bits)
+    outer = -(-farthest // width)
+    inner = max(outer - room, 1)  # the zeros have no width of their own
+    away = np.arange(inner, max(outer, inner) + 1) * width + small
+    cuts = np.concatenate((zero - away[::-1], zero + 1 + away)).clip(0, bins.slots)
+    used = slice(
+        np.searchsorted(cuts, first, "right") - 1, np.searchsorted(cuts, last, "right") + 1
+    )
+    return cuts[used]
+
+
+@lru_cache(maxsize=8)
+def _bounds(bins: Bins) -> Float64:
+    """Where slots begin, and where the last one ends: float64 [slots + 1], infinite at both ends.
+
+    Shared, not to be written.
+    """
+    edges: Float64 = bins.edges().double().numpy()
+    return np.concatenate(([-np.inf], edges, [np.inf]))

@@ -1,0 +1,128 @@
+"""From layer to layer: the first non-finite tensor, growth with depth, gradient to weight.
+
+A record has its sites in the order in which they were first observed in the run. Within a step
+that is the order of execution: outputs as the forward made them, gradients as the backward did,
+parameters last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hookstats.channel_stats import ChannelStats
+from hookstats.groups import per_site
+from hookstats.records import StepRecord
+from hookstats.run import Run
+from hookstats.state import NAN, NEGINF, POSINF
+
+
+def per_tensor(
+    record: StepRecord, sites: Sequence[int] | None = None, *, hist: bool = True
+) -> ChannelStats:
+    """The statistics of the sites' whole tensors: its "channels" are the sites, all or those given.
+
+    Its `hist` has a row a site, with all slots: with many bins and many sites that is large.
+    `hist` false leaves it out.
+    """
+    moments, tallies = per_site(record.moments, record.tallies, record.offsets)
+    chosen = np.arange(len(record)) if sites is None else np.asarray(sites, np.intp)
+    bins, counts = record.bins if hist else None, None
+    if bins is not None:
+        dense = np.empty((len(chosen), bins.slots), np.int64)
+        for row, site in enumerate(chosen.tolist()):
+            dense[row] = record.hist.dense(site, bins.slots)
+        counts = torch.from_numpy(dense)
+    return ChannelStats(
+        torch.from_numpy(moments[chosen]),
+        torch.from_numpy(tallies[chosen]),
+        channel_counts=counts,
+        channel_bins=bins,
+    )
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """A tensor with values that are not finite; `channel` is the first channel with any.
+
+    nan, posinf and neginf count them in the whole tensor; `after` counts the tensors with any that
+    come after it in the same step.
+    """
+
+    step: int
+    rank: int
+    site: str
+    kind: str
+    channel: int
+    nan: int
+    posinf: int
+    neginf: int
+    after: int
+
+
+def first_nonfinite(source: StepRecord | Run, rank: int = 0) -> NonFinite | None:
+    """The first tensor in execution order that had a NaN or an infinity; None if all were finite.
+
+    Of a Run, the steps of `rank` are read one by one until there is one.
+    """
+    if isinstance(source, Run):
+        found = (first_nonfinite(source.record(step, rank)) for step in source.steps_of(rank))
+        return next((one for one in found if one is not None), None)
+    bad = source.tallies[:, [NAN, POSINF, NEGINF]]
+    rows = np.flatnonzero(bad.any(1))
+    if not len(rows):
+        return None
+    site = int(np.searchsorted(source.offsets, rows[0], "right")) - 1
+    start, end = source.offsets[site : site + 2].tolist()
+    others = np.searchsorted(source.offsets, rows[rows >= end], "right")
+    info = source.sites[site]
+    nan, posinf, neginf = bad[start:end].sum(0).tolist()
+    return NonFinite(
+        step=source.step,
+        rank=source.rank,
+        site=info.name,
+        kind=info.kind,
+        channel=int(rows[0]) - start,
+        nan=nan,
+        posinf=posinf,
+        neginf=neginf,
+        after=len(np.unique(others)),
+    )
+
+
+def gradient_to_weight(record: StepRecord) -> dict[str, float]:
+    """Of each parameter, the rms of its gradient over the rms of its values.
+
+    Times the learning rate this is the relative change of a step of plain SGD. The kinds "param"
+    and "param_grad" have to be watched: parameters without both are left out. Infinite, or NaN
+    where the gradient is zero, too, for a parameter of zeros.
+    """
+    rms = per_tensor(record, hist=False).rms
+    index = {key: i for i, key in enumerate(record)}
+    return {
+        name: float(rms[index[name, "param_grad"]] / rms[i])
+        for (name, kind), i in index.items()
+        if kind == "param" and (name, "param_grad") in index
+    }
+
+
+def growth(record: StepRecord, kind: str = "output") -> float:
+    """The factor by which the rms grows from one tensor of the kind to the next in `record`.
+
+    The geometric mean: exp of the least-squares slope of log(rms) over the sites of the kind in
+    order of execution. Outputs go from first to last layer, gradients from last to first: near 1
+    is sound, and a power of it, by the number of layers, is what a deep network multiplies by.
+    Tensors that are all zero or without finite values are left out. NaN for fewer than two.
+    """
+    rms = per_tensor(record, hist=False).rms.numpy()
+    of_kind = np.array([other == kind for _, other in record], bool)
+    values = rms[of_kind]
+    depth = np.flatnonzero(values > 0)  # NaN is not
+    if len(depth) < 2:
+        return math.nan
+    away = depth - depth.mean()
+    return float(np.exp((away * np.log(values[depth])).sum() / np.square(away).sum()))

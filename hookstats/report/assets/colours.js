@@ -1,0 +1,74 @@
+// Colours of values: safe for colour-blind eyes, the same in both themes.
+
+function palette(stops, size = 256) {
+  const rgb = stops.map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
+  return Array.from({ length: size }, (_, i) => {
+    const x = (i / (size - 1)) * (rgb.length - 1);
+    const k = Math.min(Math.floor(x), rgb.length - 2);
+    return rgb[k].map((c, j) => Math.round(c + (rgb[k + 1][j] - c) * (x - k)));
+  });
+}
+
+const PALETTES = {}; // by name, filled from the payload
+
+function colourAt(name, x) {
+  const colours = PALETTES[name];
+  return colours[Math.max(0, Math.min(colours.length - 1, Math.round(x * (colours.length - 1))))];
+}
+
+function css(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function rgbOf(name) {
+  const hex = css(name);
+  const long = hex.length === 4 ? "#" + [...hex.slice(1)].map((c) => c + c).join("") : hex;
+  return [1, 3, 5].map((i) => parseInt(long.slice(i, i + 2), 16));
+}
+
+// An image of w * h pixels; colour(x, y) is [r, g, b], or null for transparent.
+function picture(w, h, colour) {
+  const canvas = document.createElement("canvas");
+  canvas.width = w;
+  canvas.height = h;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(w, h);
+  for (let y = 0, at = 0; y < h; y++) {
+    for (let x = 0; x < w; x++, at += 4) {
+      const c = colour(x, y);
+      if (c) image.data.set([c[0], c[1], c[2], 255], at);
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+function hatch(context, colour, width = 1) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const pen = tile.getContext("2d");
+  pen.strokeStyle = colour;
+  pen.lineWidth = width;
+  pen.beginPath();
+  for (const shift of [-6, 0, 6]) {
+    pen.moveTo(shift, 6);
+    pen.lineTo(shift + 6, 0);
+  }
+  pen.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
+// A canvas as sharp as the screen, as wide as its box; its context draws in CSS pixels.
+function fit(canvas, height) {
+  const width = canvas.clientWidth;
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.height = height + "px";
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.font = `11px ${css("--sans")}`;
+  context.textBaseline = "middle";
+  context.imageSmoothingEnabled = false;
+  return { context, width, height };
+}

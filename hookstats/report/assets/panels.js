@@ -1,0 +1,179 @@
+// The panels of words: tiles of numbers, alerts, coverage, what the run was.
+
+function element(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null));
+  return node;
+}
+
+const byId = (id) => document.getElementById(id);
+
+function showTiles(data, s, column) {
+  const site = data.sites[s];
+  const i = s * data.columns + column;
+  const seen = data.seen[i];
+  const value = (id) => STATISTICS.find((one) => one.id === id).of(data, i, site);
+  const bad = ["nan", "posinf", "neginf"]
+    .filter((name) => data[name][i] > 0)
+    .map((name) => `${integer(data[name][i])} ${{ nan: "NaN", posinf: "+∞", neginf: "−∞" }[name]}`);
+  const tiles = [
+    ["rms", number(value("rms"))],
+    ["mean", number(value("mean"))],
+    ["std", number(value("std"))],
+    ["min", number(value("min"))],
+    ["max", number(value("max"))],
+    ["zeros", percent(value("zero"))],
+    ["non-finite", bad.join(", ") || "none", bad.length],
+    ["dead channels", site.uneven ? "–" : `${data.dead[i]} of ${site.channels}`, data.dead[i]],
+    ["values", integer(data.count[i] + nonfinite(data, i))],
+  ];
+  byId("tiles").replaceChildren(...tiles.map(([name, text, alarm]) =>
+    element("div", { class: seen && alarm ? "bad" : null },
+      element("dt", {}, name), element("dd", {}, seen ? text : "–"))));
+}
+
+function showLegend(scale, statistic, relative, marked) {
+  const bar = element("canvas", { width: 1, height: 1, role: "img",
+    "aria-label": `Colours from ${scale.text(Math.min(...scale.ticks))} to ${scale.text(Math.max(...scale.ticks))}` });
+  const swatches = [
+    scale.zero || relative ? ["none", scale.palette === "sequential" || relative ? "zero" : null] : null,
+    statistic.id === "nonfinite" ? null : ["nonfinite", "not finite"],
+    ["missing", "not recorded"],
+    marked ? ["marked", "alert"] : null,
+  ].filter(Boolean).map(([name, text]) => element("span", { class: "swatch" }, element("i", { class: name }), text));
+  byId("legend").replaceChildren(bar, ...swatches);
+  const width = Math.min(300, byId("legend").clientWidth);
+  bar.style.width = width + "px";
+  const { context } = fit(bar, 30);
+  const inset = 18;
+  const room = width - 2 * inset;
+  for (let x = 0; x < room; x++) {
+    context.fillStyle = `rgb(${colourAt(scale.palette, x / (room - 1))})`;
+    context.fillRect(inset + x, 0, 1.5, 12);
+  }
+  context.fillStyle = css("--muted");
+  context.textAlign = "center";
+  const taken = [];
+  for (const tick of scale.ticks) {
+    const mark = inset + Math.min(1, Math.max(0, scale.at(tick))) * room;
+    const text = (scale.clipped && scale.at(tick) >= 0.999 ? "≥ " : "") + scale.text(Number(tick.toPrecision(2)));
+    const half = context.measureText(text).width / 2 + 4;
+    const x = Math.min(Math.max(mark, half), width - half);
+    if (taken.some(([at, other]) => Math.abs(at - x) < half + other)) continue;
+    taken.push([x, half]);
+    context.fillRect(mark - 0.5, 12, 1, 4);
+    context.fillText(text, x, 23);
+  }
+}
+
+const MARKS = { error: ["■", "Error"], warning: ["▲", "Warning"], info: ["●", "Note"] };
+
+function showAlerts(data, go) {
+  const list = byId("alert-list");
+  const title = byId("alerts-title");
+  if (!data.alerts.length) {
+    list.replaceChildren(element("p", { class: "muted" }, "The default rules found nothing: no NaN or infinity, no explosion, no dead channels."));
+    return;
+  }
+  title.append(` (${integer(data.alertsInAll)})`);
+  const items = data.alerts.map((alert, n) => {
+    const [mark, word] = MARKS[alert.severity] ?? MARKS.info;
+    // The message says again what stands above it: rule, step, kind and name.
+    const what = alert.message.split(`${alert.kind} of '${alert.name}' `).at(-1);
+    const button = element("button", { type: "button", class: "alert", "data-alert": n },
+      element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
+      element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
+      element("span", { class: "when" }, `step ${alert.step}`),
+      element("span", { class: "where" }, `${alert.name || "(root)"} ${alert.kind}`),
+      element("span", { class: "what" }, what));
+    button.addEventListener("click", () => go(n));
+    return element("li", {}, button);
+  });
+  list.replaceChildren(element("ol", {}, ...items));
+  if (data.alertsInAll > data.alerts.length) {
+    list.append(element("p", { class: "muted" }, `The first ${data.alerts.length} of ${integer(data.alertsInAll)} are shown.`));
+  }
+}
+
+function showCoverage(data) {
+  const body = byId("coverage-body");
+  const { coverage } = data;
+  const left = data.troubles.map((text) => element("p", {}, text));
+  if (!coverage) {
+    body.replaceChildren(...left, element("p", { class: "muted" }, "The run was not ended: it is still being written, or was killed. What was skipped or missed is known when a watch is closed."));
+    return;
+  }
+  const never = coverage.rows.filter((row) => !row.forwards && !row.error);
+  const gaps = coverage.rows.filter((row) => row.missing || row.error || Object.keys(row.skipped).length);
+  const whole = coverage.rows.length - never.length - gaps.length;
+  const parts = [
+    ...left,
+    element("p", {}, `${plural(coverage.steps, "step")} closed. ` + (whole === coverage.rows.length
+      ? `Every one of the ${integer(whole)} watched tensors was observed in every recorded call.`
+      : `Of ${integer(coverage.rows.length)} watched tensors, ${integer(whole)} were observed in every recorded call` +
+        `${gaps.length ? `, ${integer(gaps.length)} had gaps` : ""}${never.length ? `, ${integer(never.length)} never came` : ""}.`)),
+  ];
+  if (gaps.length) {
+    parts.push(table(["Tensor", "Calls", "Observed", "Missing", "Skipped, and why"], gaps.map((row) => [
+      `${row.name || "(root)"} ${row.kind}`, row.forwards, row.observed, row.missing,
+      [...Object.entries(row.skipped).map(([why, n]) => `${why}: ${integer(n)}`), ...(row.error ? [row.error] : [])].join("; "),
+    ])));
+  }
+  if (never.length) {
+    const names = never.map((row) => `${row.name || "(root)"} ${row.kind}`);
+    parts.push(element("details", {}, element("summary", {}, `${plural(never.length, "tensor")} that never came`),
+      element("ul", {}, ...names.map((name) => element("li", {}, name)))));
+  }
+  const troubles = Object.entries(coverage.failures).map(([what, why]) => `${what} stopped: ${why}`);
+  if (coverage.discarded) troubles.push(`${plural(coverage.discarded, "tensor")} discarded: the last step was still open when the watch was closed.`);
+  if (coverage.stalls) troubles.push(`The training waited ${plural(coverage.stalls, "time")} for a step before to be read out.`);
+  parts.push(...troubles.map((text) => element("p", {}, text)));
+  body.replaceChildren(...parts);
+}
+
+function table(head, rows) {
+  const number = (k) => (k >= 1 && k <= 3 ? "number" : k ? null : "name");
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Tensors with gaps" },
+    element("table", {},
+      element("thead", {}, element("tr", {}, ...head.map((text, k) => element("th", { scope: "col", class: k && number(k) }, text)))),
+      element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, k) =>
+        element("td", { class: number(k) }, typeof cell === "number" ? integer(cell) : cell)))))));
+}
+
+function showRun(data) {
+  const { run, spans } = data;
+  const merged = Math.max(...spans.map((span) => span[2]));
+  const [first, last] = [spans[0][0], spans.at(-1)[1]];
+  byId("subtitle").textContent = [
+    run.model, plural(run.steps, "step"), plural(data.sites.length, "tensor") + " watched",
+    run.closed ? null : "not ended: still running, or killed",
+  ].filter(Boolean).join(" · ");
+  const when = (text) => text ? text.replace("T", " ").replace("+00:00", " UTC") : null;
+  const dims = (dim) => dim === null ? "none: whole tensors" : typeof dim === "object" ? JSON.stringify(dim) : String(dim);
+  const facts = [
+    ["Model", run.model && `${run.model}: ${plural(run.modules, "module")} and ${plural(run.parameters, "parameter")} watched`],
+    ["Steps", `${integer(run.steps)} recorded, ${first} to ${last}` + (run.every > 1 ? `, every ${run.every}th` : "") + (run.thinned ? `; ${plural(run.thinned, "step")} thinned out` : "")],
+    ["Ranks", run.ranks.length > 1 ? `${run.ranks.join(", ")}; this page shows rank ${run.rank}` : String(run.rank)],
+    ["Kinds", run.kinds.join(", ")],
+    ["Channels in dimension", dims(run.channelDim)],
+    ["Histograms", [run.bins ?? "none", run.channelBins && `a channel: ${run.channelBins}`].filter(Boolean).join("; ")],
+    ["Began", when(run.created)],
+    ["Ended", when(run.closed) ?? "not ended"],
+    ["Versions", [`hookstats ${run.hookstats}`, run.torch && `torch ${run.torch}`].filter(Boolean).join(", ")],
+  ].filter(([, text]) => text);
+  byId("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]));
+  const notes = [
+    merged > 1
+      ? `${integer(run.steps)} steps are shown in ${data.columns} columns: each merges up to ${merged} neighbouring recorded steps, none is left out. Least and greatest values are those of all of them.`
+      : "Every recorded step has a column of its own.",
+    "Statistics are over finite values, to about two and a half digits. NaN and infinities are counted apart.",
+    "A dead channel has values, and every one of them is zero.",
+    "Histograms and quantiles are on an asinh axis: linear near zero, logarithmic beyond. Values beyond its ends are counted in the outermost part.",
+    "Channels are coloured by their rms. Where there are too many for the picture, neighbours share a row or a column: the greatest rms is shown, and dead only where all are.",
+    "Layers are in order of execution; gradients and parameters stand where their layer does.",
+  ];
+  byId("notes").replaceChildren(...notes.map((text) => element("li", {}, text)));
+}

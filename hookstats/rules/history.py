@@ -1,0 +1,81 @@
+"""History: what the rules know of the steps so far."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.channel_stats import ChannelStats
+from hookstats.insight.layers import per_tensor
+from hookstats.records import Float64, Int64, SiteInfo, StepRecord
+from hookstats.state import COUNT, ZERO
+
+WINDOW = 32
+"""How many earlier values of the rms are kept of each tensor."""
+
+
+class History:
+    """A few numbers of every tensor and channel, of the last steps that observed them.
+
+    After `push`, everything is in the order of the pushed record's S sites and R rows. Tensors that
+    a step did not observe keep what they had. Arrays are shared: read them, never write to them.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: ChannelStats
+        """The statistics of whole tensors in this step: its "channels" are the sites; no hist."""
+        self.rms: Float64
+        """float64 [S]: the rms of the finite values in this step; NaN without any."""
+        self.past_rms: Float64
+        """float64 [S, WINDOW]: the same in the steps before, oldest first; NaN where none."""
+        self.dead_steps: Int64
+        """int64 [R]: for how many steps in a row each channel has had zeros only, this included."""
+        self.dead_values: Int64
+        """int64 [R]: how many zeros these are."""
+        self._known: dict[tuple[str, str, int], tuple[int, int]] = {}  # to its first row
+        self._sites: tuple[SiteInfo, ...] | None = None
+        self._at: NDArray[np.intp]  # where the record's sites and rows are in what follows
+        self._rows: NDArray[np.intp]
+        self._all_rms = np.empty((0, WINDOW))
+        self._all_dead_steps = np.zeros(0, np.int64)
+        self._all_dead_values = np.zeros(0, np.int64)
+
+    def push(self, record: StepRecord) -> None:
+        """Add a step."""
+        if record.sites != self._sites:
+            self._place(record)
+        self.tensors = per_tensor(record, hist=False)
+        self.rms = self.tensors.rms.numpy()
+        self.past_rms = self._all_rms[self._at]
+        seen = ~np.isnan(self.rms)
+        moved = np.column_stack((self.past_rms[seen, 1:], self.rms[seen]))
+        self._all_rms[self._at[seen]] = moved
+
+        count = record.tallies[:, COUNT]
+        some = count > 0  # no values say nothing
+        dead = record.tallies[:, ZERO] == count
+        steps, values = self._all_dead_steps[self._rows], self._all_dead_values[self._rows]
+        self.dead_steps = (steps + some) * dead
+        self.dead_values = (values + count) * dead
+        self._all_dead_steps[self._rows] = self.dead_steps
+        self._all_dead_values[self._rows] = self.dead_values
+
+    def _place(self, record: StepRecord) -> None:
+        """Find where the sites of `record` are, and make room for those that are new."""
+        self._sites = record.sites
+        at, rows = [], [np.empty(0, np.intp)]
+        sites, width = len(self._all_rms), len(self._all_dead_steps)
+        for site in record.sites:
+            key = site.name, site.kind, site.channels
+            if key not in self._known:
+                self._known[key] = sites, width
+                sites, width = sites + 1, width + site.channels
+            index, row = self._known[key]
+            at.append(index)
+            rows.append(np.arange(row, row + site.channels))
+        self._at, self._rows = np.array(at, np.intp), np.concatenate(rows)
+        new = np.full((sites - len(self._all_rms), WINDOW), np.nan)
+        self._all_rms = np.concatenate((self._all_rms, new))
+        none = np.zeros(width - len(self._all_dead_steps), np.int64)
+        self._all_dead_steps = np.concatenate((self._all_dead_steps, none))
+        self._all_dead_values = np.concatenate((self._all_dead_values, none))

@@ -1,0 +1,166 @@
+"""Monitor: checks every step by some rules, and acts on what they find; replay() of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookstats.records import StepRecord
+from hookstats.rules.channels import DeadChannels, Saturation
+from hookstats.rules.history import History
+from hookstats.rules.rule import Alert, Rule, RuleError, RuleWarning, plain_kind
+from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
+from hookstats.run import Run
+from hookstats.warning import warn
+
+_NAMED = 3  # tensors, of several with an alert in one step
+
+
+def default_rules() -> tuple[Rule, ...]:
+    """All rules, with their own thresholds; their action is to warn."""
+    return (
+        NonFinite(),
+        Exploding(),
+        Vanishing(),
+        DeadChannels(),
+        Saturation(),
+        SuddenShift(),
+        FP8Risk(),
+    )
+
+
+def replay(run: Run, rules: str | Sequence[Rule] = "default", rank: int = 0) -> list[Alert]:
+    """The alerts that the rules would have given, or gave, while `rank` recorded the run.
+
+    No action is taken. A rule that fails is left out from then on, with a warning.
+
+    Raises:
+        ValueError: rules is neither "default" nor a sequence of Rule.
+    """
+    monitor = Monitor(rules)
+    for step in run.steps_of(rank):
+        monitor.examine(run.record(step, rank))
+    return monitor.alerts
+
+
+class Monitor:
+    """A sink that gives alerts: once each, as `Rule` says.
+
+    A rule that fails, or whose action does, is disabled with one RuntimeWarning; others go on.
+
+    Raises:
+        ValueError: rules is neither "default" nor a sequence of Rule.
+    """
+
+    def __init__(self, rules: str | Sequence[Rule] = "default") -> None:
+        chosen = default_rules() if rules == "default" else rules
+        if not (isinstance(chosen, Sequence) and all(isinstance(rule, Rule) for rule in chosen)):
+            raise ValueError(f'rules = {rules!r}: expected "default" or a sequence of Rule')
+        self.alerts: list[Alert] = []
+        """All so far."""
+        self.failures: dict[str, str] = {}
+        """Which rules failed, with the error of each."""
+        self._rules = [rule for rule in chosen if isinstance(rule, Rule)]
+        self._history = History()
+        self._findings: dict[tuple[int, Hashable], _Finding] = {}
+        self._to_raise: Alert | None = None
+
+    def __repr__(self) -> str:
+        return f"Monitor({', '.join(rule.name for rule in self._rules)})"
+
+    def __call__(self, record: StepRecord) -> None:
+        """Examine a step, and act."""
+        for rule, alerts in self._examine(record):
+            if rule.action == "raise":
+                self._to_raise = self._to_raise or alerts[0]
+            elif rule.action == "warn":
+                warn(_together(alerts), RuleWarning)
+            else:
+                try:
+                    for alert in alerts:
+                        rule.action(alert)
+                except Exception as error:
+                    self._disable(rule, error)
+
+    def examine(self, record: StepRecord) -> list[Alert]:
+        """The alerts of the next step, which `alerts` has, too, from now on; no action is taken."""
+        return [alert for _, alerts in self._examine(record) for alert in alerts]
+
+    def raise_pending(self) -> None:
+        """Raise the first alert that is to be raised, once."""
+        alert, self._to_raise = self._to_raise, None
+        if alert is not None:
+            raise RuleError(alert)
+
+    def _examine(self, record: StepRecord) -> list[tuple[Rule, list[Alert]]]:
+        self._history.push(record)
+        given: list[tuple[Rule, list[Alert]]] = []
+        for rule in self._rules.copy():
+            try:
+                found = list(rule.check(record, self._history))
+            except Exception as error:
+                self._disable(rule, error)
+                continue
+            alerts = self._begun(rule, found, record)
+            if alerts:
+                given.append((rule, alerts))
+                self.alerts += alerts
+        return given
+
+    def _begun(self, rule: Rule, found: Sequence[Alert], record: StepRecord) -> list[Alert]:
+        """What of the found is news."""
+        now = {(id(rule), _key(rule, alert)): alert for alert in reversed(found)}
+        for key, finding in self._findings.items():
+            if key[0] == id(rule) and key not in now and _may_show(rule, key[1], record):
+                finding.streak, finding.open = 0, False
+        alerts = []
+        for alert in found:
+            key = id(rule), _key(rule, alert)
+            if now.get(key) is not alert:
+                continue
+            finding = self._findings.setdefault(key, _Finding())
+            finding.streak += 1
+            # Before the last alert: the training went back to a checkpoint.
+            waited = finding.told is None or not 0 <= record.step - finding.told < rule.every
+            if finding.streak >= rule.patience and waited and not finding.open:
+                finding.told, finding.open = record.step, True
+                alerts.append(alert)
+        return alerts
+
+    def _disable(self, rule: Rule, error: Exception) -> None:
+        self._rules.remove(rule)
+        self.failures[f"rule {rule.name!r}"] = why = f"{type(error).__name__}: {error}"
+        warn(f"hookstats: rule {rule.name!r} failed: {why}; it is disabled")
+
+
+@dataclass
+class _Finding:
+    streak: int = 0
+    """In how many steps in a row it was there."""
+    open: bool = False
+    """Whether it was told of since it last began."""
+    told: int | None = None
+    """The step of the last alert."""
+
+
+def _key(rule: Rule, alert: Alert) -> Hashable:
+    """What makes two alerts of a rule one finding."""
+    if rule.scope == "site":
+        return alert.site, alert.kind
+    return plain_kind(alert.kind) if rule.scope == "kind" else None
+
+
+def _may_show(rule: Rule, key: Any, record: StepRecord) -> bool:
+    """Whether the step could have had the finding again."""
+    return rule.scope != "site" or key in record
+
+
+def _together(alerts: Sequence[Alert]) -> str:
+    """One message of all alerts of a rule in a step."""
+    first, *others = alerts
+    if not others:
+        return first.message
+    named = ", ".join(f"{a.kind} of {a.site!r}" for a in others[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return f"{first.message} (also {named}{more})"

@@ -1,0 +1,279 @@
+"""Rules about whole tensors: non-finite, exploding, vanishing, suddenly another size, fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hookstats.bins import LogBins
+from hookstats.insight.formats import FORMATS, best_scale, over, under
+from hookstats.insight.layers import first_nonfinite, per_tensor
+from hookstats.records import Float64, StepRecord
+from hookstats.rules.history import History
+from hookstats.rules.rule import Alert, Rule, at_least, fraction, plain_kind
+from hookstats.state import MAX, MIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFinite(Rule):
+    """NaN or infinite values; the alert is about the first tensor in execution order with any.
+
+    An error in values, a warning in gradients: a loss scaler makes those overflow now and then, and
+    skips the step. The alert's value counts the tensor's non-finite values.
+    """
+
+    name: ClassVar[str] = "non-finite"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "run"
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        first = first_nonfinite(record)
+        if first is None:
+            return
+        counts = {"NaN": first.nan, "+inf": first.posinf, "-inf": first.neginf}
+        what = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
+        says = f"has {what}, first in channel {first.channel}"
+        if first.after:
+            says += f"; non-finite, too, are {first.after} of the tensors after it"
+        yield self.alert(
+            record,
+            record.keys().index((first.site, first.kind)),
+            says,
+            sum(counts.values()),
+            first.channel,
+            "warning" if _is_gradient(first.kind) else "error",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploding(Rule):
+    """A tensor's rms is far above its own past, and large.
+
+    It is `growth` times its median over the last steps (32 at most), and above 100 where it is of
+    values, above 1 where it is of gradients; or it is above `limit`, whatever was before. Of
+    several tensors of a kind, the alert is about the first in execution order; its value is the
+    rms. The channel is the one with the greatest magnitude.
+    """
+
+    name: ClassVar[str] = "exploding"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    growth: float = 100.0
+    limit: float = 1e8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "growth", "limit")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        rms, median = history.rms, _median(history.past_rms)
+        gradient = _gradients(record)
+        grown = (rms > self.growth * median) & (rms > np.where(gradient, 1.0, 100.0))
+        for site, others in _first_of_kind(record, grown | (rms > self.limit)):
+            past = (
+                f", {rms[site] / median[site]:.3g} times what it was before"
+                if median[site] > 0
+                else ""
+            )
+            says = f"has an rms of {rms[site]:.3g}{past}"
+            channel = _greatest(record, site)
+            says += f", most in channel {channel}{_and(others)}"
+            yield self.alert(record, site, says, rms[site], channel, "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vanishing(Rule):
+    """Gradients of a layer are next to nothing beside those of others.
+
+    Their l2 norm is less than `ratio` times the greatest of the same kind nearer to the loss, 0
+    included. Norms, unlike a rms, do not depend on how many elements the layers have. Looked at are
+    gradients of outputs, in the order of the backward, and of parameters with two dimensions or
+    more, in the reverse order of the optimizer's: that of a bias may be zero on principle, before a
+    batch norm or a softmax. The alert's value is the quotient.
+    """
+
+    name: ClassVar[str] = "vanishing"
+
+    ratio: float = 1e-6
+    patience: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(self, "ratio")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        tensors = history.tensors
+        norms = tensors.l2_norm.where(tensors.count > 0, torch.nan).numpy()
+        gradients = [
+            i for i, site in enumerate(record.sites) if plain_kind(site.kind) == "grad_output"
+        ]
+        parameters = [
+            i
+            for i, site in enumerate(record.sites)
+            if site.kind == "param_grad" and len(site.shape) > 1
+        ]
+        for sites in (gradients, parameters[::-1]):
+            norm = norms[sites]
+            largest = np.fmax.accumulate(norm)
+            for i in np.flatnonzero(norm < self.ratio * largest).tolist():
+                of = record.sites[sites[int(np.flatnonzero(norm == largest[i])[0])]].name
+                says = (
+                    f"has an l2 norm of {norm[i]:.3g}, {norm[i] / largest[i]:.2g} times that of "
+                    f"{of!r}"
+                )
+                yield self.alert(record, sites[i], says, norm[i] / largest[i])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuddenShift(Rule):
+    """The rms of a tensor suddenly is another: of values, up or down; of parameters' gradients, up.
+
+    It differs from its median over the last steps by `octaves` (factors of two) at least, and by
+    `deviations` times their usual size: the median absolute deviation of log2(rms), as an estimate
+    of the standard deviation (times 1.4826, Hampel 1974). It takes `steps` earlier steps, 32 at
+    most, to know what is usual. Down is where gradients go as a training converges, and those of
+    activations leap in sound trainings, too: they are left out. All zeros are another matter. Of
+    several tensors of a kind, the alert is about the first in execution order; its value is the
+    octaves, signed.
+    """
+
+    name: ClassVar[str] = "sudden shift"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    octaves: float = 4.0
+    deviations: float = 10.0
+    steps: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "octaves", "deviations")
+        at_least(self, 1, "steps")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        with np.errstate(divide="ignore"):
+            past, now = np.log2(history.past_rms), np.log2(history.rms)
+        past[~np.isfinite(past)] = np.nan
+        enough = np.isfinite(past).sum(1) >= self.steps
+        usual = _median(past)
+        spread = 1.4826 * _median(np.abs(past - usual[:, None]))
+        shift = now - usual
+        least = np.maximum(self.octaves, self.deviations * spread)
+        gradient = _gradients(record)
+        parameter = np.array([kind == "param_grad" for _, kind in record], bool)
+        up = (shift > least) & (~gradient | parameter)
+        down = np.isfinite(now) & (shift < -least) & ~gradient
+        for site, others in _first_of_kind(record, enough & (up | down)):
+            says = (
+                f"has an rms of {history.rms[site]:.3g}, 2**{shift[site]:.1f} times what it was "
+                f"in the steps before{_and(others)}"
+            )
+            yield self.alert(record, site, says, shift[site])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FP8Risk(Rule):
+    """In fp8, a share of the tensor's values would be lost: under or over, at its best scale.
+
+    Values in e4m3, their gradients in e5m2, as is usual ("FP8 Formats for Deep Learning",
+    Micikevicius et al., 2022), each tensor with the power of two for a scale at which the least is
+    lost (`insight.best_scale`). By default only tensors of 16 or 8 bits are looked at: those who
+    train in 32 bits are not about to use fp8. Parameters' gradients are left out, as no
+    multiplication takes them. The alert's value is the share. Needs LogBins.
+    """
+
+    name: ClassVar[str] = "fp8 risk"
+
+    share: float = 0.1
+    dtypes: Collection[str] | None = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+    """None for all."""
+    patience: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(self, "share")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if not isinstance(record.bins, LogBins):
+            return
+        forms = {"input": "fp8_e4m3", "output": "fp8_e4m3", "param": "fp8_e4m3"}
+        forms |= {"grad_input": "fp8_e5m2", "grad_output": "fp8_e5m2"}
+        by_form: dict[str, list[int]] = {}
+        for i, info in enumerate(record.sites):
+            form = forms.get(plain_kind(info.kind))
+            if form and (self.dtypes is None or info.dtype in self.dtypes):
+                by_form.setdefault(form, []).append(i)
+        lost = [row for form, sites in by_form.items() for row in self._lost(record, form, sites)]
+        for site, form, scale, lost_under, lost_over in sorted(lost):
+            yield self.alert(
+                record,
+                site,
+                f"would lose {lost_under + lost_over:.1%} of its values in {form} at the best "
+                f"scale, 2**{np.log2(scale):.0f}: {lost_under:.1%} become zero, "
+                f"{lost_over:.1%} are too great",
+                lost_under + lost_over,
+            )
+
+    def _lost(
+        self, record: StepRecord, form: str, sites: list[int]
+    ) -> Iterator[tuple[int, str, float, float, float]]:
+        """Sites that lose too much: with the format, the scale, the shares under and over."""
+        tensors = per_tensor(record, sites)
+        assert tensors.hist is not None
+        # At the best scale no more is lost than where the greatest value just fits.
+        amax = tensors.amax.clamp(min=2.0**-126)
+        fits = torch.exp2((FORMATS[form].max / amax).log2().floor())
+        suspects = (under(tensors.hist, form, fits) >= self.share).nonzero().flatten().tolist()
+        if not suspects:
+            return
+        chosen = [sites[i] for i in suspects]
+        hist = per_tensor(record, chosen).hist
+        assert hist is not None
+        scale = best_scale(hist, form)
+        columns = (scale, under(hist, form, scale), over(hist, form, scale))
+        for i, *numbers in zip(chosen, *(column.tolist() for column in columns), strict=True):
+            if numbers[1] + numbers[2] >= self.share:
+                yield i, form, numbers[0], numbers[1], numbers[2]
+
+
+def _is_gradient(kind: str) -> bool:
+    return kind.startswith("grad_") or kind == "param_grad"
+
+
+def _gradients(record: StepRecord) -> NDArray[np.bool_]:
+    """bool [S]: which sites are gradients."""
+    return np.array([_is_gradient(kind) for _, kind in record], bool)
+
+
+def _median(rows: Float64) -> Float64:
+    """The median of what is not NaN in each row; NaN where all is."""
+    ordered = np.sort(rows, 1)  # NaN comes last
+    count = (~np.isnan(ordered)).sum(1)
+    row = np.arange(len(rows))
+    middle: Float64 = (
+        ordered[row, np.maximum(count - 1, 0) // 2]
+        + ordered[row, np.minimum(count // 2, rows.shape[1] - 1)]
+    ) / 2
+    return middle
+
+
+def _first_of_kind(record: StepRecord, found: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Of each plain kind the first site found, and how many more there are."""
+    by_kind: dict[str, list[int]] = {}
+    for site in np.flatnonzero(found).tolist():
+        by_kind.setdefault(plain_kind(record.sites[site].kind), []).append(site)
+    for sites in by_kind.values():
+        yield sites[0], len(sites) - 1
+
+
+def _and(others: int) -> str:
+    return f"; so have {others} more of the kind" if others else ""
+
+
+def _greatest(record: StepRecord, site: int) -> int:
+    """The channel of the site with the greatest magnitude."""
+    moments = record.moments[record.offsets[site] : record.offsets[site + 1]]
+    return int(np.maximum(-moments[:, MIN], moments[:, MAX]).argmax())

@@ -1,0 +1,84 @@
+"""charts(): a record as dashboards draw it: scalars in groups, and histograms of few bins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hookstats.channel_stats import Histogram
+from hookstats.insight.coarse import coarsen
+from hookstats.insight.layers import per_tensor
+from hookstats.records import Float64, Int64, StepRecord
+
+STATISTICS = (
+    *("count", "nan", "posinf", "neginf", "zero"),
+    *("mean", "var", "std", "min", "max", "amax", "rms", "l1_norm", "l2_norm"),
+)
+"""The statistics of a whole tensor, as ChannelStats calls them."""
+
+SCALARS = ("mean", "std", "rms", "min", "max", "nan")
+"""What is drawn unless asked for otherwise."""
+
+
+class Chart(NamedTuple):
+    """A histogram of one tensor: int64 [n] counts between float64 [n + 1] edges, and its sums."""
+
+    counts: Int64
+    edges: Float64
+    min: float
+    max: float
+    num: int
+    sum: float
+    sum_squares: float
+
+
+def charts(
+    record: StepRecord, scalars: Sequence[str], most_bins: int
+) -> tuple[dict[str, float], dict[str, Chart]]:
+    """Scalars and histograms by tag.
+
+    A scalar's tag is "kind.statistic/name", a histogram's "kind/name": what stands before the slash
+    is the group that dashboards show together. The root module is "(root)". Statistics without a
+    finite value are left out, as are histograms without any. Bins are merged by
+    `insight.coarsen`; with `most_bins` = 0 there are no histograms.
+    """
+    tensors = per_tensor(record, hist=most_bins > 0)
+    hist = tensors.hist
+    numbers: dict[str, float] = {}
+    histograms: dict[str, Chart] = {}
+    needed = {*scalars, "count", "min", "max", "mean", "l2_norm"}
+    columns = {name: getattr(tensors, name).tolist() for name in needed}
+    for row, site in enumerate(record.sites):
+        name = site.name or "(root)"
+        for statistic in scalars:
+            if math.isfinite(value := columns[statistic][row]):
+                numbers[f"{site.kind}.{statistic}/{name}"] = value
+        if hist is not None and (count := columns["count"][row]):
+            one = slice(row, row + 1)
+            whole = Histogram(hist.bins, hist.slot_counts[one], hist.min[one], hist.max[one])
+            counts, edges = coarsen(whole, most_bins)
+            histograms[f"{site.kind}/{name}"] = Chart(
+                counts,
+                edges,
+                columns["min"][row],
+                columns["max"][row],
+                count,
+                columns["mean"][row] * count,
+                columns["l2_norm"][row] ** 2,
+            )
+    return numbers, histograms
+
+
+def check_scalars(scalars: Sequence[str]) -> tuple[str, ...]:
+    """The names as a tuple; a ValueError unless all of them are of STATISTICS."""
+    if isinstance(scalars, str) or not set(scalars) <= set(STATISTICS):
+        raise ValueError(f"scalars = {scalars!r}: expected some of {', '.join(STATISTICS)}")
+    return tuple(scalars)
+
+
+def check_every(every: int) -> int:
+    """`every`; a ValueError unless it is an integer of 1 or more."""
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ValueError(f"every = {every!r}: expected an integer, 1 or more")
+    return every

@@ -1,0 +1,60 @@
+"""JSONL: a line of JSON for every tensor of every step."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+from hookstats.insight.layers import per_tensor
+from hookstats.records import StepRecord
+from hookstats.sinks.charts import STATISTICS
+
+
+class JSONL:
+    """A sink that appends a line a tensor to a text file, and flushes it after every step.
+
+    Each is an object with step, rank, site, kind, shape, dtype, observed (calls merged) and the
+    tensor's `charts.STATISTICS`; null where there is no finite value. Channels and histograms are
+    in run directories. Of several processes each needs a file of its own.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115, PTH123
+
+    def __repr__(self) -> str:
+        return f"JSONL({self._file.name!r})"
+
+    def __call__(self, record: StepRecord) -> None:
+        """Write a step."""
+        tensors = per_tensor(record, hist=False)
+        columns = {name: getattr(tensors, name).tolist() for name in STATISTICS}
+        lines = []
+        for row, (site, observed) in enumerate(
+            zip(record.sites, record.observed.tolist(), strict=True)
+        ):
+            line = {
+                "step": record.step,
+                "rank": record.rank,
+                "site": site.name,
+                "kind": site.kind,
+                "shape": site.shape,
+                "dtype": site.dtype,
+                "observed": observed,
+                **{name: _number(column[row]) for name, column in columns.items()},
+            }
+            lines.append(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.write("".join(lines))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; again does nothing."""
+        self._file.close()
+
+
+def _number(value: Any) -> Any:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,79 @@
+"""TensorBoard: scalars and histograms of every tensor as event files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hookstats.records import StepRecord
+from hookstats.sinks.charts import SCALARS, charts, check_every, check_scalars
+
+_MOST_BINS = 260
+"""With LogBins(3), 16 octaves a sign as they are. TensorBoard draws 30; its writer is slow."""
+
+
+class TensorBoard:
+    """A sink that writes what `charts.charts` says to TensorBoard.
+
+    Args:
+        logdir: where event files go; or a SummaryWriter of your own, which is not closed.
+        scalars: which statistics of whole tensors, of `charts.STATISTICS`.
+        histograms: whether to write these, too.
+        every: steps 0, every, 2 * every, ... are written, of those recorded.
+    Raises:
+        ImportError: tensorboard is not installed.
+        ValueError: scalars or every is something else.
+    """
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str] | Any,
+        scalars: Sequence[str] = SCALARS,
+        histograms: bool = True,
+        every: int = 1,
+    ) -> None:
+        self._scalars = check_scalars(scalars)
+        self._every = check_every(every)
+        self._most_bins = _MOST_BINS if histograms else 0
+        self._owned = isinstance(logdir, (str, os.PathLike))
+        self._writer: Any = logdir
+        if self._owned:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ImportError(
+                    f"sinks.TensorBoard needs tensorboard ({error}): pip install tensorboard"
+                ) from error
+            self._writer = SummaryWriter(os.fspath(logdir))
+
+    def __repr__(self) -> str:
+        return f"TensorBoard({str(self._writer.log_dir)!r})"
+
+    def __call__(self, record: StepRecord) -> None:
+        """Write a step."""
+        if record.step % self._every:
+            return
+        numbers, histograms = charts(record, self._scalars, self._most_bins)
+        for tag, number in numbers.items():
+            self._writer.add_scalar(tag, number, record.step)
+        for tag, chart in histograms.items():
+            self._writer.add_histogram_raw(
+                tag,
+                min=chart.min,
+                max=chart.max,
+                num=chart.num,
+                sum=chart.sum,
+                sum_squares=chart.sum_squares,
+                # An empty bucket first, as the left edge of the next one.
+                bucket_limits=chart.edges.tolist(),
+                bucket_counts=[0, *chart.counts.tolist()],
+                global_step=record.step,
+            )
+
+    def close(self) -> None:
+        """Flush, and close the writer unless it is yours; again does nothing."""
+        if self._owned:
+            self._writer.close()
+        else:
+            self._writer.flush()

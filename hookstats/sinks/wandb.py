@@ -1,0 +1,77 @@
+"""WandB: scalars and histograms of every tensor as charts of Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hookstats.records import StepRecord
+from hookstats.sinks.charts import SCALARS, charts, check_every, check_scalars
+
+STEP = "hookstats/step"
+"""The x axis of all charts: hookstats' own steps, whatever else the run logs, and when."""
+
+_MOST_BINS = 512  # wandb.Histogram.MAX_LENGTH
+
+
+class WandB:
+    """A sink that logs what `charts.charts` says to a run of Weights & Biases.
+
+    Args:
+        run: what `wandb.init` gave, which is not finished; None for the run that is active, or for
+            a new one, which is.
+        scalars: which statistics of whole tensors, of `charts.STATISTICS`.
+        histograms: whether to log these, too.
+        every: steps 0, every, 2 * every, ... are logged, of those recorded.
+        commit: whether each step is logged at once, as a step of the run's own, too. False adds it
+            to what the training logs next: for one that gives `wandb.log` its steps.
+        **init: for `wandb.init`, if there is no run.
+    Raises:
+        ImportError: wandb is not installed.
+        ValueError: scalars or every is something else.
+    """
+
+    def __init__(
+        self,
+        run: Any = None,
+        scalars: Sequence[str] = SCALARS,
+        histograms: bool = True,
+        every: int = 1,
+        commit: bool = True,
+        **init: Any,
+    ) -> None:
+        self._scalars = check_scalars(scalars)
+        self._every = check_every(every)
+        self._most_bins = _MOST_BINS if histograms else 0
+        self._commit = commit
+        try:
+            import wandb
+        except ImportError as error:
+            raise ImportError(f"sinks.WandB needs wandb ({error}): pip install wandb") from error
+        self._histogram = wandb.Histogram
+        run = wandb.run if run is None else run
+        self._owned = run is None
+        self._run: Any = wandb.init(**init) if run is None else run
+        self._run.define_metric(STEP, hidden=True)
+        self._groups: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"WandB({self._run.name!r})"
+
+    def __call__(self, record: StepRecord) -> None:
+        """Log a step."""
+        if record.step % self._every:
+            return
+        numbers, histograms = charts(record, self._scalars, self._most_bins)
+        logged: dict[str, Any] = {STEP: record.step, **numbers}
+        for tag, chart in histograms.items():
+            logged[tag] = self._histogram(np_histogram=(chart.counts, chart.edges))
+        for group in {tag.partition("/")[0] for tag in logged if tag != STEP} - self._groups:
+            self._run.define_metric(f"{group}/*", step_metric=STEP)
+            self._groups.add(group)
+        self._run.log(logged, commit=self._commit)
+
+    def close(self) -> None:
+        """Finish the run unless it is yours; again does nothing."""
+        if self._owned:
+            self._run.finish()

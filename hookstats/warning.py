@@ -1,0 +1,14 @@
+"""warn(): a warning that never raises, from whatever thread."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn; where a filter makes an error of it, which no one could catch, log it as one."""
+    try:
+        warnings.warn(message, category, stacklevel=2)
+    except Warning:
+        logging.getLogger("hookstats").error(message)
