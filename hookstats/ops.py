@@ -1,4 +1,4 @@
-"""Loads the operator library: `update_` and `update_many_`, their fake kernels and fallbacks."""
+"""Loads the operator library: the operators, their fake kernels and fallbacks."""
 
 from __future__ import annotations
 
@@ -60,6 +60,14 @@ changes no state, and the error names the argument and its place in the list.
 """
 
 
+def sparse_counts(dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The nonzero entries of ``dense``, int64 [rows, slots] on the CPU, contiguous.
+
+    Row r has the entries ``offsets[r]:offsets[r + 1]`` of ``slots``, int32, and ``counts``, int64.
+    """
+    return cast(tuple[Tensor, Tensor, Tensor], torch.ops.hookstats.sparse_counts(dense))
+
+
 def cpu_entry(params_size: int) -> int:
     """The address of the CPU kernels' entry point; `params_size` has to be of the same build."""
     return cast(int, torch.ops.hookstats.cpu_entry(params_size))
@@ -94,6 +102,15 @@ def _fake(*args: object, **kwargs: object) -> None:
     """Nothing to infer: the operators return nothing and change no shape."""
 
 
+def _fake_sparse_counts(dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    found = torch.library.get_ctx().new_dynamic_size()
+    return (
+        dense.new_empty(dense.shape[0] + 1),
+        dense.new_empty(found, dtype=torch.int32),
+        dense.new_empty(found),
+    )
+
+
 _library = torch.library.Library("hookstats", "IMPL")  # type: ignore[no-untyped-call]
 for _name, _kernel in (("update_", _fallback), ("update_many_", _fallback_many)):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -101,3 +118,4 @@ for _name, _kernel in (("update_", _fallback), ("update_many_", _fallback_many))
     # grad.
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"hookstats::{_name}", _fake, lib=_library)
+torch.library.register_fake("hookstats::sparse_counts", _fake_sparse_counts, lib=_library)

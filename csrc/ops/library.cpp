@@ -14,6 +14,9 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "update_many_(Tensor[] xs, int? channel_dim, Tensor(a!)[] moments, Tensor(b!)[] tallies, "
       "Tensor(c!)[] counts, Tensor? bins, Tensor(d!)[] channel_counts, Tensor? channel_bins, "
       "Tensor? scale=None) -> ()");
+  // The nonzero entries of int64 [rows, slots]: offsets int64 [rows + 1] into slots int32 and
+  // counts int64, row by row.
+  m.def("sparse_counts(Tensor dense) -> (Tensor offsets, Tensor slots, Tensor counts)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
   // The address of the function that folds a cpu::UpdateParams in, for the C++ hooks.
