@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +17,13 @@ from torch import Tensor
 from hookstats import native
 from hookstats.bins import Bins, LinearBins, LogBins
 from hookstats.graph_states import GraphSite, GraphState, GraphStates, State
-from hookstats.ops import cpu_entry, update_
+from hookstats.ops import Taken, cpu_entry, take_, update_
 from hookstats.records import Int64, SiteInfo, SparseCounts, StepRecord
 from hookstats.state import MOMENTS, TALLIES, identity_moments, identity_tallies
+from hookstats.tables import Counters, Table, zeros
 
 if TYPE_CHECKING:
     from hookstats import _hooks
-
-_BLOCK_ROWS = 4096
-_BLOCK_BYTES = 4 << 20  # of one buffer, unless one site alone needs more
 
 
 class Arena:
@@ -50,11 +49,12 @@ class Arena:
         self.lock: AbstractContextManager[object] = self.native or threading.RLock()
         """So that neither a swap nor another thread comes between a fold."""
         self.infos: list[SiteInfo] = []
-        self.calls = _Table([torch.zeros(1, 1, dtype=torch.int64, device="cpu")])
-        """By site and buffer, how many tensors were folded in."""
+        self.calls = Counters()
+        """By site and buffer, how many tensors were folded in, without those in graphs."""
         self.stalls = 0
         """How often a swap had to wait until the step before was read out."""
         self.shelves: dict[torch.device, _Shelf] = {}
+        self._layout: tuple[list[int], Int64] = [], np.empty(0, np.int64)
         self._pid = os.getpid()
         self._back_is_free = threading.Event()
         self._back_is_free.set()
@@ -69,9 +69,16 @@ class Arena:
                 self.shelves[device] = _Shelf(device, self.bins, self.channel_bins)
             index = len(self.infos)
             states = self.shelves[device].add(index, info.channels)
-            calls = self.calls.take(1)[0]
+            calls = self.calls.take()
             self.infos.append(info)
-        return Accumulator(self, index, states, (calls[0, 0], calls[1, 0]))
+        return Accumulator(self, index, states, calls)
+
+    def layout(self) -> tuple[list[int], Int64]:
+        """The sites in order of their rows, and how many channels each of these has; cached."""
+        if len(self._layout[0]) != len(self.infos):
+            order = [site for shelf in self.shelves.values() for site in shelf.sites]
+            self._layout = order, np.array([self.infos[site].channels for site in order], np.int64)
+        return self._layout
 
     def native_site(self, site: object) -> _hooks.Site | None:
         """A half in C++ for `site`, a Site; None where there are no C++ hooks."""
@@ -89,15 +96,7 @@ class Arena:
     def pending(self) -> int:
         """How many tensors were folded into the open step; waits for the devices."""
         graphs = [int(shelf.graphs.folded().sum()) for shelf in self.shelves.values()]
-        return int(self.observed(len(self.infos), self.front).sum()) + sum(graphs)
-
-    def observed(self, sites: int, buffer: int) -> Int64:
-        """How many tensors were folded into each of the first sites, int64 [sites].
-
-        Without those that compiled graphs folded in.
-        """
-        parts = [calls[:, 0].numpy() for (calls,) in self.calls.first(sites, buffer)]
-        return np.concatenate([np.empty(0, np.int64), *parts])
+        return int(self.calls.first(len(self.infos), self.front).sum()) + sum(graphs)
 
     def discard_late(self) -> None:
         """Forget what graphs folded in while no step was recorded."""
@@ -126,20 +125,19 @@ class Arena:
 class Accumulator:
     """The state of one site on one device."""
 
-    __slots__ = ("_arena", "_calls", "_counters", "_graph", "_index", "_states")
+    __slots__ = ("_arena", "_calls", "_graph", "_index", "_states")
 
     def __init__(
         self,
         arena: Arena,
         index: int,
         states: tuple[State, State],
-        calls: tuple[Tensor, Tensor],
+        calls: tuple[Int64, Int64],
     ) -> None:
         self._arena = arena
         self._index = index
         self._states = states
         self._calls = calls
-        self._counters = calls[0].numpy(), calls[1].numpy()  # the same memory, quicker to count in
         self._graph: GraphState | None = None
 
     def fold(self, x: Tensor, channel_dim: int | None) -> None:
@@ -147,11 +145,12 @@ class Accumulator:
         arena = self._arena
         front = arena.front
         update_(x, channel_dim, *self._states[front])
-        self._counters[front][0] += 1
+        self._calls[front][0] += 1
 
     def bind(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
         """Have `site` fold tensors like `x` by itself, from now on."""
-        site.bind(x, channel_dim, self._states, self._calls)
+        calls = torch.from_numpy(self._calls[0]), torch.from_numpy(self._calls[1])
+        site.bind(x, channel_dim, self._states, calls)
 
     @property
     def states(self) -> tuple[State, State]:
@@ -160,7 +159,7 @@ class Accumulator:
 
     def count(self) -> None:
         """Count a tensor that was folded into the open step's state; under the lock."""
-        self._counters[self._arena.front][0] += 1
+        self._calls[self._arena.front][0] += 1
 
     def graph_state(self, site: GraphSite) -> GraphState:
         """What compiled graphs are to fold into; made once."""
@@ -177,7 +176,7 @@ class Accumulator:
 
     def is_empty(self) -> bool:
         """Whether nothing was folded into the open step."""
-        return not self._counters[self._arena.front][0]
+        return not self._calls[self._arena.front][0]
 
     @property
     def info(self) -> SiteInfo:
@@ -197,13 +196,15 @@ class Snapshot:
         self._buffer = buffer
         self._give_back = give_back
         self._released = False
+        self._taken = 0  # how many of the parts left empty rows behind
         # Sites that come later are not of this step, and what is said of a site may change.
         self._infos = arena.infos.copy()
-        observed = arena.observed(len(self._infos), buffer)
+        self._layout = arena.layout()
+        observed = arena.calls.first(len(self._infos), buffer)
         self._parts = [
             _Part(
                 shelf,
-                shelf.sites.copy(),
+                len(shelf.sites),
                 shelf.rows,
                 shelf.graphs.sites.copy(),
                 shelf.graphs.collect(buffer, observed),
@@ -215,49 +216,38 @@ class Snapshot:
     def to_record(self, step: int, rank: int) -> StepRecord:
         """Copy out the statistics of the sites that were observed in the step."""
         arena, buffer = self._arena, self._buffer
-        order = [site for part in self._parts for site in part.sites]
-        by_site = arena.observed(len(self._infos), buffer)
+        order, channels = self._layout
+        by_site = arena.calls.first(len(self._infos), buffer)
+        taken: list[Taken] = []
         for part in self._parts:
             with _aside(part.shelf.device, part.event):
                 by_site[part.graph_sites] += part.in_graphs.cpu().numpy()
+                taken.append(part.shelf.take(part.rows, part.sites, buffer))
+            self._taken += 1
         observed = by_site[order]
-        channels = np.array([self._infos[site].channels for site in order], np.int64)
         seen = observed > 0
         seen_rows = np.repeat(seen, channels)
-
-        moments = [np.empty((0, len(MOMENTS)))]
-        tallies = [np.empty((0, len(TALLIES)), np.int64)]
-        hist, channel_hist = [SparseCounts.empty(0)], [SparseCounts.empty(0)]
-        for shelf, sites, rows, _, _, event in self._parts:
-            with _aside(shelf.device, event):
-                for block in shelf.channels.first(rows, buffer):
-                    moments.append(block[0].cpu().numpy())
-                    tallies.append(block[1].cpu().numpy())
-                    channel_hist += [SparseCounts.from_dense(c.cpu().numpy()) for c in block[2:]]
-                for block in shelf.tensors.first(len(sites), buffer):
-                    hist += [SparseCounts.from_dense(c.cpu().numpy()) for c in block]
         return StepRecord(
             step=step,
             rank=rank,
-            sites=tuple(self._infos[site] for site, was in zip(order, seen, strict=True) if was),
+            sites=tuple(compress(map(self._infos.__getitem__, order), seen)),
             observed=observed[seen],
             offsets=_offsets(channels[seen]),
-            moments=_columns(moments, seen_rows),
-            tallies=_columns(tallies, seen_rows),
+            moments=_rows([part.moments for part in taken], len(MOMENTS), seen_rows),
+            tallies=_rows([part.tallies for part in taken], len(TALLIES), seen_rows),
             bins=arena.bins,
-            hist=_join(hist, seen),
+            hist=_keep(_join([part[2:5] for part in taken], len(order)), seen),
             channel_bins=arena.channel_bins,
-            channel_hist=_join(channel_hist, seen_rows),
+            channel_hist=_keep(_join([part[5:8] for part in taken], len(seen_rows)), seen_rows),
         )
 
     def release(self) -> None:
         """Make the buffer empty and give it back."""
         self._released = True
         try:
-            for shelf, sites, rows, *_ in self._parts:
-                with _aside(shelf.device):
-                    shelf.channels.clear(rows, self._buffer)
-                    shelf.tensors.clear(len(sites), self._buffer)
+            for part in self._parts[self._taken :]:
+                with _aside(part.shelf.device):
+                    part.shelf.clear(part.rows, part.sites, self._buffer)
             self._arena.calls.clear(len(self._infos), self._buffer)
         finally:
             self._give_back()
@@ -273,7 +263,7 @@ class _Part(NamedTuple):
     """What a snapshot has of one device."""
 
     shelf: _Shelf
-    sites: list[int]
+    sites: int
     rows: int
     graph_sites: list[int]
     in_graphs: Tensor
@@ -291,14 +281,11 @@ class _Shelf:
         """Channels of all sites together."""
         self.graphs = GraphStates(device)
 
-        def zeros(bins: Bins | None) -> list[Tensor]:
-            if bins is None:
-                return []
-            return [torch.zeros(1, bins.slots, dtype=torch.int64, device=device)]
-
         empty = [identity_moments(1, device), identity_tallies(1, device)]
-        self.channels = _Table(empty + zeros(channel_bins))
-        self.tensors = _Table(zeros(bins))
+        if channel_bins is not None:
+            empty.append(zeros(channel_bins.slots, device))
+        self._channels = Table(empty)
+        self._tensors = Table([] if bins is None else [zeros(bins.slots, device)])
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
 
@@ -306,8 +293,8 @@ class _Shelf:
         """The state of a new site in both buffers."""
         self.sites.append(site)
         self.rows += channels
-        moments, tallies, *channel_counts = self.channels.take(channels)
-        counts = self.tensors.take(1)
+        moments, tallies, *channel_counts = self._channels.take(channels)
+        counts = self._tensors.take(1)
 
         def state(buffer: int) -> State:
             return (
@@ -321,73 +308,52 @@ class _Shelf:
 
         return state(0), state(1)
 
+    def take(self, rows: int, sites: int, buffer: int) -> Taken:
+        """Take the states of the first rows and sites out, which are empty then."""
+        moments, tallies, *channel_counts = self._channels.first(rows, buffer)
+        counts = self._tensors.first(sites, buffer)
+        blocks = (moments, tallies, *(counts or [[]]), *(channel_counts or [[]]))
+        if self.device.type == "cpu":
+            return take_(*blocks)
+        taken = take_(*([block.cpu() for block in group] for group in blocks))
+        self.clear(rows, sites, buffer)
+        return taken
 
-class _Table:
-    """Rows of state in two buffers; grows by blocks, so that no row ever moves."""
-
-    def __init__(self, empty: Sequence[Tensor]) -> None:
-        """empty: what an empty row holds in each of the columns' groups, [1, columns] each."""
-        self._empty = empty
-        row_bytes = sum(row.nbytes for row in empty)
-        self._capacity = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
-        self._blocks: list[_Block] = []
-
-    def take(self, rows: int) -> list[Tensor]:
-        """The next rows, one view [2, rows, columns] a group."""
-        if not self._blocks or self._blocks[-1].free < rows:
-            self._blocks.append(_Block(self._empty, max(rows, self._capacity)))
-        return self._blocks[-1].take(rows)
-
-    def first(self, rows: int, buffer: int) -> Iterator[list[Tensor]]:
-        """The first `rows` rows that were taken: for each block one view [n, columns] a group."""
-        for block in self._blocks:
-            n = min(rows, block.used)
-            yield [group[buffer, :n] for group in block.groups]
-            rows -= n
-
-    def clear(self, rows: int, buffer: int) -> None:
-        """Make the first `rows` rows empty again."""
-        for block in self.first(rows, buffer):
-            for group, row in zip(block, self._empty, strict=True):
-                group.copy_(row)
+    def clear(self, rows: int, sites: int, buffer: int) -> None:
+        """Make the first rows and sites empty again."""
+        self._channels.clear(rows, buffer)
+        self._tensors.clear(sites, buffer)
 
 
-class _Block:
-    """Rows allocated at once."""
-
-    def __init__(self, empty: Sequence[Tensor], capacity: int) -> None:
-        self.groups = [row.repeat(2, capacity, 1) for row in empty]
-        self.used = 0
-        self.free = capacity
-
-    def take(self, rows: int) -> list[Tensor]:
-        start, self.used = self.used, self.used + rows
-        self.free -= rows
-        return [group[:, start : self.used] for group in self.groups]
+def _rows(parts: Sequence[Tensor], columns: int, keep: NDArray[np.bool_]) -> Any:
+    """Columns [columns, rows] of all devices as rows [rows, columns], those that `keep` says."""
+    if not parts:
+        return np.empty((0, columns))
+    joined = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)).numpy()
+    return joined.T if keep.all() else joined[:, keep].T
 
 
-_Number = TypeVar("_Number", np.float64, np.int64)
-
-
-def _columns(parts: Sequence[NDArray[_Number]], keep: NDArray[np.bool_]) -> NDArray[_Number]:
-    """The rows of `parts` that `keep` says, column by column, as they will be stored."""
-    columns: NDArray[_Number] = np.concatenate([part.T for part in parts], axis=1)
-    rows: NDArray[_Number] = (columns if keep.all() else columns[:, keep]).T
-    return rows
-
-
-def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _offsets(lengths: Int64) -> Int64:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
 
 
-def _join(parts: Sequence[SparseCounts], keep: NDArray[np.bool_]) -> SparseCounts:
-    """All rows of `parts` one after the other, but for those, all empty, that `keep` leaves out."""
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+def _join(parts: Sequence[Sequence[Tensor]], rows: int) -> SparseCounts:
+    """The histograms of all devices, `rows` of them; without bins they are empty."""
+    lengths = [np.diff(offsets.numpy()) for offsets, _, _ in parts]
+    if sum(map(len, lengths)) < rows or not parts:
+        return SparseCounts.empty(rows)
     return SparseCounts(
-        _offsets(lengths[keep] if len(lengths) else np.zeros(keep.sum(), np.int64)),
-        np.concatenate([part.slots for part in parts]),
-        np.concatenate([part.counts for part in parts]),
+        _offsets(np.concatenate(lengths)),
+        np.concatenate([slots.numpy() for _, slots, _ in parts]),
+        np.concatenate([counts.numpy() for _, _, counts in parts]),
     )
+
+
+def _keep(counts: SparseCounts, keep: NDArray[np.bool_]) -> SparseCounts:
+    """The rows that `keep` says; those that it leaves out are empty."""
+    if keep.all():
+        return counts
+    return SparseCounts(_offsets(np.diff(counts.offsets)[keep]), counts.slots, counts.counts)
 
 
 def _event(device: torch.device) -> torch.Event | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -60,12 +60,34 @@ changes no state, and the error names the argument and its place in the list.
 """
 
 
-def sparse_counts(dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The nonzero entries of ``dense``, int64 [rows, slots] on the CPU, contiguous.
+class Taken(NamedTuple):
+    """What `take_` returns."""
 
-    Row r has the entries ``offsets[r]:offsets[r + 1]`` of ``slots``, int32, and ``counts``, int64.
+    moments: Tensor
+    """float64 [5, rows]."""
+    tallies: Tensor
+    """int64 [5, rows]."""
+    offsets: Tensor
+    """int64 [tensors + 1]: histogram i has these entries of the next two."""
+    slots: Tensor
+    """int32: ascending in each histogram."""
+    counts: Tensor
+    """int64: not zero."""
+    channel_offsets: Tensor
+    """int64 [channels + 1]: and these three are the like for the channels' histograms."""
+    channel_slots: Tensor
+    channel_counts: Tensor
+
+
+def take_(
+    moments: list[Tensor], tallies: list[Tensor], counts: list[Tensor], channel_counts: list[Tensor]
+) -> Taken:
+    """Take the states out of their rows, which are left empty, without the GIL.
+
+    moments, tallies: blocks [rows, 5] on the CPU, with as many rows in all; one or more.
+    counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
     """
-    return cast(tuple[Tensor, Tensor, Tensor], torch.ops.hookstats.sparse_counts(dense))
+    return Taken(*torch.ops.hookstats.take_(moments, tallies, counts, channel_counts))
 
 
 def cpu_entry(params_size: int) -> int:
@@ -102,15 +124,6 @@ def _fake(*args: object, **kwargs: object) -> None:
     """Nothing to infer: the operators return nothing and change no shape."""
 
 
-def _fake_sparse_counts(dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    found = torch.library.get_ctx().new_dynamic_size()
-    return (
-        dense.new_empty(dense.shape[0] + 1),
-        dense.new_empty(found, dtype=torch.int32),
-        dense.new_empty(found),
-    )
-
-
 _library = torch.library.Library("hookstats", "IMPL")  # type: ignore[no-untyped-call]
 for _name, _kernel in (("update_", _fallback), ("update_many_", _fallback_many)):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -118,4 +131,3 @@ for _name, _kernel in (("update_", _fallback), ("update_many_", _fallback_many))
     # grad.
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"hookstats::{_name}", _fake, lib=_library)
-torch.library.register_fake("hookstats::sparse_counts", _fake_sparse_counts, lib=_library)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from hookstats.bins import Bins
 from hookstats.channel_stats import ChannelStats
-from hookstats.ops import sparse_counts
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -67,8 +66,12 @@ class SparseCounts:
         """The nonzero entries of ``dense``, int64 [rows, slots]."""
         if dense.ndim != 2:
             raise ValueError(f"dense: shape {dense.shape}, expected two dimensions (rows, slots)")
-        parts = sparse_counts(torch.from_numpy(np.require(dense, requirements=["C", "W"])))
-        return cls(*(part.numpy() for part in parts))
+        rows, width = dense.shape
+        flat = np.flatnonzero(dense != 0)  # twice as fast on booleans
+        offsets = np.searchsorted(flat, np.arange(rows + 1, dtype=np.int64) * width)
+        starts = np.repeat(np.arange(rows, dtype=np.int64) * width, np.diff(offsets))
+        slots = (flat - starts).astype(np.int32)
+        return cls(offsets.astype(np.int64), slots, dense.reshape(-1)[flat].astype(np.int64))
 
     def __getitem__(self, rows: slice) -> SparseCounts:
         """Some consecutive rows; shares the entries."""

@@ -53,11 +53,11 @@ def screen(
 
 
 def requests(browser: Any) -> list[str]:
-    """What was asked for since the last call, data and blobs in the page aside."""
+    """What was asked for since the last call, but for data in the page and the browser's own."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = [
         message["params"]["request"]["url"]
         for message in messages
         if message["method"] == "Network.requestWillBeSent"
     ]
-    return [url for url in urls if not url.startswith(("data:", "blob:"))]
+    return [url for url in urls if not url.startswith(("data:", "blob:", "chrome:"))]

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -119,26 +118,6 @@ def test_many_and_large_sites_need_several_blocks() -> None:
     assert np.diff(record.offsets).tolist() == channels
     for i in (0, 8, 9, 10, 11, 100, 311):
         assert_stats(record[str(i), "output"], [tensors[i]], 1)
-
-
-def test_only_a_sites_first_tensor_allocates() -> None:
-    arena = Arena(LogBins(), LINEAR)
-    site = accumulator(arena, "a", 3)
-    for _ in range(3):
-        close(arena)
-
-    def tables() -> Iterator[int]:
-        for shelf in arena.shelves.values():
-            for table in (shelf.channels, shelf.tensors):
-                for block in table.first(3, 0):
-                    yield from (group.data_ptr() for group in block)
-
-    before = list(tables())
-    for _ in range(4):
-        site.fold(torch.randn(4, 3), 1)
-        close(arena)
-    assert list(tables()) == before
-    assert len(before) == 4
 
 
 def test_swap_waits_until_the_step_before_is_released() -> None:

@@ -258,7 +258,7 @@ def test_an_output_that_holds_itself_disables_the_module_alone() -> None:
 
     model = nn.Sequential(Lambda(knot), Lambda(lambda knotted: knotted[0] * 2))
     with hs.watch(model, kinds=("output",), bins=None) as w:
-        with pytest.warns(RuntimeWarning, match="output of '0' no more: RecursionError"):
+        with pytest.warns(RuntimeWarning, match=r"output.* of '0' no more: "):
             y = model(torch.ones(2, 3))
         w.step()
         assert_stats(w.latest["1", "output"], [y], -1)

@@ -368,23 +368,6 @@ def test_opcheck(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-def test_opcheck_of_sparse_counts() -> None:
-    dense = torch.tensor([[0, 3, 0], [0, 0, 0], [1, 0, 2]])
-    torch.library.opcheck(torch.ops.hookstats.sparse_counts.default, (dense,))
-    found = ops.sparse_counts(dense)
-    assert [part.tolist() for part in found] == [[0, 1, 1, 3], [1, 0, 2], [3, 1, 2]]
-
-
-@pytest.mark.parametrize(
-    "dense",
-    [torch.zeros(3, dtype=torch.int64), torch.zeros(2, 3), torch.zeros(2, 3, dtype=int).T],
-)
-def test_sparse_counts_refuses_other_tensors(dense: Tensor) -> None:
-    with pytest.raises(RuntimeError, match=r"expected a contiguous tensor of Long \[rows, slots\]"):
-        ops.sparse_counts(dense)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_compiled_graphs_keep_the_update() -> None:
     got = fold(lambda *_: None, normal(4, 3), 1, LOG, LINEAR)
 

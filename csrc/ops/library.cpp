@@ -14,9 +14,12 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "update_many_(Tensor[] xs, int? channel_dim, Tensor(a!)[] moments, Tensor(b!)[] tallies, "
       "Tensor(c!)[] counts, Tensor? bins, Tensor(d!)[] channel_counts, Tensor? channel_bins, "
       "Tensor? scale=None) -> ()");
-  // The nonzero entries of int64 [rows, slots]: offsets int64 [rows + 1] into slots int32 and
-  // counts int64, row by row.
-  m.def("sparse_counts(Tensor dense) -> (Tensor offsets, Tensor slots, Tensor counts)");
+  // Takes the states out of blocks of rows on the CPU, which it leaves empty: moments and tallies
+  // by column, [5, rows], and the nonzero entries of the histograms, row by row (cpu/take.h).
+  m.def(
+      "take_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
+      "Tensor(d!)[] channel_counts) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+      "Tensor)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
   // The address of the function that folds a cpu::UpdateParams in, for the C++ hooks.
