@@ -221,7 +221,8 @@ class Snapshot:
         taken: list[Taken] = []
         for part in self._parts:
             with _aside(part.shelf.device, part.event):
-                by_site[part.graph_sites] += part.in_graphs.cpu().numpy()
+                if part.graph_sites:
+                    by_site[part.graph_sites] += part.in_graphs.cpu().numpy()
                 taken.append(part.shelf.take(part.rows, part.sites, buffer))
             self._taken += 1
         observed = by_site[order]
