@@ -26,6 +26,7 @@ from hookstats.leaves import Leaf, argument_leaves, leaves
 from hookstats.sharding import is_distributed, is_plain
 from hookstats.sites import Site, Sites, unreadable
 from hookstats.traced import TracedHook, run_untraced
+from hookstats.views import ViewPart
 
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -167,15 +168,12 @@ class BaseHook(Hook):
     That is the gradient of the values at the view's place, also where others use the base.
     """
 
-    __slots__ = ("_base_stride", "_hook", "_offset", "_shape", "_stride")
+    __slots__ = ("_hook", "_part")
     __torch_unserializable__ = True
 
     def __init__(self, hook: GradientHook, view: Tensor, base: Tensor) -> None:
         self._hook = hook
-        self._shape = view.shape
-        self._stride = view.stride()
-        self._offset = view.storage_offset() - base.storage_offset()
-        self._base_stride = base.stride()
+        self._part = ViewPart(view, base)
 
     def __call__(self, gradient: Tensor | None) -> None:
         hook = self._hook
@@ -184,21 +182,11 @@ class BaseHook(Hook):
         try:
             with DisableTorchFunction():
                 taken = is_plain(gradient) and not unreadable(gradient)
-                part = self._of_view(gradient.detach()) if taken else gradient
+                part = self._part.of(gradient.detach()) if taken else gradient
         except Exception as error:
             hook.site.disable(error)
         else:
             hook.hand_on(hook.site.receive if taken else hook.site.refuse, part)
-
-    def _of_view(self, gradient: Tensor) -> Tensor:
-        """The part of the base's gradient that lies where the view lies in the base."""
-        if gradient.stride() != self._base_stride:
-            laid_out = torch.empty_strided(
-                gradient.shape, self._base_stride, dtype=gradient.dtype, device=gradient.device
-            )
-            gradient = laid_out.copy_(gradient)
-        offset = gradient.storage_offset() + self._offset
-        return gradient.as_strided(self._shape, self._stride, offset)
 
 
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:

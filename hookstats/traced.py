@@ -26,6 +26,7 @@ from hookstats.leaves import Leaf
 from hookstats.once_ops import count_once_, update_once_
 from hookstats.ops import update_
 from hookstats.sites import Sites
+from hookstats.views import ViewPart
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -316,19 +317,8 @@ class _BaseGradient:
 
     def __init__(self, hook: _Gradient, view: Tensor, base: Tensor) -> None:
         self._hook = hook
-        self._shape = view.shape
-        self._stride = view.stride()
-        self._offset = view.storage_offset() - base.storage_offset()
-        self._base_stride = base.stride()
+        self._part = ViewPart(view, base)
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is None or not self._hook.is_replaced():
-            return
-        gradient = gradient.detach()
-        if gradient.stride() != self._base_stride:
-            laid_out = torch.empty_strided(
-                gradient.shape, self._base_stride, dtype=gradient.dtype, device=gradient.device
-            )
-            gradient = laid_out.copy_(gradient)
-        offset = gradient.storage_offset() + self._offset
-        self._hook.fold(gradient.as_strided(self._shape, self._stride, offset))
+        if gradient is not None and self._hook.is_replaced():
+            self._hook.fold(self._part.of(gradient.detach()))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint
 
-from hookstats import hooks
+from hookstats import hooks, views
 from hookstats.hooks import Inert
 from hookstats.watch import KINDS, Watch, watch
 
@@ -464,7 +464,7 @@ def test_a_gradient_that_fails_leaves_the_backward_alone(monkeypatch: pytest.Mon
         raise RuntimeError("no part")
 
     model = nn.Linear(3, 3)
-    monkeypatch.setattr(hooks.BaseHook, "_of_view", broken)
+    monkeypatch.setattr(views.ViewPart, "of", broken)
     with watch(model, kinds=("grad_output",)) as w:
         with pytest.warns(RuntimeWarning, match="grad_output of ''.*no part"):
             model(torch.randn(2, 4, 3)).relu_().sum().backward()

@@ -168,7 +168,7 @@ class SuddenShift(Rule):
         down = np.isfinite(now) & (shift < -least) & ~gradient
         for site, others in _first_of_kind(record, enough & (up | down)):
             says = (
-                f"has an rms of {history.rms[site]:.3g}, 2**{shift[site]:.1f} times what it was "
+                f"has an rms of {history.rms[site]:.3g}, {2.0 ** shift[site]:.3g} times what it was "
                 f"in the steps before{_and(others)}"
             )
             yield self.alert(record, site, says, shift[site])
