@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from types import ModuleType
 
 import pytest
 import torch
 from commands import Result, call, spawn
 
-from hookstats import ops
+from hookstats import native, ops
 from hookstats.cli.doctor import OPTIONAL
 
 
@@ -77,12 +76,9 @@ def test_missing_libraries_have_the_command_that_installs_them(monkeypatch) -> N
         assert report(result)[name] == said
 
 
-def test_cpp_hooks_are_asked_for_in_one_place(monkeypatch) -> None:
-    native = ModuleType("hookstats.native")
-    monkeypatch.setitem(sys.modules, "hookstats.native", native)
-    native.why_not = None
+def test_the_reason_for_no_cpp_hooks_is_said(monkeypatch) -> None:
     assert report(call("doctor"))["C++ hooks"] == "yes"
-    native.why_not = "built for torch 2.12.0"
+    monkeypatch.setattr(native, "why_not", "built for torch 2.12.0")
     assert report(call("doctor"))["C++ hooks"] == "no: built for torch 2.12.0"
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from hookstats import reference, state
+from hookstats import native, reference, state
 from hookstats._version import __version__
 from hookstats.bins import LogBins
 from hookstats.cli.output import describe
@@ -115,10 +115,6 @@ def _cuda() -> str:
 
 def _native() -> str:
     """Whether the hooks written in C++ are in use, and if not, why."""
-    try:
-        native = importlib.import_module("hookstats.native")
-    except ModuleNotFoundError:
-        return "no: this version has none, the hooks are Python"
     return "yes" if native.why_not is None else f"no: {native.why_not}"
 
 

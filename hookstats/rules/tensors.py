@@ -167,10 +167,8 @@ class SuddenShift(Rule):
         up = (shift > least) & (~gradient | parameter)
         down = np.isfinite(now) & (shift < -least) & ~gradient
         for site, others in _first_of_kind(record, enough & (up | down)):
-            says = (
-                f"has an rms of {history.rms[site]:.3g}, {2.0 ** shift[site]:.3g} times what it was "
-                f"in the steps before{_and(others)}"
-            )
+            times = f"{2.0 ** shift[site]:.3g} times what it was in the steps before"
+            says = f"has an rms of {history.rms[site]:.3g}, {times}{_and(others)}"
             yield self.alert(record, site, says, shift[site])
 
 
