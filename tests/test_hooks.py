@@ -364,7 +364,7 @@ def test_live_tensors_do_not_grow() -> None:
         w.step()
         del loss
         counts.append(count())
-    assert counts[3:] == counts[3:4] * 9
+    assert counts[4:8] == counts[8:]  # every second step has no gradients to record
     w.close()
 
 

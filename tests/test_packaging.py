@@ -213,7 +213,13 @@ def test_where_the_hooks_do_not_compile_the_python_hooks_serve(project: Path) ->
     assert build.returncode == 0, build.stdout + build.stderr
     assert "hookstats: built the CPU operators with " in build.stdout
     assert "hookstats: C++ hooks: not built, the Python hooks will serve (" in build.stdout
-    use = "import hookstats as hs; print(hs.native.hooks, hs.__file__)"
+    use = (
+        "import sys\n"  # an editable install would find what is missing here
+        "editable = lambda finder: '__editable__' in getattr(finder, '__module__', '')\n"
+        "sys.meta_path[:] = [finder for finder in sys.meta_path if not editable(finder)]\n"
+        "import hookstats as hs\n"
+        "print(hs.native.hooks, hs.__file__)\n"
+    )
     used = run(sys.executable, "-c", use, cwd=project)
     assert used.stdout == f"None {project / 'hookstats' / '__init__.py'}\n", used.stderr
     assert "RuntimeWarning: hookstats: no C++ hooks" in used.stderr
