@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,7 +55,7 @@ class Arena:
         self.stalls = 0
         """How often a swap had to wait until the step before was read out."""
         self.shelves: dict[torch.device, _Shelf] = {}
-        self._layout: tuple[list[int], Int64] = [], np.empty(0, np.int64)
+        self._layout: tuple[list[int], Int64] = [], np.zeros(1, np.int64)
         self._pid = os.getpid()
         self._back_is_free = threading.Event()
         self._back_is_free.set()
@@ -74,10 +75,11 @@ class Arena:
         return Accumulator(self, index, states, calls)
 
     def layout(self) -> tuple[list[int], Int64]:
-        """The sites in order of their rows, and how many channels each of these has; cached."""
-        if len(self._layout[0]) != len(self.infos):
+        """The sites in order of their rows, and where each has its first, int64 [sites + 1]."""
+        if len(self._layout[0]) != len(self.infos):  # else it is that of the step before
             order = [site for shelf in self.shelves.values() for site in shelf.sites]
-            self._layout = order, np.array([self.infos[site].channels for site in order], np.int64)
+            channels = np.array([self.infos[site].channels for site in order], np.int64)
+            self._layout = order, _offsets(channels)
         return self._layout
 
     def native_site(self, site: object) -> _hooks.Site | None:
@@ -216,7 +218,7 @@ class Snapshot:
     def to_record(self, step: int, rank: int) -> StepRecord:
         """Copy out the statistics of the sites that were observed in the step."""
         arena, buffer = self._arena, self._buffer
-        order, channels = self._layout
+        order, offsets = self._layout
         by_site = arena.calls.first(len(self._infos), buffer)
         taken: list[Taken] = []
         for part in self._parts:
@@ -225,22 +227,20 @@ class Snapshot:
                     by_site[part.graph_sites] += part.in_graphs.cpu().numpy()
                 taken.append(part.shelf.take(part.rows, part.sites, buffer))
             self._taken += 1
-        observed = by_site[order]
-        seen = observed > 0
-        seen_rows = np.repeat(seen, channels)
-        return StepRecord(
+        record = StepRecord(
             step=step,
             rank=rank,
-            sites=tuple(compress(map(self._infos.__getitem__, order), seen)),
-            observed=observed[seen],
-            offsets=_offsets(channels[seen]),
-            moments=_rows([part.moments for part in taken], len(MOMENTS), seen_rows),
-            tallies=_rows([part.tallies for part in taken], len(TALLIES), seen_rows),
+            sites=tuple(map(self._infos.__getitem__, order)),
+            observed=by_site[order],
+            offsets=offsets,
+            moments=_rows([part.moments for part in taken], len(MOMENTS)),
+            tallies=_rows([part.tallies for part in taken], len(TALLIES)),
             bins=arena.bins,
-            hist=_keep(_join([part[2:5] for part in taken], len(order)), seen),
+            hist=_join([part[2:5] for part in taken], len(order)),
             channel_bins=arena.channel_bins,
-            channel_hist=_keep(_join([part[5:8] for part in taken], len(seen_rows)), seen_rows),
+            channel_hist=_join([part[5:8] for part in taken], int(offsets[-1])),
         )
+        return record if record.observed.all() else _observed(record)
 
     def release(self) -> None:
         """Make the buffer empty and give it back."""
@@ -326,35 +326,53 @@ class _Shelf:
         self._tensors.clear(sites, buffer)
 
 
-def _rows(parts: Sequence[Tensor], columns: int, keep: NDArray[np.bool_]) -> Any:
-    """Columns [columns, rows] of all devices as rows [rows, columns], those that `keep` says."""
+# Few calls: in each that is long NumPy and torch give the GIL up, and the training has to yield it.
+
+
+def _rows(parts: Sequence[Tensor], columns: int) -> Any:
+    """Columns [columns, rows] of all devices as rows [rows, columns]."""
     if not parts:
         return np.empty((0, columns))
-    joined = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)).numpy()
-    return joined.T if keep.all() else joined[:, keep].T
-
-
-def _offsets(lengths: Int64) -> Int64:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    return (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)).numpy().T
 
 
 def _join(parts: Sequence[Sequence[Tensor]], rows: int) -> SparseCounts:
     """The histograms of all devices, `rows` of them; without bins they are empty."""
-    lengths = [np.diff(offsets.numpy()) for offsets, _, _ in parts]
-    if sum(map(len, lengths)) < rows or not parts:
+    if sum(len(offsets) - 1 for offsets, _, _ in parts) < rows or not parts:
         return SparseCounts.empty(rows)
+    if len(parts) == 1:
+        return SparseCounts(*(part.numpy() for part in parts[0]))
     return SparseCounts(
-        _offsets(np.concatenate(lengths)),
+        _offsets(np.concatenate([np.diff(offsets.numpy()) for offsets, _, _ in parts])),
         np.concatenate([slots.numpy() for _, slots, _ in parts]),
         np.concatenate([counts.numpy() for _, _, counts in parts]),
     )
 
 
+def _observed(record: StepRecord) -> StepRecord:
+    """`record` without the sites that were not observed, whose rows are empty."""
+    seen = record.observed > 0
+    channels = np.diff(record.offsets)
+    rows = np.repeat(seen, channels)
+    return replace(
+        record,
+        sites=tuple(compress(record.sites, seen)),
+        observed=record.observed[seen],
+        offsets=_offsets(channels[seen]),
+        moments=record.moments.T[:, rows].T,
+        tallies=record.tallies.T[:, rows].T,
+        hist=_keep(record.hist, seen),
+        channel_hist=_keep(record.channel_hist, rows),
+    )
+
+
 def _keep(counts: SparseCounts, keep: NDArray[np.bool_]) -> SparseCounts:
     """The rows that `keep` says; those that it leaves out are empty."""
-    if keep.all():
-        return counts
     return SparseCounts(_offsets(np.diff(counts.offsets)[keep]), counts.slots, counts.counts)
+
+
+def _offsets(lengths: Int64) -> Int64:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
 
 
 def _event(device: torch.device) -> torch.Event | None:

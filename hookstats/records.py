@@ -27,7 +27,8 @@ class SiteInfo(NamedTuple):
 
     ``name`` is the qualified name of a module or parameter ("" is the root module); ``kind`` says
     which tensor, with the path of the leaf: "output", "output[1]", "grad_output", "param_grad".
-    ``shape`` and ``dtype`` (such as "float32") are those of the last tensor seen in the step;
+    ``shape`` and ``dtype`` (such as "float32") are those of the last tensor seen in the step, with
+    -1 for sizes that compiled graphs leave open;
     ``channel_dim`` is None where the whole tensor is one channel.
     """
 

@@ -119,7 +119,8 @@ class Watch:
     def step(self) -> None:
         """Close a step by hand: once an iteration where `watch` was given no optimizer.
 
-        Without an optimizer, parameters and their gradients are observed here.
+        Without an optimizer, parameters and their gradients are observed here. With some, it closes
+        a step that they left open: one that a GradScaler skipped, or in which not all of them step.
         """
         self._check_open()
         if not self._optimizers and self._arena.recording:
@@ -230,8 +231,12 @@ class Watch:
 
     def _stepped_by(self, optimizer: int) -> None:
         """An optimizer steps; the last of them closes the step."""
-        self._stepped.add(optimizer)
-        if len(self._stepped) == self._optimizers:
+        with self._arena.lock:  # in a backward, they may step on several threads
+            self._stepped.add(optimizer)
+            is_last = len(self._stepped) == self._optimizers
+            if is_last:
+                self._stepped.clear()
+        if is_last:
             self._close_step()
 
     def _close_step(self) -> None:
