@@ -137,7 +137,8 @@ class Site:
             return self._fail(tensor, error)
 
     def _fail(self, tensor: Tensor, error: Exception) -> str:
-        if not _has_storage(tensor):  # batched by the vmap of autograd.grad, to name one
+        # Batched by the vmap of autograd.grad, or freed as shards are, to name two.
+        if not _has_storage(tensor) or not tensor.untyped_storage().nbytes():
             return "no storage"
         return self.disable(error)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._C import _current_graph_task_id
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch._C._functorch import maybe_current_level
-from torch.compiler import allow_in_graph, assume_constant_result, is_exporting
+from torch.compiler import allow_in_graph, is_exporting
 
 from hookstats.accumulators import Arena
 from hookstats.graph_states import AWAITED, RECOMPUTED, State
@@ -49,13 +49,25 @@ def run_untraced(function: Callable[..., object]) -> None:
 
 
 def _while_tracing(function: _Function) -> _Function:
-    return assume_constant_result(function)  # type: ignore[no-any-return, no-untyped-call]
+    # All that torch.compiler.assume_constant_result does, but for importing dynamo: a second.
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+_in_graph_functions: list[Callable[..., Any]] = []
 
 
 def _in_graph(function: _Function) -> _Function:
-    # Its result is nothing, and so nothing but this keeps a backend from leaving it out.
-    torch.fx.node.has_side_effect(function)
-    return allow_in_graph(function)  # type: ignore[no-any-return, no-untyped-call]
+    _in_graph_functions.append(function)
+    return function
+
+
+def _allow_in_graph() -> None:
+    """Tell dynamo of the functions that it is to put into graphs; where it traces, it is there."""
+    while _in_graph_functions:
+        function = allow_in_graph(_in_graph_functions.pop())  # type: ignore[no-untyped-call]
+        # Its result is nothing, and so nothing but this keeps a backend from leaving it out.
+        torch.fx.node.has_side_effect(function)
 
 
 class TracedHook:
@@ -114,6 +126,7 @@ class _Plan:
 @_while_tracing
 def _hookstats_in_transform() -> bool:
     """Whether the code is transformed by torch.func, which nothing outside may be changed in."""
+    _allow_in_graph()  # this function is the first that a trace runs
     return maybe_current_level() is not None
 
 

@@ -1,5 +1,7 @@
 """Settings of the tests that pyproject.toml cannot hold."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -15,6 +17,15 @@ settings.load_profile("hookstats")
 def seed() -> None:
     """The same random tensors in every run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads only slow small tensors down where cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["c++", "python"])

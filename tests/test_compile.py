@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import subprocess
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -666,3 +668,14 @@ def test_once_operators_skip_backwards() -> None:
     assert (given[3].sum(), calls, recomputed) == (0, 0, 1)
     again(y)
     assert (given[3][:, state.COUNT].tolist(), calls, recomputed) == ([4, 4, 4], 1, 1)
+
+
+def test_dynamo_is_not_imported_where_nothing_is_compiled() -> None:
+    code = (
+        "import sys, torch, hookstats\n"
+        "with hookstats.watch(torch.nn.Linear(2, 2)) as w:\n"
+        "    w.step()\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 import hookstats as hs
 from hookstats.watch import KINDS, MODULE_KINDS
 
-pytestmark = pytest.mark.usefixtures("hooks_in")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads only slow small tensors down where cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread")
 
 
 class Lambda(nn.Module):
@@ -264,6 +255,22 @@ def test_an_output_that_holds_itself_disables_the_module_alone() -> None:
             y = model(torch.ones(2, 3))
         w.step()
         assert_stats(w.latest["1", "output"], [y], -1)
+
+
+def test_an_output_whose_memory_was_freed_is_skipped() -> None:
+    def freed(x: Tensor) -> Tensor:
+        y = x.clone()
+        y.untyped_storage().resize_(0)
+        return y
+
+    model = nn.Sequential(Lambda(torch.clone))
+    with hs.watch(model, kinds=("output",)) as w:
+        model(torch.ones(4, 3))
+        model[0].function = freed
+        model(torch.ones(4, 3))
+        w.step()
+        row = w.coverage()["0", "output"]
+        assert (row.observed, row.skipped, row.error) == (1, {"no storage": 1}, None)
 
 
 # Gradients

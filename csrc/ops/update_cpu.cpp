@@ -130,6 +130,8 @@ cpu::UpdateParams check(const Fold& fold, std::optional<int64_t> channel_dim, co
     params.channel_counts = static_cast<int64_t*>(fold.channel_counts->mutable_data_ptr());
   }
   params.data = x.const_data_ptr();
+  STD_TORCH_CHECK(params.data != nullptr || params.view.numel() == 0, Name{"x", index},
+                  " has shape ", shape_of(x), " and no memory; expected one that is not freed");
   params.moments = static_cast<double*>(fold.moments.mutable_data_ptr());
   params.tallies = static_cast<int64_t*>(fold.tallies.mutable_data_ptr());
   return params;
