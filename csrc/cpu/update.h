@@ -3,25 +3,9 @@
 
 #include <cstdint>
 
-#include "core/bins.h"
-#include "core/channel_view.h"
-#include "core/dtype.h"
-#include "core/state.h"
+#include "core/update_params.h"
 
 namespace hookstats::cpu {
-
-struct UpdateParams {
-  const void* data;
-  DType dtype;
-  ChannelView view;
-  double* moments;          // [channels, kMomentColumns]
-  int64_t* tallies;         // [channels, kTallyColumns]
-  Bins tensor_bins;         // one histogram of the tensor, into
-  int64_t* tensor_counts;   // [tensor_bins.slots()]
-  Bins channel_bins;        // one histogram a channel, into
-  int64_t* channel_counts;  // [channels, channel_bins.slots()]
-  float scale = 1.0f;       // what values are divided by, as wide as core/dtype.h widens them
-};
 
 // Calls body(begin, end, context) on disjoint ranges that cover [0, tasks), on any threads.
 using ParallelFor = void (*)(int64_t tasks, void (*body)(int64_t begin, int64_t end, void* context),

@@ -6,11 +6,11 @@
 #include <atomic>
 #include <mutex>
 
-#include "cpu/update.h"
+#include "core/update_params.h"
 
 namespace hookstats::hooks {
 
-using Update = void (*)(const cpu::UpdateParams&);
+using Update = void (*)(const UpdateParams&);
 
 // Lock order: nobody waits for `mutex` while holding the GIL. So the GIL may be taken, and Python
 // be run, under the mutex, and backward threads need no GIL at all.

@@ -44,7 +44,7 @@ void define_hook(py::module_& m, const char* name) {
 
 PYBIND11_MODULE(_hooks, m) {
   m.attr("TORCH_VERSION") = TORCH_VERSION;
-  m.attr("PARAMS_SIZE") = sizeof(cpu::UpdateParams);
+  m.attr("PARAMS_SIZE") = sizeof(UpdateParams);
 
   py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
       .def(py::init([](size_t update_cpu) {

@@ -103,7 +103,7 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
                                              {},
                                              {},
                                              {}});
-  cpu::UpdateParams params{};
+  UpdateParams params{};
   params.dtype = *dtype;
   params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim);
   params.tensor_bins = read_bins(bound->states[0].bins, bound->tensor_edges);
@@ -122,12 +122,12 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
 
 void Site::fold(const at::Tensor& x) {
   Bound& bound = *bound_;
-  cpu::UpdateParams& params = bound.params[arena_->front];
+  UpdateParams& params = bound.params[arena_->front];
   if (x.strides() != bound.strides) {
     bound.strides = x.strides().vec();
     const ChannelView view = channel_view(x.sizes().data(), x.strides().data(),
                                           static_cast<int>(x.dim()), bound.channel_dim);
-    for (cpu::UpdateParams& each : bound.params) each.view = view;
+    for (UpdateParams& each : bound.params) each.view = view;
   }
   params.data = x.const_data_ptr();
   arena_->update_cpu(params);

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/update.h"
+#include "core/update_params.h"
 #include "hooks/arena.h"
 
 namespace hookstats::hooks {
@@ -77,7 +77,7 @@ class Site {
     at::Device device;
     std::vector<int64_t> sizes, strides;
     int channel_dim;  // or -1
-    std::array<cpu::UpdateParams, 2> params;
+    std::array<UpdateParams, 2> params;
     // What the pointers in `params` point into.
     std::array<State, 2> states;
     std::array<at::Tensor, 2> calls;

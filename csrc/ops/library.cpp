@@ -22,6 +22,6 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "Tensor)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
-  // The address of the function that folds a cpu::UpdateParams in, for the C++ hooks.
+  // The address of the function that folds UpdateParams in, for the C++ hooks.
   m.def("cpu_entry(int params_size) -> int");
 }

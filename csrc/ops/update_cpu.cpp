@@ -95,8 +95,8 @@ struct Fold {
 };
 
 // Checks one fold. `index` is its place in the lists, or -1.
-cpu::UpdateParams check(const Fold& fold, std::optional<int64_t> channel_dim, const Bins& bins,
-                        const Bins& channel_bins, int64_t index) {
+UpdateParams check(const Fold& fold, std::optional<int64_t> channel_dim, const Bins& bins,
+                   const Bins& channel_bins, int64_t index) {
   const Tensor& x = fold.x;
   const Name name{index < 0 ? "x" : "xs", index};
   STD_TORCH_CHECK(x.is_cpu(), name, " is not on the CPU, the device of the first tensor");
@@ -108,7 +108,7 @@ cpu::UpdateParams check(const Fold& fold, std::optional<int64_t> channel_dim, co
                     shape_of(x));
     dim = *channel_dim < 0 ? *channel_dim + dims : *channel_dim;
   }
-  cpu::UpdateParams params{};
+  UpdateParams params{};
   const std::optional<DType> dtype = dtype_of(x.scalar_type());
   STD_TORCH_CHECK(dtype.has_value(), name, " has dtype ", x.scalar_type(),
                   "; expected a real floating point, integer or bool dtype");
@@ -206,7 +206,7 @@ void update_many_cpu(std::vector<Tensor> xs, std::optional<int64_t> channel_dim,
   const Bins read = read_bins(bins, "bins", scratch.tensor_edges);
   const Bins channel_read = read_bins(channel_bins, "channel_bins", scratch.channel_edges);
   const float divisor = read_scale(scale);
-  std::vector<cpu::UpdateParams> params;
+  std::vector<UpdateParams> params;
   params.reserve(xs.size());
   for (size_t i = 0; i < xs.size(); ++i) {
     const Fold fold{xs[i], moments[i], tallies[i], bins ? &counts[i] : nullptr,
@@ -222,11 +222,11 @@ void update_many_cpu(std::vector<Tensor> xs, std::optional<int64_t> channel_dim,
 }
 
 // For the C++ hooks, a library of their own that was built with this one.
-void update_params(const cpu::UpdateParams& params) { cpu::update(params, parallel_for); }
+void update_params(const UpdateParams& params) { cpu::update(params, parallel_for); }
 
 int64_t cpu_entry(int64_t params_size) {
-  STD_TORCH_CHECK(params_size == int64_t{sizeof(cpu::UpdateParams)}, "params_size is ", params_size,
-                  "; expected ", sizeof(cpu::UpdateParams), ", that of the same build");
+  STD_TORCH_CHECK(params_size == int64_t{sizeof(UpdateParams)}, "params_size is ", params_size,
+                  "; expected ", sizeof(UpdateParams), ", that of the same build");
   return reinterpret_cast<int64_t>(&update_params);
 }
 

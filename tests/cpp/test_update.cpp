@@ -105,9 +105,9 @@ void each_element(const Case& c, F&& f) {
   }
 }
 
-cpu::UpdateParams params_of(const Case& c, State& state, const Bins& tensor_bins,
-                            const Bins& channel_bins) {
-  cpu::UpdateParams params{};
+UpdateParams params_of(const Case& c, State& state, const Bins& tensor_bins,
+                       const Bins& channel_bins) {
+  UpdateParams params{};
   params.data = c.memory.data();
   params.dtype = c.dtype;
   params.view = channel_view(c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
@@ -311,7 +311,7 @@ void check_many() {
   for (const cpu::ParallelFor parallel_for : {serial, threads<2>, threads<5>}) {
     std::vector<State> states;
     for (const Case& c : cases) states.emplace_back(channels_of(c), log, linear);
-    std::vector<cpu::UpdateParams> params;
+    std::vector<UpdateParams> params;
     for (size_t i = 0; i < cases.size(); ++i) {
       params.push_back(params_of(cases[i], states[i], log, linear));
     }

@@ -1,0 +1,27 @@
+// The arguments of one update: a tensor, and the state of its channels that it is folded into.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bins.h"
+#include "core/channel_view.h"
+#include "core/dtype.h"
+#include "core/state.h"
+
+namespace hookstats {
+
+// All memory is the device's that computes.
+struct UpdateParams {
+  const void* data;
+  DType dtype;
+  ChannelView view;
+  double* moments;          // [channels, kMomentColumns]
+  int64_t* tallies;         // [channels, kTallyColumns]
+  Bins tensor_bins;         // one histogram of the tensor, into
+  int64_t* tensor_counts;   // [tensor_bins.slots()]
+  Bins channel_bins;        // one histogram a channel, into
+  int64_t* channel_counts;  // [channels, channel_bins.slots()]
+  float scale = 1.0f;       // what values are divided by, as wide as core/dtype.h widens them
+};
+
+}  // namespace hookstats
