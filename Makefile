@@ -29,7 +29,7 @@ CXX_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' 2>/dev/nul
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
 PRESETS := default asan tsan
 
-.PHONY: help demo test test-sanitizers pytest build lint format bench clean $(PRESETS:%=ctest-%)
+.PHONY: help demo test test-sanitizers pytest build lint format docs bench clean $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -37,7 +37,7 @@ help:  ## List the targets
 demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was seen
 	$(BIN)/python -m hookstats demo
 
-test: lint pytest $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, pytest, CTest plain and sanitized
+test: lint docs pytest $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, docs, pytest, CTest plain and sanitized
 	@echo
 	@for preset in $(PRESETS); do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done
@@ -66,6 +66,10 @@ format: $(STAMPS)/dev  ## Format the Python and the C++
 	ruff check --fix
 	ruff format
 	clang-format -i $(CXX_FILES)
+
+docs: $(STAMPS)/dev  ## Build the documentation into build/docs, warnings as errors
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs build/docs
+	@echo "docs: build/docs/index.html"
 
 bench: $(STAMPS)/dev  ## Run the benchmarks, grouped by case
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-quiet --benchmark-group-by=group --benchmark-json=build/bench.json

@@ -106,14 +106,14 @@ class LinearBins(Bins):
 class LogBins(Bins):
     """Bins by a float32's own sign, exponent and first `subdivision_bits` mantissa bits.
 
-    Every octave 2**e <= |x| < 2**(e + 1), e in min_exponent..max_exponent, has
-    2**subdivision_bits bins of equal width a sign; exactly zero (of either sign) has the middle
+    Every octave ``2**e <= |x| < 2**(e + 1)``, e in min_exponent..max_exponent, has
+    ``2**subdivision_bits`` bins of equal width a sign; exactly zero (of either sign) has the middle
     bin to itself. The defaults have a bin for every finite float32: no range to choose.
     Exponent -127 stands for the subnormals. A greater `min_exponent` adds one bin a sign for
-    0 < |x| < 2**min_exponent; values of 2**(max_exponent + 1) and beyond are overflow, or underflow
-    where negative. float64 and integers are rounded toward zero to float32 first, but finite
-    values beyond float32's range are overflow or underflow, and a nonzero never becomes zero.
-    A negative bin holds its right edge, a positive bin its left one.
+    ``0 < |x| < 2**min_exponent``; values of ``2**(max_exponent + 1)`` and beyond are overflow, or
+    underflow where negative. float64 and integers are rounded toward zero to float32 first, but
+    finite values beyond float32's range are overflow or underflow, and a nonzero never becomes
+    zero. A negative bin holds its right edge, a positive bin its left one.
 
     Raises:
         ValueError: subdivision_bits outside 0..7; an exponent outside -127..127;

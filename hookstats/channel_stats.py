@@ -17,10 +17,13 @@ from hookstats.bins import Bins
 class Histogram:
     """How many finite values fell into each bin, for C channels or (C = 1) a whole tensor.
 
-    bins: the LinearBins or LogBins.
-    slot_counts: int64 [C, bins + 2], underflow, the bins in ascending order of value, overflow.
-    min, max: float64 [C], the extremes of the finite values; +inf and -inf where there are none.
     All tensors are on the CPU and shared, not copied: read them, never write to them.
+
+    Args:
+        bins: the LinearBins or LogBins.
+        slot_counts: int64 [C, bins + 2], underflow, the bins in ascending order of value, overflow.
+        min, max: float64 [C], the extremes of the finite values; +inf and -inf where there are
+            none.
     """
 
     bins: Bins
@@ -57,7 +60,7 @@ class Histogram:
         Args:
             q: a fraction in 0..1, or several of any shape.
         Returns:
-            float64 [C], or [*shape of q, C].
+            float64 [C], or ``[*shape of q, C]``.
         Raises:
             ValueError: a fraction outside 0..1.
         """
@@ -110,8 +113,9 @@ class ChannelStats:
     for mean, var, std and rms, +inf for min, -inf for max and amax, and 0 for the norms.
     Tensors are shared, not copied: read them, never write to them.
 
-    moments: float64 [C, 5], the columns `hookstats.state.MOMENTS`.
-    tallies: int64 [C, 5], the columns `hookstats.state.TALLIES`.
+    Args:
+        moments: float64 [C, 5], the columns `hookstats.state.MOMENTS`.
+        tallies: int64 [C, 5], the columns `hookstats.state.TALLIES`.
     """
 
     def __init__(

@@ -7,18 +7,17 @@ arena is recording: that is all it costs where it is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-import torch
 from torch import Tensor, nn
 from torch._C import (
     DisableTorchFunction,
     _current_graph_task_id,
-    _DisableTorchDispatch,
     _get_tracing_state,
 )
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.utils.hooks import RemovableHandle
 
 from hookstats import native
 from hookstats.accumulators import Arena
@@ -26,9 +25,8 @@ from hookstats.leaves import Leaf, argument_leaves, leaves
 from hookstats.sharding import is_distributed, is_plain
 from hookstats.sites import Site, Sites, unreadable
 from hookstats.traced import TracedHook, run_untraced
+from hookstats.versions import Version
 from hookstats.views import ViewPart
-
-_NOTHING = torch.empty(0, device="cpu")
 
 
 class Inert:
@@ -65,7 +63,7 @@ class _ModuleHook(Hook):
         """Count and fold in the tensors of a call, and await their gradients."""
         values, gradients = self.values, self.gradients
         with self.arena.lock, DisableTorchFunction():
-            reason = _detour()
+            reason = detour()
             empty = True
             try:
                 for path, tensor in found:
@@ -113,9 +111,13 @@ class InputHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(
-        self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object] | None = None,
     ) -> None:
-        if self.arena.recording:
+        # A hook that is removed by one before it is still called, but without them.
+        if self.arena.recording and kwargs is not None:
             if is_dynamo_compiling():
                 self._traced.observe(argument_leaves(args, kwargs))
             else:
@@ -126,38 +128,46 @@ for _hook in (OutputHook, InputHook):
     run_untraced(_hook.__call__)
 
 
+class Receiver(Protocol):
+    """What takes the gradients of one tensor: a `Site`, for one."""
+
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        """Take a gradient that came; `first`: no other came for its tensor yet."""
+
+    def refuse(self, gradient: Tensor, first: bool) -> None:
+        """Take note of the gradient of a view's base, of which the view's part cannot be taken."""
+
+    def disable(self, error: Exception) -> object:
+        """Take no gradient any more because of `error`, and say so; raises nothing but device
+        errors."""
+
+
 class GradientHook(Hook):
-    """Tensor hook for one call's tensor: folds its gradient in, once a backward.
+    """Tensor hook for one call's tensor: hands its gradient to a receiver, once a backward.
 
     A view that is changed in place later is replaced in the graph, and this hook then gets a part
     of the gradient or none. Its base's gradient has all of it, so there `BaseHook` takes over.
     """
 
-    __slots__ = ("_first", "_probe", "_version", "site")
+    __slots__ = ("_first", "_version", "receiver")
     __torch_unserializable__ = True  # saved with a tensor, it is left out without a warning
 
-    def __init__(self, site: Site, view: Tensor | None) -> None:
+    def __init__(self, receiver: Receiver, view: Tensor | None) -> None:
         """view: the tensor, if it is a view."""
-        self.site = site
+        self.receiver = receiver
         self._first = True
-        self._probe: Tensor | None = None
-        if view is not None:
-            # It has no values, but shares the version counter of the view and its base.
-            with _DisableTorchDispatch():  # of a DTensor, too
-                self._probe = view.detach()
-            self._probe.data = _NOTHING
-            self._version = view._version
+        self._version = None if view is None else Version(view)
 
     def __call__(self, gradient: Tensor | None) -> None:
         if gradient is not None and not self.is_replaced():  # None: an undefined one
-            self.hand_on(self.site.receive, gradient)
+            self.hand_on(self.receiver.receive, gradient)
 
     def is_replaced(self) -> bool:
         """Whether the tensor is a view of something that was changed in place since."""
-        return self._probe is not None and self._probe._version != self._version
+        return self._version is not None and self._version.is_past()
 
     def hand_on(self, receive: Callable[[Tensor, bool], None], gradient: Tensor) -> None:
-        """Give a gradient to the site, and say whether it is the first."""
+        """Give a gradient to the receiver, and say whether it is the first."""
         first, self._first = self._first, False
         receive(gradient, first)
 
@@ -184,9 +194,9 @@ class BaseHook(Hook):
                 taken = is_plain(gradient) and not unreadable(gradient)
                 part = self._part.of(gradient.detach()) if taken else gradient
         except Exception as error:
-            hook.site.disable(error)
+            hook.receiver.disable(error)
         else:
-            hook.hand_on(hook.site.receive if taken else hook.site.refuse, part)
+            hook.hand_on(hook.receiver.receive if taken else hook.receiver.refuse, part)
 
 
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
@@ -195,17 +205,12 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
     try:
         if reason is None and site.counts.disabled:
             reason = "disabled"
-        # The gradient of a DTensor has placements of its own.
-        if reason is None and not is_distributed(tensor):
-            reason = unreadable(tensor)
-        if reason is None and not tensor.requires_grad:
-            reason = "requires no gradient"
-        # Reading grad_fn also brings it up to date where the tensor is a view of something that
-        # was changed in place: on a stale one, register_hook crashes.
-        if reason is None and tensor.grad_fn is None:
-            reason = "leaf"
+        reason = reason or why_no_gradient(tensor)
         if reason is None:
-            _register(site, tensor)
+            if site.native is not None and native.hooks is not None:
+                native.hooks.await_gradient(site.native, tensor)
+            else:
+                register(site, tensor)
             site.counts.missing += 1
     except Exception as error:
         reason = site.disable(error)
@@ -213,17 +218,28 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
         site.counts.skip(reason)
 
 
-def _register(site: Site, tensor: Tensor) -> None:
-    if site.native is not None and native.hooks is not None:
-        native.hooks.await_gradient(site.native, tensor)
-        return
+def why_no_gradient(tensor: Tensor) -> str | None:
+    """Why a hook is not to wait for the gradient of `tensor`, None if it may."""
+    # The gradient of a DTensor has placements of its own.
+    if not is_distributed(tensor) and (reason := unreadable(tensor)) is not None:
+        return reason
+    if not tensor.requires_grad:
+        return "requires no gradient"
+    # Reading grad_fn also brings it up to date where the tensor is a view of something that was
+    # changed in place: on a stale one, register_hook crashes.
+    return "leaf" if tensor.grad_fn is None else None
+
+
+def register(receiver: Receiver, tensor: Tensor) -> list[RemovableHandle]:
+    """Register the hooks that hand the gradient of `tensor`, one a backward, to `receiver`."""
     base = tensor._base
     if base is None or base.is_leaf:
-        tensor.register_hook(GradientHook(site, None))  # type: ignore[no-untyped-call]
-        return
-    hook = GradientHook(site, tensor)
-    base.register_hook(BaseHook(hook, tensor, base))  # type: ignore[no-untyped-call]
-    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        return [tensor.register_hook(GradientHook(receiver, None))]  # type: ignore[no-untyped-call]
+    hook = GradientHook(receiver, tensor)
+    return [
+        base.register_hook(BaseHook(hook, tensor, base)),  # type: ignore[no-untyped-call]
+        tensor.register_hook(hook),  # type: ignore[no-untyped-call]
+    ]
 
 
 def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
@@ -249,7 +265,7 @@ if native.hooks is not None:
         native.hooks.set_traced(_kind, _as_traced)
 
 
-def _detour() -> str | None:
+def detour() -> str | None:
     """Why a forward call is not one of the training's own, None if it is."""
     if _current_graph_task_id() != -1:
         return "recomputation"

@@ -45,9 +45,11 @@ class Selection:
         self.owners: dict[str, tuple[nn.Module, str]] = {}
         """Of each chosen parameter, the module that has it, and what it calls it."""
         self._names: list[str] = []
+        self._module_names: list[str] = []
         seen: set[nn.Parameter] = set()
         for name, module in _named_modules(model):
             self._names.append(name)
+            self._module_names.append(name)
             wanted = included.module(name, module) if included else _is_leaf(name, module)
             if wanted and not excluded.module(name, module) and not _wrapped(module):
                 self.modules[name] = module
@@ -62,13 +64,15 @@ class Selection:
                     self.parameters[full] = parameter
                     self.owners[full] = module, key
 
-    def close_names(self, selector: object) -> list[str]:
-        """Names in the model like `selector`, for an error message; some names if none is."""
-        if isinstance(selector, str) and (
-            close := difflib.get_close_matches(selector, self._names, n=3)
-        ):
+    def close_names(self, selector: object, parameters: bool) -> list[str]:
+        """Names in the model like `selector`, for an error message; some names if none is.
+
+        parameters: whether those of parameters are meant, too.
+        """
+        names = self._names if parameters else self._module_names
+        if isinstance(selector, str) and (close := difflib.get_close_matches(selector, names, n=3)):
             return close
-        return [name for name in self._names if name][:3]
+        return [name for name in names if name][:3]
 
 
 class _Matcher:

@@ -48,6 +48,14 @@ def run_untraced(function: Callable[..., object]) -> None:
         set_code_exec_strategy(function.__code__, strategy)
 
 
+def break_graphs(function: Callable[..., object], reason: str) -> None:
+    """Have dynamo end its graph where `function` is called; where it must not, it says `reason`."""
+    # All that torch.compiler.disable does, but for importing dynamo: a second.
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+    run_untraced(function)
+
+
 def _while_tracing(function: _Function) -> _Function:
     # All that torch.compiler.assume_constant_result does, but for importing dynamo: a second.
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]

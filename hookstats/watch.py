@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import os
-import sys
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -19,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.accumulators import Arena
+from hookstats.attach import MODULE_KINDS, check_kinds, check_model, make_reachable, select
 from hookstats.bins import Bins, LinearBins, LogBins
 from hookstats.channels import ChannelDim, channel_rule, check_channel_dim
 from hookstats.coverage import Coverage
@@ -31,9 +29,8 @@ from hookstats.selection import Selection, Selector
 from hookstats.sharding import parameter_rule
 from hookstats.sites import Site, Sites
 from hookstats.store import RunWriter, check_settings
-from hookstats.traced import reset_compiled, tidy
+from hookstats.traced import tidy
 
-MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 PARAMETER_KINDS = ("param", "param_grad")
 KINDS = MODULE_KINDS + PARAMETER_KINDS
 """What can be watched."""
@@ -325,11 +322,9 @@ def watch(
         OSError: `out` cannot be written, or holds another run and `append` is false.
         ImportError: `out` is given and pyarrow is not installed.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model = {model!r}: expected a torch.nn.Module")
-    _check_not_compiled(model)
+    check_model(model)
     optimizers = _optimizers(optimizer)
-    _check_kinds(kinds)
+    check_kinds(kinds, KINDS)
     for name, value in (("bins", bins), ("channel_bins", channel_bins)):
         if value is not None and not isinstance(value, (LinearBins, LogBins)):
             raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins or None")
@@ -339,10 +334,9 @@ def watch(
     if not (isinstance(sinks, Sequence) and all(map(callable, sinks))):
         raise ValueError(f"sinks = {sinks!r}: expected a sequence of callables")
     monitor = Monitor(rules)
-    selection = _select(model, kinds, include, exclude)
-    _warn_of_scripted(selection.modules, kinds)
+    selection = select(model, kinds, include, exclude, "watch")
     if not set(kinds).isdisjoint(MODULE_KINDS):
-        _reset_compiled(selection)
+        make_reachable(selection.modules)
     settings = _settings(model, selection, kinds, bins, channel_bins, channel_dim, every)
     writer, step = None, 0
     if out is not None:
@@ -355,40 +349,6 @@ def watch(
     )
 
 
-def _check_not_compiled(model: nn.Module) -> None:
-    # Not imported here: without it nothing was compiled, and it takes its time.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    for name, module in model.named_modules():
-        optimized = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-        if optimized or module._compiled_call_impl is not None:
-            raise ValueError(
-                f"model: {name or type(module).__name__!r} is compiled, and hooks set now might "
-                "never run; expected a model that is not compiled"
-            )
-
-
-def _warn_of_scripted(modules: Mapping[str, nn.Module], kinds: Collection[str]) -> None:
-    scripted = [name for name, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
-    if scripted and not set(kinds).isdisjoint(MODULE_KINDS):
-        warnings.warn(
-            f"model: {', '.join(map(repr, scripted[:3]))}{', ...' * (len(scripted) > 3)}: a "
-            "ScriptModule takes no hooks, so none of its calls are observed",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
-def _reset_compiled(selection: Selection) -> None:
-    functions = reset_compiled({type(module) for module in selection.modules.values()})
-    if functions:
-        warnings.warn(
-            f"hookstats: compiled before the hooks were set, and so without them: "
-            f"{', '.join(functions)}; they are compiled again at their next calls",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
 def _optimizers(optimizer: Any) -> list[Optimizer]:
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for one in several:
@@ -399,36 +359,6 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
     if len({id(one) for one in several}) < len(several):
         raise ValueError("optimizer: the same one twice, expected each once")
     return [] if optimizer is None else several
-
-
-def _check_kinds(kinds: Collection[str]) -> None:
-    if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
-        raise ValueError(
-            f"kinds = {kinds!r}: expected one or more of {', '.join(KINDS)}, in a tuple"
-        )
-    for kind in kinds:
-        if kind not in KINDS:
-            close = difflib.get_close_matches(str(kind), KINDS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"kinds has {kind!r}: expected some of {', '.join(KINDS)}{hint}")
-
-
-def _select(
-    model: nn.Module, kinds: Collection[str], include: Selector | None, exclude: Selector | None
-) -> Selection:
-    selection = Selection(model, include, exclude)
-    chosen: list[str] = []
-    if not set(kinds).isdisjoint(MODULE_KINDS):
-        chosen += selection.modules
-    if not set(kinds).isdisjoint(PARAMETER_KINDS):
-        chosen += selection.parameters
-    if not chosen:
-        raise ValueError(
-            f"include = {include!r}, exclude = {exclude!r}: nothing is left to watch for kinds = "
-            f"{tuple(kinds)}, expected some of {type(model).__name__}, which has "
-            f"{', '.join(map(repr, selection.close_names(include)))}, ..."
-        )
-    return selection
 
 
 def _settings(
@@ -457,5 +387,5 @@ def _settings(
         "channel_bins": channel_bins and channel_bins.to_dict(),
         "channel_dim": channel_dims,
         "every": every,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
     }

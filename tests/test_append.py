@@ -217,3 +217,10 @@ def test_the_state_of_other_settings_is_refused() -> None:
         each.watch.close()
     with pytest.raises(ValueError, match="the watch is closed"):
         training.watch.load_state_dict(every.watch.state_dict())
+
+
+def test_a_checkpoint_with_the_state_loads_as_weights_only(tmp_path: Path) -> None:
+    with watch(nn.Linear(2, 2)) as w:
+        torch.save(w.state_dict(), tmp_path / "checkpoint.pt")
+        loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+        w.load_state_dict(loaded)

@@ -536,3 +536,13 @@ def test_torch_function_modes_of_the_user_see_nothing() -> None:
     plain = calls()
     with watch(model, kinds=KINDS):
         assert calls() == plain
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_a_hook_that_is_removed_by_one_before_it(kind: str) -> None:
+    model = nn.Tanh()
+    w = watch(model, kinds=(kind,))
+    place = model.register_forward_pre_hook if kind == "input" else model.register_forward_hook
+    place(lambda *args: w.close(), prepend=True)
+    model(torch.ones(2))  # torch still calls the other
+    assert w.coverage()["", kind].forwards == 0

@@ -8,25 +8,16 @@ from pathlib import Path
 
 import pytest
 from commands import call, healthy, write_run
+from printed import numbers, shape
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
-NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-
-
-def numbers(text: str) -> list[float]:
-    return [float(number) for number in NUMBER.findall(text)]
-
-
-def shape(text: str) -> str:
-    """The text without its decimals, and without the spaces that their widths bring about."""
-    return "".join(NUMBER.sub("#", text).split())
 
 
 def test_the_examples_print_what_the_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     examples = re.findall(r"```python\n([^`]*?)```\n\nprints\n\n```\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for code, promised in examples:

@@ -148,6 +148,6 @@ def test_names_stay_distinct_where_stripping_makes_them_equal() -> None:
 
 def test_close_names() -> None:
     selection = Selection(Model())
-    assert "blocks.0.fc1" in selection.close_names("block.0.fc1")
-    assert selection.close_names("zzz") == ["scale", "blocks", "blocks.0"]
-    assert selection.close_names(nn.Conv2d) == ["scale", "blocks", "blocks.0"]
+    assert "blocks.0.fc1" in selection.close_names("block.0.fc1", parameters=True)
+    assert selection.close_names("zzz", True) == ["scale", "blocks", "blocks.0"]
+    assert selection.close_names(nn.Conv2d, True) == ["scale", "blocks", "blocks.0"]

@@ -255,8 +255,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def train(name: str, watched: bool, steps: int = 3) -> dict[str, Any]:
-    """Everything that a training leaves behind."""
+def train(
+    name: str,
+    watched: bool,
+    steps: int = 3,
+    observe: Callable[[nn.Module], Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that a training leaves behind; observe: what else to set on the model."""
     make, shape = MODELS[name]
     torch.manual_seed(1)
     model = make()
@@ -265,6 +270,7 @@ def train(name: str, watched: bool, steps: int = 3) -> dict[str, Any]:
     handle = None
     if watched:
         handle = watch(model, optimizer, KINDS, channel_bins=LinearBins(8, -1, 1))
+    observer = None if observe is None else observe(model)
 
     def pack(tensor: Tensor) -> Tensor:
         outcome["saved"] += 1
@@ -295,6 +301,8 @@ def train(name: str, watched: bool, steps: int = 3) -> dict[str, Any]:
             assert row.error is None
             assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
         handle.close()
+    if observer is not None:
+        observer.close()
     return outcome
 
 

@@ -57,11 +57,11 @@ def saturated(stats: ChannelStats, share: float = 0.5, margin: float = MARGIN) -
 def saturation(stats: ChannelStats, margin: float = MARGIN) -> Tensor:
     """The share of the finite values within `margin` of the channel's greatest magnitude.
 
-    That is |x| >= (1 - margin) * amax: where tanh, hardtanh or a clamp of both signs is saturated.
-    A lower bound: what the histograms of the channels prove, where there are any, and in any case
-    what the moments prove, as values below t * amax add less than (t * amax)**2 to the mean square:
-    share >= (rms**2 / amax**2 - t**2) / (1 - t**2). Constant channels have 0, they are another
-    matter.
+    That is ``|x| >= (1 - margin) * amax``: where tanh, hardtanh or a clamp of both signs is
+    saturated. A lower bound: what the histograms of the channels prove, where there are any, and in
+    any case what the moments prove, as values below ``t * amax`` add less than ``(t * amax)**2`` to
+    the mean square: ``share >= (rms**2 / amax**2 - t**2) / (1 - t**2)``. Constant channels have 0,
+    they are another matter.
 
     Returns:
         float64 [C], in 0..1; 0 where there is no finite value.

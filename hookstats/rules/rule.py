@@ -47,6 +47,7 @@ class RuleError(RuntimeError):
 
 
 Action = Literal["warn", "raise"] | Callable[[Alert], object]
+"""What is done about alerts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +58,11 @@ class Rule(ABC):
     row. What stays is told once. What went away and comes back is told again, if `every` steps
     have passed since the last alert. Findings are told apart by tensor, or as `scope` says.
 
-    action: "warn" gives one RuleWarning a step, "raise" raises RuleError when the training's next
-        step closes, or the watch; a callable gets every Alert, on the flush thread.
-    patience: recorded steps in a row, 1 or more; of those that observed the tensor.
-    every: steps between two alerts of the same finding.
+    Args:
+        action: "warn" gives one RuleWarning a step, "raise" raises RuleError when the training's
+            next step closes, or the watch; a callable gets every Alert, on the flush thread.
+        patience: recorded steps in a row, 1 or more; of those that observed the tensor.
+        every: steps between two alerts of the same finding.
 
     Raises:
         ValueError: any of these is something else.

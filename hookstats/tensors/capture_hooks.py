@@ -1,0 +1,313 @@
+"""The hooks of `capture`: they pair what comes before, after and in the backward of one call.
+
+Like the hooks of `watch` they return nothing and raise nothing. They hold neither a tensor of the
+model nor what was captured: that is the recorder's, and goes with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch._C import DisableTorchFunction, _current_graph_task_id
+from torch.utils.hooks import RemovableHandle
+
+from hookstats.hooks import Hook, detour, register, why_no_gradient
+from hookstats.leaves import Leaf, argument_leaves, leaves
+from hookstats.tensors.captured import MISSING, CapturedCall
+from hookstats.tensors.recorder import Recorder
+from hookstats.traced import break_graphs
+
+TENSOR, GRAD = "tensor", "grad"
+"""Name and kind of the calls of a recorder of one tensor, which are backwards."""
+
+CHANGED_VIEW = "distributed view changed in place"
+
+
+class _Begun(NamedTuple):
+    """A call that has begun."""
+
+    thread: int
+    kwargs: int
+    """The id of its keyword arguments: no other call that runs has it."""
+    call: CapturedCall | None
+    """None where it is not kept."""
+    backwards: set[int] | None
+    """Which backwards went through it; None where no one asks, as no input is a leaf."""
+
+
+class CallHooks:
+    """The forward hooks of one module, and its calls that have begun."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder = weakref.ref(recorder)
+        self._name = name
+        self._kinds = frozenset(recorder.kinds)
+        self._begun: list[_Begun] = []
+        self._handles: list[RemovableHandle] = []
+        self._leaf_hooks: weakref.WeakSet[LeafHook] = weakref.WeakSet()
+
+    def register(self, module: nn.Module) -> None:
+        """Set those hooks that the kinds need."""
+        if not self._kinds.isdisjoint({"input", "grad_input"}):
+            before = _BeforeHook(self)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        if self._kinds != {"input"}:
+            after = _AfterHook(self)
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+
+    def remove(self) -> None:
+        """Remove every hook, those of leaves too; those of tensors in a graph do nothing now."""
+        while self._handles:
+            self._handles.pop().remove()
+        for hook in list(self._leaf_hooks):
+            hook.remove()
+
+    def before(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """A call begins."""
+        recorder = self._recorder()
+        if recorder is None or recorder.closed:
+            return
+        with recorder.lock, DisableTorchFunction():
+            call, backwards = self._begin(recorder), None
+            if call is not None:
+                backwards = self._take(recorder, call, "input", argument_leaves(args, kwargs))
+            if self._kinds != {"input"}:
+                # Calls that raised never end; the ids of their arguments go to others.
+                self._begun = [one for one in self._begun if one.kwargs != id(kwargs)]
+                self._begun.append(_Begun(threading.get_ident(), id(kwargs), call, backwards))
+
+    def after(self, kwargs: Mapping[str, object], output: object) -> None:
+        """A call ends."""
+        recorder = self._recorder()
+        if recorder is None or recorder.closed:
+            return
+        with recorder.lock, DisableTorchFunction():
+            call, backwards = self._end(recorder, id(kwargs))
+            if call is not None and recorder.keeps(call):
+                self._take(recorder, call, "output", leaves(output), backwards)
+
+    def _begin(self, recorder: Recorder) -> CapturedCall | None:
+        reason = detour()
+        if reason is not None:
+            recorder.source(self._name).skipped[reason] += 1
+            return None
+        return recorder.begin(self._name)
+
+    def _end(self, recorder: Recorder, kwargs: int) -> tuple[CapturedCall | None, set[int] | None]:
+        """The call that ends, and what is to know of its backwards."""
+        thread = threading.get_ident()
+        own = [i for i, one in enumerate(self._begun) if one.thread == thread]
+        if not own:  # the call began before the capture, or no hook had to see it begin
+            return self._begin(recorder), None
+        # A pre-hook set later may have put other arguments in the place of those seen.
+        same = [i for i in own if self._begun[i].kwargs == kwargs]
+        found = self._begun.pop((same or own)[-1])
+        return found.call, found.backwards
+
+    def _take(
+        self,
+        recorder: Recorder,
+        call: CapturedCall,
+        kind: str,
+        found: Iterable[Leaf],
+        backwards: set[int] | None = None,
+    ) -> set[int] | None:
+        """Take the tensors of a call, and await their gradients.
+
+        backwards: where to note those that bring gradients. Returns where that is to be noted of
+        the call's outputs.
+        """
+        gradient = f"grad_{kind}" if f"grad_{kind}" in self._kinds else None
+        asked: set[int] | None = None
+        try:
+            for path, tensor in found:
+                if kind in self._kinds:
+                    call.add(kind, path, recorder.take(call, tensor))
+                    if not recorder.keeps(call):  # it did not fit
+                        break
+                if gradient is None and backwards is None:
+                    continue
+                receiver = _Receiver(recorder, call, gradient, path, backwards)
+                reason = why_no_gradient(tensor)
+                if reason is None:
+                    register(receiver, tensor)
+                elif reason == "leaf" and kind == "input":
+                    asked = set() if asked is None else asked
+                    self._leaf_hook(tensor).waiting.append((receiver, asked))
+                    reason = None
+                if gradient is not None:
+                    call.add(gradient, path, reason or MISSING)
+        except Exception as error:  # from a container of the user's, to name one
+            recorder.fail(self._name, error)
+        return asked
+
+    def _leaf_hook(self, leaf: Tensor) -> LeafHook:
+        """The hook of a leaf, set by now if it was not: one, however many calls it comes to."""
+        for hook in (leaf._backward_hooks or {}).values():
+            if isinstance(hook, LeafHook) and hook.owner is self:
+                return hook
+        hook = LeafHook(self)
+        hook.handle = leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+        self._leaf_hooks.add(hook)
+        return hook
+
+
+class _BeforeHook(Hook):
+    """Forward pre-hook, with keyword arguments."""
+
+    __slots__ = ("_hooks",)
+
+    def __init__(self, hooks: CallHooks) -> None:
+        self._hooks = hooks
+
+    def __call__(
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object] | None = None,
+    ) -> None:
+        # A hook that is removed by one before it is still called, but without them.
+        if kwargs is not None:
+            self._hooks.before(args, kwargs)
+
+
+class _AfterHook(Hook):
+    """Forward hook, with keyword arguments."""
+
+    __slots__ = ("_hooks",)
+
+    def __init__(self, hooks: CallHooks) -> None:
+        self._hooks = hooks
+
+    def __call__(
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        *kwargs_and_output: Any,
+    ) -> None:
+        if len(kwargs_and_output) == 2:  # as above
+            self._hooks.after(*kwargs_and_output)
+
+
+for _hook in (_BeforeHook, _AfterHook):
+    break_graphs(_hook.__call__, "hookstats.capture keeps the tensors of every call: close it")
+
+
+class _Receiver:
+    """Takes the gradients of one tensor of a call, for as long as the call is kept."""
+
+    __slots__ = ("_backwards", "_call", "_kind", "_path", "_recorder")
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        call: CapturedCall,
+        kind: str | None,
+        path: str,
+        backwards: set[int] | None,
+    ) -> None:
+        """kind: None to note the backward alone."""
+        self._recorder = weakref.ref(recorder)
+        self._call = weakref.ref(call)
+        self._kind = kind
+        self._path = path
+        self._backwards = backwards
+
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        """Take a gradient that came."""
+        self._add(gradient)
+
+    def refuse(self, gradient: Tensor, first: bool) -> None:
+        """Note that the view's part of its base's gradient cannot be taken."""
+        self._add(CHANGED_VIEW)
+
+    def disable(self, error: Exception) -> None:
+        """Capture nothing of the module any more."""
+        recorder, call = self._recorder(), self._call()
+        if recorder is not None and call is not None:
+            with recorder.lock:
+                recorder.fail(call.name, error)
+
+    def is_awaited(self) -> bool:
+        """Whether what it receives is kept."""
+        recorder, call = self._recorder(), self._call()
+        return recorder is not None and call is not None and recorder.keeps(call)
+
+    def _add(self, gradient: Tensor | str) -> None:
+        backward = _current_graph_task_id()
+        if self._backwards is not None:
+            self._backwards.add(backward)
+        recorder, call = self._recorder(), self._call()
+        if self._kind is None or recorder is None or call is None:
+            return
+        with recorder.lock, DisableTorchFunction():
+            if recorder.keeps(call):
+                taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)
+                call.add(self._kind, self._path, taken, backward)
+
+
+class BackwardReceiver:
+    """Takes the gradients of one tensor, a call of the recorder for each backward."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = weakref.ref(recorder)
+
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        """Take a gradient that came."""
+        self._add(gradient)
+
+    def refuse(self, gradient: Tensor, first: bool) -> None:
+        """Note that the view's part of its base's gradient cannot be taken."""
+        self._add(CHANGED_VIEW)
+
+    def disable(self, error: Exception) -> None:
+        """Capture nothing any more."""
+        recorder = self._recorder()
+        if recorder is not None:
+            with recorder.lock:
+                recorder.fail(TENSOR, error)
+
+    def _add(self, gradient: Tensor | str) -> None:
+        recorder = self._recorder()
+        if recorder is None or recorder.closed:
+            return
+        with recorder.lock, DisableTorchFunction():
+            call = recorder.begin(TENSOR)
+            if call is not None:
+                taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)
+                call.add(GRAD, "", taken)
+
+
+class LeafHook(Hook):
+    """Tensor hook of a leaf that is an input: hands its gradient to calls of one module.
+
+    A leaf outlives the graph, and with it the calls that it came to. Its gradient belongs to those
+    that the same backward went through: it brought them a gradient of an output before.
+    """
+
+    __torch_unserializable__ = True
+
+    def __init__(self, owner: CallHooks) -> None:
+        self.owner = owner
+        self.handle: RemovableHandle | None = None
+        self.waiting: list[tuple[_Receiver, set[int]]] = []
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return
+        self.waiting = [entry for entry in self.waiting if entry[0].is_awaited()]
+        for receiver, backwards in self.waiting:
+            if _current_graph_task_id() in backwards:
+                receiver.receive(gradient, True)
+
+    def remove(self) -> None:
+        """Take it off its leaf."""
+        if self.handle is not None:
+            self.handle.remove()
+        self.waiting.clear()

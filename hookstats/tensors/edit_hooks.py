@@ -1,0 +1,216 @@
+"""The hooks of edits: callables on modules and tensors that put other tensors in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookstats.hooks import Hook
+from hookstats.leaves import Leaf, argument_leaves, leaves
+from hookstats.tensors.editor import Editor
+from hookstats.tensors.replace import with_leaves
+from hookstats.traced import break_graphs
+from hookstats.versions import Version
+from hookstats.views import ViewPart
+
+
+class _ModuleHook(Hook):
+    """Edits the tensors of one kind in a module's calls: all floating-point ones, or the one at
+    `path`."""
+
+    __slots__ = ("_kind", "_path", "editor")
+
+    def __init__(self, editor: Editor, kind: str, path: str | None) -> None:
+        self.editor = editor
+        self._kind = kind
+        self._path = path
+
+    def _edited(self, found: Iterable[Leaf]) -> list[Tensor]:
+        """The leaves, each edited that is meant to be; one that comes twice is edited once."""
+        everything = list(found)
+        edited = {
+            id(tensor): self.editor.apply(tensor, self._kind + path)
+            for path, tensor in self._chosen(everything)
+        }
+        if self._path is None:
+            return [edited.get(id(tensor), tensor) for _, tensor in everything]
+        return [edited[id(t)] if path == self._path else t for path, t in everything]
+
+    def _chosen(self, found: list[Leaf]) -> list[Leaf]:
+        """The leaves to edit, each tensor once."""
+        if self._path is None:
+            chosen = [leaf for leaf in found if _is_floating(leaf[1])]
+        else:
+            chosen = [leaf for leaf in found if leaf[0] == self._path]
+        if not chosen:
+            there = [f"{self._kind}{path} ({tensor.dtype})" for path, tensor in found]
+            wanted = "floating-point tensor" if self._path is None else "tensor"
+            raise self.editor.error(
+                self._kind + (self._path or ""),
+                f"found no such {wanted}; expected one of those that came: "
+                f"{', '.join(there) or 'none'}",
+            )
+        once: dict[int, Leaf] = {}
+        for leaf in chosen:
+            once.setdefault(id(leaf[1]), leaf)
+        return list(once.values())
+
+    def _put(self, value: Any, tensors: Iterable[Tensor]) -> Any:
+        """`value` with `tensors` for its leaves."""
+        try:
+            return with_leaves(value, tensors)
+        except TypeError as error:
+            raise self.editor.error(
+                self._kind,
+                f"edited a tensor in a container that cannot be copied with it ({error}); expected "
+                "tuples, lists, mappings that can be written to, dataclasses",
+            ) from error
+
+
+class OutputEdit(_ModuleHook):
+    """Forward hook."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[object, ...], output: Any) -> Any:
+        return self._put(output, self._edited(leaves(output)))
+
+
+class InputEdit(_ModuleHook):
+    """Forward pre-hook, with keyword arguments."""
+
+    __slots__ = ()
+
+    def __call__(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Any:
+        return self._put((args, kwargs), self._edited(argument_leaves(args, kwargs)))
+
+
+class GradientOfOutputEdit(_ModuleHook):
+    """Forward hook, with keyword arguments: has the gradients of this call's outputs edited."""
+
+    __slots__ = ()
+
+    def __call__(
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        output: object,
+    ) -> None:
+        found = list(leaves(output))
+        users = [_memory(tensor) for _, tensor in argument_leaves(args, kwargs)]
+        users += {id(tensor): _memory(tensor) for _, tensor in found}.values()
+        for path, tensor in self._chosen(found):
+            if not tensor.requires_grad:
+                continue
+            kind = self._kind + path
+            if tensor.grad_fn is None:
+                raise self.editor.error(
+                    kind,
+                    "would be called for a leaf of the graph, which outlives the call; expected an "
+                    "edit of the tensor itself: edit(tensor, fn)",
+                )
+            memory = _memory(tensor)
+            alone = sum(other is memory for other in users) == 1
+            edit_gradient(self.editor, kind, tensor, alone)
+
+
+for _hook in (OutputEdit, InputEdit, GradientOfOutputEdit):
+    break_graphs(_hook.__call__, "hookstats.edit calls a function between two modules")
+
+
+class _GradientEdit(Hook):
+    """Tensor hook."""
+
+    __slots__ = ("_editor", "_kind", "_version")
+    __torch_unserializable__ = True  # saved with a tensor, it is left out without a warning
+
+    def __init__(self, editor: Editor, kind: str, version: Version | None) -> None:
+        """version: of a view, whose base's gradient is edited once it was changed in place."""
+        self._editor = editor
+        self._kind = kind
+        self._version = version
+
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        if gradient is None or not self._editor.active:  # None: an undefined one
+            return None
+        if self._version is not None and self._version.is_past():
+            return None
+        edited = self._editor.apply(gradient, self._kind)
+        return None if edited is gradient else edited
+
+
+class _BaseGradientEdit(Hook):
+    """Tensor hook for the base of a view: of one changed in place, autograd has no gradient left.
+
+    The base's gradient has it at the view's place, together with that of all others that use the
+    base; where there may be such, an edit would change theirs.
+    """
+
+    __slots__ = ("_alone", "_editor", "_kind", "_part", "_stride", "_version")
+    __torch_unserializable__ = True
+
+    def __init__(
+        self, editor: Editor, kind: str, version: Version, view: Tensor, base: Tensor, alone: bool
+    ) -> None:
+        self._editor = editor
+        self._kind = kind
+        self._version = version
+        self._part = ViewPart(view, base)
+        self._stride = base.stride()
+        self._alone = alone
+
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        if gradient is None or not self._editor.active or not self._version.is_past():
+            return None
+        if not self._alone:
+            raise self._editor.error(
+                self._kind,
+                "cannot have the gradient of a view that was changed in place later, since others "
+                "may use what it is a view of; expected an operation out of place (relu for relu_, "
+                "inplace=False), or a view that is cloned first",
+            )
+        part = self._part.of(gradient)
+        edited = self._editor.apply(part, self._kind)
+        if edited is part:
+            return None
+        whole = torch.empty_strided(
+            gradient.shape, self._stride, dtype=gradient.dtype, device=gradient.device
+        ).copy_(gradient)
+        self._part.of(whole).copy_(edited)
+        return whole
+
+
+def edit_gradient(editor: Editor, kind: str, tensor: Tensor, alone: bool) -> Any:
+    """Have the gradient of `tensor` edited; the handle of its hook.
+
+    alone: whether nothing but `tensor` uses the memory that it is a view of.
+    """
+    if tensor.grad_fn is None:
+        return tensor.register_hook(_GradientEdit(editor, kind, None))  # type: ignore[no-untyped-call]
+    # Hooks that were set before this one, in C++ too, have to come before it: autograd keeps
+    # Python's where their first one is, unless it is given a new list.
+    tensor._backward_hooks = None
+    base = tensor._base
+    if base is None or base.is_leaf:
+        return tensor.register_hook(_GradientEdit(editor, kind, None))  # type: ignore[no-untyped-call]
+    version = Version(tensor)
+    base._backward_hooks = None
+    base.register_hook(  # type: ignore[no-untyped-call]
+        _BaseGradientEdit(editor, kind, version, tensor, base, alone)
+    )
+    return tensor.register_hook(_GradientEdit(editor, kind, version))  # type: ignore[no-untyped-call]
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """What `tensor` is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -1,0 +1,76 @@
+"""Editor: a user's function for tensors in flight, and the check of what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+EditFunction = Callable[[Tensor], Tensor | None]
+"""What `edit` takes: from a tensor to the one in its place, None to leave it as it is."""
+
+
+class EditError(ValueError):
+    """A function of `edit` did what would go wrong in silence; says where, what, and what to do."""
+
+
+class Editor:
+    """Applies one function to the tensors of one place, as long as it is active.
+
+    place: what has the tensor, for messages: "Linear(in_features=2, out_features=3, bias=True)".
+    """
+
+    __slots__ = ("active", "calls", "function", "place")
+
+    def __init__(self, function: EditFunction, place: str) -> None:
+        self.function = function
+        self.place = place
+        self.active = True
+        self.calls = 0
+
+    def apply(self, tensor: Tensor, kind: str) -> Tensor:
+        """What the function makes of `tensor`; the same tensor where it leaves it as it is.
+
+        Args:
+            tensor: what came.
+            kind: what it is at the place: "output[1]", "gradient".
+        Raises:
+            EditError: the function changed its tensor in place, or returned what does not fit.
+        """
+        self.calls += 1
+        # Tensors of inference mode have no version.
+        version = None if tensor.is_inference() else tensor._version
+        edited = self.function(tensor)
+        if version is not None and tensor._version != version:
+            raise self.error(
+                kind,
+                "changed its tensor in place, and with it whatever else has a share in its memory: "
+                "other gradients, the graph, its caller; expected a new tensor, as "
+                "`return x * 2` rather than `x *= 2`",
+            )
+        if edited is None or edited is tensor:
+            return tensor
+        if not isinstance(edited, Tensor):
+            raise self.error(kind, f"returned {edited!r:.100}; expected a torch.Tensor or None")
+        if (edited.shape, edited.dtype, edited.device) != (
+            tensor.shape,
+            tensor.dtype,
+            tensor.device,
+        ):
+            raise self.error(kind, f"returned {_form(edited)}; expected {_form(tensor)}")
+        return edited
+
+    def error(self, kind: str, message: str) -> EditError:
+        """An EditError that says where."""
+        return EditError(f"{kind} of {self.place}: {_name(self.function)} {message}")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}"
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__qualname__", None) or repr(function)
+    code = getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

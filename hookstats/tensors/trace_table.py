@@ -1,0 +1,103 @@
+"""A trace as tables: in colours where rich is installed, else as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from hookstats.table import format_number, grid, print_table, require_rich
+from hookstats.tensors.calls import Call, TracedTensor
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CALLS = ("call", "type", "input", "output", "dtype", "mean", "std", "non-finite")
+_GRADIENTS = ("gradient", "shape", "dtype", "mean", "std", "non-finite")
+_NUMBERS = 3  # the last columns of both
+_MOST = 3  # tensors of a call that are shown
+
+Rows = Sequence[tuple[str, ...]]
+
+
+def print_trace(
+    calls: Sequence[Call], gradients: Sequence[TracedTensor], console: Console | None
+) -> None:
+    """Print what `as_text` gives; with rich, what is not finite and what was raised in red."""
+    if console is None and find_spec("rich") is None:
+        print(as_text(calls, gradients))
+        return
+    rich = require_rich()
+    console = console or rich.console.Console()
+    for columns, rows in _tables(calls, gradients):
+        table = grid(*columns, text=len(columns) - _NUMBERS)
+        for row in rows:
+            style = "" if row[-1] in ("0", "") else "bold red"
+            table.add_row(*(rich.text.Text(cell, style=style) for cell in row))
+        print_table(table, console)
+    if not calls:
+        console.print(_EMPTY)
+
+
+_EMPTY = "nothing ran: call the model in the `with` block, or give trace() its arguments"
+
+
+def as_text(calls: Sequence[Call], gradients: Sequence[TracedTensor]) -> str:
+    """One line a call, indented by its depth, then one a gradient."""
+    blocks = [_aligned([columns, *rows]) for columns, rows in _tables(calls, gradients)]
+    return "\n\n".join(blocks) or _EMPTY
+
+
+def _tables(
+    calls: Sequence[Call], gradients: Sequence[TracedTensor]
+) -> Iterable[tuple[tuple[str, ...], Rows]]:
+    if calls:
+        repeated = {call.name for call in calls if call.index}
+        yield _CALLS, [_call_row(call, call.name in repeated) for call in calls]
+    if gradients:
+        yield (
+            _GRADIENTS,
+            [(one.name, _shape(one), one.dtype, *_numbers(one)) for one in gradients],
+        )
+
+
+def _call_row(call: Call, repeated: bool) -> tuple[str, ...]:
+    name = "  " * call.depth + (call.name or "(root)") + (f"@{call.index}" if repeated else "")
+    main = call.output
+    inputs = _shapes(call.inputs, main)
+    if call.outputs is None:
+        return name, call.type, inputs, "", "", "", "", "raised" if call.error else "stopped"
+    dtype = main.dtype if main else ""
+    return name, call.type, inputs, _shapes(call.outputs, main), dtype, *_numbers(main)
+
+
+def _numbers(tensor: TracedTensor | None) -> tuple[str, str, str]:
+    if tensor is None or tensor.mean is None or tensor.std is None:
+        return "", "", ""
+    return format_number(tensor.mean), format_number(tensor.std), str(tensor.nonfinite)
+
+
+def _shapes(tensors: Sequence[TracedTensor], main: TracedTensor | None) -> str:
+    """The shapes, with dtypes where they are others than in the column for it."""
+    shown = [
+        _shape(tensor) + ("" if main and tensor.dtype == main.dtype else f" {tensor.dtype}")
+        for tensor in tensors[:_MOST]
+    ]
+    return ", ".join([*shown, *["..."] * (len(tensors) > _MOST)])
+
+
+def _shape(tensor: TracedTensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
+def _aligned(rows: Rows) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = len(widths) - _NUMBERS
+    lines = [
+        " ".join(
+            cell.ljust(width) if i < text else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

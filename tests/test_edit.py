@@ -1,0 +1,814 @@
+"""Edits of tensors in flight: what they change, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutput
+
+from hookstats.leaves import leaves
+from hookstats.tensors.capture import capture
+from hookstats.tensors.edit import edit
+from hookstats.tensors.editor import EditError
+from hookstats.tensors.replace import with_leaves
+from hookstats.watch import watch
+
+pytestmark = [  # warnings of torch about itself, where it compiles
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
+]
+
+
+class Lambda(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def double(t: Tensor) -> Tensor:
+    return t * 2
+
+
+def gradients_of(loss: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, tensors)
+
+
+# The gradient of a tensor.
+
+
+def test_the_chain_of_edits_runs_in_the_order_of_their_calls() -> None:
+    v = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    seen: list[list[float]] = []
+    edit(v, lambda g: g * 2)
+    edit(v, lambda g: seen.append(g.tolist()))
+    edit(v, lambda g: g / 2)
+    edit(v, lambda g: seen.append(g.tolist()))
+    (v**2).sum().backward()
+    assert seen == [[4.0, 8.0, 12.0], [2.0, 4.0, 6.0]]
+    assert v.grad is not None
+    assert v.grad.tolist() == [2.0, 4.0, 6.0]
+
+
+def test_the_gradient_of_a_tensor_inside_of_the_graph() -> None:
+    a, b = torch.tensor(7.0, requires_grad=True), torch.tensor(13.0, requires_grad=True)
+    c = a * b
+    edit(c, lambda g: g + 2)
+    c.retain_grad()
+    c.backward()
+    assert [t.grad for t in (a, b, c)] == [39.0, 21.0, 3.0]
+
+
+def test_a_leaf_is_edited_in_every_backward_until_it_is_removed() -> None:
+    w = nn.Parameter(torch.ones(2))
+    handle = edit(w, double)
+    for expected in (2.0, 4.0):
+        w.sum().backward()
+        assert w.grad is not None
+        assert w.grad.tolist() == [expected] * 2
+    assert handle.calls == 2
+    handle.remove()
+    handle.remove()
+    w.sum().backward()
+    assert w.grad.tolist() == [5.0] * 2
+
+
+def test_it_looks_where_it_returns_none_or_the_same_tensor() -> None:
+    w = nn.Parameter(torch.ones(2))
+    looks: list[Tensor] = []
+    edit(w, looks.append)
+    edit(w, lambda g: g)
+    (3 * w).sum().backward()
+    assert w.grad is not None
+    assert torch.equal(w.grad, looks[0])
+
+
+def test_an_optimizer_uses_the_edited_gradient() -> None:
+    model = nn.Linear(3, 2)
+    twin = copy.deepcopy(model)
+    for parameter in model.parameters():
+        edit(parameter, lambda g: g.clamp(-0.1, 0.1))
+    x = torch.randn(5, 3)
+    for one in (model, twin):
+        one(x).square().sum().backward()
+    for parameter in twin.parameters():
+        assert parameter.grad is not None
+        parameter.grad.clamp_(-0.1, 0.1)
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert torch.equal(mine.grad, other.grad)
+
+
+# What modules take and return.
+
+
+@pytest.mark.parametrize("kind", ["output", "input"])
+def test_a_forward_edit_is_differentiated_through(kind: str) -> None:
+    layer = nn.Linear(3, 2)
+    x = torch.randn(4, 3, requires_grad=True)
+    with edit(layer, lambda t: t.square() + 1, kind) as handle:
+        y = layer(x)
+    twin = layer(x).square() + 1 if kind == "output" else layer(x.square() + 1)
+    assert handle.calls == 1
+    assert torch.equal(y, twin)
+    for mine, other in zip(
+        gradients_of(y.sin().sum(), x, layer.weight),
+        gradients_of(twin.sin().sum(), x, layer.weight),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other)
+
+
+def test_the_gradient_of_an_output() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    edit(model[1], double, "grad_output")
+    model(x).sum().backward()
+    mine = [parameter.grad for parameter in model.parameters()]
+    twin = copy.deepcopy(model)  # without the edit
+    twin.zero_grad()
+    twin(x).sum().backward()
+    factors = (2.0, 2.0, 1.0, 1.0)  # the first layer comes before it
+    for one, parameter, factor in zip(mine, twin.parameters(), factors, strict=True):
+        assert one is not None
+        assert parameter.grad is not None
+        torch.testing.assert_close(one, parameter.grad * factor)
+
+
+@pytest.mark.parametrize("kind", ["output", "input", "grad_output"])
+def test_every_call_of_a_module_is_edited(kind: str) -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(layer.weight)
+    handle = edit(layer, double, kind)
+    x = torch.ones(1, 2, requires_grad=True)
+    layer(layer(layer(x))).sum().backward()
+    assert handle.calls == 3
+    assert x.grad is not None
+    assert x.grad.tolist() == [[8.0, 8.0]]
+
+
+def test_an_input_by_keyword() -> None:
+    module = Lambda(lambda x, *, scale: x * scale)
+    edit(module, lambda t: t + 1, "input.scale")
+    assert module(torch.tensor(2.0), scale=torch.tensor(3.0)) == 8.0
+
+
+# Structures.
+
+A, B, C = (torch.tensor(float(i)) for i in range(1, 4))
+IDS = torch.tensor([1, 2])
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+class Items(list[Any]):
+    """A list of a type of its own."""
+
+
+@dataclass(frozen=True)
+class Output:
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
+    name: str = "x"
+    unset: Tensor = field(init=False)
+
+
+@dataclass
+class OwnModelOutput(OrderedDict[str, Any]):
+    """A dataclass and a mapping of the fields that are set."""
+
+    logits: Tensor | None = None
+    states: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if value is not None:
+                self[name] = value
+
+
+STRUCTURES: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: A,
+    "tuple": lambda: (A, "text", B),
+    "list": lambda: [A, None, [B, C]],
+    "list of its own": lambda: Items([A, B]),
+    "named tuple": lambda: Pair(A, [B]),
+    "torch.return_types": lambda: torch.max(torch.eye(2), 0),
+    "dict": lambda: {"a": A, "b c": (B,), 3: 4},
+    "ordered dict": lambda: OrderedDict(a=A, b=B),
+    "user dict": lambda: UserDict(a=A),
+    "dataclass": lambda: Output(A, (B, C), "y"),
+    "model output": lambda: OwnModelOutput(logits=A, states=B),
+    "transformers": lambda: BaseModelOutput(last_hidden_state=A, hidden_states=(B, C)),
+    "with ids": lambda: (IDS, A),
+    "complex": lambda: [torch.tensor([1j, 2.0])],
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_keep_their_types_and_the_original_its_tensors(name: str) -> None:
+    value = STRUCTURES[name]()
+    before = list(leaves(value))
+    module = Lambda(lambda: value)
+    edit(module, double)
+    result = module()
+    assert type(result) is type(value)
+    after = list(leaves(result))
+    assert [path for path, _ in after] == [path for path, _ in before]
+    for (_, mine), (_, original) in zip(after, before, strict=True):
+        if original.dtype is torch.int64:
+            assert mine is original
+        else:
+            assert torch.equal(mine, original * 2)
+    assert all(x is y for (_, x), (_, y) in zip(leaves(value), before, strict=True))
+    if isinstance(value, (OwnModelOutput, BaseModelOutput)):  # the items and the fields
+        assert all(getattr(result, key) is item for key, item in result.items())
+        assert list(result.keys()) == list(value.keys())
+    if isinstance(value, Output):
+        assert result.name == "y"
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_nothing_edited_is_the_same_object(name: str) -> None:
+    value = STRUCTURES[name]()
+    module = Lambda(lambda: value)
+    edit(module, lambda t: None)
+    assert module() is value
+    assert with_leaves(value, [tensor for _, tensor in leaves(value)]) is value
+
+
+@pytest.mark.parametrize(
+    ("kind", "edited"),
+    [
+        ("output", ["", "[1].x", "[2][0]"]),
+        ("output[0]", [""]),
+        ("output[1].x", ["[1].x"]),
+        ("output[2][0]", ["[2][0]"]),
+        ("output[3]", ["[3]"]),
+    ],
+)
+def test_paths_choose_a_tensor(kind: str, edited: list[str]) -> None:
+    module = Lambda(lambda: (A, {"x": B}, [C], IDS))
+    edit(module, double, kind)
+    for (path, mine), (_, original) in zip(
+        leaves(module()), leaves(module.function()), strict=True
+    ):
+        assert torch.equal(mine, original * 2 if path in edited else original)
+
+
+def test_the_arguments_of_a_call() -> None:
+    seen: list[Any] = []
+    module = Lambda(lambda *args, **kwargs: seen.append((args, kwargs)))
+    edit(module, double, "input[1]")
+    edit(module, lambda t: t + 10, "input.mask")
+    module(A, B, mask=C, flag=True)
+    ((args, kwargs),) = seen
+    assert args == (A, 2 * B)
+    assert kwargs == {"mask": C + 10, "flag": True}
+
+
+def test_a_tensor_that_comes_twice_is_edited_once() -> None:
+    y = torch.ones(2, requires_grad=True) * 1
+    module = Lambda(lambda: (y, [y]))
+    with edit(module, double) as handle:
+        first, (second,) = module()
+        assert first is second
+    with edit(module, double, "grad_output") as gradient:
+        first, (second,) = module()
+        (first + second).sum().backward()
+    assert handle.calls == gradient.calls == 1
+
+
+def test_a_path_of_a_tensor_that_comes_twice_changes_that_place_alone() -> None:
+    module = Lambda(lambda: (A, A))
+    edit(module, double, "output[1]")
+    assert module() == (A, 2 * A)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "message"),
+    [
+        ("output.logits", (A, B), r"output\.logits of Lambda\(\): .*output \(.*, output\[1\]"),
+        ("output", IDS, r"no such floating-point tensor.*output \(torch\.int64\)"),
+        ("output", None, "those that came: none"),
+        ("grad_output[2]", (A, B), r"grad_output\[2\] of"),
+        ("input[1]", A, r"input\[1\] of Lambda\(\).*those that came: input "),
+    ],
+)
+def test_a_tensor_that_is_not_there(kind: str, output: Any, message: str) -> None:
+    module = Lambda(lambda x: output)
+    edit(module, double, kind)
+    with pytest.raises(EditError, match=message):
+        module(A)
+
+
+def test_a_container_that_cannot_be_copied_with_another_tensor() -> None:
+    module = Lambda(lambda: MappingProxyType({"a": A}))
+    edit(module, double)
+    with pytest.raises(EditError, match=r"output of Lambda.*container that cannot be copied"):
+        module()
+
+
+# What an edit is checked for.
+
+IN_PLACE: Mapping[str, Callable[[Tensor], Tensor | None]] = {
+    "operator": lambda t: t.__imul__(2),
+    "method": lambda t: (t.mul_(2), None)[1],
+    "a part": lambda t: (t[:1].zero_(), None)[1],
+    "detached": lambda t: t.detach().mul_(2),
+    "out": lambda t: torch.mul(t.detach(), 2, out=t.detach()),
+    "and another": lambda t: t.add_(1) * 2,
+}
+
+
+def without_gradients(t: Tensor) -> None:
+    with torch.no_grad():
+        t.mul_(2)
+
+
+@pytest.mark.parametrize("kind", ["output", "input", "grad_output", "gradient"])
+@pytest.mark.parametrize(
+    "function", [*IN_PLACE.values(), without_gradients], ids=[*IN_PLACE, "no_grad"]
+)
+def test_changes_in_place_are_refused(function: Callable[[Tensor], Any], kind: str) -> None:
+    module = Lambda(lambda x: x * 3)
+    x = torch.ones(2, requires_grad=True)
+    if kind == "gradient":
+        place = r"gradient of a tensor of shape \(2,\)"
+        edit(x, function)
+    else:
+        place = rf"{kind} of Lambda\(\)"
+        edit(module, function, kind)
+    message = rf"{place}: .* \(.*test_edit\.py:\d+\) changed its tensor in place.*return x \* 2"
+    with pytest.raises(EditError, match=message):
+        module(x * 1).backward(torch.tensor([1.0, 2.0]))
+
+
+def test_the_right_way_of_the_edit_in_place() -> None:
+    w, x = torch.tensor([1.0], requires_grad=True), torch.tensor([2.0], requires_grad=True)
+
+    def forward() -> Tensor:
+        return (w + x) * (w + 1)
+
+    with edit(w, lambda g: g.__imul__(2)), pytest.raises(EditError, match="in place"):
+        forward().backward()
+    w.grad = None
+    with edit(w, lambda g: g * 2):
+        forward().backward()
+    assert w.grad == 10.0
+
+
+@pytest.mark.parametrize("kind", ["output", "input", "grad_output", "gradient"])
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda t: t[:1], r"shape \(1,\), torch.float32, on cpu; expected shape \(2,\)"),
+        (lambda t: t.sum(), r"shape \(\), "),
+        (lambda t: t.double(), r"torch.float64.*expected.*torch.float32"),
+        (lambda t: t.to("meta"), "on meta; expected .* on cpu"),
+        (lambda t: 2.0, "returned 2.0; expected a torch.Tensor or None"),
+        (lambda t: (t, t), "returned .tensor"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    result: Callable[[Tensor], Any], message: str, kind: str
+) -> None:
+    module = Lambda(lambda x: x * 3)
+    x = torch.ones(2, requires_grad=True)
+    if kind == "gradient":
+        edit(x, result)
+    else:
+        edit(module, result, kind)
+    with pytest.raises(EditError, match=message) as caught:
+        module(x * 1).sum().backward()
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("kind", ["output", "input", "grad_output"])
+def test_an_edit_that_raises_goes_to_the_caller(kind: str) -> None:
+    def fail(t: Tensor) -> Tensor:
+        raise ZeroDivisionError("of the user")
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with edit(model[1], fail, kind), pytest.raises(ZeroDivisionError, match="of the user"):
+        model(torch.ones(1, 2)).sum().backward()
+    model(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((nn.Linear(1, 1), double, "outputs"), "did you mean 'output'"),
+        ((nn.Linear(1, 1), double, "grad_input"), r"edit\(tensor, fn\)"),
+        ((nn.Linear(1, 1), double, "param"), "kind = 'param': expected one of output, input"),
+        ((nn.Linear(1, 1), double, 3), "kind = 3"),
+        ((nn.Linear(1, 1), double, "output logits"), "kind = "),
+        ((nn.Linear(1, 1), None), "fn = None: expected a callable"),
+        (("layer", double), "target = 'layer'"),
+        ((torch.ones(2), double), "requires no gradient"),
+        ((nn.Parameter(A), double, "input"), "kind = 'input': expected none for a tensor"),
+    ],
+)
+def test_bad_arguments(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        edit(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_scripted_modules_are_refused() -> None:
+    with pytest.raises(ValueError, match="a ScriptModule takes no hooks"):
+        edit(torch.jit.script(nn.Linear(1, 1)), double)
+
+
+# Modes of autograd.
+
+
+def test_no_gradient_is_nothing_to_edit() -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    handle = edit(frozen, double, "grad_output")
+    frozen(torch.ones(1, 2))
+    trained = nn.Linear(2, 2)
+    other = edit(trained, double, "grad_output")
+    with torch.no_grad():
+        trained(torch.ones(1, 2))
+    trained(torch.ones(1, 2))  # and no backward
+    assert handle.calls == other.calls == 0
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_forward_edits_without_gradients(mode: Callable[[], Any]) -> None:
+    layer = nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    expected = layer(x * 2) * 2
+    edit(layer, double)
+    edit(layer, double, "input")
+    with mode():
+        torch.testing.assert_close(layer(x), expected.detach())
+
+
+def test_each_backward_through_one_graph_is_edited() -> None:
+    x = torch.ones(2, requires_grad=True)
+    module = Lambda(lambda x: x * 3)
+    handle = edit(module, double, "grad_output")
+    y = module(x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    assert handle.calls == 2
+    assert x.grad is not None
+    assert x.grad.tolist() == [12.0, 12.0]
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_gradient_of_an_edited_gradient(view: bool) -> None:
+    """d/dx of g^2, where g = 3 x^2 is the gradient of x^3."""
+    module = Lambda(lambda x: (x * 1).view(2) if view else x * 1)
+    handle = edit(module, torch.square, "grad_output")
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    y = module(x)
+    if view:
+        y.mul_(1)  # its gradient is found in that of the base
+    (g,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+    torch.testing.assert_close(g, (3 * x**2) ** 2)
+    handle.remove()  # the backward of a backward brings y a gradient, too
+    (gg,) = torch.autograd.grad(g.sum(), x)
+    torch.testing.assert_close(gg, 36 * x**3)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", ["output", "input", "grad_output"])
+def test_checkpoints_recompute_what_was_edited(kind: str, reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    edit(model[1], lambda t: t.sin() * 2, kind)
+    x = torch.randn(2, 3, requires_grad=True)
+    plain = gradients_of(model(x).square().sum(), x)[0]
+    checkpoint(model, x, use_reentrant=reentrant).square().sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, plain)
+
+
+def test_autocast_that_changes_the_dtype_is_refused() -> None:
+    layer = nn.Linear(2, 2)
+    edit(layer, lambda t: t @ torch.eye(2), "input")
+    layer(torch.ones(1, 2))
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(EditError, match=r"bfloat16.*expected.*float32"),
+    ):
+        layer(torch.ones(1, 2))
+
+
+def test_functional_transforms() -> None:
+    layer = nn.Linear(2, 2)
+    x = torch.randn(3, 2)
+    expected = torch.vmap(layer)(x) * 2
+    edit(layer, double)
+    torch.testing.assert_close(torch.vmap(layer)(x), expected)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        result: Tensor = torch.func.functional_call(layer, parameters, (x,)).sum()
+        return result
+
+    assert torch.func.grad(loss)(parameters)["bias"].tolist() == [6.0, 6.0]
+
+
+# Views that are changed in place later.
+
+INTERNAL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "biased linear": (lambda: nn.Linear(6, 5), (2, 4, 6)),
+    "unbatched convolution": (lambda: nn.Conv2d(2, 3, 1), (2, 4, 5)),
+    "transposed": (lambda: Lambda(lambda x: (x * 2).transpose(1, 2)), (2, 4, 6)),
+    "part": (lambda: Lambda(lambda x: (x * 2)[:, 1:, ::2]), (2, 4, 6)),
+    "no view": (lambda: Lambda(lambda x: x * 2), (2, 4, 6)),
+}
+CHANGES: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "none": lambda y, inplace: y * 3,
+    "relu": lambda y, inplace: y.relu_() if inplace else y.relu(),
+    "several": lambda y, inplace: y.mul_(3).add_(1).relu_() if inplace else y.mul(3).add(1).relu(),
+    "used before": lambda y, inplace: (y * 2) + (y.relu_() if inplace else y.relu()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", INTERNAL)
+def test_outputs_that_are_changed_in_place(name: str, change: str) -> None:
+    make, shape = INTERNAL[name]
+    module = make()
+    handle = edit(module, lambda g: g.clamp(-2.5, 2.5) * 3, "grad_output")
+    edit(module, lambda g: g + 1, "grad_output")  # after it, on what it made
+    x = torch.randn(shape, requires_grad=True)
+
+    def gradient(inplace: bool) -> Tensor:
+        end = CHANGES[change](module(x * 1), inplace)
+        weights = torch.arange(end.numel()).view(end.shape) - 3.0
+        return gradients_of((end * weights).sum(), x)[0]
+
+    torch.testing.assert_close(gradient(inplace=True), gradient(inplace=False))
+    assert handle.calls == 2
+
+
+SHARED: dict[str, Callable[..., Any]] = {
+    "flatten": nn.Flatten(),
+    "identity": lambda x: x,
+    "overlapping": lambda x: ((y := x * 2).view(-1), y),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_where_others_may_share_the_gradient_it_is_refused(name: str) -> None:
+    module = Lambda(SHARED[name])
+    edit(module, double, "grad_output")
+    x = torch.randn(2, 3, 4, requires_grad=True)
+
+    def output() -> Tensor:
+        y = module((x * 1).view(6, 4) if name == "identity" else x * 1)
+        return y[0] if isinstance(y, tuple) else y
+
+    output().sum().backward()
+    with pytest.raises(EditError, match=r"grad_output.* of Lambda.*view that was changed in place"):
+        output().relu_().sum().backward()
+
+
+def test_a_tensor_that_is_a_view_and_changed_in_place_is_refused() -> None:
+    x = torch.randn(4, requires_grad=True)
+    y = (x * 1).view(2, 2)
+    edit(y, double)
+    with pytest.raises(EditError, match=r"gradient of a tensor of shape \(2, 2\)"):
+        y.relu_().sum().backward()
+
+
+def test_a_stale_view_does_not_crash() -> None:
+    base = torch.ones(2, 2, requires_grad=True) * 1
+    view = base[0]
+    base.mul_(3)
+    edit(view, double)
+    view.sum().backward()
+
+
+def test_leaves_among_outputs_are_refused() -> None:
+    module = nn.Identity()
+    edit(module, double, "grad_output")
+    with pytest.raises(EditError, match=r"leaf of the graph.*edit\(tensor, fn\)"):
+        module(torch.ones(2, requires_grad=True))
+
+
+# Beside other hooks, and the life of an edit.
+
+
+@pytest.mark.usefixtures("hooks_in")
+@pytest.mark.parametrize("kind", ["output", "input", "grad_output"])
+def test_watches_before_between_and_after_edits(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    watches = [watch(model, kinds=(kind,))]
+    for factor in (2, 5):
+        edit(model[0], lambda t, factor=factor: t * factor, kind)
+        watches.append(watch(model, kinds=(kind,)))
+    x = torch.ones(1, 2, requires_grad=True)
+    for _ in range(3):  # the first tensor takes another way
+        model(x * 1).sum().backward()
+        for one in watches:
+            one.step()
+    before, between, after = (one.latest["0", kind].mean for one in watches)
+    torch.testing.assert_close(between, 2 * before)
+    torch.testing.assert_close(after, 10 * before)
+    for one in watches:
+        one.close()
+
+
+@pytest.mark.parametrize("kind", ["output", "input", "grad_output"])
+def test_captures_before_and_after_an_edit(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with capture(model, kinds=(kind,)) as before:
+        edit(model[0], double, kind)
+        with capture(model, kinds=(kind,)) as after:
+            model(torch.ones(1, 2, requires_grad=True) * 1).sum().backward()
+    torch.testing.assert_close(after["0", kind][0], 2 * before["0", kind][0])
+
+
+def test_captures_of_a_parameter_before_and_after_an_edit() -> None:
+    w = nn.Parameter(torch.ones(2))
+    with capture(w) as before:
+        edit(w, double)
+        with capture(w) as after:
+            w.sum().backward()
+    assert (before.grads[0].tolist(), after.grads[0].tolist()) == ([1.0, 1.0], [2.0, 2.0])
+
+
+def test_the_users_own_hooks_keep_their_places() -> None:
+    layer = nn.Linear(2, 2)
+    seen: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: seen.append(name)
+
+    layer.register_forward_hook(note("own before"))
+    edit(layer, note("edit"))
+    layer.register_forward_hook(note("own after"))
+    y = layer(torch.ones(1, 2))
+    first = y.register_hook(note("gradient before"))
+    edit(y, note("gradient edit"))
+    removed = y.register_hook(note("removed"))
+    y.register_hook(note("gradient after"))
+    removed.remove()
+    y.sum().backward(retain_graph=True)
+    forward = ["own before", "edit", "own after"]
+    assert seen == [*forward, "gradient before", "gradient edit", "gradient after"]
+    first.remove()  # although the edit came after it
+    del seen[:]
+    y.sum().backward()
+    assert seen == ["gradient edit", "gradient after"]
+
+
+def test_a_removed_edit_leaves_the_gradients_of_earlier_forwards_alone() -> None:
+    layer = nn.Linear(2, 2)
+    handle = edit(layer, double, "grad_output")
+    y = layer(torch.ones(1, 2))
+    handle.remove()
+    y.sum().backward()
+    assert handle.calls == 0
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["output", "grad_output"])
+def test_an_edit_that_removes_itself(kind: str) -> None:
+    layer = nn.Linear(2, 2)
+    handle = edit(layer, lambda t: handle.remove(), kind)
+    others = edit(layer, double, kind)
+    for _ in range(2):
+        layer(torch.ones(1, 2)).sum().backward()
+    assert (handle.calls, others.calls) == (1, 2)
+
+
+def test_copies_are_not_edited() -> None:
+    layer = nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    plain = layer(x)
+    handles = [edit(layer, lambda t: t * 2, kind) for kind in ("output", "input", "grad_output")]
+    handles.append(edit(layer.weight, lambda g: g * 2))
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        twin(x).sum().backward()
+        assert torch.equal(twin(x), plain)
+        assert twin.weight.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert [handle.calls for handle in handles] == [0, 0, 0, 0]
+
+
+def test_a_tensor_with_an_edit_can_be_saved() -> None:
+    w = torch.ones(2, requires_grad=True)
+    edit(w, double)
+    assert torch.equal(pickle.loads(pickle.dumps(w)), w)
+
+
+def test_nothing_keeps_a_tensor_alive() -> None:
+    layer = nn.Linear(2, 2)
+    handles = [edit(layer, double, kind) for kind in ("output", "input", "grad_output")]
+    x = torch.ones(1, 3, 2)
+    y = layer(x)
+    handles.append(edit(y, double))
+    alive = [weakref.ref(y), weakref.ref(x)]
+    y.sum().backward()
+    del x, y
+    assert [reference() for reference in alive] == [None, None]
+    assert [handle.calls for handle in handles] == [1, 1, 1, 1]
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("kind", ["output", "input", "grad_output"])
+def test_compiled_code_ends_its_graph_at_an_edit(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    handle = edit(model[1], lambda t: t.sin() * 2, kind)
+    x = torch.randn(3, 2, requires_grad=True)
+    (eager,) = gradients_of(model(x).square().sum(), x)
+    compiled = torch.compile(model, backend="eager")
+    (mine,) = gradients_of(compiled(x).square().sum(), x)
+    torch.testing.assert_close(mine, eager)
+    assert handle.calls == 2
+    torch._dynamo.reset()
+    whole = torch.compile(model, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"hookstats\.edit calls a function"):
+        whole(x)
+    with pytest.raises(ValueError, match="is compiled"):
+        edit(whole, double)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_code_compiled_before_is_compiled_again() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    compiled = torch.compile(model, backend="eager")
+    x = torch.randn(3, 2)
+    expected = 2 * compiled(x)
+    with pytest.warns(RuntimeWarning, match="compiled again"):
+        edit(model[1], double)
+    torch.testing.assert_close(compiled(x), expected)
+
+
+# Modules of several inputs.
+
+
+class Weighted(nn.Module):
+    """The sum of its inputs, each times a factor."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        total: Tensor = sum(f * x for f, x in zip(self.factors, xs, strict=True))  # type: ignore
+        return total
+
+
+def test_each_input_of_a_module_has_its_own_gradient() -> None:
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    y = torch.tensor([6.0, 4.0], requires_grad=True)
+    z = torch.tensor([1.0, 5.0], requires_grad=True)
+    target = torch.tensor([9.0, -1.0], requires_grad=True)
+    model = Weighted(2, 3, -5)
+    looks: list[tuple[str, list[float]]] = []
+    for name, tensor in (("x", x), ("y", y), ("z", z)):
+        edit(tensor, lambda g, name=name: looks.append((name, g.tolist())))
+    edit(model, lambda g: looks.append(("out", g.tolist())), "grad_output")
+    loss = nn.functional.mse_loss(model(x, y, z), target)
+    loss.backward()
+    assert loss == 50.0
+    assert dict(looks) == {
+        "out": [8.0, -6.0],
+        "x": [16.0, -12.0],
+        "y": [24.0, -18.0],
+        "z": [-40.0, 30.0],
+    }
+    assert target.grad is not None
+    assert target.grad.tolist() == [-8.0, 6.0]
+
+
+def test_watch_has_the_gradient_of_each_input() -> None:
+    xs = [
+        torch.tensor(values, requires_grad=True) for values in ([2.0, 3.0], [6.0, 4.0], [1.0, 5.0])
+    ]
+    model = Weighted(2, 3, -5)
+    with watch(model, kinds=("grad_input",), include="", channel_dim=-1) as w:
+        out = model(*(x * 1 for x in xs))  # leaves, watch skips
+        nn.functional.mse_loss(out, torch.tensor([9.0, -1.0])).backward()
+        w.step()
+        means = [w.latest["", f"grad_input{i}"].mean.tolist() for i in ("", "[1]", "[2]")]
+    assert means == [[16.0, -12.0], [24.0, -18.0], [-40.0, 30.0]]
+    assert [x.grad.tolist() for x in xs if x.grad is not None] == means

@@ -1,0 +1,31 @@
+"""Every script in examples/ runs as it stands, and what it asserts holds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_there_are_examples() -> None:
+    assert {"edit_tensors.py", "add_to_a_gradient.py", "several_inputs.py"} <= set(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONWARNINGS": "error::RuntimeWarning"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout

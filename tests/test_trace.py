@@ -1,0 +1,479 @@
+"""What ran, in order: calls, their numbers, gradients, exceptions, and the tables of them."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hookstats.tensors.edit import edit
+from hookstats.tensors.trace import Trace, trace
+
+
+class Block(nn.Module):
+    """Its activation is called twice, its child has a child, and its output has two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.act = nn.ReLU(inplace=True)
+        self.second = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.act(self.first(x) * scale)
+        return self.act(self.second(h)), torch.tensor([1, 2])
+
+
+NAMES = ["", "first", "act", "second", "second.0", "second.1", "act"]
+
+
+@pytest.fixture
+def block() -> Block:
+    return Block().eval()
+
+
+X, SCALE = torch.linspace(-1, 1, 15).view(5, 3), torch.full((4,), 2.0)
+
+
+def names(result: Trace) -> list[str]:
+    return [call.name for call in result.calls]
+
+
+def test_calls_in_the_order_of_their_beginnings(block: Block) -> None:
+    result = trace(block, X, scale=SCALE)
+    assert names(result) == NAMES
+    assert [call.type for call in result.calls] == [
+        type(block.get_submodule(name)).__name__ for name in NAMES
+    ]
+    assert [call.depth for call in result.calls] == [0, 1, 1, 1, 2, 2, 1]
+    assert [call.index for call in result.calls] == [0] * 6 + [1]
+    root, first = result.calls[:2]
+    assert root.outputs is not None
+    assert [(t.name, t.shape, t.dtype) for t in root.inputs] == [
+        ("input", (5, 3), "float32"),
+        ("input.scale", (4,), "float32"),
+    ]
+    assert [(t.name, t.shape, t.dtype) for t in root.outputs] == [
+        ("output", (5, 4), "float32"),
+        ("output[1]", (2,), "int64"),
+    ]
+    assert [t.shape for t in first.inputs] == [(5, 3)]
+    assert first.output is not None
+    assert (first.output.shape, root.outputs[1].mean) == ((5, 4), None)
+
+
+def test_means_are_those_of_the_outputs_as_they_were(block: Block) -> None:
+    expected: list[tuple[float, float]] = []
+
+    def note(module: nn.Module, args: object, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        x = tensor.detach().double()
+        expected.append((x.mean().item(), x.std(correction=0).item()))
+
+    for module in (block.first, block.act, block.second[0]):
+        module.register_forward_hook(note)
+    result = trace(block, X, scale=SCALE)
+    found = [call for call in result.calls if call.name in ("first", "act", "second.0")]
+    assert [call.mean for call in found] == pytest.approx([mean for mean, _ in expected])
+    assert [call.std for call in found] == pytest.approx([std for _, std in expected])
+    overwritten = result.calls[3]  # second's output, which act changes in place
+    assert overwritten.mean != pytest.approx(found[-1].mean)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_modes_and_the_model_are_left_as_they_are(block: Block, training: bool, grad: bool) -> None:
+    block.train(training)
+    before = copy.deepcopy(block.state_dict())
+    random = torch.get_rng_state()
+    with torch.set_grad_enabled(grad):
+        expected = block(X, scale=SCALE)
+        torch.set_rng_state(random)
+        with trace(block) as result:
+            output = block(X, scale=SCALE)
+        assert torch.is_grad_enabled() == grad
+    assert torch.equal(output[0], expected[0])
+    assert output[0].requires_grad == grad
+    assert all(module.training == training for module in block.modules())
+    assert all(torch.equal(block.state_dict()[key], value) for key, value in before.items())
+    assert names(result) == NAMES
+    block(X, scale=SCALE)
+    assert len(result.calls) == len(NAMES)  # the hooks are gone
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in block.modules())
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"depth": 0}, [""]),
+        ({"depth": 1}, ["", "first", "act", "second", "act"]),
+        ({"include": ["first", "second.*"]}, ["first", "second.0", "second.1"]),
+        ({"include": nn.Linear}, ["first", "second.0"]),
+        ({"exclude": ["act", ""]}, ["first", "second", "second.0", "second.1"]),
+        ({"depth": 1, "include": "second*"}, ["second"]),
+    ],
+)
+def test_what_is_shown(block: Block, options: dict[str, Any], expected: list[str]) -> None:
+    assert names(trace(block, X, scale=SCALE, **options)) == expected
+
+
+def test_depth_counts_what_is_not_shown(block: Block) -> None:
+    assert [call.depth for call in trace(block, X, scale=SCALE, include="second.0").calls] == [2]
+
+
+def test_the_gradients_of_parameters(block: Block) -> None:
+    def loss(output: tuple[Tensor, Tensor]) -> Tensor:
+        return output[0].square().sum()
+
+    result = trace(block, X, scale=SCALE, backward=loss)
+    assert all(parameter.grad is None for parameter in block.parameters())
+    loss(block(X, scale=SCALE)).backward()
+    assert {g.name for g in result.gradients} == {
+        "first.weight", "first.bias", "second.0.weight", "second.0.bias",
+    }  # fmt: skip
+    assert result.gradients[-1].name.startswith("first.")  # as the backward brings them
+    for gradient in result.gradients:
+        grad = block.get_parameter(gradient.name).grad
+        assert grad is not None
+        assert gradient.shape == tuple(grad.shape)
+        assert gradient.mean == pytest.approx(grad.double().mean().item())
+        assert gradient.std == pytest.approx(grad.double().std(correction=0).item())
+
+
+def test_the_backwards_of_a_block(block: Block) -> None:
+    block.first.requires_grad_(False)
+    with trace(block, include="second.0") as result:
+        for _ in range(2):
+            block(X, scale=SCALE)[0].sum().backward()
+    assert [g.name for g in result.gradients] in (
+        ["second.0.weight", "second.0.bias"] * 2,
+        ["second.0.bias", "second.0.weight"] * 2,
+    )
+    assert block.second[0].weight.grad is not None
+    block(X, scale=SCALE)[0].sum().backward()
+    assert len(result.gradients) == 4
+
+
+# All modules.
+
+
+def test_modules_without_a_model_at_hand(block: Block) -> None:
+    other = Block().eval()
+    with trace() as result:
+        block(X, scale=SCALE)
+        nn.Linear(3, 2)(X)
+        other.first(X)
+        other(X, scale=SCALE)
+        block.act(X.clone())
+    root = [f"Block.{name}" if name else "Block" for name in NAMES]
+    second = [f"Block_2.{name}" if name else "Block_2" for name in NAMES]
+    second[1] = "Linear_2"  # that was called before its model was
+    assert names(result) == [*root, "Linear", "Linear_2", *second, "Block.act"]
+    assert [call.index for call in result.calls if call.name == "Linear_2"] == [0, 1]
+    assert result.calls[0].inputs[1].name == "input.scale"
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_gradients_without_a_model_at_hand(block: Block) -> None:
+    with trace(include="second*") as result:
+        block(X, scale=SCALE)[0].sum().backward()
+    assert names(result) == ["Block.second", "Block.second.0", "Block.second.1"]
+    assert {g.name for g in result.gradients} == {"Block.second.0.weight", "Block.second.0.bias"}
+
+
+def test_wrappers_are_left_out() -> None:
+    model = nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))
+    assert names(trace(model, torch.ones(1, 2))) == ["", "0"]
+    with trace() as result:
+        model(torch.ones(1, 2))
+    assert names(result) == ["Sequential", "Sequential.0"]
+    assert [call.depth for call in result.calls] == [0, 1]
+
+
+def test_threads_have_depths_of_their_own(block: Block) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            assert go_on.wait(60)
+            return x
+
+    slow = nn.Sequential(Slow())
+    with trace() as result:
+        thread = threading.Thread(target=slow, args=(X,))
+        thread.start()
+        assert inside.wait(60)
+        block(X, scale=SCALE)
+        go_on.set()
+        thread.join()
+    assert [call.depth for call in result.calls if call.name == "Block"] == [0]
+    assert all(call.outputs is not None for call in result.calls)
+
+
+# Exceptions.
+
+
+class Caught(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad = nn.Sequential(nn.Linear(7, 7))
+        self.good = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        try:
+            return self.bad(x)
+        except RuntimeError:
+            return self.good(x)
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_where_a_forward_stopped(block: Block, at_hand: bool) -> None:
+    block.second[0] = nn.Linear(5, 5)
+    prefix = "" if at_hand else "Block."
+    with (
+        pytest.raises(RuntimeError, match="mat1 and mat2") as caught,
+        trace(block if at_hand else None) as result,
+    ):
+        block(X, scale=SCALE)
+    name = f"{prefix}second.0"
+    assert result.stopped is not None
+    assert (result.stopped.name, result.stopped.outputs) == (name, None)
+    assert str(result.stopped.error).startswith("RuntimeError: mat1 and mat2")
+    assert [call.outputs is None for call in result.calls] == [True, False, False, True, True]
+    assert "raised" in str(result)
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == [
+            f"hookstats.trace: raised in '{name}' (Linear), given float32 (5, 4)"
+        ]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_the_exception_of_one_call_says_where(block: Block) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        trace(block, torch.ones(2, 9), scale=SCALE)
+    assert "raised in 'first'" in caught.value.__notes__[0]  # type: ignore[attr-defined]
+    assert not any(m._forward_hooks for m in block.modules())
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_an_exception_that_the_model_catches(at_hand: bool) -> None:
+    model = Caught()
+    with trace(model if at_hand else None) as result:
+        model(X)
+        try:
+            raise ValueError("of the caller")
+        except ValueError:
+            model(X)  # in the handling of an exception of someone else's
+    assert [call.name.split(".")[-1].replace("Caught", "") for call in result.calls] == (
+        ["", "bad", "0", "good"] * 2
+    )
+    assert [call.depth for call in result.calls] == [0, 1, 2, 1] * 2
+    assert [call.outputs is None for call in result.calls] == [False, True, True, False] * 2
+
+
+def test_a_forward_that_is_interrupted() -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(nn.Identity(), Interrupted())
+    with trace() as result:
+        with pytest.raises(KeyboardInterrupt):
+            model(X)
+        model[0](X)
+    assert result.stopped is not None
+    assert (result.stopped.name, result.stopped.error) == ("Sequential.1", None)
+    assert "stopped" in str(result)
+
+
+# What else happens to models.
+
+
+def test_recomputations_are_left_out() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    x = X.clone().requires_grad_()
+    for reentrant in (False, True):
+        with trace(model) as result:
+            checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+        assert names(result) == ["", "0", "1"]
+        assert all(call.outputs is not None for call in result.calls)
+
+
+def test_a_recomputation_inside_of_a_call_of_the_same_module() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor, nested: bool) -> Tensor:
+            if nested:
+                inner = x[:2].detach().requires_grad_()
+                y: Tensor = checkpoint(self, inner, False, use_reentrant=False)
+                y.sum().backward()
+            return x.sin()
+
+    outer, first = trace(Nested(), X, True).calls
+    assert outer.output is not None
+    assert first.output is not None
+    assert (outer.output.shape, first.output.shape) == ((5, 3), (2, 3))
+
+
+def test_what_cannot_be_read_has_a_shape_alone() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return torch.ones(2, device="meta"), x.to_sparse(), x.to(torch.complex64), x[0] / 0
+
+    (call,) = trace(Odd(), X).calls
+    assert call.outputs is not None
+    assert [t.shape for t in call.outputs] == [(2,), (5, 3), (5, 3), (3,)]
+    assert [t.nonfinite for t in call.outputs] == [None, None, None, 3]
+    assert call.output == call.outputs[3]
+    inside = torch.vmap(lambda x: (trace(nn.ReLU(), x).calls[0].mean, x)[1])
+    assert torch.equal(inside(X), X)
+
+
+def test_not_finite_values_show(block: Block) -> None:
+    result = trace(block, torch.full((5, 3), torch.nan), scale=SCALE)
+    assert result.calls[1].output is not None
+    assert result.calls[1].output.nonfinite == 20
+    console = Console(force_terminal=True, width=120, record=True)
+    with console.capture() as captured:
+        result.print(console)
+    assert "\x1b[1;31m" in captured.get()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_jit_traces_hold_nothing_of_it(block: Block) -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    with trace(model) as result:
+        graph = torch.jit.trace(model, (X,), check_trace=False)
+    assert names(result) == []
+    assert "hookstats" not in str(graph.inlined_graph)
+
+
+def test_a_copy_made_in_the_block_records_nothing(block: Block) -> None:
+    with trace(block) as result:
+        copy.deepcopy(block)(X, scale=SCALE)
+    assert names(result) == []
+
+
+def test_edits_that_came_before_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    plain = trace(model, X).calls[1].mean
+    assert plain is not None
+    with edit(model[0], lambda t: t + 1):
+        edited = trace(model, X).calls[1].mean
+        with trace() as everything:
+            model(X)
+    assert edited == pytest.approx(plain + 1)
+    assert [call.mean for call in everything.calls] == pytest.approx([edited, plain])
+
+
+# As data and tables.
+
+
+def test_as_data(block: Block) -> None:
+    result = trace(block, X, scale=SCALE)
+    rows = result.to_dicts()
+    assert [row["name"] for row in rows] == NAMES
+    assert rows[1]["outputs"][0]["shape"] == (5, 4)
+    assert rows[1]["mean"] == result.calls[1].mean
+    frame = result.to_pandas()
+    assert list(frame["name"]) == NAMES
+    assert frame["mean"].tolist() == pytest.approx([call.mean for call in result.calls])
+
+
+def test_the_table_aligns_indents_and_counts(block: Block) -> None:
+    result = trace(block, X, scale=SCALE, backward=lambda output: output[0].sum())
+    calls, gradients = (part.splitlines() for part in str(result).split("\n\n"))
+    assert calls[0].split() == [
+        "call", "type", "input", "output", "dtype", "mean", "std", "non-finite",
+    ]  # fmt: skip
+    assert calls[1].startswith("(root) ")
+    assert "5x3, 4 " in calls[1]
+    assert "5x4, 2 int64 float32" in calls[1]
+    assert [line.split()[0] for line in calls[2:]] == [
+        "first", "act@0", "second", "second.0", "second.1", "act@1",
+    ]  # fmt: skip
+    assert calls[5].startswith("    second.0")
+    assert len({len(line) for line in calls}) == 1
+    assert gradients[0].split() == ["gradient", "shape", "dtype", "mean", "std", "non-finite"]
+    assert len(gradients) == 5
+
+
+@pytest.fixture
+def without_rich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    find, load = importlib.util.find_spec, builtins.__import__
+
+    def no_rich(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.split(".")[0] == "rich":
+            raise ImportError(name)
+        return load(name, *args, **kwargs)
+
+    monkeypatch.setattr(
+        "hookstats.tensors.trace_table.find_spec",
+        lambda name: None if name == "rich" else find(name),
+    )
+    monkeypatch.setattr(builtins, "__import__", no_rich)
+    yield
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_printing_without_rich(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trace(block, X, scale=SCALE)
+    result.print()
+    assert capsys.readouterr().out == f"{result}\n"
+
+
+def test_printing_with_rich_says_the_same(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trace(block, X, scale=SCALE)
+    result.print()
+    printed = capsys.readouterr().out
+    assert [line.split() for line in printed.splitlines()] == [
+        line.split() for line in str(result).splitlines()
+    ]
+
+
+def test_nothing_ran(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trace(block)
+    assert "nothing ran" in str(result)
+    result.print()
+    assert "nothing ran" in capsys.readouterr().out
+    assert (repr(result), result.stopped) == ("Trace(calls=0, gradients=0)", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((len,), {}, "model = <built-in function len>"),
+        ((nn.ReLU(), X), {"include": "conv*"}, "include = 'conv.*nothing is left to trace"),
+        ((nn.ReLU(), X), {"include": 3}, "include = 3"),
+        ((nn.ReLU(), X), {"depth": -1}, "depth = -1"),
+        ((nn.ReLU(), X), {"depth": "all"}, "depth = 'all'"),
+        ((nn.ReLU(),), {"backward": torch.sum}, "backward: expected arguments"),
+        ((), {"backward": torch.sum}, "backward: expected arguments"),
+    ],
+)
+def test_bad_arguments(arguments: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trace(*arguments, **options)
+
+
+def test_a_trace_records_once_at_a_time(block: Block) -> None:
+    with trace(block) as result:
+        with pytest.raises(RuntimeError, match="recording already"), result:
+            pass
+        block(X, scale=SCALE)
+    with result:
+        block(X, scale=SCALE)
+    assert names(result) == NAMES * 2
