@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
@@ -123,7 +124,10 @@ class Trace:
         traceback: TracebackType | None,
     ) -> None:
         while self._handles:
-            self._handles.pop().remove()
+            handle = self._handles.pop()
+            handle.remove()
+            # Of a global hook that takes keyword arguments, torch leaves this behind.
+            _global_forward_hooks_with_kwargs.pop(handle.id, None)
         self._known.clear()
         self._threads = threading.local()
 
