@@ -3,6 +3,7 @@
 # PYTHON  the interpreter of a new .venv (python3)
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
+# BENCH, RESULTS, BASELINE  of `make bench`: a part of it, where it writes, and what it is compared with
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,7 +30,13 @@ CXX_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' 2>/dev/nul
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
 PRESETS := default asan tsan
 
-.PHONY: help demo test test-sanitizers pytest build lint format docs bench clean $(PRESETS:%=ctest-%)
+BENCH ?=
+RESULTS ?= build/bench.json
+BASELINE ?= bench/results/baseline.json
+BENCHMARKS := $(BIN)/python -m pytest bench/$(BENCH)
+
+.PHONY: help demo test test-sanitizers pytest build lint format docs clean
+.PHONY: bench bench-smoke bench-compare bench-docs $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -37,10 +44,11 @@ help:  ## List the targets
 demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was seen
 	$(BIN)/python -m hookstats demo
 
-test: lint docs pytest $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, docs, pytest, CTest plain and sanitized
+test: lint docs pytest bench-smoke $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, docs, pytest, benchmarks in small, CTest
 	@echo
 	@for preset in $(PRESETS); do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done
+	@echo "benchmarks in small: $$(tail -n 1 $(LOGS)/bench-smoke.log)"
 	@echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)"
 
 test-sanitizers: ctest-asan ctest-tsan  ## Run CTest under ASan+UBSan and under TSan
@@ -71,8 +79,17 @@ docs: $(STAMPS)/dev  ## Build the documentation into build/docs, warnings as err
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs build/docs
 	@echo "docs: build/docs/index.html"
 
-bench: $(STAMPS)/dev  ## Run the benchmarks, grouped by case
-	$(BIN)/python -m pytest bench --benchmark-only --benchmark-quiet --benchmark-group-by=group --benchmark-json=build/bench.json
+bench: $(STAMPS)/bench  ## Benchmark beside the peers, about 12 minutes; BENCH=ops|hooks|steps|flush for a part
+	$(BENCHMARKS) --benchmark-quiet --results $(RESULTS)
+
+bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, for its assertions alone
+	HOOKSTATS_BENCH_SMOKE=1 $(BENCHMARKS) -q --benchmark-quiet 2>&1 | tee $(LOGS)/bench-smoke.log
+
+bench-compare:  ## Compare the last run, RESULTS, with a stored one, BASELINE
+	$(BIN)/python bench/compare.py $(BASELINE) $(RESULTS)
+
+bench-docs:  ## Write the last run, RESULTS, into docs/performance.md and its figures
+	$(BIN)/python bench/report.py $(RESULTS) --write docs/performance.md
 
 clean:  ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info hookstats/*.so $(STAMPS)
@@ -95,8 +112,8 @@ $(STAMPS)/operators: $(BUILD_FILES) | $(STAMPS)/torch $(LOGS)
 	@grep '^hookstats:' $(LOGS)/build.log
 	touch $@
 
-# The package, editable, with an extra: demo or dev.
-$(STAMPS)/demo $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/operators
+# The package, editable, with an extra: demo, dev or bench.
+$(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/bench: pyproject.toml constraints.txt | $(STAMPS)/operators
 	grep -v '^torch==' $(PINS) >$(STAMPS)/pins || true
 	$(BIN)/python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" >>$(STAMPS)/pins
 	$(PIP) --constraint $(STAMPS)/pins --no-build-isolation --editable ".[$(@F)]"

@@ -1,52 +1,60 @@
-"""What all benchmarks share: the machine they ran on, and the tables at the end."""
+"""What all benchmarks share: the results, printed as tables and written as JSON at the end."""
 
 from __future__ import annotations
 
-from functools import cache
+from pathlib import Path
 
-import cpuinfo
 import pytest
 import torch
-from report import NOTE, Report
+from machine import describe, machine
+from measured import Results
+from smoke import SMOKE
+from tables import NOTE, lines
+from targets import verdicts
 
-import hookstats  # noqa: F401  (it registers torch.ops.hookstats)
-
-_REPORT = pytest.StashKey[Report]()
-
-
-@cache
-def _machine() -> dict[str, str | int]:
-    return {
-        "cpu": cpuinfo.get_cpu_info().get("brand_raw", "unknown"),
-        "instruction_set": torch.ops.hookstats.cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+_RESULTS = pytest.StashKey[Results]()
 
 
-@pytest.fixture(scope="session")
-def machine() -> dict[str, str | int]:
-    """What a time depends on besides the code, for extra_info."""
-    return _machine()
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--results",
+        type=Path,
+        help="write what was measured to this JSON file; tables of other benchmarks in it stay",
+    )
 
 
 @pytest.fixture(scope="session")
-def report(pytestconfig: pytest.Config) -> Report:
-    """The tables that are printed at the end of the run."""
-    return pytestconfig.stash.setdefault(_REPORT, Report())
+def results(pytestconfig: pytest.Config) -> Results:
+    """Where every measured case goes."""
+    return pytestconfig.stash.setdefault(_RESULTS, Results(machine()))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """The same random tensors in every run."""
+    torch.manual_seed(0)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    report = config.stash.get(_REPORT, None)
-    if report is None:
+    results = config.stash.get(_RESULTS, None)
+    if results is None or SMOKE:
         return
     terminalreporter.section("hookstats benchmarks")
-    machine = _machine()
-    terminalreporter.write_line(
-        "{cpu}, {threads} threads, {instruction_set}, torch {torch}".format(**machine)
-    )
+    terminalreporter.write_line(describe(results.machine))
     terminalreporter.write_line(NOTE)
-    for line in report.lines():
+    for line in lines(results):
         terminalreporter.write_line(line)
+    terminalreporter.section("targets")
+    for line in verdicts(results):
+        terminalreporter.write_line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Write the results, of an interrupted run, too."""
+    results, path = config.stash.get(_RESULTS, None), config.getoption("results", None)
+    if results is not None and path is not None:
+        if path.exists():
+            results = Results.load(path).merge(results)
+        results.save(path)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
+from types import MappingProxyType
 from typing import Protocol
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
+from smoke import SMOKE
 
 
 class Peer(Protocol):
@@ -22,17 +25,35 @@ class Peer(Protocol):
     def prepare(self) -> None:
         """Called before every `run`, not timed."""
 
-    def run(self) -> None:
-        """What is timed; its result is kept for whoever checks it."""
+    def run(self) -> float | None:
+        """What is timed; its result is kept for `check`.
+
+        Returns the seconds it took where only the peer can tell: in another process, or on another
+        number of threads.
+        """
+
+    def check(self) -> None:
+        """Assert that the last result is right."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How long a peer takes part: until it took `seconds`, in at least `least` and `most` calls."""
+
+    seconds: float = 0.6
+    least: int = 3
+    most: int = 40
 
 
 def interleave(
-    peers: Mapping[str, Peer], *, seconds: float = 0.6, least: int = 3, most: int = 40
+    peers: Mapping[str, Peer],
+    rounds: Rounds = Rounds(),
+    special: Mapping[str, Rounds] = MappingProxyType({}),
 ) -> dict[str, list[float]]:
     """Seconds of every timed call of each peer, after one call that warms it up.
 
-    A peer leaves once it took `seconds` in all, at least `least` and at most `most` calls, so that
-    a slow one does not cost the others their rounds.
+    `rounds` are for those that have none in `special`. A peer leaves once it had its rounds, so
+    that a slow one does not cost the others theirs.
     """
     times: dict[str, list[float]] = {name: [] for name in peers}
     for peer in peers.values():
@@ -46,17 +67,22 @@ def interleave(
             for name in playing:
                 peers[name].prepare()
                 start = perf_counter()
-                peers[name].run()
-                times[name].append(perf_counter() - start)
+                itself = peers[name].run()
+                took = perf_counter() - start
+                times[name].append(took if itself is None else itself)
             playing = [
-                name
-                for name in playing
-                if len(times[name]) < least
-                or (len(times[name]) < most and sum(times[name]) < seconds)
+                name for name in playing if not _done(times[name], special.get(name, rounds))
             ]
     finally:
         gc.enable()
     return times
+
+
+def _done(seconds: Sequence[float], rounds: Rounds) -> bool:
+    if SMOKE:
+        rounds = replace(rounds, seconds=0.0)
+    enough = len(seconds) >= rounds.most or sum(seconds) >= rounds.seconds
+    return enough and len(seconds) >= rounds.least
 
 
 class _Clock:

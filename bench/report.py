@@ -1,36 +1,71 @@
-"""Report: the tables that a run of the benchmarks ends with."""
+"""Prints a run's tables and targets, or writes them and the plots into a document:
+`python bench/report.py build/bench.json --write docs/performance.md`.
+
+In the document, what stands between a line `<!-- measured: TITLE -->` and the next `<!-- end -->`
+is replaced by the tables whose titles begin with TITLE; `machine`, `targets` and `notes` are such
+titles, too. The plots go into the folder `figures` beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
-NOTE = "~ disturbed: the median is over 1.5 times the least (on a busy machine, others may be, too)"
+import plots
+from machine import describe
+from measured import Results
+from tables import NOTE, lines
+from targets import verdicts
+
+_MEASURED = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def cell(seconds: Sequence[float], scale: float) -> str:
-    """The median of `seconds` in another unit, marked where it was disturbed."""
-    middle = median(seconds)
-    return f"{middle * scale:.2f}" + ("~" if middle > 1.5 * min(seconds) else " ")
+def section(results: Results, title: str) -> Iterator[str]:
+    """What stands under `title` in a document.
+
+    Raises:
+        ValueError: the run has no such table.
+    """
+    if title == "machine":
+        yield describe(results.machine)
+    elif title == "notes":
+        yield NOTE
+    elif title == "targets":
+        yield from verdicts(results)
+    elif some := results.of(title):
+        yield from list(lines(Results(results.machine, some)))[1:]
+    else:
+        raise ValueError(f"no table begins with {title!r}: run all benchmarks, not a part")
 
 
-class Report:
-    """Tables by title, filled row by row while the benchmarks run."""
+def written(document: str, results: Results) -> str:
+    """`document` with all that is measured in it taken from `results`."""
 
-    def __init__(self) -> None:
-        self._tables: dict[str, list[Mapping[str, str]]] = {}
+    def replace(match: re.Match[str]) -> str:
+        text = "\n".join(section(results, match[2]))
+        return f"{match[1]}```\n{text}\n```\n{match[3]}"
 
-    def add(self, title: str, row: Mapping[str, str]) -> None:
-        """Add `row`, cells by column, to the table of that title; its rows share their columns."""
-        self._tables.setdefault(title, []).append(row)
+    return _MEASURED.sub(replace, document)
 
-    def lines(self) -> Iterator[str]:
-        """The tables as text: the first column to the left, the others to the right."""
-        for title, rows in self._tables.items():
-            cells = [tuple(rows[0])] + [tuple(row.values()) for row in rows]
-            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-            yield ""
-            yield title
-            for name, *values in cells:
-                pairs = zip(values, widths[1:], strict=True)
-                yield "  ".join([name.ljust(widths[0])] + [v.rjust(width) for v, width in pairs])
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--write", type=Path, metavar="DOCUMENT")
+    arguments = parser.parse_args()
+    results = Results.load(arguments.results)
+    if arguments.write is None:
+        print(describe(results.machine), NOTE, *lines(results), "", *verdicts(results), sep="\n")
+        return
+    text = written(arguments.write.read_text(), results)
+    figures = plots.draw(results, arguments.write.parent / "figures")
+    arguments.write.write_text(text)
+    print(*(str(path) for path in (arguments.write, *figures)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,19 +4,21 @@ background thread's work until it is on the disk, beside plainer ways to store t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from statistics import median
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from interleave import interleave, replay, replayed
+from interleave import Rounds, replayed
+from measure import Measured, measure
+from measured import Results, Table
 from pytest_benchmark.fixture import BenchmarkFixture
-from report import Report, cell
+from smoke import SMOKE, pick
 
 from hookstats import LogBins, open_run
 from hookstats.accumulators import Arena
@@ -27,10 +29,10 @@ from hookstats.store import RunWriter
 
 pytestmark = replayed
 
-SITES = 200
-CHANNELS = 1024
+SITES = pick(200, 8)
+CHANNELS = pick(1024, 32)
 BATCH = 16
-ROUNDS = 15
+ROUNDS = pick(15, 1)
 
 
 class Recording:
@@ -65,11 +67,18 @@ class Recording:
         self.close_step()
         self.flusher.drain()
 
-    def check(self, expected: StepRecord) -> None:
-        """Assert that the last step was stored."""
-        assert self.flusher.failures == {}
+    @property
+    def latest(self) -> StepRecord:
+        """What was to be stored last."""
         assert self.flusher.latest is not None
-        assert self.flusher.latest.step == self.step - 1
+        return self.flusher.latest
+
+    def check(self) -> None:
+        """Assert that the last step was recorded, and that it is right."""
+        assert self.flusher.failures == {}
+        assert self.latest.step == self.step - 1
+        means = torch.cat([x.double().mean(0) for _, x in self._tensors])
+        np.testing.assert_allclose(self.latest.moments[:, 0], means, rtol=1e-5, atol=1e-6)
 
 
 class RunDirectory(Recording):
@@ -81,12 +90,12 @@ class RunDirectory(Recording):
         super().__init__(Flusher(writer), bins)
         self._out = out
 
-    def check(self, expected: StepRecord) -> None:
-        super().check(expected)
+    def check(self) -> None:
+        super().check()
         run = open_run(self._out)
         assert run.steps == list(range(self.step))
-        np.testing.assert_array_equal(run[self.step - 1].tallies, expected.tallies)
-        np.testing.assert_allclose(run[0].moments, expected.moments, rtol=1e-15)
+        np.testing.assert_array_equal(run[self.step - 1].tallies, self.latest.tallies)
+        np.testing.assert_allclose(run[0].moments, self.latest.moments, rtol=1e-15)
 
 
 class Closing(RunDirectory):
@@ -113,12 +122,11 @@ class Saved(Recording):
             torch.save([torch.from_numpy(array) for array in arrays], file)
             os.fsync(file.fileno())
 
-    def check(self, expected: StepRecord) -> None:
-        super().check(expected)
-        assert self.flusher.latest is not None
-        moments, tallies, *_ = torch.load(self._path(self.flusher.latest))
-        np.testing.assert_array_equal(moments.numpy(), expected.moments)
-        np.testing.assert_array_equal(tallies.numpy(), expected.tallies)
+    def check(self) -> None:
+        super().check()
+        moments, tallies, *_ = torch.load(self._path(self.latest))
+        np.testing.assert_array_equal(moments.numpy(), self.latest.moments)
+        np.testing.assert_array_equal(tallies.numpy(), self.latest.tallies)
 
 
 class Parquet(Saved):
@@ -141,75 +149,52 @@ class Parquet(Saved):
             pq.write_table(pa.table(columns), file)
             os.fsync(file.fileno())
 
-    def check(self, expected: StepRecord) -> None:
-        Recording.check(self, expected)
-        assert self.flusher.latest is not None
-        table = pq.read_table(self._path(self.flusher.latest))
+    def check(self) -> None:
+        Recording.check(self)
+        table = pq.read_table(self._path(self.latest))
         mean = table["mean"].combine_chunks().flatten().to_numpy()
-        np.testing.assert_array_equal(mean, expected.moments[:, 0])
+        np.testing.assert_array_equal(mean, self.latest.moments[:, 0])
 
 
-PEERS = {
+PEERS: dict[str, Callable[[Path], Recording]] = {
     "closing": Closing,
     "run directory": RunDirectory,
     "torch.save": Saved,
     "parquet by default": Parquet,
 }
-
-
-@dataclass
-class Case:
-    """The recordings, how long each took, round by round, and how many bytes a step has."""
-
-    peers: dict[str, Recording]
-    seconds: dict[str, list[float]]
-    bytes_per_step: dict[str, int]
-
-    def ms(self, peer: str) -> float:
-        return median(self.seconds[peer]) * 1e3
-
-    def row(self) -> dict[str, str]:
-        """Its line in the report."""
-        row = {"ms/step": f"{SITES} sites x {CHANNELS} channels"}
-        for peer, seconds in self.seconds.items():
-            row[peer] = cell(seconds, 1e3)
-        for peer, size in self.bytes_per_step.items():
-            row[f"{peer}, MB"] = f"{size / 1e6:.1f}"
-        return row
+TABLE = Table(
+    "closing and storing a step, until it is on the disk",
+    "ms/step",
+    1e3,
+    floor="torch.save",
+    ours=("run directory", "closing"),
+)
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory, report: Report) -> Iterator[Case]:
-    """The recordings, measured in turn."""
+def case(tmp_path_factory: pytest.TempPathFactory, results: Results) -> Iterator[Measured]:
+    """The recordings, measured in turn; and how many MB a step has."""
     out = tmp_path_factory.mktemp("flush")
-    peers: dict[str, Recording] = {name: peer(out / name) for name, peer in PEERS.items()}
-    seconds = interleave(peers, least=ROUNDS, most=ROUNDS)
-    for peer in peers.values():
-        peer.flusher.drain()
-    sizes = {
-        name: sum(path.stat().st_size for path in (out / name).rglob("*") if path.is_file())
-        // peers[name].step
-        for name in list(PEERS)[1:]
-    }
-    case = Case(peers, seconds, sizes)
-    report.add("closing and storing a step: until it is on the disk", case.row())
-    yield case
-    for peer in peers.values():
-        peer.flusher.close()
+    makers = {name: partial(peer, out / name) for name, peer in PEERS.items()}
+    title = f"{SITES} sites x {CHANNELS} channels"
+    measured = measure(TABLE, title, 1, makers, Rounds(0, ROUNDS))
+    recordings = cast(dict[str, Recording], measured.peers)
+    for name, recording in recordings.items():
+        recording.flusher.drain()
+        if name != "closing":
+            files = (path for path in (out / name).rglob("*") if path.is_file())
+            size = sum(path.stat().st_size for path in files) / recording.step
+            measured.case.facts[f"{name}, MB"] = round(size / 1e6, 1)
+    results.cases.append(measured.case)
+    yield measured
+    for recording in recordings.values():
+        recording.flusher.close()
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_step(
-    peer: str, case: Case, machine: dict[str, str | int], benchmark: BenchmarkFixture
-) -> None:
-    benchmark.group = "closing and storing a step"
-    replay(benchmark, case.seconds[peer])
-    benchmark.extra_info.update(ms_per_step=case.ms(peer), **machine)
-    expected = case.peers["torch.save"].flusher.latest
-    assert expected is not None
-    case.peers[peer].check(expected)
-    if peer == "run directory":
-        assert case.ms(peer) < case.ms("parquet by default")
-        assert case.bytes_per_step[peer] < min(
-            case.bytes_per_step["torch.save"], case.bytes_per_step["parquet by default"]
-        )
+def test_step(peer: str, case: Measured, benchmark: BenchmarkFixture) -> None:
+    case.verify(peer, benchmark)
+    if peer == "run directory" and not SMOKE:
+        assert case.case.ratio(peer, "parquet by default") < 1
+        facts = case.case.facts
+        assert facts["run directory, MB"] == min(facts.values())

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 import pytest
 import torch
-from interleave import interleave, replay, replayed
+from interleave import Rounds, replayed
+from measure import Measured, measure
+from measured import Results, Table
 from pytest_benchmark.fixture import BenchmarkFixture
-from report import Report, cell
+from smoke import SMOKE, pick
 from torch import Tensor, nn
 
 import hookstats as hs
@@ -21,11 +21,11 @@ from hookstats import accumulators, native
 
 pytestmark = replayed
 
-MODULES = 200
+MODULES = pick(200, 20)
 STEPS = 10
 """Steps that are timed at once: a round of every=10."""
 
-ROUNDS = 40
+ROUNDS = pick(40, 1)
 SHAPE = (4, 8)
 
 
@@ -171,47 +171,34 @@ PEERS: Mapping[str, Callable[[], Chain]] = {
 }
 
 
-@dataclass
-class Case:
-    """The chains, and how long each took, round by round."""
-
-    peers: dict[str, Chain]
-    seconds: dict[str, list[float]]
-
-    def us_per_module(self, peer: str) -> float:
-        """Over no hooks: the median of the differences of neighbouring rounds."""
-        pairs = zip(self.seconds[peer], self.seconds["no hooks"], strict=True)
-        return median(mine - plain for mine, plain in pairs) / STEPS / MODULES * 1e6
+TABLE = Table(
+    f"hooks: a chain of {MODULES} modules, forward and backward",
+    "us/module",
+    1e6,
+    floor="no hooks",
+    ours=tuple(peer for peer in PEERS if peer.startswith(("watch", "and"))),
+    parts=dict.fromkeys(("forward hook", "+ tensor hook", "full backward hook"), "an empty hook"),
+    by_peer=True,
+)
 
 
 @pytest.fixture(scope="module")
-def case(report: Report) -> Iterator[Case]:
+def case(results: Results) -> Iterator[Measured]:
     """All chains, measured in turn on one thread, as their tensors need no more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    peers = {name: make() for name, make in PEERS.items()}
-    case = Case(peers, interleave(peers, least=ROUNDS, most=ROUNDS))
-    for peer in peers:
-        scale = 1e6 / STEPS / MODULES
-        row = {"us/module": peer, "all": cell(case.seconds[peer], scale)}
-        report.add(
-            f"chain of {MODULES} modules, forward and backward",
-            row | {"over no hooks": f"{case.us_per_module(peer):.2f}"},
-        )
-    yield case
-    for chain in peers.values():
+    name = "{}x{} values".format(*SHAPE)
+    measured = measure(TABLE, name, STEPS * MODULES, PEERS, Rounds(0, ROUNDS))
+    results.cases.append(measured.case)
+    yield measured
+    for chain in measured.peers.values():
         if isinstance(chain, Watched):
             chain.watch.close()
     torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_chain(
-    peer: str, case: Case, machine: dict[str, str | int], benchmark: BenchmarkFixture
-) -> None:
-    benchmark.group = f"chain of {MODULES} modules"
-    replay(benchmark, case.seconds[peer])
-    benchmark.extra_info.update(us_per_module=case.us_per_module(peer), **machine)
-    case.peers[peer].check()
-    if peer == "watch":
-        assert case.us_per_module("watch") < case.us_per_module("full backward hook")
+def test_chain(peer: str, case: Measured, benchmark: BenchmarkFixture) -> None:
+    case.verify(peer, benchmark)
+    if peer == "watch" and not SMOKE:
+        assert case.case.over_floor("watch") < case.case.over_floor("full backward hook")

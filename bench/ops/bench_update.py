@@ -1,108 +1,113 @@
-"""One call of update_, beside eager torch, torch.compile and a mere read of the same bytes."""
+"""One call of update_, beside torch, libraries that compute a part, and a read of the bytes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 
 import eager
 import pytest
 import torch
-from interleave import interleave, replay, replayed
-from peers import InTorch, Read, Update, What
+from interleave import Peer, Rounds, replayed
+from layouts import COMPILED, SAMPLES
+from levels import Elsewhere, Levels
+from measure import Measured, measure
+from measured import Results, Table
+from parts import PARTS, parts_of
+from peers import InTorch, OneThread, Read, Update
 from pytest_benchmark.fixture import BenchmarkFixture
-from report import Report, cell
-from sample import BINS, CHANNEL_BINS, Layout, Sample
+from sample import Sample
+from smoke import SMOKE
+from whats import WHATS
 
 pytestmark = [
     replayed,
     # torch's own, as inductor is imported
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    # torch.ao's, of themselves
+    pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning"),
 ]
 
-LAYOUTS = {
-    "NCHW 32x64x56x56": Layout((32, 64, 56, 56), axis=1),
-    "channels_last 32x64x56x56": Layout((32, 56, 56, 64), axis=3, order=(0, 3, 1, 2)),
-    "(N, L, C) 16x512x768": Layout((16, 512, 768), axis=2),
-    "rows 4096x1024": Layout((4096, 1024), axis=0),
-    "whole tensor 2^23": Layout((2**23,), axis=None),
-}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SAMPLES = {
-    f"{name} {dtype}": (layout, DTYPES[dtype])
-    for name, layout in LAYOUTS.items()
-    for dtype in DTYPES
-}
-WHATS = {
-    "moments": What(),
-    "moments + 64 linear bins a channel": What(channel_bins=CHANNEL_BINS),
-    "moments + log bins of the tensor": What(bins=BINS),
-}
-PEERS = ("read", "hookstats", "eager", "compile")
+VARIANTS = {"AVX2": "AVX2", "baseline": "DEFAULT"}
+"""Other instruction sets, and how they are called in the table."""
 
-
-@dataclass
-class Case:
-    """One sample, one question, and how long each peer took to answer it, round by round."""
-
-    what: str
-    sample: Sample
-    peers: dict[str, Read]
-    seconds: dict[str, list[float]]
-
-    def ratio(self, peer: str, to: str) -> float:
-        """Of the medians."""
-        return median(self.seconds[peer]) / median(self.seconds[to])
-
-    def ns_per_element(self, peer: str) -> float:
-        return median(self.seconds[peer]) / self.sample.elements * 1e9
-
-    def gb_per_s(self, peer: str) -> float:
-        return self.sample.bytes / median(self.seconds[peer]) / 1e9
-
-    def row(self) -> dict[str, str]:
-        """Its line in the report."""
-        row = {"ns/element": self.sample.name}
-        row |= {peer: cell(self.seconds[peer], 1e9 / self.sample.elements) for peer in PEERS}
-        row["hookstats/read"] = f"{self.ratio('hookstats', 'read'):.1f}"
-        row["hookstats/compile"] = f"{self.ratio('hookstats', 'compile'):.2f}"
-        return row
-
-
-@pytest.fixture(scope="session", params=SAMPLES)  # wider than `case`, so that each is made once
-def sample(request: pytest.FixtureRequest) -> Sample:
-    return Sample(request.param, *SAMPLES[request.param])
-
-
-@pytest.fixture(scope="module", params=WHATS)
-def case(request: pytest.FixtureRequest, sample: Sample, report: Report) -> Case:
-    """A case, measured: all its peers in turn."""
-    what = WHATS[request.param]
-    torch.compiler.reset()  # else dynamo gives up on so many shapes of one function
-    peers = {
-        "read": Read(sample),
-        "hookstats": Update(sample, what),
-        "eager": InTorch(sample, what, eager.statistics),
-        "compile": InTorch(sample, what, torch.compile(eager.statistics, dynamic=False)),
-    }
-    case = Case(request.param, sample, peers, interleave(peers))
-    report.add(case.what, case.row())
-    return case
-
-
-@pytest.mark.parametrize("peer", PEERS)
-def test_update(
-    peer: str, case: Case, machine: dict[str, str | int], benchmark: BenchmarkFixture
-) -> None:
-    benchmark.group = f"{case.what}: {case.sample.name}"
-    replay(benchmark, case.seconds[peer])
-    benchmark.extra_info.update(
-        ns_per_element=case.ns_per_element(peer),
-        gb_per_s=case.gb_per_s(peer),
-        ratio_to_read=case.ratio(peer, "read"),
-        ratio_to_compile=case.ratio(peer, "compile"),
-        **machine,
+TABLES = {
+    what: Table(
+        what,
+        "ns/element",
+        1e9,
+        floor="read",
+        variants=(*VARIANTS, "1 thread"),
+        parts={name: PARTS[name][1] for name in parts_of(WHATS[what])},
     )
-    case.peers[peer].check()
-    if peer == "hookstats":
-        assert case.ratio("hookstats", "compile") <= 1, "slower than torch.compile"
+    for what in WHATS
+}
+
+
+def peers_of(name: str, what: str) -> tuple[str, ...]:
+    """Who takes part in a case."""
+    peers = ["read", "hookstats", "1 thread"]
+    if name.endswith("fp32"):
+        peers += VARIANTS
+    if name in COMPILED:
+        peers += ["eager", "compile"]
+    if not name.endswith("fp16"):  # libraries widen it like bf16
+        peers += parts_of(WHATS[what])
+    return tuple(peers)
+
+
+@pytest.fixture(scope="session")
+def levels() -> Iterator[Levels]:
+    levels = Levels()
+    yield levels
+    levels.close()
+
+
+@lru_cache(maxsize=1)
+def sample_of(name: str) -> Sample:
+    return Sample(name, *SAMPLES[name])
+
+
+@lru_cache(maxsize=1)
+def case_of(name: str, asked: str, levels: Levels, results: Results) -> Measured:
+    """A case, measured: all its peers in turn."""
+    sample, what = sample_of(name), WHATS[asked]
+
+    def compiled() -> Peer:
+        torch.compiler.reset()  # else dynamo gives up on so many shapes of one function
+        return InTorch(sample, what, torch.compile(eager.statistics, dynamic=False))
+
+    def elsewhere(capability: str) -> Peer:
+        return Elsewhere(sample, (name, *SAMPLES[name]), asked, levels[capability])
+
+    makers: dict[str, Callable[[], Peer]] = {
+        "read": partial(Read, sample),
+        "hookstats": partial(Update, sample, what),
+        "1 thread": partial(OneThread, sample, what),
+        "eager": partial(InTorch, sample, what, eager.statistics),
+        "compile": compiled,
+    }
+    makers |= {variant: partial(elsewhere, VARIANTS[variant]) for variant in VARIANTS}
+    makers |= {part: partial(PARTS[part][0], sample) for part in parts_of(what)}
+    chosen = {peer: makers[peer] for peer in peers_of(name, asked)}
+    measured = measure(TABLES[asked], name, sample.elements, chosen, Rounds(0.25, most=25))
+    results.cases.append(measured.case)
+    return measured
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "peer"),
+    [(name, what, peer) for name in SAMPLES for what in WHATS for peer in peers_of(name, what)],
+)
+def test_update(
+    name: str,
+    asked: str,
+    peer: str,
+    levels: Levels,
+    results: Results,
+    benchmark: BenchmarkFixture,
+) -> None:
+    case = case_of(name, asked, levels, results)
+    case.verify(peer, benchmark)
+    if peer == "hookstats" and "compile" in case.peers and not SMOKE:
+        assert case.case.ratio("hookstats", "compile") <= 1, "slower than torch.compile"

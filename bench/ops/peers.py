@@ -1,24 +1,26 @@
-"""The peers of one call of update_: Read, Update, InTorch; What is asked of them."""
+"""The peers of one call of update_: Read, Update, InTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
 
 import torch
 from accuracy import FLOAT32, HOOKSTATS, as_statistics, check
 from eager import Statistics
 from sample import Sample
+from smoke import pick
+from torch import Tensor
+from whats import What
 
-from hookstats import ChannelStats, LinearBins, LogBins, ops, state
+from hookstats import ChannelStats, ops, state
 
 
-@dataclass(frozen=True)
-class What:
-    """The histograms that are asked for besides the moments and tallies."""
-
-    channel_bins: LinearBins | None = None
-    bins: LogBins | None = None
+@cache
+def _other() -> Tensor:
+    """64 MB: more than the last cache of most machines holds."""
+    return torch.ones(pick(1 << 23, 1), dtype=torch.int64)
 
 
 class Read:
@@ -28,11 +30,12 @@ class Read:
         self.sample = sample
 
     def prepare(self) -> None:
-        """Read it all once, so that every peer finds caches and threads in the same state."""
-        self.sample.words.sum()
+        """Bring caches and threads into the same state for every peer."""
+        (_other() if self.sample.cold else self.sample.words).sum()
 
-    def run(self) -> None:
+    def run(self) -> float | None:
         self._sum = self.sample.words.sum()
+        return None
 
     def check(self) -> None:
         """Assert that the last result is right."""
@@ -60,7 +63,7 @@ class Update(Read):
             self._channel_descriptor = what.channel_bins.descriptor("cpu")
         super().prepare()
 
-    def run(self) -> None:
+    def run(self) -> float | None:
         ops.update_(
             self.sample.x,
             self.sample.channel_dim,
@@ -71,8 +74,10 @@ class Update(Read):
             self._channel_counts,
             self._channel_descriptor,
         )
+        return None
 
-    def check(self) -> None:
+    def found(self) -> Statistics:
+        """The last result."""
         stats = ChannelStats(
             self._moments,
             self._tallies,
@@ -81,7 +86,23 @@ class Update(Read):
             channel_counts=self._channel_counts,
             channel_bins=self._what.channel_bins,
         )
-        check(as_statistics(stats), self.sample.expected, HOOKSTATS)
+        return as_statistics(stats)
+
+    def check(self) -> None:
+        check(self.found(), self.sample.expected, HOOKSTATS)
+
+
+class OneThread(Update):
+    """update_ on one thread."""
+
+    def run(self) -> float:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        start = perf_counter()
+        super().run()
+        seconds = perf_counter() - start
+        torch.set_num_threads(threads)
+        return seconds
 
 
 class InTorch(Read):
@@ -96,9 +117,30 @@ class InTorch(Read):
         self._found: Statistics = {}  # gives the last result's memory back
         super().prepare()
 
-    def run(self) -> None:
+    def run(self) -> float | None:
         sample, what = self.sample, self._what
         self._found = self._statistics(sample.rows, sample.axis, what.channel_bins, what.bins)
+        return None
 
     def check(self) -> None:
         check(self._found, self.sample.expected, FLOAT32)
+
+
+class Repeated:
+    """A peer, so many times that a clock can tell what it takes."""
+
+    def __init__(self, peer: Read, times: int) -> None:
+        self._peer = peer
+        self._times = times
+
+    def prepare(self) -> None:
+        self._peer.prepare()
+
+    def run(self) -> float | None:
+        itself = [self._peer.run() for _ in range(self._times)]
+        return None if itself[0] is None else sum(seconds or 0.0 for seconds in itself)
+
+    def check(self) -> None:
+        self._peer.prepare()  # or the state is that of all calls
+        self._peer.run()
+        self._peer.check()

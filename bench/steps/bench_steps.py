@@ -1,0 +1,79 @@
+"""Training steps with watch on, beside none, eager torch in hooks, and other monitors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
+
+import pytest
+from interleave import Peer, Rounds, replayed
+from measure import Absent, Measured, measure
+from measured import Results, Table
+from models import JOBS
+from monitors import MONITORS
+from pytest_benchmark.fixture import BenchmarkFixture
+from smoke import SMOKE, pick
+from spread import spread
+from trainings import CompiledHooks, EagerHooks, Training, Watched, WatchedSeldom
+
+pytestmark = [
+    replayed,
+    # torch's own, as inductor is imported
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+]
+
+KINDS: dict[str, type[Training]] = {
+    "no hooks": Training,
+    "watch": Watched,
+    "watch every=10": WatchedSeldom,
+    "eager hooks": EagerHooks,
+    "compiled hooks": CompiledHooks,
+    **{name: kind for name, (kind, _) in MONITORS.items()},
+}
+TABLE = Table(
+    "training step: output, grad_output and param_grad of every leaf module, with log bins",
+    "ms/step",
+    1e3,
+    floor="no hooks",
+    ours=("watch", "watch every=10"),
+    parts={name: what for name, (_, what) in MONITORS.items()},
+    by_peer=True,
+)
+FEW_SHAPES = pick(("200-layer MLP", "GPT-2"), ("200-layer MLP",))
+"""The models for whose shapes torch.compile takes seconds, not minutes."""
+
+PERIOD = WatchedSeldom.every
+LONG = Rounds(pick(12.0, 0.0), least=PERIOD + 1 if not SMOKE else 1, most=3 * PERIOD)
+
+
+def _too_many_shapes() -> Peer:
+    raise Absent("would compile for every shape of every layer, which takes minutes")
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]:
+    """A job's trainings, measured in turn."""
+    job = JOBS[request.param]
+    together: dict[str, Training] = {}
+    makers: dict[str, Callable[[], Peer]] = {
+        name: partial(kind, job, together) for name, kind in KINDS.items()
+    }
+    if not request.param.startswith(FEW_SHAPES):
+        makers["compiled hooks"] = _too_many_shapes
+    long = dict.fromkeys(("no hooks", "watch", "watch every=10"), LONG)
+    measured = measure(TABLE, request.param, job.steps, makers, Rounds(2.0, least=1), long)
+    if job.steps % PERIOD and not SMOKE:
+        seldom = measured.case.seconds["watch every=10"]
+        measured.case.seconds["watch every=10"] = spread(seldom, PERIOD)
+    results.cases.append(measured.case)
+    yield measured
+    for training in measured.peers.values():
+        cast(Training, training).detach()
+
+
+@pytest.mark.parametrize("peer", KINDS)
+def test_step(peer: str, case: Measured, benchmark: BenchmarkFixture) -> None:
+    case.verify(peer, benchmark)
+    if peer == "watch" and not SMOKE:
+        assert case.case.ratio("watch", "eager hooks") < 1

@@ -1,0 +1,179 @@
+"""Training, Watched, EagerHooks: a model in training, and with its statistics recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
+
+import eager
+import torch
+from accuracy import FLOAT32, as_statistics, check
+from models import Job
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+import hookstats as hs
+from hookstats.records import StepRecord
+
+KINDS = ("output", "grad_output", "param_grad")
+
+
+class Training:
+    """A model in training, without hooks.
+
+    Its learning rate is 0, which costs an optimizer as much as any other: all steps are the same,
+    and what peers found in their last ones can be compared, however many they had.
+    """
+
+    slow = False
+    """Whether one step at a time is enough, where `Job.steps` are timed at once."""
+
+    def __init__(self, job: Job, together: dict[str, Training]) -> None:
+        self.job = job
+        self.together = together
+        """The trainings that are compared, by the names of their types; this one adds itself."""
+        together[type(self).__name__] = self
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.model = job.model()
+            self._batch = job.batch()
+        self.optimizer = SGD(self.model.parameters(), lr=0.0, momentum=0.9)
+        self.steps = 1 if self.slow else job.steps
+        self.attach()
+
+    def attach(self) -> None:
+        """Put hooks on `model` and `optimizer`."""
+
+    def leaves(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules without children, by name."""
+        for name, module in self.model.named_modules():
+            if next(module.children(), None) is None:
+                yield name, module
+
+    def prepare(self) -> None:
+        """Nothing: every step is like the one before."""
+
+    def run(self) -> float:
+        """Train, and say how long `Job.steps` steps take."""
+        start = perf_counter()
+        for _ in range(self.steps):
+            self.optimizer.zero_grad()
+            self.job.loss(self.model, *self._batch).backward()  # type: ignore[no-untyped-call]
+            self.after_backward()
+            self.optimizer.step()
+        self.after_steps()
+        return (perf_counter() - start) * self.job.steps / self.steps
+
+    def after_backward(self) -> None:
+        """What a monitor does in every step that is no hook."""
+
+    def after_steps(self) -> None:
+        """What is waited for."""
+
+    def check(self) -> None:
+        """Assert that the last step was the one without hooks, to the last bit."""
+        plain = self.together[Training.__name__].model.named_parameters()
+        for (name, parameter), (_, expected) in zip(
+            self.model.named_parameters(), plain, strict=True
+        ):
+            assert parameter.grad is not None
+            assert expected.grad is not None
+            assert parameter.grad.isfinite().all()
+            assert parameter.grad.equal(expected.grad), f"another gradient of {name}"
+
+    @property
+    def expected(self) -> StepRecord:
+        """What `watch` recorded of the last step."""
+        watched = self.together[Watched.__name__]
+        assert isinstance(watched, Watched)
+        return watched.record
+
+    def names(self, kind: str) -> list[str]:
+        """The modules that `watch` recorded a `kind` of."""
+        return [name for name, found in self.expected if found == kind]
+
+    def detach(self) -> None:
+        """Give back what was opened."""
+
+
+class Watched(Training):
+    """Recorded by `watch`, as it comes."""
+
+    every = 1
+
+    def attach(self) -> None:
+        self.watch = hs.watch(self.model, self.optimizer, kinds=KINDS, every=self.every)
+        self._passed = 0
+
+    def after_steps(self) -> None:
+        self._passed += self.steps
+        self.record = self.watch.latest  # waits until the steps are recorded, too
+
+    def check(self) -> None:
+        super().check()
+        assert self.record.step == (self._passed - 1) // self.every * self.every
+        for row in self.watch.coverage():
+            # Some modules are there and never called.
+            assert row.forwards in (0, -(-self._passed // self.every)), row
+            assert row.observed == row.forwards, row
+
+    def detach(self) -> None:
+        self.watch.close()
+
+
+class WatchedSeldom(Watched):
+    """Recorded by `watch`, one step of ten."""
+
+    every = 10
+
+
+class EagerHooks(Training):
+    """The statistics of `watch`, one of each site and step, by eager torch."""
+
+    slow = True
+    statistics: Callable[..., eager.Statistics] = staticmethod(eager.statistics)
+
+    def attach(self) -> None:
+        self.found: dict[tuple[str, str], eager.Statistics] = {}
+        self._bins = hs.LogBins()
+        for name, module in self.leaves():
+            module.register_forward_hook(self._output_hook(name))
+        self.optimizer.register_step_pre_hook(self._before_step)
+
+    def _observe(self, name: str, kind: str, x: Tensor) -> None:
+        axis = 0 if kind == "param_grad" else 1 if x.dim() == 4 else x.dim() - 1
+        x = x.detach().unsqueeze(-1)  # so that a bias has a dimension to reduce
+        self.found[name, kind] = self.statistics(x, axis, bins=self._bins)
+
+    def _output_hook(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        def hook(module: nn.Module, args: object, output: Tensor) -> None:
+            self._observe(name, "output", output)
+            observe = partial(self._observe, name, "grad_output")
+            output.register_hook(observe)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        for name, parameter in self.model.named_parameters():
+            assert parameter.grad is not None
+            self._observe(name, "param_grad", parameter.grad)
+
+    def check(self) -> None:
+        super().check()
+        assert set(self.found) == set(self.expected)
+        for key, found in self.found.items():
+            check(found, as_statistics(self.expected[key]), FLOAT32)
+
+
+class CompiledHooks(EagerHooks):
+    """The same, by what torch.compile makes of it for each shape."""
+
+    def attach(self) -> None:
+        torch.compiler.reset()
+        self.statistics = torch.compile(eager.statistics, dynamic=False)
+        super().attach()
+
+    def run(self) -> float:
+        with torch._dynamo.config.patch(recompile_limit=64):
+            return super().run()

@@ -1,0 +1,159 @@
+"""TARGETS, verdicts(): what hookstats is to reach, and whether a run of the benchmarks shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from measured import Case, Results
+from tables import aligned
+
+MOMENTS = ("moments",)
+HISTOGRAMS = ("moments + 64 linear bins a channel", "moments + log bins of the tensor")
+DISTRIBUTIONS = tuple(f"distributions, in cache: {what}" for what in HISTOGRAMS)
+SIZES = "scaling with the size"
+CALLS = "calls on small tensors"
+STEPS = "training step"
+MB = 1 << 20
+
+Found = Iterator[tuple[str, float]]
+"""Figures, each with the case it is of."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure that holds for all cases, or does not."""
+
+    claim: str
+    limit: float
+    figures: Callable[[Results], Found]
+    unit: str = ""
+    at_least: bool = False
+    """Whether `limit` is the least allowed, rather than the most."""
+
+    def reached(self, figure: float) -> bool:
+        return figure >= self.limit if self.at_least else figure <= self.limit
+
+
+def _cases(
+    results: Results, titles: tuple[str, ...], dtypes: tuple[str, ...] = ()
+) -> Iterator[Case]:
+    for case in results.cases:
+        if case.table.title in titles and (not dtypes or case.name.endswith(dtypes)):
+            yield case
+
+
+def _ratio(
+    titles: tuple[str, ...], peer: str, to: str, dtypes: tuple[str, ...] = ()
+) -> Callable[[Results], Found]:
+    def figures(results: Results) -> Found:
+        for case in _cases(results, titles, dtypes):
+            if peer in case.seconds and to in case.seconds:
+                yield f"{_short(case)} {case.name}", case.ratio(peer, to)
+
+    return figures
+
+
+def _short(case: Case) -> str:
+    """How the table of a case is called in a line of its own."""
+    return case.table.title.removeprefix("moments + ").removeprefix("distributions, in cache: ")
+
+
+def _ns(results: Results) -> Found:
+    for case in _cases(results, HISTOGRAMS):
+        yield f"{_short(case)} {case.name}", case.value("hookstats")
+
+
+def _skewed(results: Results) -> Found:
+    for case in _cases(results, DISTRIBUTIONS):
+        for skewed in ("constant", "99% zeros"):
+            yield f"{_short(case)} {case.name}, {skewed}", case.ratio(skewed, "Gaussian")
+
+
+def _threads(results: Results) -> Found:
+    yield from _ratio(ALL, "1 thread", "hookstats")(results)
+    for case in results.of(SIZES):
+        if case.facts["_bytes"] > MB:
+            yield f"whole tensor, {case.name}", case.ratio("1 thread", "hookstats")
+
+
+def _woken(results: Results) -> Found:
+    for case in results.of(CALLS):
+        if "_woken" in case.facts:
+            yield case.name, case.facts["_woken"]
+
+
+def _call(results: Results) -> Found:
+    for case in results.of(CALLS):
+        yield case.name, case.value("hookstats")
+
+
+def _added(model: str, peer: str) -> Callable[[Results], Found]:
+    def figures(results: Results) -> Found:
+        for case in results.of(STEPS):
+            if model in case.name:
+                yield case.name, 100 * (case.ratio(peer, "no hooks") - 1)
+
+    return figures
+
+
+FP32 = ("fp32",)
+NARROW = ("bf16", "fp16")
+ALL = MOMENTS + HISTOGRAMS
+TARGETS = (
+    Target("moments, fp32: to a read", 1.4, _ratio(MOMENTS, "hookstats", "read", FP32), "x"),
+    Target("moments, 16 bits: to a read", 2.0, _ratio(MOMENTS, "hookstats", "read", NARROW), "x"),
+    Target("moments: faster than compile", 10, _ratio(MOMENTS, "compile", "hookstats"), "x", True),
+    Target(
+        "histogram, fp32: to a read",
+        2.5,
+        _ratio(HISTOGRAMS, "hookstats", "read", FP32),
+        "x",
+    ),
+    Target("histogram: an element", 0.35, _ns, " ns"),
+    Target(
+        "histogram: faster than compile",
+        9,
+        _ratio(HISTOGRAMS, "compile", "hookstats"),
+        "x",
+        True,
+    ),
+    Target(
+        "histogram: faster than eager",
+        35,
+        _ratio(HISTOGRAMS, "eager", "hookstats"),
+        "x",
+        True,
+    ),
+    Target("histogram: constant, 99% zeros to Gaussian", 1.3, _skewed, "x"),
+    Target("AVX2 to AVX-512", 1.8, _ratio(ALL, "AVX2", "hookstats"), "x"),
+    Target("baseline to compile", 1.0, _ratio(ALL, "baseline", "compile"), "x"),
+    Target("over 1 MB: two threads faster than one", 1.8, _threads, "x", True),
+    Target("16 KB: threads started", 0, _woken),
+    Target("up to 16 KB: a call", 3.0, _call, " us"),
+    Target("GPT-2, every step: added", 4.0, _added("GPT-2", "watch"), "%"),
+    Target("ResNet-50, every step: added", 8.0, _added("ResNet-50", "watch"), "%"),
+    Target("MLP, every step: added", 20.0, _added("MLP", "watch"), "%"),
+    Target("GPT-2, every=10: added", 0.5, _added("GPT-2", "watch every=10"), "%"),
+    Target("ResNet-50, every=10: added", 1.0, _added("ResNet-50", "watch every=10"), "%"),
+    Target("MLP, every=10: added", 2.5, _added("MLP", "watch every=10"), "%"),
+)
+
+
+def verdicts(results: Results) -> Iterator[str]:
+    """A line a target: the limit, the worst that was measured and where, reached or short."""
+    rows = [["target", "limit", "worst", "cases", "verdict", "the worst case"]]
+    for target in TARGETS:
+        figures = list(target.figures(results))
+        sign = ">=" if target.at_least else "<="
+        row = [target.claim, f"{sign} {target.limit:g}{target.unit}"]
+        if not figures:
+            rows.append([*row, "-", "-", "not measured", ""])
+            continue
+        pick = min if target.at_least else max
+        name, worst = pick(figures, key=lambda figure: figure[1])
+        reached = sum(target.reached(figure) for _, figure in figures)
+        verdict = "reached" if reached == len(figures) else "short"
+        row += [f"{worst:.2f}{target.unit}", f"{reached}/{len(figures)}", verdict]
+        rows.append([*row, name if verdict == "short" else ""])
+    yield from aligned(rows)
