@@ -72,80 +72,190 @@ HOOKSTATS_INLINE Lanes<int32_t> slots_of(const Bins& bins, const Lanes<float>& x
   return bins.kind == BinKind::kLinear ? linear_slots(bins, x) : log_slots(bins, x);
 }
 
-// `lane_offset` leads each lane to its table: the channel's, or one of several copies, without
-// which equal neighbours would wait for each other's increments.
-template <class Real, class Source, class Count>
-void count(const Bins& bins, const Source* p, int64_t n, Count* table,
-           const Lanes<int32_t>& lane_offset) {
-  int32_t index[kLanes];
+// Slots of this many elements are found, then counted: 4 KB, in L1 beside the elements. Counting
+// each vector as it is found waits for its slots to pass through memory.
+constexpr int64_t kCountBlock = 1024;
+
+// The slots of `n` <= kCountBlock elements, each with its lane's `offset` added. `slots` has room
+// for whole vectors.
+template <class Real, class Source>
+HOOKSTATS_INLINE void find_slots(const Bins& bins, const Source* p, int64_t n,
+                                 const Lanes<int32_t>& offset, uint32_t* slots) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const Lanes<int32_t> at = slots_of(bins, load<Real, Source>(p + i)) + lane_offset;
-    __builtin_memcpy(index, &at, sizeof index);
-    for (int j = 0; j < kLanes; ++j) ++table[index[j]];
+    store(slots + i, slots_of(bins, load<Real, Source>(p + i)) + offset);
   }
-  if (i == n) return;
-  const Lanes<int32_t> at = slots_of(bins, load_first<Real, Source>(p + i, n - i)) + lane_offset;
-  __builtin_memcpy(index, &at, sizeof index);
-  for (int j = 0; j < n - i; ++j) ++table[index[j]];
+  if (i < n) store(slots + i, slots_of(bins, load_first<Real, Source>(p + i, n - i)) + offset);
 }
 
-// `rows` histograms, in `copies` copies that lie `size` counters apart.
-template <class Count>
-struct CountTable {
-  const Bins& bins;
-  Count* data;
-  int64_t rows;
-  int32_t copies;  // a power of two
-
-  int64_t size() const { return rows * bins.slots(); }
-
-  // Lane j counts into copy j mod copies of row `row`.
-  template <class Real, class Source>
-  void count_run(const Source* p, int64_t n, int64_t row) {
-    Lanes<int32_t> offset = iota<int32_t>();
-    HOOKSTATS_EACH_PART(int32_t) {
-      offset.part[i] = (offset.part[i] & (copies - 1)) * static_cast<int32_t>(size());
-    }
-    count<Real, Source>(bins, p, n, data + row * bins.slots(), offset);
+// Neighbours count into copies of the counter that lie side by side: equal ones need not wait for
+// each other's increments, and the copies are in the cache together.
+template <int kCopies>
+HOOKSTATS_INLINE void count_slots(const uint32_t* slots, int64_t n, uint16_t* counters) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kLanes; ++j) ++counters[slots[i + j] * kCopies + j % kCopies];
   }
+  for (; i < n; ++i) ++counters[slots[i] * kCopies + i % kCopies];
+}
 
-  // Element i is of row i.
-  template <class Real, class Source>
-  void count_row(const Source* p, int64_t n) {
-    const int32_t slots = static_cast<int32_t>(bins.slots());
-    Lanes<int32_t> offset = iota<int32_t>();
-    HOOKSTATS_EACH_PART(int32_t) offset.part[i] *= slots;
-    for (int64_t i = 0; i < n; i += kLanes) {
-      const int64_t lanes = n - i < kLanes ? n - i : kLanes;
-      count<Real, Source>(bins, p + i, lanes, data + i * slots, offset);
+// Where `counts` may be other threads' too, additions are atomic. Integer additions commute: the
+// counts do not depend on which thread comes first.
+struct Target {
+  int64_t* counts;
+  int64_t times;  // how often each element is counted
+  bool shared;
+
+  void add(int64_t slot, int64_t count) const {
+    if (shared) {
+      __atomic_fetch_add(&counts[slot], count * times, __ATOMIC_RELAXED);
+    } else {
+      counts[slot] += count * times;
     }
   }
 
-  // Integer additions commute: the counts do not depend on which thread comes first.
-  void add_to(int64_t* counts, int64_t row, int64_t times) const {
-    const int64_t slots = bins.slots();
-    for (int64_t s = 0; s < slots; ++s) {
-      int64_t sum = 0;
-      for (int copy = 0; copy < copies; ++copy) sum += data[copy * size() + row * slots + s];
-      if (sum != 0) __atomic_fetch_add(&counts[s], sum * times, __ATOMIC_RELAXED);
+  // `sums` are of the slots from `slot` on, of which there are `slots` in all.
+  HOOKSTATS_INLINE void add_lanes(int64_t slot, int64_t slots, const Lanes<uint64_t>& sums) const {
+    if (!shared && times == 1 && slot + kLanes <= slots) {
+      Lanes<uint64_t> old;
+      __builtin_memcpy(&old, counts + slot, sizeof old);
+      old = old + sums;
+      __builtin_memcpy(counts + slot, &old, sizeof old);
+      return;
+    }
+    uint64_t values[kLanes];
+    __builtin_memcpy(values, &sums, sizeof values);
+    for (int64_t i = 0; i < kLanes && slot + i < slots; ++i) {
+      if (values[i] != 0) add(slot + i, static_cast<int64_t>(values[i]));
     }
   }
 };
 
-template <class Count>
-CountTable<Count> cleared_table(std::vector<Count>& storage, const Bins& bins, int64_t rows,
-                                int32_t copies) {
-  const size_t needed = static_cast<size_t>(rows * bins.slots() * copies);
-  if (storage.size() < needed) storage.resize(needed);
-  __builtin_memset(storage.data(), 0, needed * sizeof(Count));
-  return {bins, storage.data(), rows, copies};
-}
+constexpr int64_t kMostCounted = 65535;  // what a 16-bit counter holds
 
-using TensorTable = CountTable<int64_t>;
-using ChannelTable = CountTable<uint32_t>;  // half the cache; a task has far fewer than 2^32
+// One histogram of runs of elements. 16-bit counters keep four copies of 4096 slots in 32 KB, of
+// which few lines are touched; they are emptied before they can overflow, and all zero between
+// uses, so that nobody has to clear them.
+class Histogram {
+ public:
+  static constexpr int kCopies = 4;
 
-// Copies pay where they stay in L1 and their clearing is small beside the counting.
-inline int32_t table_copies(const Bins& bins, int64_t elements) {
-  return bins.slots() <= 4096 && elements >= 8 * bins.slots() ? 4 : 1;
+  static int64_t counters(const Bins& bins) {
+    return ceil_div(bins.slots(), kLanes) * kLanes * kCopies;
+  }
+
+  Histogram() = default;
+
+  // `elements` are expected. Few are counted where they belong, as emptying counters would cost
+  // more; so are those of histograms too large for any cache.
+  Histogram(const Bins& bins, uint16_t* counters, const Target& target, int64_t elements)
+      : bins_(&bins), counters_(counters), target_(target) {
+    if (bins.slots() > kMostCounted || (!target.shared && elements < bins.slots() / 2)) {
+      counters_ = nullptr;
+    }
+  }
+
+  template <class Real, class Source>
+  void add(const Source* p, int64_t n) {
+    alignas(64) uint32_t slots[kCountBlock];
+    for (int64_t i = 0; i < n; i += kCountBlock) {
+      const int64_t block = n - i < kCountBlock ? n - i : kCountBlock;
+      find_slots<Real, Source>(*bins_, p + i, block, Lanes<int32_t>{}, slots);
+      if (counters_ == nullptr) {
+        for (int64_t j = 0; j < block; ++j) target_.add(slots[j], 1);
+        continue;
+      }
+      counted_ += block;
+      if (counted_ > kMostCounted) {
+        empty();
+        counted_ = block;
+      }
+      count_slots<kCopies>(slots, block, counters_);
+    }
+  }
+
+  void empty() {
+    if (counters_ == nullptr) return;
+    const int64_t slots = bins_->slots();
+    const Lanes<uint64_t> alternate = fill(uint64_t{0x0000ffff0000ffff});
+    const Lanes<uint64_t> low = fill(uint64_t{0x00000000ffffffff});
+    for (int64_t slot = 0; slot < slots; slot += kLanes) {
+      Lanes<uint64_t> sums;  // of four copies each
+      __builtin_memcpy(&sums, counters_ + slot * kCopies, sizeof sums);
+      if (!any(sums)) continue;
+      sums = (sums & alternate) + (shift_right<16>(sums) & alternate);
+      sums = (sums & low) + shift_right<32>(sums);
+      target_.add_lanes(slot, slots, sums);
+      __builtin_memset(counters_ + slot * kCopies, 0, sizeof sums);
+    }
+  }
+
+ private:
+  const Bins* bins_ = nullptr;
+  uint16_t* counters_ = nullptr;  // null: each element goes to the target
+  Target target_{};
+  int64_t counted_ = 0;  // since the counters were empty
+};
+
+// Histograms side by side, one a lane of rows of lanes.
+class RowHistograms {
+ public:
+  static int64_t counters(const Bins& bins, int64_t lanes) { return bins.slots() * lanes; }
+
+  RowHistograms() = default;
+  RowHistograms(const Bins& bins, uint16_t* counters) : bins_(&bins), counters_(counters) {}
+
+  template <class Real, class Source>
+  void add(const Source* p, int64_t n) {
+    alignas(64) uint32_t slots[kRowBlock];
+    const int32_t size = static_cast<int32_t>(bins_->slots());
+    Lanes<int32_t> offset = iota<int32_t>() * fill(size);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      store(slots + i, slots_of(*bins_, load<Real, Source>(p + i)) + offset);
+      offset = offset + fill(kLanes * size);
+    }
+    if (i < n) store(slots + i, slots_of(*bins_, load_first<Real, Source>(p + i, n - i)) + offset);
+    count_slots<1>(slots, n, counters_);
+    ++counted_;
+  }
+
+  // Can this many rows more be counted?
+  bool has_room(int64_t rows) const { return counted_ + rows <= kMostCounted; }
+
+  // `target_of(lane)` says where each lane's counts go.
+  template <class TargetOf>
+  void empty(int64_t lanes, TargetOf&& target_of) {
+    if (counted_ == 0) return;
+    const int64_t slots = bins_->slots();
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const Target target = target_of(lane);
+      const uint16_t* row = counters_ + lane * slots;
+      int64_t slot = 0;
+      for (; slot + kLanes <= slots; slot += kLanes) {
+        target.add_lanes(slot, slots, convert_halves<uint64_t>(row + slot));
+      }
+      for (; slot < slots; ++slot) {
+        if (row[slot] != 0) target.add(slot, row[slot]);
+      }
+    }
+    __builtin_memset(counters_, 0, static_cast<size_t>(counters(*bins_, lanes)) * sizeof(uint16_t));
+    counted_ = 0;
+  }
+
+ private:
+  const Bins* bins_ = nullptr;
+  uint16_t* counters_ = nullptr;
+  int64_t counted_ = 0;  // rows, since the counters were empty
+};
+
+// At least `count` counters of a thread's own, all zero.
+inline uint16_t* zero_counters(std::vector<uint16_t>& storage, int64_t count) {
+  constexpr size_t kLine = 64 / sizeof(uint16_t);
+  if (storage.size() < static_cast<size_t>(count) + kLine) {
+    storage.assign(static_cast<size_t>(count) + kLine, 0);
+  }
+  const auto address = reinterpret_cast<uintptr_t>(storage.data());
+  return storage.data() + (64 - address % 64) % 64 / sizeof(uint16_t);
 }

@@ -14,22 +14,20 @@
 
 template <class Worker>
 void run_with(const Job& job, int64_t begin, int64_t end) {
-  Worker worker(job);
-  const auto run = [&](TensorTable* table) {
-    for (int64_t i = begin; i < end; ++i) worker.run(task_at(job.plan, job.params, i), table);
+  Worker worker(job, begin, end);
+  const auto run = [&](Histogram* histogram) {
+    for (int64_t i = begin; i < end; ++i) worker.run(task_at(job.plan, job.params, i), histogram);
+    worker.finish();
   };
-  const Bins& bins = job.params.tensor_bins;
-  const ChannelView& view = job.params.view;
-  if (bins.kind == BinKind::kNone) return run(nullptr);
-  if (view.repeat == 1 && end - begin == job.plan.tasks() && view.numel() < 4 * bins.slots()) {
-    // The only thread, and few elements: clearing and adding a table would cost more.
-    TensorTable direct{bins, job.params.tensor_counts, 1, 1};
-    return run(&direct);
-  }
-  TensorTable table =
-      cleared_table(thread_scratch().tensor_table, bins, 1, table_copies(bins, view.numel()));
-  run(&table);
-  table.add_to(job.params.tensor_counts, 0, view.repeat);
+  const UpdateParams& p = job.params;
+  if (p.tensor_bins.kind == BinKind::kNone) return run(nullptr);
+  const bool shared = end - begin < job.plan.tasks();
+  uint16_t* counters =
+      zero_counters(thread_scratch().tensor_counters, Histogram::counters(p.tensor_bins));
+  Histogram histogram(p.tensor_bins, counters, {p.tensor_counts, p.view.repeat, shared},
+                      p.view.numel());
+  run(&histogram);
+  histogram.empty();
 }
 
 template <class Source, class Real>

@@ -37,8 +37,8 @@ void run_tasks(const Job& job, int64_t begin, int64_t end);
 
 // Buffers of one thread, grown once and kept: an update allocates nothing after the first.
 struct Scratch {
-  std::vector<int64_t> tensor_table;
-  std::vector<uint32_t> channel_table;
+  std::vector<uint16_t> tensor_counters;  // all zero between uses
+  std::vector<uint16_t> channel_counters;
   std::vector<double> packed;  // double for its alignment; may hold floats
   std::vector<Channel> partials;
   std::vector<float> tensor_edges;

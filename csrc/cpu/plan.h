@@ -16,13 +16,15 @@ constexpr int64_t kRowTask = 512;           // rows a task, over which a channel
 constexpr int64_t kRowBlock = 256;          // channels a task: 64 of 768 read at half the speed
 constexpr int64_t kJoinBelow = 64;          // channels a row below which rows are joined
 constexpr int64_t kMostTasks = 4096;        // enough for any machine; partial results stay few
-constexpr int64_t kTableBytes = 24 * 1024;  // counters of a task, within L1
+constexpr int64_t kTableBytes = 24 * 1024;  // counters of rows, within L1
 
 // kRuns: a vector holds elements of one channel. kRows: a vector holds neighbouring channels.
 enum class Layout : uint8_t { kRuns, kRows };
 
 struct Plan {
   Layout layout;
+  // Tasks of the same block are neighbours: one table of counts serves them all.
+  bool block_major;
   bool packed;  // elements are gathered, converted and scaled into a buffer first
   // Rows of few channels are joined: `joined` rows make one of joined * channels "lanes" wide.
   int64_t joined;
@@ -58,7 +60,7 @@ inline Plan make_plan(const UpdateParams& p) {
   const ChannelView& view = p.view;
   const int64_t channel_slots = p.channel_bins.kind == BinKind::kNone ? 1 : p.channel_bins.slots();
   const int64_t most_channels =
-      std::max<int64_t>(1, kTableBytes / (channel_slots * int64_t{sizeof(uint32_t)}));
+      std::max<int64_t>(1, kTableBytes / (channel_slots * int64_t{sizeof(uint16_t)}));
   Plan plan{};
   plan.joined = 1;
   plan.width = plan.last_width = view.channels;
@@ -66,6 +68,7 @@ inline Plan make_plan(const UpdateParams& p) {
   const bool converted = !loads_directly(p.dtype) || p.scale != 1.0f;
   if (view.channels > 1 && view.inner.size == 1) {
     plan.layout = Layout::kRows;
+    plan.block_major = p.channel_bins.kind != BinKind::kNone;
     plan.packed = converted || view.channel_stride != 1;
     const bool rows_touch = view.outer_dims == 1 && view.outer[0].stride == view.channels;
     if (view.channel_stride == 1 && rows_touch && view.channels < kJoinBelow &&
@@ -105,8 +108,8 @@ inline Plan make_plan(const UpdateParams& p) {
 // Tasks are numbered so that neighbours read neighbouring memory.
 inline Task task_at(const Plan& plan, const UpdateParams& p, int64_t index) {
   Task task;
-  task.block = index % plan.blocks;
-  task.split = index / plan.blocks;
+  task.block = plan.block_major ? index / plan.splits() : index % plan.blocks;
+  task.split = plan.block_major ? index % plan.splits() : index / plan.blocks;
   const int64_t row = task.split / plan.inner_splits;
   const int64_t inner = task.split % plan.inner_splits;
   task.channel_begin = task.block * plan.block;

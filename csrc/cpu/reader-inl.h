@@ -6,8 +6,11 @@ constexpr int64_t kSegment = 4096;  // elements summed, then counted, while in L
 template <class Source>
 class Reader {
  protected:
-  explicit Reader(const Job& job)
+  // For the tasks [begin, end).
+  Reader(const Job& job, int64_t begin, int64_t end)
       : job_(job),
+        begin_(begin),
+        end_(end),
         p_(job.params),
         view_(job.params.view),
         plan_(job.plan),
@@ -33,7 +36,19 @@ class Reader {
     return buffer;
   }
 
+  // Where the counts of a channel of the task go. They are this thread's own if all tasks that add
+  // to them are.
+  Target channel_target(const Task& task, int64_t channel) const {
+    const int64_t first = task.block * plan_.splits();
+    const bool whole_block = plan_.splits() == 1 || (plan_.block_major && begin_ <= first &&
+                                                     first + plan_.splits() <= end_);
+    const bool own =
+        end_ - begin_ == plan_.tasks() || (whole_block && (plan_.joined == 1 || plan_.blocks == 1));
+    return {p_.channel_counts + channel * p_.channel_bins.slots(), view_.repeat, !own};
+  }
+
   const Job& job_;
+  const int64_t begin_, end_;
   const UpdateParams& p_;
   const ChannelView& view_;
   const Plan& plan_;

@@ -6,26 +6,31 @@ class Rows : Reader<Source> {
   using Base::p_, Base::plan_, Base::scratch_, Base::view_;
 
  public:
-  explicit Rows(const Job& job) : Base(job) {}
+  Rows(const Job& job, int64_t begin, int64_t end) : Base(job, begin, end) {
+    if (p_.channel_bins.kind == BinKind::kNone) return;
+    by_channel_ = RowHistograms(
+        p_.channel_bins, zero_counters(scratch_.channel_counters,
+                                       RowHistograms::counters(p_.channel_bins, plan_.block)));
+  }
 
-  void run(const Task& task, TensorTable* tensor_table) {
+  void run(const Task& task, Histogram* tensor) {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t vectors = ceil_div(channels, kLanes);
     RowSums<Real, false> sums[kRowBlock / kLanes];
     for (int64_t v = 0; v < vectors; ++v) sums[v].reset();
     shift_rows(task, sums, vectors);
     if (p_.channel_bins.kind == BinKind::kNone) {
-      sum_rows(task, sums, 0, vectors, tensor_table);
+      sum_rows(task, sums, 0, vectors, tensor, nullptr);
     } else {
-      const int64_t slots = p_.channel_bins.slots();
-      ChannelTable table = cleared_table(scratch_.channel_table, p_.channel_bins, channels, 1);
-      sum_rows(task, sums, 0, vectors, tensor_table, &table);
-      for (int64_t c = 0; c < channels; ++c) {
-        const int64_t channel = (task.channel_begin + c) % view_.channels;
-        table.add_to(p_.channel_counts + channel * slots, c, view_.repeat);
-      }
+      if (task.block != counted_.block) empty();
+      counted_ = task;
+      sum_rows(task, sums, 0, vectors, tensor, &by_channel_);
     }
     for (int64_t v = 0; v < vectors; ++v) settle_rows(task, v, sums[v]);
+  }
+
+  void finish() {
+    if (p_.channel_bins.kind != BinKind::kNone) empty();
   }
 
  private:
@@ -66,6 +71,12 @@ class Rows : Reader<Source> {
     }
   };
 
+  void empty() {
+    by_channel_.empty(counted_.channel_end - counted_.channel_begin, [this](int64_t lane) {
+      return this->channel_target(counted_, (counted_.channel_begin + lane) % view_.channels);
+    });
+  }
+
   // Calls f(rows, count) on groups of rows; each pointer is at the block's first channel. The
   // last row may be narrower than the others: it comes alone.
   template <class F>
@@ -102,17 +113,15 @@ class Rows : Reader<Source> {
   // Sums the vectors [first, last) of the block, and counts while the rows are in L1.
   template <class R, bool kMasked>
   void sum_rows(const Task& task, RowSums<R, kMasked>* sums, int64_t first, int64_t last,
-                TensorTable* tensor_table = nullptr, ChannelTable* channel_table = nullptr) {
+                Histogram* tensor = nullptr, RowHistograms* by_channel = nullptr) {
     int pending = 0;
     const int64_t row_stride = view_.outer_dims == 1 ? view_.outer[0].stride * plan_.joined : 0;
     const int64_t ahead = plan_.packed ? 0 : kRowGroup * row_stride;
     each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
+      if (by_channel != nullptr && !by_channel->has_room(count)) empty();
       for (int64_t r = 0; r < count; ++r) {
-        if (tensor_table != nullptr) {
-          tensor_table->template count_run<Real, Source>(rows[r], width, 0);
-        }
-        if (channel_table != nullptr)
-          channel_table->template count_row<Real, Source>(rows[r], width);
+        if (tensor != nullptr) tensor->add<Real, Source>(rows[r], width);
+        if (by_channel != nullptr) by_channel->add<Real, Source>(rows[r], width);
       }
       const bool narrow = width < task.channel_end - task.channel_begin;
       for (int64_t v = first; v < last; ++v) {
@@ -259,4 +268,7 @@ class Rows : Reader<Source> {
       }
     });
   }
+
+  RowHistograms by_channel_;
+  Task counted_{};  // whose block's counts are in by_channel_
 };

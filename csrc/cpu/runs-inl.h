@@ -6,30 +6,33 @@ class Runs : Reader<Source> {
   using Base::p_, Base::plan_, Base::scratch_, Base::view_;
 
  public:
-  explicit Runs(const Job& job) : Base(job) {}
+  Runs(const Job& job, int64_t begin, int64_t end) : Base(job, begin, end) {}
 
-  void run(const Task& task, TensorTable* tensor_table) {
+  void run(const Task& task, Histogram* tensor) {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t seen = (task.row_end - task.row_begin) * (task.inner_end - task.inner_begin);
     RunSums<Real, false> sums[kLanes];  // plan.block is at most kLanes
     for (int64_t c = 0; c < channels; ++c) sums[c].reset();
-    const bool by_channel = p_.channel_bins.kind != BinKind::kNone;
-    if (!by_channel) {
-      sum_runs(task, sums, tensor_table, nullptr);
+    if (p_.channel_bins.kind == BinKind::kNone) {
+      sum_runs(task, sums, tensor, nullptr);
     } else {
-      const int32_t copies = channels == 1 ? table_copies(p_.channel_bins, seen) : 1;
-      ChannelTable table = cleared_table(scratch_.channel_table, p_.channel_bins, channels, copies);
-      sum_runs(task, sums, tensor_table, &table);
+      const int64_t size = Histogram::counters(p_.channel_bins);
+      uint16_t* counters = zero_counters(scratch_.channel_counters, size * channels);
+      Histogram by_channel[kLanes];
       for (int64_t c = 0; c < channels; ++c) {
-        int64_t* counts = p_.channel_counts + (task.channel_begin + c) * p_.channel_bins.slots();
-        table.add_to(counts, c, view_.repeat);
+        by_channel[c] = Histogram(p_.channel_bins, counters + c * size,
+                                  this->channel_target(task, task.channel_begin + c), seen);
       }
+      sum_runs(task, sums, tensor, by_channel);
+      for (int64_t c = 0; c < channels; ++c) by_channel[c].empty();
     }
     for (int64_t c = 0; c < channels; ++c) {
       const int64_t channel = task.channel_begin + c;
       this->partial(task, channel) = settle(task, channel, sums[c].finish(seen));
     }
   }
+
+  void finish() {}
 
  private:
   template <class R, bool kMasked>
@@ -154,8 +157,8 @@ class Runs : Reader<Source> {
     return to_channel(sums);
   }
 
-  void sum_runs(const Task& task, RunSums<Real, false>* sums, TensorTable* tensor_table,
-                ChannelTable* channel_table) {
+  void sum_runs(const Task& task, RunSums<Real, false>* sums, Histogram* tensor,
+                Histogram* by_channel) {
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const int64_t row_offset = view_.outer_offset(row);
       for (int64_t channel = task.channel_begin; channel < task.channel_end; ++channel) {
@@ -165,8 +168,8 @@ class Runs : Reader<Source> {
           if (first) sums[c].shift = first_shift(p, n);
           first = false;
           sums[c].add_run(p, n);
-          if (tensor_table != nullptr) tensor_table->template count_run<Real, Source>(p, n, 0);
-          if (channel_table != nullptr) channel_table->template count_run<Real, Source>(p, n, c);
+          if (tensor != nullptr) tensor->add<Real, Source>(p, n);
+          if (by_channel != nullptr) by_channel[c].add<Real, Source>(p, n);
         });
       }
     }

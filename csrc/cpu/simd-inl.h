@@ -93,6 +93,12 @@ HOOKSTATS_INLINE To bit_cast_lanes(const From& from) {
   return to;
 }
 
+template <class To, class Lane>
+HOOKSTATS_INLINE void store(To* to, const Lanes<Lane>& lanes) {
+  static_assert(sizeof(To) == sizeof(Lane));
+  __builtin_memcpy(to, &lanes, sizeof lanes);
+}
+
 template <class T>
 HOOKSTATS_INLINE Lanes<T> abs(const Lanes<T>& a) {
   using Int = typename MaskOf<T>::type;
@@ -144,6 +150,27 @@ HOOKSTATS_INLINE void count_zeros(Lanes<int32_t>& counter, const Lanes<float>& x
 #endif
 HOOKSTATS_INLINE void count_zeros(Lanes<int64_t>& counter, const Lanes<double>& x) {
   count_lanes(counter, equal(x, fill(0.0)));
+}
+
+template <int kBits, class T>
+HOOKSTATS_INLINE Lanes<T> shift_right(const Lanes<T>& a) {
+  Lanes<T> r;
+  HOOKSTATS_EACH_PART(T) r.part[i] = a.part[i] >> kBits;
+  return r;
+}
+
+// Is any lane not zero?
+HOOKSTATS_INLINE bool any(const Lanes<uint64_t>& a) {
+  Lanes<uint64_t>::Part all = a.part[0];
+#pragma GCC unroll 8
+  for (int i = 1; i < Lanes<uint64_t>::kParts; ++i) all |= a.part[i];
+#if HOOKSTATS_VECTOR_BYTES == 64
+  return _mm512_test_epi64_mask((__m512i)all, (__m512i)all) != 0;
+#elif HOOKSTATS_VECTOR_BYTES == 32
+  return _mm256_testz_si256((__m256i)all, (__m256i)all) == 0;
+#else
+  return (all[0] | all[1]) != 0;
+#endif
 }
 
 // --- loads: 16 elements of a storage type as lanes of a computing type -------------------------
@@ -213,10 +240,22 @@ struct Load<float, Half> {
   }
 };
 
+// Each register of floats fills two of doubles. By register, as a detour over memory would keep the
+// sums that come this way in memory, in the loop too: 2.5 times slower.
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) {
-  float values[kLanes];
-  __builtin_memcpy(values, &x, sizeof values);
-  return convert_halves<double>(values);
+  constexpr int kHalf = Lanes<double>::kPerPart;
+  typedef float HalfPart __attribute__((vector_size(HOOKSTATS_VECTOR_BYTES / 2)));
+  Lanes<double> r;
+  HOOKSTATS_EACH_PART(float) {
+    HalfPart low, high;
+    for (int j = 0; j < kHalf; ++j) {
+      low[j] = x.part[i][j];
+      high[j] = x.part[i][kHalf + j];
+    }
+    r.part[2 * i] = __builtin_convertvector(low, Lanes<double>::Part);
+    r.part[2 * i + 1] = __builtin_convertvector(high, Lanes<double>::Part);
+  }
+  return r;
 }
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<double>& x) { return x; }
 
