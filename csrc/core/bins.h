@@ -23,7 +23,9 @@ struct Bins {
       nullptr;  // [bins + 1], the last one nextafter(hi, +inf), so that x = hi is in
   float lo = 0.0f, hi = 0.0f;
   float scale = 0.0f;    // bins / (hi - lo)
+  float width = 0.0f;    // (hi - lo) / bins
   bool uniform = false;  // the nearest edge is round((x - lo) * scale), for every x
+  bool exact = false;    // edge i is lo + i * width, and i * width is exact
 
   // Log: the magnitude bins of each sign are the top bits of the fp32 pattern.
   int shift = 0;           // 23 - subdivision_bits
@@ -46,9 +48,14 @@ inline Bins linear_bins(float* edges, int64_t bins) {
   // fp32 rounds the guess by a few parts in 2^24 of `bins`, and the edges by an ulp of their own:
   // a quarter of a bin for the edges leaves the nearest edge unambiguous.
   double off = 0.0;
+  b.width = static_cast<float>(width);
+  b.exact = bins < (1 << 24);
   for (int64_t i = 0; i <= bins; ++i) {
     const double ideal = edges[0] + width * static_cast<double>(i);
     off = std::fmax(off, std::fabs(edges[i] - ideal));
+    const float step = static_cast<float>(i) * b.width;
+    b.exact = b.exact && static_cast<double>(step) == static_cast<double>(i) * b.width &&
+              edges[i] == edges[0] + step;
   }
   const bool scale_is_normal = b.scale > 1e-37f && b.scale < 1e37f;
   b.uniform = off < 0.25 * width && bins < (1 << 20) && scale_is_normal;

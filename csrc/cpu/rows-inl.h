@@ -41,9 +41,9 @@ class Rows : Reader<Source> {
     Lanes<R> shift;
 
     void reset() {
-      sums = empty_sums<R, kMasked>();
-      wide = WideSums{};
-      shift = Lanes<R>{};
+      clear(sums);
+      clear(wide);
+      shift = fill(R{0});
     }
 
     // `ahead` is the distance to the next group of rows: neighbours too far apart for the

@@ -43,8 +43,8 @@ class Runs : Reader<Source> {
     int pending;  // additions since the last spill
 
     void reset() {
-      sums = empty_sums<R, kMasked>();
-      wide = WideSums{};
+      clear(sums);
+      clear(wide);
       shift = R{0};
       pending = 0;
     }
