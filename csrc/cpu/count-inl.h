@@ -4,11 +4,9 @@
 HOOKSTATS_INLINE Lanes<int32_t> slots_of(const Bins& bins, const Lanes<double>& x) {
   double values[kLanes];
   int32_t slots[kLanes];
-  __builtin_memcpy(values, &x, sizeof values);
+  store(values, x);
   for (int i = 0; i < kLanes; ++i) slots[i] = static_cast<int32_t>(slot(bins, values[i]));
-  Lanes<int32_t> r;
-  __builtin_memcpy(&r, slots, sizeof r);
-  return r;
+  return lanes_at<int32_t>(slots);
 }
 
 HOOKSTATS_INLINE Lanes<float> gather(const float* table, const Lanes<int32_t>& index) {
@@ -20,11 +18,9 @@ HOOKSTATS_INLINE Lanes<float> gather(const float* table, const Lanes<int32_t>& i
 #else
   int32_t at[kLanes];
   float values[kLanes];
-  __builtin_memcpy(at, &index, sizeof at);
+  store(at, index);
   for (int i = 0; i < kLanes; ++i) values[i] = table[at[i]];
-  Lanes<float> r;
-  __builtin_memcpy(&r, values, sizeof r);
-  return r;
+  return lanes_at<float>(values);
 #endif
 }
 
@@ -32,11 +28,9 @@ HOOKSTATS_INLINE Lanes<int32_t> linear_slots(const Bins& bins, const Lanes<float
   if (!bins.uniform) {
     float values[kLanes];
     int32_t slots[kLanes];
-    __builtin_memcpy(values, &x, sizeof values);
+    store(values, x);
     for (int i = 0; i < kLanes; ++i) slots[i] = static_cast<int32_t>(linear_slot(bins, values[i]));
-    Lanes<int32_t> r;
-    __builtin_memcpy(&r, slots, sizeof r);
-    return r;
+    return lanes_at<int32_t>(slots);
   }
   // The nearest edge is never in doubt by more than rounding; comparing with it settles the bin.
   const Lanes<float> guess = (x - fill(bins.lo)) * fill(bins.scale) + fill(0.5f);
@@ -61,21 +55,17 @@ HOOKSTATS_INLINE Lanes<int32_t> linear_slots(const Bins& bins, const Lanes<float
 }
 
 HOOKSTATS_INLINE Lanes<int32_t> log_slots(const Bins& bins, const Lanes<float>& x) {
-  const Lanes<int32_t> bits = bit_cast_lanes<Lanes<int32_t>>(x);
-  const int32_t zero_slot = bins.magnitudes + 1;
+  const Lanes<int32_t> bits = bit_cast_lanes<int32_t>(x);
+  const Lanes<int32_t> pattern = bits & fill(0x7fffffff);
+  const Lanes<int32_t> zero_slot = fill(bins.magnitudes + 1);
   const int32_t offset = bins.base - (bins.base > 0 ? 1 : 0);
-  Lanes<int32_t> slots;
-  HOOKSTATS_EACH_PART(int32_t) {
-    const auto pattern = bits.part[i] & 0x7fffffff;
-    auto m = (pattern >> bins.shift) - offset;
-    m = m < 0 ? 0 - m + m : m;
-    m = m > bins.magnitudes ? bins.magnitudes - m + m : m;
-    const auto negative = bits.part[i] >> 31;  // 0 or -1
-    auto s = zero_slot + (((m + 1) ^ negative) - negative);
-    s = pattern == 0 ? zero_slot - s + s : s;
-    slots.part[i] = pattern > 0x7f800000 ? s - s : s;
-  }
-  return slots;
+  Lanes<int32_t> m;
+  HOOKSTATS_EACH_PART(int32_t) m.part[i] = pattern.part[i] >> bins.shift;
+  m = m + fill(1 - offset);
+  m = min(max(m, fill(1)), zero_slot);
+  const Mask<float> down = less(bits, fill(0)) | less(fill(0x7f800000), pattern);  // -x and NaN
+  const Lanes<int32_t> slots = select(down, zero_slot - m, zero_slot + m);
+  return select(equal(pattern, fill(0)), zero_slot, slots);
 }
 
 HOOKSTATS_INLINE Lanes<int32_t> slots_of(const Bins& bins, const Lanes<float>& x) {
@@ -106,9 +96,7 @@ HOOKSTATS_INLINE void count_slots(const uint32_t* slots, int64_t n, uint16_t* co
   for (; i + kLanes <= n; i += kLanes) {
     if constexpr (kCopies > 1) {
       // Constant data and data of mostly zeros: 0.5 to 0.65 of the time; else 3 % more.
-      Lanes<uint32_t> at;
-      __builtin_memcpy(&at, slots + i, sizeof at);
-      if (!any(at ^ fill(slots[i]))) {
+      if (!any(lanes_at<uint32_t>(slots + i) ^ fill(slots[i]))) {
         counters[slots[i] * kCopies] += kLanes;
         continue;
       }
@@ -137,14 +125,11 @@ struct Target {
   // `sums` are of the slots from `slot` on, of which there are `slots` in all.
   HOOKSTATS_INLINE void add_lanes(int64_t slot, int64_t slots, const Lanes<uint64_t>& sums) const {
     if (!shared && times == 1 && slot + kLanes <= slots) {
-      Lanes<uint64_t> old;
-      __builtin_memcpy(&old, counts + slot, sizeof old);
-      old = old + sums;
-      __builtin_memcpy(counts + slot, &old, sizeof old);
+      store(counts + slot, lanes_at<uint64_t>(counts + slot) + sums);
       return;
     }
     uint64_t values[kLanes];
-    __builtin_memcpy(values, &sums, sizeof values);
+    store(values, sums);
     for (int64_t i = 0; i < kLanes && slot + i < slots; ++i) {
       if (values[i] != 0) add(slot + i, static_cast<int64_t>(values[i]));
     }
@@ -200,8 +185,7 @@ class Histogram {
     const Lanes<uint64_t> alternate = fill(uint64_t{0x0000ffff0000ffff});
     const Lanes<uint64_t> low = fill(uint64_t{0x00000000ffffffff});
     for (int64_t slot = 0; slot < slots; slot += kLanes) {
-      Lanes<uint64_t> sums;  // of four copies each
-      __builtin_memcpy(&sums, counters_ + slot * kCopies, sizeof sums);
+      Lanes<uint64_t> sums = lanes_at<uint64_t>(counters_ + slot * kCopies);  // of four copies
       if (!any(sums)) continue;
       sums = (sums & alternate) + (shift_right<16>(sums) & alternate);
       sums = (sums & low) + shift_right<32>(sums);

@@ -1,4 +1,8 @@
 // The kernel for every machine: 16-byte vectors (SSE2, NEON) and no more.
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 #include <limits>

@@ -147,17 +147,17 @@ class Rows : Reader<Source> {
 
     explicit LaneSums(const RowSums<R, kMasked>& row) {
       const Lanes<double> wide_shift = to_double(row.shift);
-      __builtin_memcpy(shift, &wide_shift, sizeof shift);
-      __builtin_memcpy(s1, &row.wide.s1, sizeof s1);
-      __builtin_memcpy(s2, &row.wide.s2, sizeof s2);
-      __builtin_memcpy(l1, &row.wide.l1, sizeof l1);
-      __builtin_memcpy(least, &row.sums.least, sizeof least);
-      __builtin_memcpy(greatest, &row.sums.greatest, sizeof greatest);
-      __builtin_memcpy(zero, &row.sums.zero, sizeof zero);
+      store(shift, wide_shift);
+      store(s1, row.wide.s1);
+      store(s2, row.wide.s2);
+      store(l1, row.wide.l1);
+      store(least, row.sums.least);
+      store(greatest, row.sums.greatest);
+      store(zero, row.sums.zero);
       if constexpr (kMasked) {
-        __builtin_memcpy(nan, &row.sums.nan, sizeof nan);
-        __builtin_memcpy(posinf, &row.sums.posinf, sizeof posinf);
-        __builtin_memcpy(neginf, &row.sums.neginf, sizeof neginf);
+        store(nan, row.sums.nan);
+        store(posinf, row.sums.posinf);
+        store(neginf, row.sums.neginf);
       }
     }
 
@@ -209,7 +209,7 @@ class Rows : Reader<Source> {
         const int64_t seen = rows_seen(task, task.channel_begin + v * kLanes + i);
         shift[i] = static_cast<Real>(sums.shift[i] + sums.s1[i] / static_cast<double>(seen));
       }
-      __builtin_memcpy(&again.shift, shift, sizeof shift);
+      again.shift = lanes_at<Real>(shift);
       sum_rows(task, &again, v, v + 1);
       const LaneSums<Real, false> better(again);
       verdict = judge_lanes(task, v, better, lanes);
@@ -238,9 +238,7 @@ class Rows : Reader<Source> {
         }
       }
     });
-    Lanes<double> r;
-    __builtin_memcpy(&r, shift, sizeof r);
-    return r;
+    return lanes_at<double>(shift);
   }
 
   // The mean of a few rows: one row alone would be more than a standard deviation off for one

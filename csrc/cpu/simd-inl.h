@@ -21,6 +21,10 @@ struct MaskOf<float> {
   using type = int32_t;
 };
 template <>
+struct MaskOf<int32_t> {
+  using type = int32_t;
+};
+template <>
 struct MaskOf<double> {
   using type = int64_t;
 };
@@ -74,37 +78,74 @@ HOOKSTATS_INLINE Lanes<T> select(const Mask<T>& mask, const Lanes<T>& yes, const
 
 template <class T>
 HOOKSTATS_INLINE Lanes<T> min(const Lanes<T>& a, const Lanes<T>& b) {
-  Lanes<T> r;
-  HOOKSTATS_EACH_PART(T) r.part[i] = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
-  return r;
+  return select(less(a, b), a, b);
 }
 
 template <class T>
 HOOKSTATS_INLINE Lanes<T> max(const Lanes<T>& a, const Lanes<T>& b) {
-  Lanes<T> r;
-  HOOKSTATS_EACH_PART(T) r.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
-  return r;
+  return select(less(b, a), a, b);
 }
 
+// Where it is one instruction, which GCC does not find by itself.
+#define HOOKSTATS_INSTRUCTION(NAME, T, REGISTER, INTRINSIC)                          \
+  HOOKSTATS_INLINE Lanes<T> NAME(const Lanes<T>& a, const Lanes<T>& b) {             \
+    Lanes<T> r;                                                                      \
+    HOOKSTATS_EACH_PART(T)                                                           \
+    r.part[i] = (Lanes<T>::Part)INTRINSIC((REGISTER)a.part[i], (REGISTER)b.part[i]); \
+    return r;                                                                        \
+  }
+#if HOOKSTATS_VECTOR_BYTES == 64
+HOOKSTATS_INSTRUCTION(min, float, __m512, _mm512_min_ps)
+HOOKSTATS_INSTRUCTION(max, float, __m512, _mm512_max_ps)
+HOOKSTATS_INSTRUCTION(min, double, __m512d, _mm512_min_pd)
+HOOKSTATS_INSTRUCTION(max, double, __m512d, _mm512_max_pd)
+HOOKSTATS_INSTRUCTION(min, int32_t, __m512i, _mm512_min_epi32)
+HOOKSTATS_INSTRUCTION(max, int32_t, __m512i, _mm512_max_epi32)
+#elif HOOKSTATS_VECTOR_BYTES == 32
+HOOKSTATS_INSTRUCTION(min, float, __m256, _mm256_min_ps)
+HOOKSTATS_INSTRUCTION(max, float, __m256, _mm256_max_ps)
+HOOKSTATS_INSTRUCTION(min, double, __m256d, _mm256_min_pd)
+HOOKSTATS_INSTRUCTION(max, double, __m256d, _mm256_max_pd)
+HOOKSTATS_INSTRUCTION(min, int32_t, __m256i, _mm256_min_epi32)
+HOOKSTATS_INSTRUCTION(max, int32_t, __m256i, _mm256_max_epi32)
+#elif defined(__SSE2__)
+HOOKSTATS_INSTRUCTION(min, float, __m128, _mm_min_ps)
+HOOKSTATS_INSTRUCTION(max, float, __m128, _mm_max_ps)
+HOOKSTATS_INSTRUCTION(min, double, __m128d, _mm_min_pd)
+HOOKSTATS_INSTRUCTION(max, double, __m128d, _mm_max_pd)
+#endif
+#undef HOOKSTATS_INSTRUCTION
+
 template <class To, class From>
-HOOKSTATS_INLINE To bit_cast_lanes(const From& from) {
+HOOKSTATS_INLINE Lanes<To> bit_cast_lanes(const Lanes<From>& from) {
   static_assert(sizeof(To) == sizeof(From));
-  To to;
-  __builtin_memcpy(&to, &from, sizeof to);
+  Lanes<To> to;
+  HOOKSTATS_EACH_PART(To) to.part[i] = (typename Lanes<To>::Part)from.part[i];
   return to;
 }
 
-template <class To, class Lane>
-HOOKSTATS_INLINE void store(To* to, const Lanes<Lane>& lanes) {
-  static_assert(sizeof(To) == sizeof(Lane));
-  __builtin_memcpy(to, &lanes, sizeof lanes);
+// Lanes from memory and to it, which may be unaligned. Part by part: GCC copies whole structs in
+// pieces of 16 bytes by way of the stack, which made AVX2 five times slower.
+template <class T>
+HOOKSTATS_INLINE Lanes<T> lanes_at(const void* p) {
+  constexpr int kBytes = HOOKSTATS_VECTOR_BYTES;
+  Lanes<T> r;
+  HOOKSTATS_EACH_PART(T)
+  __builtin_memcpy(&r.part[i], static_cast<const char*>(p) + i * kBytes, kBytes);
+  return r;
+}
+template <class T>
+HOOKSTATS_INLINE void store(void* p, const Lanes<T>& lanes) {
+  constexpr int kBytes = HOOKSTATS_VECTOR_BYTES;
+  HOOKSTATS_EACH_PART(T)
+  __builtin_memcpy(static_cast<char*>(p) + i * kBytes, &lanes.part[i], kBytes);
 }
 
 template <class T>
 HOOKSTATS_INLINE Lanes<T> abs(const Lanes<T>& a) {
   using Int = typename MaskOf<T>::type;
   constexpr Int kMagnitude = static_cast<Int>(~(Int{1} << (8 * sizeof(Int) - 1)));
-  return bit_cast_lanes<Lanes<T>>(bit_cast_lanes<Mask<T>>(a) & fill(kMagnitude));
+  return bit_cast_lanes<T>(bit_cast_lanes<typename MaskOf<T>::type>(a) & fill(kMagnitude));
 }
 
 // a * b + c
@@ -116,12 +157,6 @@ HOOKSTATS_INLINE Lanes<T> multiply_add(const Lanes<T>& a, const Lanes<T>& b, con
 HOOKSTATS_INLINE Lanes<float> multiply_add(const Lanes<float>& a, const Lanes<float>& b,
                                            const Lanes<float>& c) {
   return {{_mm512_fmadd_ps(a.part[0], b.part[0], c.part[0])}};
-}
-HOOKSTATS_INLINE Lanes<float> min(const Lanes<float>& a, const Lanes<float>& b) {
-  return {{_mm512_min_ps(a.part[0], b.part[0])}};
-}
-HOOKSTATS_INLINE Lanes<float> max(const Lanes<float>& a, const Lanes<float>& b) {
-  return {{_mm512_max_ps(a.part[0], b.part[0])}};
 }
 #elif HOOKSTATS_VECTOR_BYTES == 32
 HOOKSTATS_INLINE Lanes<float> multiply_add(const Lanes<float>& a, const Lanes<float>& b,
@@ -183,11 +218,7 @@ struct Load;
 
 template <class Real>
 struct Load<Real, Real> {
-  static HOOKSTATS_INLINE Lanes<Real> all(const Real* p) {
-    Lanes<Real> r;
-    __builtin_memcpy(&r, p, sizeof r);
-    return r;
-  }
+  static HOOKSTATS_INLINE Lanes<Real> all(const Real* p) { return lanes_at<Real>(p); }
 };
 
 template <class To, class From>
@@ -208,7 +239,7 @@ struct Load<float, BFloat16> {
   static HOOKSTATS_INLINE Lanes<float> all(const BFloat16* p) {
     Lanes<uint32_t> bits = convert_halves<uint32_t>(reinterpret_cast<const uint16_t*>(p));
     HOOKSTATS_EACH_PART(uint32_t) bits.part[i] <<= 16;
-    return bit_cast_lanes<Lanes<float>>(bits);
+    return bit_cast_lanes<float>(bits);
   }
 };
 
@@ -231,14 +262,14 @@ struct Load<float, Half> {
       sign.part[i] = (bits.part[i] & 0x8000) << 16;
     }
     const Lanes<int32_t> rebased =
-        bit_cast_lanes<Lanes<int32_t>>(bit_cast_lanes<Lanes<float>>(magnitude) * fill(0x1p112f));
+        bit_cast_lanes<int32_t>(bit_cast_lanes<float>(magnitude) * fill(0x1p112f));
     Lanes<int32_t> result;
     HOOKSTATS_EACH_PART(int32_t) {
       const auto nonfinite = magnitude.part[i] >= (0x7c00 << 13);
       result.part[i] =
           sign.part[i] | (nonfinite ? magnitude.part[i] | 0x7f800000 : rebased.part[i]);
     }
-    return bit_cast_lanes<Lanes<float>>(result);
+    return bit_cast_lanes<float>(result);
 #endif
   }
 };
@@ -270,11 +301,7 @@ struct Load<double, Source> {
 };
 template <>
 struct Load<double, double> {
-  static HOOKSTATS_INLINE Lanes<double> all(const double* p) {
-    Lanes<double> r;
-    __builtin_memcpy(&r, p, sizeof r);
-    return r;
-  }
+  static HOOKSTATS_INLINE Lanes<double> all(const double* p) { return lanes_at<double>(p); }
 };
 
 template <class Real, class Source>
@@ -306,9 +333,7 @@ template <class T>
 HOOKSTATS_INLINE Lanes<T> iota() {
   T values[kLanes];
   for (int i = 0; i < kLanes; ++i) values[i] = static_cast<T>(i);
-  Lanes<T> r;
-  __builtin_memcpy(&r, values, sizeof r);
-  return r;
+  return lanes_at<T>(values);
 }
 
 template <class T>
