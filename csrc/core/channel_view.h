@@ -29,11 +29,11 @@ struct ChannelView {
   // Offset in elements of outer index `index`.
   int64_t outer_offset(int64_t index) const {
     int64_t offset = 0;
-    for (int d = outer_dims - 1; d >= 0; --d) {
+    for (int d = outer_dims - 1; d > 0; --d) {
       offset += (index % outer[d].size) * outer[d].stride;
       index /= outer[d].size;
     }
-    return offset;
+    return outer_dims > 0 ? offset + index * outer[0].stride : 0;
   }
 };
 

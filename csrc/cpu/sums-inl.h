@@ -68,6 +68,16 @@ HOOKSTATS_INLINE void add(Sums<Real, kMasked>& sums, const Lanes<Real>& x, const
   count_lanes(sums.zero, equal(x, fill(Real{0})) & use);
 }
 
+template <class Real>
+HOOKSTATS_INLINE void join(Sums<Real, false>& into, const Sums<Real, false>& from) {
+  into.s1 = into.s1 + from.s1;
+  into.s2 = into.s2 + from.s2;
+  into.l1 = into.l1 + from.l1;
+  into.least = min(into.least, from.least);
+  into.greatest = max(into.greatest, from.greatest);
+  into.zero = into.zero + from.zero;
+}
+
 template <bool kMasked, class Real>
 HOOKSTATS_INLINE void spill(Sums<Real, kMasked>& sums, WideSums& wide) {
   wide.s1 = wide.s1 + to_double(sums.s1);

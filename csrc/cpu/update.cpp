@@ -57,10 +57,12 @@ struct Merge {
   const Channel* partials;
 
   Channel total(int64_t channel) const {
-    Channel total;
+    Channel total = partials[channel];
     for (int64_t split = 0; split < plan.splits(); ++split) {
       const Channel* row = partials + split * plan.width + channel;
-      for (int64_t j = 0; j < plan.joined; ++j) merge(total, row[j * params.view.channels]);
+      for (int64_t j = split == 0; j < plan.joined; ++j) {
+        merge(total, row[j * params.view.channels]);
+      }
     }
     repeat(total, params.view.repeat);
     return total;

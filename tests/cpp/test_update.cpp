@@ -323,6 +323,23 @@ void check_many() {
   }
 }
 
+// More of a kind than 16 bits can count, in one channel's runs and in its rows; and more bins.
+void check_large_counts() {
+  std::vector<float> edges{0.0f, 0.5f, 1.0f, 2.0f}, many_edges(70001);
+  for (size_t i = 0; i < many_edges.size(); ++i) {
+    many_edges[i] = static_cast<float>(-3.5 + 1e-4 * static_cast<double>(i));
+  }
+  const Bins few = linear_bins(edges.data(), 3), many = linear_bins(many_edges.data(), 70000);
+  for (const Shape& shape : {Shape{"runs, large counts", {2, 140001}, {140001, 1}, 0},
+                             Shape{"rows, large counts", {70001, 17}, {20, 1}, 1}}) {
+    for (const Data data : {Data::kConstant, Data::kMostlyZero, Data::kNormal}) {
+      Case c{shape.name, DType::kFloat32, shape.sizes, shape.strides, shape.channel_dim, 1.0f, {}};
+      fill_memory(c, extent_of(shape), data, 0.0, 1.0, 1);
+      check_case(c, data == Data::kNormal ? many : few, few);
+    }
+  }
+}
+
 constexpr DType kDTypes[] = {
     DType::kFloat32,    DType::kFloat64, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3FN,
     DType::kFloat8E5M2, DType::kInt8,    DType::kInt16,   DType::kInt32,    DType::kInt64,
@@ -354,7 +371,10 @@ int main() {
                     std::to_string(static_cast<int>(data)) + ", std " + std::to_string(std);
           fill_memory(c, extent, data, mean, std, seed);
           Bins none, linear, log;
-          for (int i = 0; i <= 64; ++i) edges[static_cast<size_t>(i)] = -4.0f + 0.125f * i;
+          // Edges that can be computed, others that are nearly so, and ends that values hit.
+          const float first = seed / 3 % 3 == 2 ? 0.0f : -4.0f;
+          const float width = seed / 3 % 3 == 0 ? 0.125f : seed / 3 % 3 == 1 ? 0.123f : 1.0f / 64;
+          for (int i = 0; i <= 64; ++i) edges[static_cast<size_t>(i)] = first + width * i;
           linear = linear_bins(edges.data(), 64);
           log = seed % 2 == 0 ? log_bins(3, -127, 127) : log_bins(1, -20, 10);
           switch (seed % 3) {
@@ -381,6 +401,7 @@ int main() {
     const Bins dense = linear_bins(dense_edges.data(), 200);
     check_case(c, dense, dense);
   }
+  check_large_counts();
   check_many();
   return check::finish("update");
 }
