@@ -12,8 +12,9 @@ namespace hookstats::cpu {
 constexpr int kLanes = 16;                  // every instruction set works on 16 elements at a time
 constexpr int kRowGroup = 16;               // rows read side by side: as many as prefetchers follow
 constexpr int64_t kRunTask = 32768;         // elements a task of runs: 128 KB of fp32, within L2
-constexpr int64_t kRowTask = 512;           // rows a task, over which a channel's finish is spread,
-constexpr int64_t kRowElements = 131072;    // or so many that it has these elements
+constexpr int64_t kRowTask = 512;           // rows a task at least: they share a channel's finish
+constexpr int64_t kRowElements = 131072;    // elements a task of more rows: 512 KB of fp32, in L2
+constexpr int64_t kFewTasks = 16;           // tasks stay small where there would be fewer
 constexpr int64_t kRowBlock = 256;          // channels a task: 64 of 768 read at half the speed
 constexpr int64_t kJoinBelow = 64;          // channels a row below which rows are joined
 constexpr int64_t kMostTasks = 4096;        // enough for any machine; partial results stay few
@@ -86,7 +87,9 @@ inline Plan make_plan(const UpdateParams& p) {
     const int64_t most = std::clamp(most_channels, int64_t{kLanes}, kRowBlock) / kLanes * kLanes;
     const int64_t even = ceil_div(plan.width, ceil_div(plan.width, most));  // blocks of one size
     plan.block = std::min(plan.width, ceil_div(even, kLanes) * kLanes);
-    plan.row_splits = ceil_div(plan.rows, std::max(kRowTask, kRowElements / plan.block));
+    const int64_t most_rows = std::max(kRowTask, kRowElements / plan.block);
+    plan.row_splits =
+        ceil_div(plan.rows, std::clamp(ceil_div(plan.rows, kFewTasks), kRowTask, most_rows));
     plan.inner_step = plan.inner_splits = 1;
   } else {
     plan.layout = Layout::kRuns;
