@@ -26,17 +26,18 @@ export PATH := $(BIN):$(PATH)
 # Our own .venv gets the pinned versions; another environment keeps what it has.
 PINS := $(if $(filter $(abspath .venv),$(abspath $(VENV))),constraints.txt,/dev/null)
 LOGS := build/logs
-CXX_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' 2>/dev/null)
+CXX_FILES := $(shell find csrc tests/cpp tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
 PRESETS := default asan tsan
+CUDA_ARCHITECTURES := 8.0;9.0;10.0
 
 BENCH ?=
 RESULTS ?= build/bench.json
 BASELINE ?= bench/results/baseline.json
 BENCHMARKS := $(BIN)/python -m pytest bench/$(BENCH)
 
-.PHONY: help demo test test-sanitizers pytest build lint format docs clean
-.PHONY: bench bench-smoke bench-compare bench-docs $(PRESETS:%=ctest-%)
+.PHONY: help demo test test-sanitizers cuda-compile pytest build lint format docs clean
+.PHONY: bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -44,14 +45,27 @@ help:  ## List the targets
 demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was seen
 	$(BIN)/python -m hookstats demo
 
-test: lint docs pytest bench-smoke $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, docs, pytest, benchmarks in small, CTest
+test: lint docs cuda-compile pytest bench-smoke $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, docs, nvcc, pytest, benchmarks in small, CTest
 	@echo
 	@for preset in $(PRESETS); do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done
+	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
 	@echo "benchmarks in small: $$(tail -n 1 $(LOGS)/bench-smoke.log)"
 	@echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)"
 
 test-sanitizers: ctest-asan ctest-tsan  ## Run CTest under ASan+UBSan and under TSan
+
+# For every architecture, whatever torch has; HOOKSTATS_WERROR=1 makes warnings errors here too.
+cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels where there is nvcc, without a GPU
+	@if PYTHONPATH=_build $(BIN)/python -c "import nvcc, sys; sys.exit(nvcc.find_nvcc() is None)"; then \
+	  echo "hookstats: compiling the CUDA kernels"; \
+	  FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$(CUDA_ARCHITECTURES)" \
+	    $(BIN)/python setup.py build_ext --build-lib build/cuda >$(LOGS)/cuda-compile.log 2>&1 \
+	    || { cat $(LOGS)/cuda-compile.log; exit 1; }; \
+	else \
+	  echo "hookstats: CUDA kernels: not compiled (no nvcc)" >$(LOGS)/cuda-compile.log; \
+	fi
+	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
 
 build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with its tools
 	@:
@@ -90,6 +104,9 @@ bench-compare:  ## Compare the last run, RESULTS, with a stored one, BASELINE
 
 bench-docs:  ## Write the last run, RESULTS, into docs/performance.md and its figures
 	$(BIN)/python bench/report.py $(RESULTS) --write docs/performance.md
+
+gpu-check:  ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels
+	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py
 
 clean:  ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info hookstats/*.so $(STAMPS)

@@ -1,10 +1,13 @@
-"""Builds the operators, _C, and the C++ hooks, _hooks.
+"""Builds the operators, _C, their CUDA kernels, _cuda, and the C++ hooks, _hooks.
 
 The operators use LibTorch's stable ABI: one build serves every torch >= 2.10. The hooks are bound
-to the torch and the Python they were built with; without them the Python hooks serve.
+to the torch and the Python they were built with; without them the Python hooks serve. The CUDA
+kernels are built where torch has CUDA and nvcc is there, and need neither a GPU nor, with
+FORCE_CUDA=1, a torch with CUDA.
 
 Environment: CXX names the compiler, MAX_JOBS bounds the parallel compilations,
-HOOKSTATS_WERROR=1 makes warnings errors.
+HOOKSTATS_WERROR=1 makes warnings errors. CUDA_HOME is where nvcc is, FORCE_CUDA=1 ends the build
+where the CUDA kernels cannot be built, TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" says for which GPUs.
 """
 
 import os
@@ -19,6 +22,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "_build"))
 
+import nvcc  # noqa: E402
 import toolchain  # noqa: E402
 
 WERROR = os.environ.get("HOOKSTATS_WERROR", "0") not in ("", "0")
@@ -30,17 +34,24 @@ STABLE_ABI_FLAGS = [
 ]
 
 
-def sources(*folders: str) -> list[str]:
-    """The C++ files of the folders of csrc, relative to the project as setuptools wants them."""
-    files = (file for folder in folders for file in (ROOT / "csrc" / folder).glob("*.cpp"))
-    return sorted(str(file.relative_to(ROOT)) for file in files)
+NVCC_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-g0,-Wall,-Wextra",
+    *(["-Werror=all-warnings"] * WERROR),
+]
 
 
-def library(name: str, folders: tuple[str, ...], flags: list[str], **options: Any) -> Extension:
-    """An extension of the C++ files of the folders."""
+def sources(*patterns: str) -> list[Path]:
+    """The files of csrc that match."""
+    return sorted(file for pattern in patterns for file in (ROOT / "csrc").glob(pattern))
+
+
+def library(name: str, files: list[Path], flags: list[str], **options: Any) -> Extension:
+    """An extension of C++ files."""
     return Extension(
         f"hookstats.{name}",
-        sources(*folders),
+        [str(file.relative_to(ROOT)) for file in files],  # as setuptools wants them
         include_dirs=[str(ROOT / "csrc")],
         depends=[str(file.relative_to(ROOT)) for file in (ROOT / "csrc").rglob("*.h")],
         extra_compile_args=COMPILE_FLAGS + flags + ["-Werror"] * WERROR,
@@ -51,12 +62,27 @@ def library(name: str, folders: tuple[str, ...], flags: list[str], **options: An
 
 def operators() -> Extension:
     """The operator library: no Python module, loaded by torch.ops.load_library."""
-    return library("_C", ("ops", "cpu"), STABLE_ABI_FLAGS, py_limited_api=True)
+    files = [file for file in sources("ops/*.cpp", "cpu/*.cpp") if not is_of_cuda(file)]
+    return library("_C", files, STABLE_ABI_FLAGS, py_limited_api=True)
+
+
+def kernels() -> Extension:
+    """The CUDA kernels and their operators: a library of its own, as _C is; nvcc's part is added
+    once it is known."""
+    files = [file for file in sources("ops/*.cpp") if is_of_cuda(file)]
+    shared = sources("ops/arguments.cpp")
+    flags = [*STABLE_ABI_FLAGS, "-DUSE_CUDA"]
+    return library("_cuda", shared + files, flags, py_limited_api=True)
+
+
+def is_of_cuda(file: Path) -> bool:
+    """Whether a file of csrc/ops belongs to the CUDA library alone."""
+    return file.stem.endswith("_cuda")
 
 
 def hooks() -> Extension:
     """The C++ hooks: a Python module."""
-    return library("_hooks", ("hooks",), [], libraries=["torch_python"])
+    return library("_hooks", sources("hooks/*.cpp"), [], libraries=["torch_python"])
 
 
 class BuildLibraries(build_ext):
@@ -71,6 +97,11 @@ class BuildLibraries(build_ext):
     def build_extensions(self) -> None:
         found = toolchain.expose_torch()
         compiler = toolchain.require_compiler()
+        toolkit, forced = nvcc.find_nvcc(), nvcc.is_forced()
+        no_nvcc = "no nvcc: install the CUDA toolkit, or set CUDA_HOME to where it is"
+        if forced and toolkit is None:
+            raise SystemExit(f"hookstats: FORCE_CUDA=1, and {no_nvcc}")
+        targets = [] if toolkit is None else nvcc.targets(toolkit)
         import torch
         from torch.utils import cpp_extension
 
@@ -82,32 +113,75 @@ class BuildLibraries(build_ext):
             extension.libraries += ["c10", "torch", "torch_cpu"]
 
         using = f"with {compiler} against torch {found.version}"
-        self._compile(self.extensions[:1])
+        of_cpu, of_hooks, of_cuda = self.extensions
+        self.extensions = [of_cpu]
+        self._compile(of_cpu)
         print(f"hookstats: built the CPU operators {using}")
-        try:
-            self._compile(self.extensions[1:])
-        except Exception as error:  # they use what torch keeps the right to change
-            if WERROR:
-                raise
-            self.extensions = self.extensions[:1]
-            problem = str(error).partition("\n")[0]
-            print(f"hookstats: C++ hooks: not built, the Python hooks will serve ({problem})")
+        # They use what torch keeps the right to change.
+        self._attempt(of_hooks, f"C++ hooks {using}", "the Python hooks", strict=WERROR)
+        if torch.version.cuda is None and not forced:
+            reason = "torch has no CUDA; FORCE_CUDA=1 builds them all the same"
+            print(f"hookstats: CUDA kernels: not built ({reason})")
+        elif toolkit is None:
+            print(f"hookstats: CUDA kernels: not built ({no_nvcc})")
         else:
-            print(f"hookstats: built the C++ hooks {using}")
-        reason = "torch has no CUDA" if torch.version.cuda is None else "no CUDA kernels yet"
-        print(f"hookstats: CUDA: not built ({reason})")
+            made = f"for {' '.join(map(str, targets))} by nvcc {toolkit.version}"
+            what = f"CUDA kernels {made}, {using}"
+            strict = WERROR or forced
+            self._attempt(of_cuda, what, "the PyTorch fallback", strict=strict, toolkit=toolkit)
 
-    def _compile(self, extensions: list[Extension]) -> None:
+    def _attempt(
+        self,
+        extension: Extension,
+        what: str,
+        instead: str,
+        *,
+        strict: bool,
+        toolkit: nvcc.Nvcc | None = None,
+    ) -> None:
+        """Compile what there is something `instead` of; unless `strict`, it may fail."""
+        try:
+            if toolkit is not None:
+                self._add_kernels(extension, toolkit)
+            self._compile(extension)
+        except Exception as error:
+            if strict:
+                raise
+            problem = str(error).partition("\n")[0]
+            what = " ".join(what.split()[:2])
+            print(f"hookstats: {what}: not built, {instead} will serve ({problem})")
+        else:
+            self.extensions.append(extension)
+            print(f"hookstats: built the {what}")
+
+    def _add_kernels(self, extension: Extension, toolkit: nvcc.Nvcc) -> None:
+        build = Path(self.build_temp) / "nvcc"
+        objects = nvcc.compile_objects(
+            toolkit, sources("cuda/*.cu"), ROOT / "csrc", build, NVCC_FLAGS
+        )
+        extension.extra_objects = [str(made) for made in objects]
+        extension.extra_compile_args += ["-isystem", str(toolkit.home / "include")]
+        extension.library_dirs.append(str(toolkit.home / "lib64"))
+        # Static: torch brings a runtime of its own, maybe of another version.
+        extension.libraries += ["cudart_static", "dl", "rt", "pthread"]
+        # Torch's part for CUDA, which not every torch has to link with, comes with libtorch.
+        extension.extra_link_args += ["-Wl,--no-as-needed", "-ltorch"]
+        if any(Path(folder, "libtorch_cuda.so").is_file() for folder in extension.library_dirs):
+            extension.extra_link_args.append("-ltorch_cuda")
+
+    def _compile(self, extension: Extension) -> None:
         from torch.utils import cpp_extension
 
         command = cpp_extension.BuildExtension(self.distribution)
         command.__dict__.update(vars(self))
-        command.extensions = extensions
+        command.extensions = [extension]
+        # Of its own: a file may be in two libraries, compiled with other flags.
+        command.build_temp = str(Path(self.build_temp) / extension.name.rpartition(".")[2])
         command.force = command.use_ninja or self.force  # ninja itself knows what is out of date
         command.build_extensions()
 
 
 setup(
-    ext_modules=[operators(), hooks()],
+    ext_modules=[operators(), hooks(), kernels()],
     cmdclass={"build_ext": BuildLibraries},
 )

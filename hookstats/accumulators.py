@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from hookstats import native
 from hookstats.bins import Bins, LinearBins, LogBins
+from hookstats.devices import joined
 from hookstats.graph_states import GraphSite, GraphState, GraphStates, State
-from hookstats.ops import Taken, cpu_entry, take_, update_
+from hookstats.ops import Taken, cpu_entry, cuda_entry, take_, update_
 from hookstats.records import Int64, SiteInfo, SparseCounts, StepRecord
+from hookstats.staging import Staging, event
 from hookstats.state import MOMENTS, TALLIES, identity_moments, identity_tallies
 from hookstats.tables import Counters, Table, zeros
 
@@ -46,7 +48,8 @@ class Arena:
         self.native: _hooks.Arena | None = None
         """What the C++ hooks know of all this; None where there are none."""
         if native.hooks is not None:
-            self.native = native.hooks.Arena(cpu_entry(native.hooks.PARAMS_SIZE))
+            size = native.hooks.PARAMS_SIZE
+            self.native = native.hooks.Arena(cpu_entry(size), cuda_entry(size))
         self.lock: AbstractContextManager[object] = self.native or threading.RLock()
         """So that neither a swap nor another thread comes between a fold."""
         self.infos: list[SiteInfo] = []
@@ -89,6 +92,13 @@ class Arena:
         half: _hooks.Site = native.hooks.Site(self.native, site)
         return half
 
+    def native_parameters(self) -> _hooks.Parameters | None:
+        """Room in C++ for the parameters of an optimizer; None where there are no C++ hooks."""
+        if self.native is None or native.hooks is None:
+            return None
+        parameters: _hooks.Parameters = native.hooks.Parameters(self.native)
+        return parameters
+
     def record(self, recording: bool) -> None:
         """From now on hooks are to observe, or not."""
         self.recording = recording
@@ -97,8 +107,14 @@ class Arena:
 
     def pending(self) -> int:
         """How many tensors were folded into the open step; waits for the devices."""
-        graphs = [int(shelf.graphs.folded().sum()) for shelf in self.shelves.values()]
+        shelves = [shelf for shelf in self.shelves.values() if shelf.graphs.sites]
+        graphs = [int(shelf.graphs.folded().sum()) for shelf in shelves]
         return int(self.calls.first(len(self.infos), self.front).sum()) + sum(graphs)
+
+    def is_captured(self) -> bool:
+        """Whether what the device is asked for now becomes a part of a CUDA graph."""
+        devices = {device.type for device in self.shelves}  # asking must not start CUDA
+        return "cuda" in devices and torch.cuda.is_current_stream_capturing()
 
     def discard_late(self) -> None:
         """Forget what graphs folded in while no step was recorded."""
@@ -176,10 +192,6 @@ class Accumulator:
         """Whether compiled graphs fold into it."""
         return self._graph is not None
 
-    def is_empty(self) -> bool:
-        """Whether nothing was folded into the open step."""
-        return not self._calls[self._arena.front][0]
-
     @property
     def info(self) -> SiteInfo:
         """What records say of the site; `channels` cannot be changed."""
@@ -210,7 +222,7 @@ class Snapshot:
                 shelf.rows,
                 shelf.graphs.sites.copy(),
                 shelf.graphs.collect(buffer, observed),
-                _event(shelf.device),
+                None if shelf.staging is None else event(shelf.device),
             )
             for shelf in arena.shelves.values()
         ]
@@ -222,10 +234,11 @@ class Snapshot:
         by_site = arena.calls.first(len(self._infos), buffer)
         taken: list[Taken] = []
         for part in self._parts:
-            with _aside(part.shelf.device, part.event):
-                if part.graph_sites:
-                    by_site[part.graph_sites] += part.in_graphs.cpu().numpy()
-                taken.append(part.shelf.take(part.rows, part.sites, buffer))
+            rows, in_graphs = part.shelf.take(
+                part.rows, part.sites, buffer, part.in_graphs, part.event
+            )
+            by_site[part.graph_sites] += in_graphs.numpy()
+            taken.append(rows)
             self._taken += 1
         record = StepRecord(
             step=step,
@@ -240,15 +253,15 @@ class Snapshot:
             channel_bins=arena.channel_bins,
             channel_hist=_join([part[5:8] for part in taken], int(offsets[-1])),
         )
-        return record if record.observed.all() else _observed(record)
+        record = record if record.observed.all() else _observed(record)
+        return record if len(self._parts) < 2 else joined(record)
 
     def release(self) -> None:
         """Make the buffer empty and give it back."""
         self._released = True
         try:
             for part in self._parts[self._taken :]:
-                with _aside(part.shelf.device):
-                    part.shelf.clear(part.rows, part.sites, self._buffer)
+                part.shelf.clear(part.rows, part.sites, self._buffer)
             self._arena.calls.clear(len(self._infos), self._buffer)
         finally:
             self._give_back()
@@ -281,6 +294,7 @@ class _Shelf:
         self.rows = 0
         """Channels of all sites together."""
         self.graphs = GraphStates(device)
+        self.staging = None if device.type == "cpu" else Staging(device)
 
         empty = [identity_moments(1, device), identity_tallies(1, device)]
         if channel_bins is not None:
@@ -309,19 +323,39 @@ class _Shelf:
 
         return state(0), state(1)
 
-    def take(self, rows: int, sites: int, buffer: int) -> Taken:
-        """Take the states of the first rows and sites out, which are empty then."""
+    def take(
+        self,
+        rows: int,
+        sites: int,
+        buffer: int,
+        in_graphs: Tensor,
+        behind: torch.Event | None,
+    ) -> tuple[Taken, Tensor]:
+        """Take the states of the first rows and sites out, which are empty then.
+
+        Also returns `in_graphs` on the CPU. Other devices do it all after the event `behind`.
+        """
         moments, tallies, *channel_counts = self._channels.first(rows, buffer)
         counts = self._tensors.first(sites, buffer)
         blocks = (moments, tallies, *(counts or [[]]), *(channel_counts or [[]]))
-        if self.device.type == "cpu":
-            return take_(*blocks)
-        taken = take_(*([block.cpu() for block in group] for group in blocks))
-        self.clear(rows, sites, buffer)
-        return taken
+        staging = self.staging
+        if staging is None:
+            return take_(*blocks), in_graphs
+        with staging.work(behind):
+            copies = [[staging.copy(block) for block in group] for group in blocks]
+            in_graphs = staging.copy(in_graphs)
+            self._clear(rows, sites, buffer)
+        return take_(*copies), in_graphs
 
     def clear(self, rows: int, sites: int, buffer: int) -> None:
         """Make the first rows and sites empty again."""
+        if self.staging is None:
+            self._clear(rows, sites, buffer)
+            return
+        with self.staging.work():
+            self._clear(rows, sites, buffer)
+
+    def _clear(self, rows: int, sites: int, buffer: int) -> None:
         self._channels.clear(rows, buffer)
         self._tensors.clear(sites, buffer)
 
@@ -373,26 +407,3 @@ def _keep(counts: SparseCounts, keep: NDArray[np.bool_]) -> SparseCounts:
 
 def _offsets(lengths: Int64) -> Int64:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-
-
-def _event(device: torch.device) -> torch.Event | None:
-    """An event behind all that was asked of the device so far; the CPU needs none."""
-    if device.type == "cpu":
-        return None
-    event = torch.Event(device)
-    event.record()
-    return event
-
-
-@contextmanager
-def _aside(device: torch.device, event: torch.Event | None = None) -> Iterator[None]:
-    """Work on a stream of its own, after `event`, and done when this ends."""
-    if device.type == "cpu":
-        yield
-        return
-    stream = torch.Stream(device)
-    with stream:
-        if event is not None:
-            stream.wait_event(event)
-        yield
-        stream.synchronize()

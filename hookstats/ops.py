@@ -1,4 +1,4 @@
-"""Loads the operator library: the operators, their fake kernels and fallbacks."""
+"""Loads the operator libraries: the operators, their fake kernels and fallbacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,36 @@ def _load() -> tuple[Callable[..., None], Callable[..., None]]:
         ) from None
 
 
+_REBUILD_CUDA = (
+    "where nvcc is, run `FORCE_CUDA=1 pip install .`, or, in a checkout, "
+    "`FORCE_CUDA=1 python setup.py build_ext --inplace`"
+)
+
+
+def _load_cuda() -> str | None:
+    """Load the CUDA kernels; returns why there are none, or None."""
+    if torch.version.cuda is None:  # without torch's own CUDA libraries it could not be loaded
+        return f"torch {torch.__version__} is built without CUDA"
+    found = sorted(Path(__file__).parent.glob("_cuda.*so"))
+    if not found:
+        return f"not built; {_REBUILD_CUDA}"
+    try:
+        torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]
+    except OSError as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        why = f"{found[0].name} does not fit torch {torch.__version__} ({reason}); {_REBUILD_CUDA}"
+        warnings.warn(
+            f"hookstats: no CUDA kernels, the slow PyTorch fallback serves: {why}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return why
+    return None
+
+
 _operators = _load()
+why_no_cuda = _load_cuda()
+"""Why CUDA tensors have no kernels of ours; None where they have."""
 
 update_ = _operators[0]
 """update_(x, channel_dim, moments, tallies, counts=None, bins=None, channel_counts=None,
@@ -91,8 +120,31 @@ def take_(
 
 
 def cpu_entry(params_size: int) -> int:
-    """The address of the CPU kernels' entry point; `params_size` has to be of the same build."""
+    """The address of what the C++ hooks call; `params_size` has to be of the same build."""
     return cast(int, torch.ops.hookstats.cpu_entry(params_size))
+
+
+def cuda_entry(params_size: int) -> int:
+    """The same of the CUDA kernels; 0 where there are none."""
+    if why_no_cuda is not None:
+        return 0
+    try:
+        return cast(int, torch.ops.hookstats.cuda_entry(params_size))
+    except RuntimeError as error:  # of another build than the C++ hooks
+        reason = str(error).partition("\n")[0]
+        warnings.warn(
+            f"hookstats: CUDA tensors are left to the slower Python hooks: {reason}; "
+            f"{_REBUILD_CUDA}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return 0
+
+
+def ignore_captures() -> None:
+    """Let this thread use CUDA while others capture graphs, which by default forbid it."""
+    if why_no_cuda is None:
+        torch.ops.hookstats.ignore_captures()
 
 
 _warned: set[str] = set()

@@ -22,8 +22,9 @@ call of `update_many_` folds the gradients of all its parameters in.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,9 @@ from hookstats.graph_states import State
 from hookstats.hooks import Hook
 from hookstats.ops import update_many_
 from hookstats.sites import Site
+
+if TYPE_CHECKING:
+    from hookstats import _hooks
 
 
 class StepHook(Hook):
@@ -62,7 +66,7 @@ class StepHook(Hook):
             return
         if self._arena.recording:
             self._parameters.observe(
-                (p for group in optimizer.param_groups for p in group["params"]),
+                [group["params"] for group in optimizer.param_groups],
                 self._batches,
                 getattr(optimizer, "grad_scale", None),
             )
@@ -89,22 +93,29 @@ class Parameters:
         self._watched.append(_Parameter(weakref.ref(owner), key, identity, value, gradient))
 
     def observe(
-        self, parameters: Iterable[Tensor], batches: Batches, scale: Tensor | None = None
+        self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None = None
     ) -> None:
-        """Fold in those of `parameters` that are watched, their gradients divided by `scale`.
+        """Fold in those of the parameters that are watched, their gradients divided by `scale`.
 
-        batches: of these parameters, from the step before.
+        groups: lists of parameters. batches: of these parameters, from the step before.
         """
         with self._arena.lock, DisableTorchFunction():
+            if batches.native is not None and batches.native.observe(groups, scale):
+                return
             if self._by_id is None:
                 self._by_id = {id(watched.tensor()): watched for watched in self._watched}
                 for watched in self._watched:
                     watched.check()
             try:
-                for parameter in parameters:
+                batches.native = self._arena.native_parameters()
+                for parameter in chain.from_iterable(groups):
                     found = self._by_id.get(id(parameter))
                     if found is not None and found.tensor() is parameter:
                         _collect(found, parameter, batches, scaled=scale is not None)
+                    else:
+                        found = None
+                    if batches.native is not None:
+                        _hand_on(found, parameter, batches.native)
                 batches.fold(self._arena.front, scale)
             finally:
                 batches.let_go()
@@ -112,7 +123,7 @@ class Parameters:
     def observe_all(self) -> None:
         """Fold all of them in."""
         found = [watched.tensor() for watched in self._watched]
-        self.observe((p for p in found if p is not None), self._batches)
+        self.observe([[p for p in found if p is not None]], self._batches)
 
     def look_again(self) -> None:
         """Have the next step ask the modules anew for their parameters."""
@@ -164,11 +175,23 @@ def _collect(watched: _Parameter, parameter: Tensor, batches: Batches, *, scaled
         site.counts.missing += 1
 
 
+def _hand_on(watched: _Parameter | None, parameter: Tensor, native: _hooks.Parameters) -> None:
+    """Have the C++ half know the next parameter, watched or not."""
+    if watched is None:
+        native.add(parameter)
+        return
+    value, gradient = (None if s is None else s.native for s in (watched.value, watched.gradient))
+    native.add_watched(parameter, watched.owner, watched.key, value, gradient)
+
+
 class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
     """What is collected for one call each: by device, channel dimension and whether it is scaled.
 
     They are kept from step to step, with what of a call stays the same.
     """
+
+    native: _hooks.Parameters | None = None
+    """What does it all by itself as long as parameters and gradients are like those before."""
 
     def __missing__(self, key: tuple[torch.device, int | None, bool]) -> _Batch:
         batch = self[key] = _Batch()

@@ -204,12 +204,9 @@ class Site:
         if channels == 0:
             return "no channels"
         info = SiteInfo(self.name, self.kind, channels, dim, shape, _short(dtype))
-        accumulator = self._accumulators.get(device)
-        if accumulator is not None and accumulator.info.channels != channels:
+        if any(known.info.channels != channels for known in self._accumulators.values()):
             return "other number of channels"
-        last = self.accumulator
-        if last is not None and last is not accumulator and not last.is_empty():
-            return "second device in a step"
+        accumulator = self._accumulators.get(device)
         if accumulator is None:
             accumulator = self._accumulators[device] = self._arena.accumulator(info, device)
         accumulator.info = info

@@ -237,6 +237,8 @@ class Watch:
             self._close_step()
 
     def _close_step(self) -> None:
+        if self._arena.is_captured():
+            return  # replays of the graph will close none
         step = self._step
         self._step += 1
         self._stepped.clear()

@@ -14,6 +14,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "_build"))
+
+import nvcc  # noqa: E402
+
 PACKED = (
     "_build",
     "csrc",
@@ -135,6 +139,106 @@ def test_a_missing_compiler_is_named_in_one_line(
     build = run(sys.executable, "setup.py", "-q", "build_ext", cwd=project, CXX=compiler)
     assert build.returncode == 1
     assert build.stderr.endswith(message)
+    assert "Traceback" not in build.stderr
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CUDA toolkit, as far as a build looks at it: an nvcc that copies what it is to compile."""
+    home = tmp_path / "cuda-1.2"
+    (home / "bin").mkdir(parents=True)
+    (home / "include").mkdir()
+    (home / "include" / "cuda_runtime_api.h").touch()
+    command = home / "bin" / "nvcc"
+    command.write_text(
+        "#!/bin/sh\n"
+        f"echo called >>{home}/calls\n"
+        'case "$*" in\n'
+        "  --version) echo 'Cuda compilation tools, release 1.2, V1.2.3';;\n"
+        f"  --dryrun*) echo '#$ TOP={home}' >&2;;\n"
+        "  --list-gpu-arch) printf 'compute_80\\ncompute_86\\ncompute_90\\n';;\n"
+        "  *broken*) echo 'broken.cu(1): error: no such thing' >&2; exit 1;;\n"
+        '  *) for last; do :; done; echo "$*" >"$last";;\n'
+        "esac\n"
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    return home
+
+
+def test_nvcc_is_found_where_cuda_home_says(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nvcc.find_nvcc() == nvcc.Nvcc(str(toolkit / "bin" / "nvcc"), toolkit, "1.2")
+    monkeypatch.setenv("CUDA_HOME", "/nonexistent")
+    assert nvcc.find_nvcc() is None
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("PATH", f"{toolkit / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    found = nvcc.find_nvcc()
+    assert found is not None
+    assert found.home == toolkit
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ("", ["sm_80", "sm_90+PTX"]),  # of the defaults those that this nvcc knows
+        ("9.0", ["sm_90"]),
+        ("8.0;9.0a", ["sm_80", "sm_90a"]),
+        ("8.6 10.0+PTX", ["sm_86", "sm_100+PTX"]),
+    ],
+)
+def test_the_gpus_are_those_of_the_list(
+    toolkit: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, names: list[str]
+) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", wanted)
+    found = nvcc.find_nvcc()
+    assert found is not None
+    targets = nvcc.targets(found)
+    assert list(map(str, targets)) == names
+    kept = [flag for target in targets for flag in target.flags() if "code=compute_" in flag]
+    assert len(kept) == sum("PTX" in name for name in names)
+
+
+def test_kernels_are_compiled_again_where_something_changed(toolkit: Path, tmp_path: Path) -> None:
+    found = nvcc.find_nvcc()
+    assert found is not None
+    csrc, build = tmp_path / "csrc", tmp_path / "build"
+    for name in ("core/a.h", "cuda/one.cu", "cuda/two.cu"):
+        (csrc / name).parent.mkdir(parents=True, exist_ok=True)
+        (csrc / name).touch()
+        os.utime(csrc / name, (1, 1))
+    sources = sorted(csrc.glob("cuda/*.cu"))
+
+    def compiled(*flags: str) -> int:
+        (toolkit / "calls").write_text("")
+        made = nvcc.compile_objects(found, sources, csrc, build, flags)
+        assert [file.name for file in made] == ["one.cu.o", "two.cu.o"]
+        assert all(file.is_file() for file in made)
+        return len((toolkit / "calls").read_text().split()) - 1  # without that for the defaults
+
+    assert [compiled("-O3"), compiled("-O3"), compiled("-O2")] == [2, 0, 2]
+    (csrc / "core" / "a.h").touch()
+    os.utime(csrc / "core" / "a.h", (2**32, 2**32))
+    assert compiled("-O2") == 2
+    (csrc / "cuda" / "broken.cu").touch()
+    with pytest.raises(RuntimeError, match=r"nvcc failed on broken\.cu: .*no such thing"):
+        nvcc.compile_objects(found, [csrc / "cuda" / "broken.cu"], csrc, build, ())
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"CUDA_HOME": "/nonexistent"}, "FORCE_CUDA=1, and no nvcc: install the CUDA toolkit"),
+        ({"TORCH_CUDA_ARCH_LIST": "8.0;Hopper"}, "TORCH_CUDA_ARCH_LIST has 'Hopper': expected"),
+    ],
+)
+def test_what_cannot_be_forced_ends_the_build_in_one_line(
+    project: Path, toolkit: Path, variables: dict[str, str], message: str
+) -> None:
+    command = (sys.executable, "setup.py", "-q", "build_ext")
+    build = run(*command, cwd=project, **({"FORCE_CUDA": "1"} | variables))
+    assert build.returncode == 1
+    assert build.stderr.splitlines()[-1].startswith(f"hookstats: {message}")
     assert "Traceback" not in build.stderr
 
 

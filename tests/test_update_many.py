@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import on_cuda, on_gpu
 from oracle import DTYPES, State, check, fold
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from hookstats.bins import Bins, LinearBins, LogBins
 
 UPDATES = [
     pytest.param(ops.update_many_, id="op"),
+    pytest.param(on_cuda(ops.update_many_), id="cuda", marks=on_gpu),
     pytest.param(reference.update_many_, id="reference"),
 ]
 LINEAR = LinearBins(16, -3.0, 3.0)

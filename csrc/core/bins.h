@@ -32,6 +32,10 @@ struct Bins {
   int32_t base = 0;        // first pattern of a bin; patterns below share one bin if base > 0
   int32_t magnitudes = 0;  // bins a sign
 
+  // Where the host cannot look: the tensor that describes them, float32 edges [bins + 1] or int32
+  // [3] (subdivision_bits, min_exponent, max_exponent). A kernel makes the rest from it.
+  const void* descriptor = nullptr;
+
   HOOKSTATS_HOST_DEVICE int64_t slots() const { return bins + 2; }
 };
 
@@ -71,6 +75,14 @@ inline Bins log_bins(int subdivision_bits, int min_exponent, int max_exponent) {
   const int32_t top = (max_exponent + 128) << subdivision_bits;
   b.magnitudes = top - b.base + (b.base > 0 ? 1 : 0);
   b.bins = 2 * int64_t{b.magnitudes} + 1;
+  return b;
+}
+
+inline Bins described_bins(BinKind kind, int64_t bins, const void* descriptor) {
+  Bins b;
+  b.kind = kind;
+  b.bins = bins;
+  b.descriptor = descriptor;
   return b;
 }
 

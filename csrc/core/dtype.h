@@ -88,8 +88,9 @@ HOOKSTATS_HOST_DEVICE inline double widen(int64_t x) { return static_cast<double
 HOOKSTATS_HOST_DEVICE inline double widen(uint64_t x) { return static_cast<double>(x); }
 
 // Calls `f` with a null pointer to the storage type of `dtype`: the only switch over dtypes.
+HOOKSTATS_CALLER
 template <class F>
-auto dispatch(DType dtype, F&& f) {
+HOOKSTATS_HOST_DEVICE auto dispatch(DType dtype, F&& f) {
   switch (dtype) {
     case DType::kFloat32:
       return f(static_cast<const float*>(nullptr));

@@ -1,8 +1,11 @@
-// Marks functions that compile for host and device alike.
+// Marks functions that compile for host and device alike. HOOKSTATS_CALLER: a template of those
+// that calls what it is given, which may be for either alone.
 #pragma once
 
 #if defined(__CUDACC__)
 #define HOOKSTATS_HOST_DEVICE __host__ __device__
+#define HOOKSTATS_CALLER _Pragma("nv_exec_check_disable")
 #else
 #define HOOKSTATS_HOST_DEVICE
+#define HOOKSTATS_CALLER
 #endif

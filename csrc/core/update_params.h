@@ -22,6 +22,7 @@ struct UpdateParams {
   Bins channel_bins;        // one histogram a channel, into
   int64_t* channel_counts;  // [channels, channel_bins.slots()]
   float scale = 1.0f;       // what values are divided by, as wide as core/dtype.h widens them
+  const float* device_scale = nullptr;  // the same where the host cannot look, else null
 };
 
 }  // namespace hookstats

@@ -1,26 +1,37 @@
-// What all hooks of a watch share: whether to record, into which buffer, and the lock.
+// What all hooks of a watch share: whether to record, into which buffer, by which kernels, and the
+// lock.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <Python.h>
 
 #include <atomic>
 #include <mutex>
 
-#include "core/update_params.h"
+#include "ops/kernels.h"
 
 namespace hookstats::hooks {
-
-using Update = void (*)(const UpdateParams&);
 
 // Lock order: nobody waits for `mutex` while holding the GIL. So the GIL may be taken, and Python
 // be run, under the mutex, and backward threads need no GIL at all.
 struct Arena {
-  explicit Arena(Update update_cpu) : update_cpu(update_cpu) {}
+  // `cuda`: null where CUDA tensors are Python's.
+  Arena(const Kernels& cpu, const Kernels* cuda) : cpu_(cpu), cuda_(cuda) {}
 
-  const Update update_cpu;
+  // The kernels for a tensor; none where it is Python's, as all that is captured into a graph is.
+  const Kernels* kernels(const at::Tensor& x) const {
+    if (x.is_cpu()) return &cpu_;
+    if (!x.is_cuda() || cuda_ == nullptr || cuda_->is_capturing(x.get_device())) return nullptr;
+    return cuda_;
+  }
+
   std::atomic<bool> recording{false};
   int front = 0;  // the buffer that is being filled; under the mutex
   std::recursive_mutex mutex;
+
+ private:
+  const Kernels& cpu_;
+  const Kernels* const cuda_;
 };
 
 // Locks an arena on a thread that holds the GIL.

@@ -106,7 +106,10 @@ bool ModuleHook::observe(PyObject* args) {
     const auto& [path, value, gradient] = *found;
     if (recomputation) continue;
     if (value && !value->takes(leaves[i].tensor)) return false;
-    if (gradient && (gradient->disabled || !Site::is_plain(leaves[i].tensor))) return false;
+    if (gradient && !(!gradient->disabled && Site::is_plain(leaves[i].tensor) &&
+                      arena_->kernels(leaves[i].tensor) != nullptr)) {
+      return false;
+    }
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& [path, value, gradient] = *place(i, leaves[i].path);

@@ -10,6 +10,7 @@
 #include "hooks/arena.h"
 #include "hooks/gradient.h"
 #include "hooks/module_hook.h"
+#include "hooks/parameters.h"
 #include "hooks/site.h"
 
 namespace py = pybind11;
@@ -47,10 +48,12 @@ PYBIND11_MODULE(_hooks, m) {
   m.attr("PARAMS_SIZE") = sizeof(UpdateParams);
 
   py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
-      .def(py::init([](size_t update_cpu) {
-             return std::make_shared<Arena>(reinterpret_cast<Update>(update_cpu));
+      // The addresses of Kernels; that for CUDA may be 0.
+      .def(py::init([](size_t cpu, size_t cuda) {
+             return std::make_shared<Arena>(*reinterpret_cast<const Kernels*>(cpu),
+                                            reinterpret_cast<const Kernels*>(cuda));
            }),
-           py::arg("update_cpu"))
+           py::arg("cpu"), py::arg("cuda"))
       .def_property(
           "recording", [](const Arena& a) { return a.recording.load(); },
           [](Arena& a, bool recording) { a.recording = recording; })
@@ -78,6 +81,23 @@ PYBIND11_MODULE(_hooks, m) {
             s.bind(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls);
           },
           py::arg("x"), py::arg("channel_dim"), py::arg("states"), py::arg("calls"));
+
+  py::class_<Parameters>(m, "Parameters")
+      .def(py::init<std::shared_ptr<Arena>>(), py::arg("arena"))
+      .def(
+          "add", [](Parameters& p, const py::handle& parameter) { p.add(parameter.ptr()); },
+          py::arg("parameter"))
+      .def(
+          "add_watched",
+          [](Parameters& p, const py::handle& parameter, py::object owner, py::str key,
+             std::shared_ptr<Site> value, std::shared_ptr<Site> gradient) {
+            p.add_watched(parameter.ptr(), std::move(owner), std::move(key), std::move(value),
+                          std::move(gradient));
+          },
+          py::arg("parameter"), py::arg("owner"), py::arg("key"), py::arg("value"),
+          py::arg("gradient"))
+      .def("observe", torch::wrap_pybind_function(&Parameters::observe), py::arg("groups"),
+           py::arg("scale"));
 
   m.def("await_gradient", &await_gradient, py::arg("site"), py::arg("x"));
   define_hook<OutputHook>(m, "OutputHook");

@@ -28,12 +28,19 @@ bool has_only(const at::Tensor& x, c10::DispatchKeySet keys) {
   return (x.key_set().raw_repr() & ~keys.raw_repr()) == 0;
 }
 
-Bins read_bins(const std::optional<at::Tensor>& bins, std::vector<float>& edges) {
+// Other devices' memory is for their kernels to read; `counts` tell the number of bins.
+Bins read_bins(const std::optional<at::Tensor>& bins, const std::optional<at::Tensor>& counts,
+               std::vector<float>& edges) {
   if (!bins) return {};
-  if (bins->scalar_type() == at::kFloat) {
-    const at::Tensor values = bins->cpu();
-    edges.assign(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
-    return linear_bins(edges.data(), values.numel() - 1);
+  const bool linear = bins->scalar_type() == at::kFloat;
+  if (!bins->is_cpu()) {
+    return described_bins(linear ? BinKind::kLinear : BinKind::kLog, counts->size(-1) - 2,
+                          bins->const_data_ptr());
+  }
+  if (linear) {
+    const float* values = bins->const_data_ptr<float>();
+    edges.assign(values, values + bins->numel());
+    return linear_bins(edges.data(), bins->numel() - 1);
   }
   const int32_t* values = bins->const_data_ptr<int32_t>();
   return log_bins(values[0], values[1], values[2]);
@@ -89,10 +96,12 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
                 std::array<State, 2> states, std::array<at::Tensor, 2> calls) {
   bound_.reset();
   const std::optional<DType> dtype = dtype_of(x.scalar_type());
-  if (!dtype || !x.device().is_cpu()) return;
+  const Kernels* const kernels = arena_->kernels(x);
+  if (!dtype || kernels == nullptr) return;
   int dim = -1;
   if (channel_dim) dim = static_cast<int>(*channel_dim < 0 ? *channel_dim + x.dim() : *channel_dim);
-  auto bound = std::make_unique<Bound>(Bound{x.scalar_type(),
+  auto bound = std::make_unique<Bound>(Bound{kernels,
+                                             x.scalar_type(),
                                              x.device(),
                                              x.sizes().vec(),
                                              x.strides().vec(),
@@ -106,8 +115,9 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   UpdateParams params{};
   params.dtype = *dtype;
   params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim);
-  params.tensor_bins = read_bins(bound->states[0].bins, bound->tensor_edges);
-  params.channel_bins = read_bins(bound->states[0].channel_bins, bound->channel_edges);
+  const State& first = bound->states[0];
+  params.tensor_bins = read_bins(first.bins, first.counts, bound->tensor_edges);
+  params.channel_bins = read_bins(first.channel_bins, first.channel_counts, bound->channel_edges);
   for (size_t buffer = 0; buffer < 2; ++buffer) {
     const State& state = bound->states[buffer];
     params.moments = state.moments.mutable_data_ptr<double>();
@@ -120,7 +130,7 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   bound_ = std::move(bound);
 }
 
-void Site::fold(const at::Tensor& x) {
+const UpdateParams& Site::aim(const at::Tensor& x) {
   Bound& bound = *bound_;
   UpdateParams& params = bound.params[arena_->front];
   if (x.strides() != bound.strides) {
@@ -130,8 +140,12 @@ void Site::fold(const at::Tensor& x) {
     for (UpdateParams& each : bound.params) each.view = view;
   }
   params.data = x.const_data_ptr();
-  arena_->update_cpu(params);
-  ++*bound.call_counts[arena_->front];
+  return params;
+}
+
+void Site::fold(const at::Tensor& x) {
+  bound_->kernels->update(&aim(x), 1, x.get_device());
+  count_fold();
 }
 
 void Site::receive(const at::Tensor& gradient, bool first) {

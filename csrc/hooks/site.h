@@ -17,6 +17,7 @@
 
 #include "core/update_params.h"
 #include "hooks/arena.h"
+#include "ops/kernels.h"
 
 namespace hookstats::hooks {
 
@@ -42,17 +43,22 @@ class Site {
   void skip(const char* reason) { ++skipped[reason]; }
 
   // From now on tensors of this shape, dtype and device go into `states` (by buffer), and are
-  // counted in `calls`, int64 [1] by buffer. Other devices' than the CPU's stay with Python.
+  // counted in `calls`, int64 [1] by buffer. Those of devices without kernels stay with Python.
   void bind(const at::Tensor& x, std::optional<int64_t> channel_dim, std::array<State, 2> states,
             std::array<at::Tensor, 2> calls);
 
   // Whether `fold` takes this tensor; others are Python's.
-  bool takes(const at::Tensor& x) const {
+  bool takes(const at::Tensor& x) const { return fits(x) && arena_->kernels(x) != nullptr; }
+  // Whether it does where its device has kernels now.
+  bool fits(const at::Tensor& x) const {
     return bound_ && !disabled && is_plain(x) && x.scalar_type() == bound_->dtype &&
            x.device() == bound_->device && x.sizes() == bound_->sizes;
   }
   // Folds a tensor that `takes` said yes to into the open step. Needs no GIL.
   void fold(const at::Tensor& x);
+  // The same in two parts, for whoever folds many by one call.
+  const UpdateParams& aim(const at::Tensor& x);
+  void count_fold() { ++*bound_->call_counts[arena_->front]; }
 
   // Counts a gradient that came and folds it in, `first` of its tensor or not. Without the GIL,
   // which is taken only where `takes` says no. Not under the lock.
@@ -63,6 +69,8 @@ class Site {
   // whether it did not. With or without the GIL. What is not ours to catch is thrown on.
   template <class Work>
   bool attempt(Work work);
+  // Disables the site, with a warning. With or without the GIL.
+  void fail(const std::exception& error);
 
   Arena& arena() const { return *arena_; }
 
@@ -73,6 +81,7 @@ class Site {
 
  private:
   struct Bound {
+    const Kernels* kernels;
     at::ScalarType dtype;
     at::Device device;
     std::vector<int64_t> sizes, strides;
@@ -86,7 +95,6 @@ class Site {
   };
 
   void hand_to_owner(const char* method, const at::Tensor& gradient, bool first);
-  void fail(const std::exception& error);
 
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Bound> bound_;

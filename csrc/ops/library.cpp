@@ -22,6 +22,10 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "Tensor)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
-  // The address of the function that folds UpdateParams in, for the C++ hooks.
+  // The addresses of what the C++ hooks call (ops/kernels.h); that of CUDA is in a library of its
+  // own, and so is the next.
   m.def("cpu_entry(int params_size) -> int");
+  m.def("cuda_entry(int params_size) -> int");
+  // Lets this thread use CUDA while other threads capture graphs, which by default forbid it.
+  m.def("ignore_captures() -> ()");
 }

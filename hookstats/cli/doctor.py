@@ -106,11 +106,15 @@ def _cpu() -> Finding:
 
 def _cuda() -> str:
     """Whether CUDA tensors have a kernel, and if not, why."""
-    if torch._C._dispatch_has_kernel_for_dispatch_key("hookstats::update_", "CUDA"):
-        return "yes" if torch.cuda.is_available() else "yes, but torch finds no CUDA device"
-    if torch.version.cuda is None:
-        return f"no: torch {torch.__version__} is built without CUDA"
-    return "no: not built; CUDA tensors are served by the slow PyTorch fallback"
+    try:
+        ops = importlib.import_module("hookstats.ops")
+    except ImportError:
+        return "no: they need the CPU's library"
+    if ops.why_no_cuda is not None:
+        return f"no: {ops.why_no_cuda}"
+    if not torch.cuda.is_available():
+        return "yes, but torch finds no CUDA device"
+    return f"yes, with {torch.cuda.device_count()} of {torch.cuda.get_device_name()}"
 
 
 def _native() -> str:

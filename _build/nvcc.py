@@ -1,0 +1,142 @@
+"""nvcc: found or not, for which architectures, and the objects it makes of csrc/cuda.
+
+torch's own extension builder refuses nvcc where torch is built without CUDA. The CUDA sources need
+no torch, so nvcc is called here, and the builder links what comes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+DEFAULT_ARCHITECTURES = ("8.0", "9.0", "10.0")
+"""A100, H100 and H200, B200; PTX of the last that nvcc knows serves what comes after."""
+
+
+class Nvcc(NamedTuple):
+    """An nvcc that was found."""
+
+    command: str
+    home: Path
+    """The toolkit's folder, with `include` and `lib64`."""
+    version: str
+
+
+class Target(NamedTuple):
+    """A compute capability, such as "9.0" or "9.0a", that code is made for."""
+
+    capability: str
+    ptx: bool
+    """Whether PTX is kept as well, which later devices' drivers compile."""
+
+    @property
+    def number(self) -> str:
+        return self.capability.replace(".", "")
+
+    def flags(self) -> list[str]:
+        """What tells nvcc."""
+        flags = [f"-gencode=arch=compute_{self.number},code=sm_{self.number}"]
+        if self.ptx:
+            flags.append(f"-gencode=arch=compute_{self.number},code=compute_{self.number}")
+        return flags
+
+    def __str__(self) -> str:
+        return f"sm_{self.number}" + "+PTX" * self.ptx
+
+
+def is_forced() -> bool:
+    """Whether FORCE_CUDA asks for the kernels whatever torch has."""
+    return os.environ.get("FORCE_CUDA", "0") not in ("", "0")
+
+
+def find_nvcc() -> Nvcc | None:
+    """That of CUDA_HOME or CUDA_PATH; without these, on the PATH or where toolkits are put."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    candidates = [f"{home}/bin/nvcc"] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    for command in candidates:
+        path = shutil.which(command)
+        if path is None:
+            continue
+        done = subprocess.run([path, "--version"], capture_output=True, text=True)
+        release = re.search(r"release (\d+\.\d+)", done.stdout)
+        toolkit = _home(path)
+        if done.returncode == 0 and release is not None and toolkit is not None:
+            return Nvcc(path, toolkit, release[1])
+    return None
+
+
+def _home(nvcc: str) -> Path | None:
+    # A link or a script on the PATH may stand for the toolkit's own: --dryrun tells its folder.
+    done = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", "-"], capture_output=True, text=True)
+    top = re.search(r"^#\$ TOP=(.+)$", done.stderr, re.MULTILINE)
+    home = Path(top[1]).resolve() if top else Path(nvcc).resolve().parents[1]
+    return home if (home / "include" / "cuda_runtime_api.h").is_file() else None
+
+
+def targets(nvcc: Nvcc) -> list[Target]:
+    """Those of TORCH_CUDA_ARCH_LIST, such as "8.0;9.0+PTX", else those of the defaults that nvcc
+    knows. Ends the build where the list has something else.
+    """
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
+    if wanted:
+        found = []
+        for entry in wanted:
+            match = re.fullmatch(r"(\d+\.\d[af]?)(\+PTX)?", entry)
+            if match is None:
+                raise SystemExit(
+                    f"hookstats: TORCH_CUDA_ARCH_LIST has {entry!r}: expected compute capabilities "
+                    "such as '8.0;9.0+PTX'"
+                )
+            found.append(Target(match[1], match[2] is not None))
+        return found
+    done = subprocess.run([nvcc.command, "--list-gpu-arch"], capture_output=True, text=True)
+    known = [
+        capability
+        for capability in DEFAULT_ARCHITECTURES
+        if f"compute_{capability.replace('.', '')}" in done.stdout.split()
+    ]
+    return [Target(capability, ptx=capability == known[-1]) for capability in known]
+
+
+def compile_objects(
+    nvcc: Nvcc, sources: Sequence[Path], include: Path, build: Path, flags: Iterable[str]
+) -> list[Path]:
+    """The objects of `sources` in `build`, compiled anew where anything they are made of changed.
+
+    Raises:
+        RuntimeError: with what nvcc said, where it failed.
+    """
+    depends = [*include.glob("core/*"), *include.glob("cuda/*")]
+    newest = max(file.stat().st_mtime for file in depends)
+    made_for = targets(nvcc)
+    gencode = [flag for target in made_for for flag in target.flags()]
+    jobs = int(os.environ.get("MAX_JOBS", 0)) or os.cpu_count() or 1
+    common = [nvcc.command, f"-I{include}", *flags, *gencode, f"--threads={min(jobs, 4)}", "-c"]
+    build.mkdir(parents=True, exist_ok=True)
+
+    def compiled(source: Path) -> Path:
+        output = build / f"{source.stem}.cu.o"
+        command = [*common, str(source), "-o", str(output)]
+        said = output.with_suffix(".command")
+        is_made = output.is_file() and said.is_file() and output.stat().st_mtime > newest
+        if is_made and said.read_text() == shlex.join(command):
+            return output
+        print(shlex.join(command), flush=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(done.stdout + done.stderr, end="", flush=True)
+        if done.returncode != 0:
+            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            raise RuntimeError(f"nvcc failed on {source.name}: {lines[0] if lines else 'silently'}")
+        said.write_text(shlex.join(command))
+        return output
+
+    # Each nvcc has its architectures compiled side by side, too.
+    with ThreadPoolExecutor(max(1, jobs // 4)) as pool:
+        return list(pool.map(compiled, sources))

@@ -1,0 +1,111 @@
+"""python -m bench.cuda: measures the CUDA kernels, and writes one JSON file and one table.
+
+Run by `make gpu-check`. Exit code: 0 whatever the figures are, as long as all results were right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hookstats as hs
+from bench.cuda.results import Row, as_json, as_table
+from bench.cuda.sections import SECTIONS, Scale, free
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the figures depend on besides the code."""
+    found: dict[str, Any] = {"hookstats": hs.__version__, "torch": torch.__version__}
+    if device.type != "cuda":
+        return {"device": f"{platform.machine()} CPU", **found}
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        driver = said.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = "unknown"
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "device": properties.name,
+        "driver": driver,
+        **found,
+        "cuda": torch.version.cuda,
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+    }
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cuda", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/gpu-check"))
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="tiny tensors, on any device: shows that it runs, and measures nothing",
+    )
+    parser.add_argument(
+        "--sections",
+        nargs="+",
+        choices=[section.__name__ for section in SECTIONS],
+        default=[section.__name__ for section in SECTIONS],
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no section after that many"
+    )
+    parser.add_argument("--note", action="append", default=[], help="what the result is to say")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure, print and write."""
+    options = arguments(given)
+    device: torch.device = options.device
+    if device.type != "cuda" and not options.smoke:
+        raise SystemExit(f"--device {device}: expected cuda, or --smoke, which measures nothing")
+    scale = Scale(device)
+    notes = list(options.note)
+    if options.smoke:
+        notes.append("a smoke run: tiny tensors, and no figure here is a measurement")
+        scale = Scale(device, 1 << 18, 2, 2, False, 20, 1 << 16, 128, 64, 10)
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    facts = machine(device)
+    if device.type == "cuda":
+        torch.cuda._sleep(1_000_000_000)  # half a second, in which the clocks rise
+    start = time.perf_counter()
+    for section in SECTIONS:
+        if section.__name__ not in options.sections:
+            continue
+        began = time.perf_counter()
+        if began - start > options.seconds:
+            notes.append(f"{section.__name__}: not measured, time ran out")
+            continue
+        rows += section(scale)
+        free(device)
+        print(f"bench.cuda: {section.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
+        # After each, so that one that fails or is killed takes no other along.
+        write(options.out, facts, rows, notes)
+    write(options.out, facts, rows, notes)
+    print((options.out / "gpu-check.md").read_text())
+    return 0
+
+
+def write(out: Path, facts: dict[str, Any], rows: list[Row], notes: list[str]) -> None:
+    """The JSON file and the table, of what there is so far."""
+    report = json.dumps(as_json(facts, rows, notes), indent=1)
+    (out / "gpu-check.json").write_text(report + "\n")
+    (out / "gpu-check.md").write_text(as_table(facts, rows, notes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

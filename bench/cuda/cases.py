@@ -1,0 +1,91 @@
+"""What is measured: layouts of tensors, what is in them, and what is asked of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hookstats import LinearBins, LogBins
+
+CHANNEL_BINS = LinearBins(64, -4.0, 4.0)
+BINS = LogBins(3)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A shape, contiguous, and which of its dimensions has the channels."""
+
+    name: str
+    shape: tuple[int, ...]
+    channel_dim: int | None
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.channel_dim is None else self.shape[self.channel_dim]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape in which every channel has a dimension of its own."""
+        return (1, prod(self.shape)) if self.channel_dim is None else self.shape
+
+
+@dataclass(frozen=True)
+class What:
+    """The histograms that are asked for besides moments, least, greatest and tallies."""
+
+    name: str
+    channel_bins: LinearBins | None = None
+    bins: LogBins | None = None
+
+
+MOMENTS = What("moments")
+CHANNELS = What("+ 64 bins a channel", CHANNEL_BINS)
+ALL = What("+ log bins a tensor", CHANNEL_BINS, BINS)
+WHATS = (MOMENTS, CHANNELS, ALL)
+
+
+def layouts(elements: int) -> list[Layout]:
+    """Those of the regimes, of about so many elements each, a power of two of 2**18 or more."""
+    found = [Layout("whole tensor", (elements,), None)]
+    for channels in (64, 256, 1024, 4096, 16384):
+        batch = 8
+        found.append(
+            Layout(f"(N, L, {channels})", (batch, elements // channels // batch, channels), 2)
+        )
+    for channels in (64, 256, 512, 2048):
+        side = 16
+        images = max(1, elements // channels // side**2)
+        found.append(Layout(f"(N, {channels}, H, W)", (images, channels, side, side), 1))
+    found.append(Layout("rows of 4096", (elements // 4096, 4096), 0))
+    return found
+
+
+CONTENTS = ("normal", "constant", "99% zero", "heavy-tailed", "1% NaN")
+
+
+def values(content: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Values [elements], the same in every run."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal() -> Tensor:
+        return torch.randn(elements, generator=generator, device=device)
+
+    def chosen(share: float) -> Tensor:
+        return torch.rand(elements, generator=generator, device=device) < share
+
+    if content == "normal":
+        x = normal()
+    elif content == "constant":
+        x = torch.full((elements,), 0.75, device=device)
+    elif content == "99% zero":
+        x = normal().masked_fill_(chosen(0.99), 0.0)
+    elif content == "heavy-tailed":  # Student's t with one degree of freedom
+        x = normal().div_(normal())
+    elif content == "1% NaN":
+        x = normal().masked_fill_(chosen(0.01), torch.nan)
+    else:
+        raise ValueError(f"content = {content!r}: expected one of {', '.join(CONTENTS)}")
+    return x.to(dtype)

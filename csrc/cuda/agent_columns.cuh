@@ -1,0 +1,252 @@
+// Channels lie side by side: channels last, (N, L, C), biases. A thread owns kOwned neighbouring
+// channels, their sums in registers, and walks down the rows; a block is `slots.divisor` threads
+// wide.
+#pragma once
+
+#include "cuda/counting.cuh"
+#include "cuda/fold.cuh"
+#include "cuda/source.cuh"
+
+namespace hookstats::cuda {
+
+template <class Source, bool kCounts>
+class Columns {
+  using Real = typename Source::Real;
+  static constexpr int kRows = Source::kRows;
+  using Values = typename Source::template Values<kOwned>;
+
+ public:
+  // Counters of a slot: one a channel of the block.
+  static HOOKSTATS_DEVICE int32_t channel_pitch(const Common&, const Item& item) {
+    return static_cast<int32_t>(item.slots.divisor) * kOwned;
+  }
+
+  HOOKSTATS_DEVICE Columns(const Common& common, const Item& item, const Dim* outer,
+                           const Histogram& tensor, const Histogram& channels)
+      : common_(common),
+        item_(item),
+        outer_(outer),
+        scale_(common),
+        tensor_(tensor),
+        channels_(channels),
+        across_(static_cast<int>(item.slots.divisor)),
+        width_(across_ * kOwned),
+        down_(block_threads() / across_),
+        column_(thread_index() % across_),
+        row_(thread_index() / across_),
+        row_stride_(item.outer_dims == 1 ? outer[0].stride : 0) {}
+
+  // The pieces that are this block's, the `block`-th of the item's.
+  HOOKSTATS_DEVICE void run(int block, Channel* scratch) {
+    const int64_t pieces = int64_t{item_.groups} * item_.row_splits;
+    for (int64_t piece = block; piece < pieces; piece += item_.blocks) {
+      const int group = static_cast<int>(piece % item_.groups);
+      const int split = static_cast<int>(piece / item_.groups);
+      begin_ = int64_t{group} * width_;
+      first_row_ = split * item_.row_step;
+      const int64_t left = item_.outer_size - first_row_;
+      rows_ = static_cast<uint32_t>(left < item_.row_step ? left : item_.row_step);
+      find_channels();
+      run_piece(group, split, scratch);
+    }
+  }
+
+ private:
+  // Channel i of the thread, in the block: side by side in a vector, else across the threads, so
+  // that neighbours read neighbours.
+  HOOKSTATS_DEVICE int64_t owned(int i) const {
+    return Source::kVectors ? column_ * kOwned + i : i * across_ + column_;
+  }
+
+  HOOKSTATS_DEVICE void find_channels() {
+    exist_ = 0;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kOwned; ++i) {
+      if (row_ < down_ && begin_ + owned(i) < item_.channels) exist_ |= 1u << i;
+    }
+    const int64_t stride = Source::kVectors ? 1 : across_;
+    offset_ = (begin_ + owned(0)) * item_.channel_stride;
+    stride_ = stride * item_.channel_stride;
+  }
+
+  HOOKSTATS_DEVICE Values read(uint32_t row) const {
+    const int64_t index = first_row_ + row;
+    int64_t offset = offset_ + index * row_stride_;
+    if constexpr (!Source::kVectors) {
+      if (item_.outer_dims > 1) offset += offset_of_many(outer_, item_.outer_dims, index);
+    }
+    return Source::read_channels(common_, item_.data, offset, stride_, row < rows_ ? exist_ : 0);
+  }
+
+  HOOKSTATS_DEVICE void widen_all(const Values& values, Real (&x)[kOwned]) const {
+    Source::widen_all(common_, scale_, values, x);
+  }
+
+  // The mean of each channel over the first rows of some of the block's threads; all call it.
+  HOOKSTATS_DEVICE void find_shift(Real (&shift)[kOwned], Real* samples) const {
+    int sampled = 1;
+    while (2 * sampled <= down_ && sampled < kSampled) sampled *= 2;
+    if (row_ < sampled) {
+      Real rows[kOwned][kRows], x[kOwned];
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        widen_all(read(static_cast<uint32_t>(i * down_ + row_)), x);
+        HOOKSTATS_UNROLL
+        for (int c = 0; c < kOwned; ++c) rows[c][i] = x[c];
+      }
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) {
+        samples[row_ * width_ + c * across_ + column_] = tree_mean(rows[c]);
+      }
+    }
+    sync_block();
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) {
+      const Real* const column = samples + c * across_ + column_;
+      Real all[kSampled];
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kSampled; ++i) all[i] = column[i % sampled * width_];
+      const Real mean = tree_mean(all);
+      shift[c] = is_finite(mean) ? mean : Real{0};
+    }
+    sync_block();
+  }
+
+  HOOKSTATS_DEVICE void run_piece(int group, int split, Channel* scratch) {
+    Sums<Real> sums[kOwned];
+    Real shift[kOwned];
+    find_shift(shift, reinterpret_cast<Real*>(scratch));
+    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
+    uint32_t first = 0;
+    while (first < rows_) {
+      HOOKSTATS_NO_UNROLL
+      for (int tile = 0; tile < kAdditions / kRows && first < rows_; ++tile, first += step) {
+        sum_rows(sums, shift, first);
+      }
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) sums[c].spill();
+    }
+    if (kCounts && channels_.table != nullptr) {
+      sync_block();
+      add_channel_tables();
+    }
+    HOOKSTATS_NO_UNROLL
+    for (int c = 0; c < kOwned; ++c) {
+      Sums<Real> channel_sums = pick(sums, c);
+      double wide_shift = static_cast<double>(pick(shift, c));
+      if (!channel_sums.trusted()) {
+        wide_shift = channel_sums.mean(wide_shift);
+        sum_again(c, wide_shift).replace(channel_sums);
+      }
+      merge_rows(scratch, channel_sums.channel(wide_shift), row_, column_, across_, down_);
+      const int64_t channel = begin_ + owned(c);
+      if (row_ != 0 || channel >= item_.channels) continue;
+      Channel seen = scratch[column_];
+      seen.nan = rows_ - seen.count - seen.posinf - seen.neginf;
+      if (item_.row_splits == 1) {
+        fold(item_, channel, seen);
+      } else {
+        item_.partials[split * item_.channels + channel] = seen;
+      }
+    }
+    sync_block();  // before scratch is used again
+    if (item_.row_splits == 1) return;
+    if (last_of(item_.tickets + group, item_.row_splits)) {
+      const int64_t left = item_.channels - begin_;
+      fold_partials(item_, begin_, left < width_ ? static_cast<int>(left) : width_, scratch);
+    }
+  }
+
+  HOOKSTATS_DEVICE void sum_rows(Sums<Real> (&sums)[kOwned], const Real (&shift)[kOwned],
+                                 uint32_t first) const {
+    Values values[kRows];
+    Real x[kOwned];
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      values[i] = read(first + static_cast<uint32_t>(i * down_ + row_));
+    }
+    const Real finite_before = finite(sums);
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      widen_all(values[i], x);
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) sums[c].add(x[c], shift[c]);
+      if (kCounts) count_all(x);
+    }
+    if (finite(sums) - finite_before == kRows * kOwned) return;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      Source::forget_widened(values[i]);
+      widen_all(values[i], x);
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) sums[c].add_infinity(x[c]);
+    }
+  }
+
+  static HOOKSTATS_DEVICE Real finite(const Sums<Real> (&sums)[kOwned]) {
+    Real finite = 0;
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) finite += sums[c].finite;
+    return finite;
+  }
+
+  HOOKSTATS_DEVICE WideSums sum_again(int c, double shift) const {
+    WideSums sums;
+    HOOKSTATS_NO_UNROLL
+    for (uint32_t row = static_cast<uint32_t>(row_); row < rows_;
+         row += static_cast<uint32_t>(down_)) {
+      Real x[kOwned];
+      widen_all(read(row), x);
+      sums.add(static_cast<double>(pick(x, c)), shift);
+    }
+    return sums;
+  }
+
+  HOOKSTATS_DEVICE void count_all(const Real (&x)[kOwned]) const {
+    if (tensor_.on()) {
+      const int32_t copy = lane() & (tensor_.pitch - 1);
+      int64_t* const state = item_.tensor_counts;
+      count(tensor_, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
+    }
+    if (channels_.on()) {
+      count(
+          channels_, x, item_.repeat, [&](int c) { return c * across_ + column_; },
+          [&](int c) {
+            return item_.channel_counts + (begin_ + owned(c)) * channels_.bins.slots();
+          });
+    }
+  }
+
+  // Four slots of a channel at a time: their sector of the state is written once.
+  HOOKSTATS_DEVICE void add_channel_tables() const {
+    constexpr int kTogether = 4;
+    const int slots = static_cast<int>(channels_.bins.slots());
+    const int all = (slots + kTogether - 1) / kTogether * kTogether * width_;
+    for (int i = thread_index(); i < all; i += block_threads()) {
+      const int slot = i / (kTogether * width_) * kTogether + i % kTogether;
+      const int place = i / kTogether % width_;
+      if (slot >= slots) continue;
+      uint32_t& counter = channels_.table[slot * width_ + place];
+      if (counter == 0) continue;
+      const int across = place % across_, down = place / across_;
+      const int64_t channel = begin_ + (Source::kVectors ? across * kOwned + down : place);
+      add_global(item_.channel_counts + channel * slots + slot, int64_t{counter} * item_.repeat);
+      counter = 0;
+    }
+  }
+
+  static constexpr int kSampled = 8;  // threads: with their rows, 64 elements a channel
+
+  const Common& common_;
+  const Item& item_;
+  const Dim* outer_;
+  Scale scale_;
+  Histogram tensor_, channels_;
+  int across_, width_, down_, column_, row_;
+  int64_t row_stride_;
+  // The piece at hand.
+  int64_t begin_ = 0, first_row_ = 0, offset_ = 0, stride_ = 0;
+  uint32_t rows_ = 0, exist_ = 0;
+};
+
+}  // namespace hookstats::cuda

@@ -1,0 +1,234 @@
+// Elements of one channel lie side by side: whole tensors, channels first, rows. A team, a warp or
+// a block, takes a piece of a channel, a vector a thread at a time.
+#pragma once
+
+#include "cuda/counting.cuh"
+#include "cuda/fold.cuh"
+#include "cuda/source.cuh"
+
+namespace hookstats::cuda {
+
+template <class Source, bool kCounts>
+class Runs {
+  using Real = typename Source::Real;
+  static constexpr int kElements = Source::kElements;
+  using Values = typename Source::template Values<kElements>;
+
+ public:
+  // Counters of a slot of a channel's table: copies would be too much for a table a warp.
+  static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item& item) {
+    return item.teams > 1 ? 1 : common.shared.channel_copies;
+  }
+
+  HOOKSTATS_DEVICE Runs(const Common& common, const Item& item, const Dim* outer,
+                        const Histogram& tensor, const Histogram& channels)
+      : common_(common),
+        item_(item),
+        outer_(outer),
+        scale_(common),
+        tensor_(tensor),
+        channels_(channels),
+        team_threads_(block_threads() / item.teams),
+        team_(thread_index() / team_threads_),
+        thread_(thread_index() % team_threads_),
+        element_size_(Source::element_size(common)) {
+    if (kCounts && channels_.table != nullptr) {
+      channels_.table += team_ * channels_.bins.slots() * channels_.pitch;
+    }
+  }
+
+  // The pieces that are this block's, the `block`-th of the item's; there are fewer than 2^31.
+  HOOKSTATS_DEVICE void run(int block, Channel* scratch) {
+    const uint32_t teams = static_cast<uint32_t>(item_.teams);
+    const uint32_t pieces = static_cast<uint32_t>(item_.groups * item_.splits());
+    for (uint32_t first = static_cast<uint32_t>(block) * teams; first < pieces;
+         first += static_cast<uint32_t>(item_.blocks) * teams) {
+      const uint32_t piece = first + static_cast<uint32_t>(team_);
+      if (teams == 1) {
+        run_block(piece_at(piece), scratch);
+      } else if (piece < pieces) {
+        run_warp(piece_at(piece));
+      }
+    }
+  }
+
+ private:
+  // `rows` rows of `length` elements, each `slots.divisor` slots.
+  struct Piece {
+    uintptr_t address;  // of the first row, but for dimensions beyond one
+    int64_t row_bytes, row;
+    uint32_t channel, rows, length, slots;
+    int split;
+  };
+
+  HOOKSTATS_DEVICE Piece piece_at(uint32_t index) const {
+    const uint32_t splits = static_cast<uint32_t>(item_.splits());
+    Piece p;
+    p.channel = index / splits;
+    p.split = static_cast<int>(index % splits);
+    p.row = (p.split / item_.inner_splits) * item_.row_step;
+    const int64_t rows_left = item_.outer_size - p.row;
+    p.rows = static_cast<uint32_t>(rows_left < item_.row_step ? rows_left : item_.row_step);
+    const int64_t inner = (p.split % item_.inner_splits) * item_.inner_step;
+    const int64_t left = item_.inner_size - inner;
+    p.length = static_cast<uint32_t>(left < item_.inner_step ? left : item_.inner_step);
+    p.slots = p.rows * item_.slots.divisor;
+    p.row_bytes = item_.outer_dims == 1 ? outer_[0].stride * element_size_ : 0;
+    const int64_t offset = p.channel * item_.channel_stride + inner * item_.inner_stride;
+    p.address = reinterpret_cast<uintptr_t>(item_.data) +
+                static_cast<uintptr_t>(offset * element_size_ + p.row * p.row_bytes);
+    return p;
+  }
+
+  HOOKSTATS_DEVICE Values read(const Piece& p, uint32_t slot) const {
+    uint32_t row = 0, column = slot;
+    if (p.rows > 1) {
+      row = item_.slots.quotient(slot);
+      column = slot - row * item_.slots.divisor;
+    }
+    uintptr_t begin = p.address + static_cast<uintptr_t>(row * p.row_bytes);
+    if constexpr (Source::kVectors) {
+      // In bytes from where vectors begin; a piece's part of a row has fewer than 2^31.
+      const uint32_t skew = static_cast<uint32_t>(begin & 15), at = column * 16;
+      const uint32_t bytes = p.length * static_cast<uint32_t>(element_size_);
+      const uint32_t end = slot < p.slots ? skew + bytes : 0;
+      return Source::read_run(common_, begin - skew + at, begin, begin - skew + end,
+                              at >= skew && at + 16 <= end);
+    } else {
+      if (item_.outer_dims > 1 && slot < p.slots) {
+        const int64_t offset = offset_of_many(outer_, item_.outer_dims, p.row + row);
+        begin += static_cast<uintptr_t>(offset * element_size_);
+      }
+      const uintptr_t ahead = static_cast<uintptr_t>(column * item_.inner_stride * element_size_);
+      return Source::read_run(common_, begin + ahead, slot < p.slots && column < p.length);
+    }
+  }
+
+  HOOKSTATS_DEVICE void widen_all(const Values& values, Real (&x)[kElements]) const {
+    Source::widen_all(common_, scale_, values, x);
+  }
+
+  // What this warp has of the piece; every lane gets it. NaN are counted by the caller.
+  HOOKSTATS_DEVICE Channel sum(const Piece& p) {
+    Sums<Real> sums;
+    Real shift = 0;
+    const uint32_t step = static_cast<uint32_t>(team_threads_) * kInFlight;
+    for (uint32_t first = 0; first < p.slots; first += step) {
+      Values values[kInFlight];
+      Real x[kElements];
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        values[i] = read(p, first + static_cast<uint32_t>(i * team_threads_ + thread_));
+      }
+      if (first == 0) {
+        widen_all(values[0], x);
+        shift = warp_mean(tree_mean(x));
+      }
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        widen_all(values[i], x);
+        HOOKSTATS_UNROLL
+        for (int e = 0; e < kElements; ++e) sums.add(x[e], shift);
+        if (kCounts) count_all(p, x);
+      }
+      const bool all_finite = sums.finite == kInFlight * kElements;
+      sums.spill();
+      if (all_finite) continue;
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        Source::forget_widened(values[i]);
+        widen_all(values[i], x);
+        HOOKSTATS_UNROLL
+        for (int e = 0; e < kElements; ++e) sums.add_infinity(x[e]);
+      }
+    }
+    sums.reduce_warp();
+    double wide_shift = static_cast<double>(shift);
+    if (!sums.trusted()) {
+      wide_shift = sums.mean(wide_shift);
+      sum_again(p, wide_shift).replace(sums);
+    }
+    return sums.channel(wide_shift);
+  }
+
+  HOOKSTATS_DEVICE WideSums sum_again(const Piece& p, double shift) const {
+    WideSums sums;
+    HOOKSTATS_NO_UNROLL
+    for (uint32_t slot = static_cast<uint32_t>(thread_); slot < p.slots;
+         slot += static_cast<uint32_t>(team_threads_)) {
+      Real x[kElements];
+      widen_all(read(p, slot), x);
+      HOOKSTATS_UNROLL
+      for (int e = 0; e < kElements; ++e) sums.add(static_cast<double>(x[e]), shift);
+    }
+    sync_warp();
+    sums.reduce_warp();
+    return sums;
+  }
+
+  HOOKSTATS_DEVICE void count_all(const Piece& p, const Real (&x)[kElements]) const {
+    const auto count_in = [&](const Histogram& h, int64_t* state) {
+      if (!h.on()) return;
+      const int32_t copy = lane() & (h.pitch - 1);
+      count(h, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
+    };
+    count_in(tensor_, item_.tensor_counts);
+    count_in(channels_, state(p));
+  }
+
+  HOOKSTATS_DEVICE int64_t* state(const Piece& p) const {
+    return item_.channel_counts + p.channel * channels_.bins.slots();
+  }
+
+  HOOKSTATS_DEVICE void add_channel_table(const Piece& p) const {
+    if (!kCounts || channels_.table == nullptr) return;
+    add_table(channels_.table, channels_.bins.slots(), channels_.pitch, state(p), item_.repeat,
+              thread_, team_threads_);
+  }
+
+  HOOKSTATS_DEVICE void count_nan(const Piece& p, Channel& seen) const {
+    seen.nan = int64_t{p.rows} * p.length - seen.count - seen.posinf - seen.neginf;
+  }
+
+  HOOKSTATS_DEVICE void run_warp(const Piece& p) {
+    Channel seen = sum(p);
+    sync_warp();
+    add_channel_table(p);
+    sync_warp();
+    count_nan(p, seen);
+    if (lane() == 0) fold(item_, p.channel, seen);
+  }
+
+  HOOKSTATS_DEVICE void run_block(const Piece& p, Channel* scratch) {
+    const Channel mine = sum(p);
+    if (lane() == 0) scratch[warp()] = mine;
+    sync_block();
+    add_channel_table(p);
+    if (thread_index() == 0) {
+      Channel seen = scratch[0];
+      for (int w = 1; w < block_threads() / kWarp; ++w) merge(seen, scratch[w]);
+      count_nan(p, seen);
+      if (item_.splits() == 1) {
+        fold(item_, p.channel, seen);
+      } else {
+        item_.partials[p.split * item_.channels + p.channel] = seen;
+      }
+    }
+    if (item_.splits() > 1) {
+      if (last_of(item_.tickets + p.channel, item_.splits())) {
+        fold_partials(item_, p.channel, 1, scratch);
+      }
+    }
+    sync_block();
+  }
+
+  const Common& common_;
+  const Item& item_;
+  const Dim* outer_;
+  Scale scale_;
+  Histogram tensor_, channels_;
+  int team_threads_, team_, thread_;
+  int64_t element_size_;
+};
+
+}  // namespace hookstats::cuda

@@ -1,0 +1,217 @@
+// Histograms: bins as a block holds them, the slot of a value, and the tables it is counted in.
+#pragma once
+
+#include "core/bins.h"
+#include "cuda/primitives.cuh"
+#include "cuda/sums.cuh"
+#include "cuda/table.h"
+
+namespace hookstats::cuda {
+
+// One histogram, of the tensor or of each channel. Its table is in shared memory if there is room:
+// 32-bit counters, `pitch` of them a slot; else values are counted in the state itself.
+struct Histogram {
+  Bins bins;
+  const float* edges = nullptr;  // bins.edges where they are in shared memory
+  uint32_t* table = nullptr;
+  int32_t pitch = 1;
+  uint32_t* unread = nullptr;  // a counter of no slot, if there is a table; the next is of zeros
+  bool patterns = false;       // the table is of the values' top bits, not of slots
+
+  HOOKSTATS_DEVICE bool on() const { return bins.kind != BinKind::kNone; }
+};
+
+HOOKSTATS_DEVICE float next_float(float x) {
+  const uint32_t bits = bits_from_float(x);
+  if ((bits & 0x7fffffffu) == 0) return float_from_bits(1);
+  return float_from_bits(bits >> 31 == 0 ? bits + 1 : bits - 1);
+}
+
+// The bins of a block, with the edges in its shared memory if they have room there; all threads
+// call it. Without room `edges` stays null, and `slot_in_memory` looks them up.
+HOOKSTATS_DEVICE Bins block_bins(const Bins& given, float* edges) {
+  Bins b = given;
+  if (b.kind == BinKind::kNone || (b.descriptor == nullptr && b.kind == BinKind::kLog)) return b;
+  if (b.kind == BinKind::kLog) {
+    const int32_t* const d = static_cast<const int32_t*>(b.descriptor);
+    const int32_t subdivision_bits = load(d), min_exponent = load(d + 1);
+    b.shift = 23 - subdivision_bits;
+    b.base = (min_exponent + 127) << subdivision_bits;
+    b.magnitudes = static_cast<int32_t>(b.bins - 1) / 2;
+    return b;
+  }
+  // Edges that the host read have their last one moved up already; see core/bins.h.
+  const bool moved = b.descriptor == nullptr;
+  const float* const source = moved ? b.edges : static_cast<const float*>(b.descriptor);
+  b.edges = edges;
+  b.lo = load(source);
+  if (!moved) b.hi = load(source + b.bins);
+  if (edges == nullptr) {
+    b.edges = source;
+    return b;
+  }
+  const double width = (static_cast<double>(b.hi) - b.lo) / static_cast<double>(b.bins);
+  b.scale = static_cast<float>(1.0 / width);
+  // What `nearest_edge` multiplies by has to be a normal number, and x - lo one below infinity.
+  bool off = !(b.scale > 1e-37f && b.scale < 1e37f && width * b.bins < 1e37);
+  for (int i = thread_index(); i <= b.bins; i += block_threads()) {
+    const bool last = i == b.bins;
+    const float edge = last ? b.hi : load(source + i);
+    off |= !(std::fabs(edge - (b.lo + width * i)) < 0.25 * width);
+    edges[i] = last ? next_float(b.hi) : edge;
+  }
+  b.uniform = !any_in_block(off) && b.bins < (1 << 20);
+  return b;
+}
+
+// See core/bins.h for what the nearest edge settles. In fp32 it takes no comparisons: the unit that
+// makes them has more to do.
+HOOKSTATS_DEVICE int32_t nearest_edge(const Bins& b, float x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float bins = static_cast<float>(b.bins);
+  const float share = saturate((x - b.lo) * (b.scale / bins));
+  return static_cast<int32_t>(bits_from_float(std::fma(share, bins, kMagic)) -
+                              bits_from_float(kMagic));
+}
+HOOKSTATS_DEVICE int32_t nearest_edge(const Bins& b, double x) {
+  const double guess = (x - static_cast<double>(b.lo)) * static_cast<double>(b.scale) + 0.5;
+  return static_cast<int32_t>(std::fmin(std::fmax(guess, 0.0), static_cast<double>(b.bins)));
+}
+
+template <class Real>
+HOOKSTATS_DEVICE int32_t uniform_slot(const Bins& b, const float* edges, Real x) {
+  const int32_t edge = nearest_edge(b, x);
+  return edge + (x >= static_cast<Real>(edges[edge]) ? 1 : 0);
+}
+
+// core's `log_slot` without branches, from the slot of zero on.
+HOOKSTATS_DEVICE int32_t log_slot_from_zero(const Bins& b, float x) {
+  const int32_t bits = static_cast<int32_t>(bits_from_float(x));
+  int32_t m = ((bits & 0x7fffffff) >> b.shift) - b.base + (b.base > 0 ? 1 : 0);
+  m = m < 0 ? 0 : m;
+  m = (m > b.magnitudes ? b.magnitudes : m) + 1;
+  const int32_t signed_m = bits < 0 ? -m : m;
+  return x == 0.0f ? 0 : signed_m;
+}
+
+template <class Real>
+HOOKSTATS_DEVICE int64_t block_slot(const Bins& b, Real x) {
+  if (b.kind == BinKind::kLog || !b.uniform) return slot(b, x);
+  if (x > static_cast<Real>(b.hi)) return b.bins + 1;
+  return uniform_slot(b, b.edges, x);
+}
+
+// The same by edges as the tensor that describes them has them: the last one is not moved up.
+template <class Real>
+HOOKSTATS_DEVICE int64_t slot_in_memory(const Bins& b, Real x) {
+  if (b.kind == BinKind::kLog) return slot(b, x);
+  if (x > static_cast<Real>(b.hi)) return b.bins + 1;
+  int64_t low = 0, high = b.bins;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (x >= static_cast<Real>(load(b.edges + middle))) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Any finite value into any table, or without one into the state itself.
+template <class Real>
+HOOKSTATS_DEVICE void count_any(const Bins& bins, uint32_t* counters, int32_t pitch, Real x,
+                                int64_t* state, int64_t repeat) {
+  if (counters != nullptr) {
+    add_shared(counters + block_slot(bins, x) * pitch, 1);
+  } else {
+    add_global(state + slot_in_memory(bins, x), repeat);
+  }
+}
+HOOKSTATS_OUT_OF_LINE void count_double(Bins bins, uint32_t* counters, int32_t pitch, double x,
+                                        int64_t* state, int64_t repeat) {
+  count_any(bins, counters, pitch, x, state, repeat);
+}
+
+// Counts the finite ones of N values. Value i goes to counter `offset(i)` of its slot, or without a
+// table to `state(i)`.
+template <class Real, int N, class Offset, class State>
+HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repeat, Offset&& offset,
+                            State&& state) {
+  if constexpr (sizeof(Real) == sizeof(float)) {
+    // What is not finite is counted too, where nobody looks: a select costs less than a branch.
+    if (h.patterns) {
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < N; ++i) {
+        uint32_t* const counter = h.table + (bits_from_float(x[i]) >> h.bins.shift);
+        uint32_t* const finite = x[i] == 0.0f ? h.unread + 1 : counter;
+        add_shared(is_finite(x[i]) ? finite : h.unread, 1);
+      }
+      return;
+    }
+    if (h.table != nullptr && h.bins.kind == BinKind::kLog) {
+      uint32_t* const zeros = h.table + (h.bins.magnitudes + 1) * h.pitch;
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < N; ++i) {
+        const int32_t at = log_slot_from_zero(h.bins, x[i]) * h.pitch;
+        add_shared(is_finite(x[i]) ? zeros + offset(i) + at : h.unread, 1);
+      }
+      return;
+    }
+    if (h.table != nullptr && h.bins.uniform) {
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < N; ++i) {
+        const int32_t at = uniform_slot(h.bins, h.edges, x[i]) * h.pitch;
+        add_shared(is_finite(x[i]) ? h.table + offset(i) + at : h.unread, 1);
+      }
+      return;
+    }
+  }
+  HOOKSTATS_NO_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const Real value = pick(x, i);
+    if (!is_finite(value)) continue;
+    uint32_t* const counters = h.table == nullptr ? nullptr : h.table + offset(i);
+    if constexpr (sizeof(Real) == sizeof(float)) {
+      count_any(h.bins, counters, h.pitch, value, state(i), repeat);
+    } else {
+      count_double(h.bins, counters, h.pitch, value, state(i), repeat);
+    }
+  }
+}
+
+HOOKSTATS_DEVICE void clear(uint32_t* counters, int32_t n) {
+  for (int32_t i = thread_index(); i < n; i += block_threads()) counters[i] = 0;
+}
+
+// Adds a table of `copies` counters a slot to memory and clears it. Integer additions commute: the
+// counts do not depend on which block comes first.
+HOOKSTATS_DEVICE void add_table(uint32_t* table, int64_t slots, int32_t copies, int64_t* state,
+                                int64_t repeat, int thread, int threads) {
+  for (int64_t s = thread; s < slots; s += threads) {
+    int64_t sum = 0;
+    for (int32_t i = 0; i < copies; ++i) {
+      uint32_t& counter = table[s * copies + ((i + thread) & (copies - 1))];  // a bank each
+      sum += counter;
+      counter = 0;
+    }
+    if (sum != 0) add_global(state + s, sum * repeat);
+  }
+}
+
+// The same for a table of patterns: each is, apart from zeros, of one slot.
+HOOKSTATS_DEVICE void add_patterns(const Histogram& h, int64_t* state, int64_t repeat) {
+  const uint32_t patterns = 1u << (32 - h.bins.shift);
+  for (uint32_t p = static_cast<uint32_t>(thread_index()); p < patterns;
+       p += static_cast<uint32_t>(block_threads())) {
+    if (h.table[p] == 0) continue;
+    const uint32_t bits = p << h.bins.shift | 1u;
+    const int64_t slot = log_slot(h.bins, bits & 0x7fffffffu, (bits >> 31) != 0);
+    add_global(state + slot, int64_t{h.table[p]} * repeat);
+  }
+  if (thread_index() == 0 && h.unread[1] != 0) {
+    add_global(state + h.bins.magnitudes + 1, int64_t{h.unread[1]} * repeat);
+  }
+}
+
+}  // namespace hookstats::cuda

@@ -1,0 +1,83 @@
+// From partial results to the state: merges in a fixed order, by shape alone.
+#pragma once
+
+#include "core/state.h"
+#include "cuda/primitives.cuh"
+#include "cuda/table.h"
+
+namespace hookstats::cuda {
+
+// Folds what was seen of a channel into its state.
+HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, Channel seen) {
+  repeat(seen, item.repeat);
+  double* const moments = item.moments + channel * kMomentColumns;
+  int64_t* const tallies = item.tallies + channel * kTallyColumns;
+  Channel state = load_row(moments, tallies);
+  merge(state, seen);
+  store_row(state, moments, tallies);
+}
+
+HOOKSTATS_DEVICE Channel load_partial(const Channel* partial) {
+  Channel c;
+  c.count = load_fresh(&partial->count);
+  c.nan = load_fresh(&partial->nan);
+  c.posinf = load_fresh(&partial->posinf);
+  c.neginf = load_fresh(&partial->neginf);
+  c.zero = load_fresh(&partial->zero);
+  c.mean = load_fresh(&partial->mean);
+  c.m2 = load_fresh(&partial->m2);
+  c.min = load_fresh(&partial->min);
+  c.max = load_fresh(&partial->max);
+  c.l1 = load_fresh(&partial->l1);
+  return c;
+}
+
+// Merges, for each of `width` columns, the `rows` rows of threads (row r, column t in entry
+// r * width + t of `scratch`) into row 0, by a tree. All threads of the block call it.
+HOOKSTATS_DEVICE void merge_rows(Channel* scratch, const Channel& mine, int row, int column,
+                                 int width, int rows) {
+  if (row < rows) scratch[row * width + column] = mine;
+  int half = 1;
+  while (2 * half < rows) half *= 2;
+  for (sync_block(); half > 0; half /= 2) {
+    if (row < half && row + half < rows) {
+      merge(scratch[row * width + column], scratch[(row + half) * width + column]);
+    }
+    sync_block();
+  }
+}
+
+// Is the calling block the last of `blocks` to come here? What all of its threads wrote before is
+// then seen by the threads of the last.
+HOOKSTATS_DEVICE bool last_of(uint32_t* ticket, int32_t blocks) {
+  sync_block();
+  bool last = false;
+  if (thread_index() == 0) {
+    last = take_ticket(ticket) == static_cast<uint32_t>(blocks) - 1;
+    if (last) *ticket = 0;  // for the next update
+  }
+  return any_in_block(last);
+}
+
+// The block folds the partial results of the channels [begin, begin + width) into their state.
+HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int width,
+                                         Channel* scratch) {
+  const int rows = width >= block_threads() ? 1 : block_threads() / width;
+  const int splits = item.splits();
+  for (int first = 0; first < width; first += block_threads()) {
+    const int columns = width - first < block_threads() ? width - first : block_threads();
+    const int row = thread_index() / columns, column = thread_index() % columns;
+    Channel total;
+    if (row < rows) {
+      const int64_t from = int64_t{splits} * row / rows, to = int64_t{splits} * (row + 1) / rows;
+      for (int64_t s = from; s < to; ++s) {
+        merge(total, load_partial(item.partials + s * item.channels + begin + first + column));
+      }
+    }
+    merge_rows(scratch, total, row, column, columns, rows);
+    if (row == 0) fold(item, begin + first + column, scratch[column]);
+    sync_block();
+  }
+}
+
+}  // namespace hookstats::cuda

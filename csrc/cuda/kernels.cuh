@@ -1,0 +1,99 @@
+// The kernels: a block finds its tensor, makes its tables, and lets an agent do the work.
+#pragma once
+
+#include "cuda/agent_columns.cuh"
+#include "cuda/agent_runs.cuh"
+#include "cuda/kernels.h"
+
+namespace hookstats::cuda {
+
+// The item that `block` belongs to: the last one that begins at or before it.
+template <int kItems>
+HOOKSTATS_DEVICE int find_item(const Table<kItems>& table, int block) {
+  if constexpr (kItems == 1) return 0;
+  int low = 0, high = table.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (table.items[middle].first_block <= block) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+template <class T>
+HOOKSTATS_DEVICE T* shared_at(int32_t offset) {
+  return offset < 0 ? nullptr : reinterpret_cast<T*>(shared_memory() + offset);
+}
+
+template <class Agent, bool kCounts, int kItems>
+HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
+  const Common& common = table.common;
+  const Shared& shared = common.shared;
+  const int index = find_item(table, block_index());
+  const Item& item = table.items[index];
+  Histogram tensor, channels;
+  if constexpr (kCounts) {
+    uint32_t* const counters = shared_at<uint32_t>(shared.counters);
+    float* const tensor_edges = shared_at<float>(shared.tensor_edges);
+    float* const channel_edges = shared_at<float>(shared.channel_edges);
+    tensor = {block_bins(common.tensor_bins, tensor_edges),
+              tensor_edges,
+              shared_at<uint32_t>(shared.tensor_table),
+              shared.tensor_copies,
+              counters,
+              shared.tensor_patterns != 0};
+    channels = {block_bins(common.channel_bins, channel_edges),
+                channel_edges,
+                shared_at<uint32_t>(shared.channel_table),
+                Agent::channel_pitch(common, item),
+                counters,
+                false};
+    clear(counters, shared.counters_size);
+    sync_block();
+  }
+  Agent agent(common, item, table.outer + index * Table<kItems>::kDims, tensor, channels);
+  agent.run(block_index() - item.first_block, shared_at<Channel>(shared.scratch));
+  if (!kCounts || tensor.table == nullptr) return;
+  sync_block();
+  if (tensor.patterns) {
+    add_patterns(tensor, item.tensor_counts, item.repeat);
+  } else {
+    add_table(tensor.table, tensor.bins.slots(), tensor.pitch, item.tensor_counts, item.repeat,
+              thread_index(), block_threads());
+  }
+}
+
+template <class Source, bool kCounts, int kItems>
+HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, 3)
+    runs(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
+  run_agent<Runs<Source, kCounts>, kCounts>(table);
+}
+
+template <class Source, bool kCounts, int kItems>
+HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, 2)
+    columns(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
+  run_agent<Columns<Source, kCounts>, kCounts>(table);
+}
+
+template <class Source, int kItems>
+void launch_agent(const Table<kItems>& table, AgentKind agent, const LaunchConfig& config) {
+  // What comes rarely is compiled once.
+  const bool counts = !Source::kVectors || table.common.tensor_bins.kind != BinKind::kNone ||
+                      table.common.channel_bins.kind != BinKind::kNone;
+  const bool by_runs = agent == AgentKind::kRuns;
+  if (counts) {
+    launch(by_runs ? runs<Source, true, kItems> : columns<Source, true, kItems>, config, table);
+  } else if constexpr (Source::kVectors) {
+    launch(by_runs ? runs<Source, false, kItems> : columns<Source, false, kItems>, config, table);
+  }
+}
+
+}  // namespace hookstats::cuda
+
+// Each source has a file of its own, so that they compile side by side.
+#define HOOKSTATS_INSTANTIATE(Source)                                                     \
+  template void launch_agent<Source, 1>(const Table<1>&, AgentKind, const LaunchConfig&); \
+  template void launch_agent<Source, kMany>(const Table<kMany>&, AgentKind, const LaunchConfig&)

@@ -1,0 +1,18 @@
+// What one source of elements offers: the launch of each agent, on one tensor or many.
+#pragma once
+
+#include "cuda/primitives.cuh"
+#include "cuda/table.h"
+
+namespace hookstats::cuda {
+
+template <class T>
+struct Vectors;
+struct Scalars;
+
+enum class AgentKind : uint8_t { kRuns, kColumns };
+
+template <class Source, int kItems>
+void launch_agent(const Table<kItems>& table, AgentKind agent, const LaunchConfig& config);
+
+}  // namespace hookstats::cuda

@@ -1,0 +1,6 @@
+// The kernels for fp16 in vectors.
+#include "cuda/kernels.cuh"
+
+namespace hookstats::cuda {
+HOOKSTATS_INSTANTIATE(Vectors<Half>);
+}

@@ -1,0 +1,226 @@
+// How one update is cut into pieces, and where shared memory has what: by shape, alignment and
+// Device alone, so that results do not depend on chance.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/kernels.h"
+#include "cuda/policy.h"
+#include "cuda/table.h"
+#include "cuda/update.h"
+
+namespace hookstats::cuda {
+
+enum class SourceKind : uint8_t { kFloat32, kFloat16, kBFloat16, kScalars };
+
+struct Plan {
+  AgentKind agent;
+  SourceKind source;
+  Shared shared;
+  Item item;  // but for first_block and its part of the workspace
+  int64_t partials;
+  int32_t tickets;
+  int32_t scratch;  // Channels
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t element_size(DType dtype) {
+  return dispatch(dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
+}
+
+// Are all rows and channels `bytes` apart or a multiple of it, from a multiple on?
+inline bool aligned(const UpdateParams& p, int64_t bytes) {
+  const int64_t size = element_size(p.dtype);
+  if (reinterpret_cast<uintptr_t>(p.data) % static_cast<uintptr_t>(bytes) != 0) return false;
+  for (int d = 0; d < p.view.outer_dims; ++d) {
+    if (p.view.outer[d].stride * size % bytes != 0) return false;
+  }
+  return true;
+}
+
+inline SourceKind vector_source(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return SourceKind::kFloat32;
+    case DType::kFloat16:
+      return SourceKind::kFloat16;
+    case DType::kBFloat16:
+      return SourceKind::kBFloat16;
+    default:
+      return SourceKind::kScalars;
+  }
+}
+
+// Counters of a slot of a run's histogram: one a bank or just one; what lies between is slower than
+// either.
+inline int32_t copies(const Bins& bins) {
+  return bins.slots() * kWarp * int64_t{sizeof(uint32_t)} <= kMostCopyBytes ? kWarp : 1;
+}
+
+// How many patterns fp32 values of the tensor are counted by instead of slots; 0 if by slots.
+inline int32_t patterns(const UpdateParams& p, bool vectors) {
+  const Bins& bins = p.tensor_bins;
+  if (!vectors || bins.kind != BinKind::kLog || bins.descriptor != nullptr) return 0;
+  const int64_t n = int64_t{1} << (32 - bins.shift);
+  return n <= kMostPatterns ? static_cast<int32_t>(n) : 0;
+}
+
+// `channel_counters` are those of a slot of all tables of channels. What finds no room is counted
+// in memory.
+inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vectors,
+                          int64_t channel_counters) {
+  constexpr int64_t kBytes = sizeof(uint32_t);
+  const int64_t room = static_cast<int64_t>(device.shared_bytes) - kBlock * sizeof(Channel);
+  Shared shared;
+  int64_t edges = 0, counters = 4;
+  const auto add = [&](const Bins& bins, int64_t more, int32_t& edges_at, int32_t& table_at) {
+    const int64_t more_edges = bins.kind == BinKind::kLinear ? bins.bins + 1 : 0;
+    if ((edges + more_edges + counters + more) * kBytes > room) return;
+    if (more_edges > 0) edges_at = static_cast<int32_t>(edges * kBytes);
+    table_at = static_cast<int32_t>(counters * kBytes);  // from the first counter on, for now
+    edges += more_edges;
+    counters += more;
+  };
+  if (p.channel_bins.kind != BinKind::kNone) {
+    shared.channel_copies = copies(p.channel_bins);
+    add(p.channel_bins, p.channel_bins.slots() * channel_counters, shared.channel_edges,
+        shared.channel_table);
+  }
+  if (p.tensor_bins.kind != BinKind::kNone) {
+    const int32_t by_pattern = patterns(p, vectors);
+    shared.tensor_copies = by_pattern > 0 ? 1 : copies(p.tensor_bins);
+    const int64_t more = by_pattern > 0 ? by_pattern : p.tensor_bins.slots() * shared.tensor_copies;
+    add(p.tensor_bins, more, shared.tensor_edges, shared.tensor_table);
+    if (shared.tensor_table >= 0) shared.tensor_patterns = by_pattern;
+  }
+  shared.counters = static_cast<int32_t>(edges * kBytes);
+  shared.counters_size = static_cast<int32_t>(counters);
+  if (shared.channel_table >= 0) shared.channel_table += shared.counters;
+  if (shared.tensor_table >= 0) shared.tensor_table += shared.counters;
+  shared.scratch = static_cast<int32_t>(ceil_div((edges + counters) * kBytes, 16) * 16);
+  return shared;
+}
+
+// Pieces of about the same size, `wanted` of them if each is then worth `least`.
+inline int64_t pieces_of(int64_t size, int64_t wanted, int64_t least) {
+  const int64_t needed = ceil_div(size, kMostPiece);
+  return std::max(needed, std::clamp<int64_t>(size / std::max<int64_t>(least, 1), 1,
+                                              std::max<int64_t>(wanted, 1)));
+}
+
+inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors, Plan& plan) {
+  const ChannelView& view = p.view;
+  const int64_t size = element_size(p.dtype);
+  const int64_t elements = vectors ? 16 / size : 1;
+  const bool whole = aligned(p, 16) && (view.channels == 1 || view.channel_stride * size % 16 == 0);
+  // A row that begins anywhere touches one vector more than one that begins where vectors do.
+  const auto slots_of = [&](int64_t n) {
+    return ceil_div(n + (whole ? 0 : elements - 1), elements);
+  };
+  const int64_t tile = kBlock * kInFlight;
+  const int64_t slots = view.outer_size * slots_of(view.inner.size);  // of a channel
+  const int64_t warp_tables = kWarps * p.channel_bins.slots() * int64_t{sizeof(uint32_t)};
+  const bool tables_fit = p.channel_bins.kind == BinKind::kNone || warp_tables <= kMostWarpTables;
+  const bool many = view.channels >= int64_t{device.multiprocessors} * kFillingWarps;
+  Item& item = plan.item;
+  if (tables_fit && (slots <= kWarpSlots || (many && slots <= kWarpTiles * tile))) {
+    item.teams = kWarps;
+    item.row_splits = item.inner_splits = 1;
+  } else {
+    item.teams = 1;
+    const int64_t units = device.multiprocessors;
+    const int64_t wanted = std::min(units * kPieces / view.channels, units * kMostPieces);
+    const int64_t splits = pieces_of(slots, wanted, kLeastTiles * tile);
+    const int64_t row_splits = std::min(splits, view.outer_size);
+    item.inner_splits =
+        static_cast<int32_t>(row_splits < view.outer_size ? 1 : ceil_div(splits, row_splits));
+    item.row_splits = static_cast<int32_t>(row_splits);
+  }
+  item.inner_step = ceil_div(ceil_div(view.inner.size, item.inner_splits), elements) * elements;
+  item.inner_splits = static_cast<int32_t>(ceil_div(view.inner.size, item.inner_step));
+  item.row_step = ceil_div(view.outer_size, item.row_splits);
+  item.row_splits = static_cast<int32_t>(ceil_div(view.outer_size, item.row_step));
+  item.slots =
+      make_divisor(static_cast<uint32_t>(slots_of(std::min(item.inner_step, view.inner.size))));
+  item.groups = static_cast<int32_t>(view.channels);
+  item.blocks = static_cast<int32_t>(ceil_div(view.channels * item.splits(), int64_t{item.teams}));
+  const int64_t counters =
+      std::max<int64_t>(item.teams, item.teams > 1 ? 1 : copies(p.channel_bins));
+  plan.shared = plan_shared(device, p, vectors, counters);
+  plan.scratch = item.splits() > 1 ? kBlock : kWarps;
+}
+
+inline void plan_columns(const Device& device, const UpdateParams& p, bool vectors, Plan& plan) {
+  const ChannelView& view = p.view;
+  // 512 bytes of a row side by side, or fewer where the tables of more channels have no room.
+  int64_t most = vectors ? 512 / (kOwned * element_size(p.dtype)) : kWarp;
+  plan.shared = plan_shared(device, p, vectors, most * kOwned);
+  if (p.channel_bins.kind != BinKind::kNone) {
+    constexpr int64_t kFewest = 8;
+    for (most = kWarp; most >= kFewest; most /= 2) {
+      plan.shared = plan_shared(device, p, vectors, most * kOwned);
+      if (plan.shared.channel_table >= 0) break;
+    }
+    most = std::max(most, kFewest);
+  }
+  const int64_t threads = ceil_div(view.channels, kOwned);
+  const int64_t even = ceil_div(threads, ceil_div(threads, most));
+  const int64_t across = std::min(most, threads < 8 ? threads : ceil_div(even, 8) * 8);
+  Item& item = plan.item;
+  item.teams = 1;
+  item.slots = make_divisor(static_cast<uint32_t>(across));
+  item.groups = static_cast<int32_t>(ceil_div(threads, across));
+  const int64_t down = kBlock / across;
+  const int64_t wanted = int64_t{device.multiprocessors} * kColumnPieces / item.groups;
+  const int64_t splits = pieces_of(view.outer_size, wanted, down * kLeastRows);
+  item.row_step = ceil_div(view.outer_size, splits);
+  item.row_splits = static_cast<int32_t>(ceil_div(view.outer_size, item.row_step));
+  item.inner_splits = 1;
+  item.inner_step = 1;
+  item.blocks = static_cast<int32_t>(int64_t{item.groups} * item.row_splits);
+  plan.scratch = kBlock;
+}
+
+inline Plan make_plan(const Device& device, const UpdateParams& p) {
+  const ChannelView& view = p.view;
+  Plan plan{};
+  Item& item = plan.item;
+  item.data = p.data;
+  item.moments = p.moments;
+  item.tallies = p.tallies;
+  item.tensor_counts = p.tensor_counts;
+  item.channel_counts = p.channel_counts;
+  item.channels = view.channels;
+  item.channel_stride = view.channel_stride;
+  item.inner_size = view.inner.size;
+  item.inner_stride = view.inner.stride;
+  item.outer_size = view.outer_size;
+  item.outer_dims = view.outer_dims;
+  item.repeat = view.repeat;
+  const SourceKind wide = vector_source(p.dtype);
+  if (view.channels > 1 && view.inner.size == 1) {
+    plan.agent = AgentKind::kColumns;
+    const bool vectors = wide != SourceKind::kScalars && view.channel_stride == 1 &&
+                         view.outer_dims <= 1 && view.channels % kOwned == 0 &&
+                         aligned(p, kOwned * element_size(p.dtype));
+    plan.source = vectors ? wide : SourceKind::kScalars;
+    plan_columns(device, p, vectors, plan);
+  } else {
+    plan.agent = AgentKind::kRuns;
+    const bool vectors = (view.inner.stride == 1 || view.inner.size == 1) && view.outer_dims <= 1;
+    plan.source = vectors ? wide : SourceKind::kScalars;
+    plan_runs(device, p, plan.source != SourceKind::kScalars, plan);
+  }
+  if (item.splits() > 1) {
+    plan.partials = item.splits() * view.channels;
+    plan.tickets = item.groups;
+  }
+  // A block with a table of the tensor's histogram has it for many pieces.
+  const int32_t most = device.multiprocessors * kHistogramBlocks;
+  if (p.tensor_bins.kind != BinKind::kNone) item.blocks = std::min(item.blocks, most);
+  return plan;
+}
+
+}  // namespace hookstats::cuda

@@ -1,0 +1,213 @@
+// Every word of CUDA that kernels use, by names of ours: under HOOKSTATS_SIMT the emulator's.
+#pragma once
+
+#if defined(HOOKSTATS_SIMT)
+
+#include <cmath>
+#include <limits>
+
+#include "core/dtype.h"
+#include "simt.h"
+
+#define HOOKSTATS_OUT_OF_LINE inline
+#define HOOKSTATS_GRID_CONSTANT
+#define HOOKSTATS_BOUNDS(threads, blocks)
+#define HOOKSTATS_UNROLL
+#define HOOKSTATS_NO_UNROLL
+
+namespace hookstats::cuda {
+
+// What other blocks wrote in this launch.
+template <class T>
+T load_fresh(const T* address) {
+  return *address;  // seen by the race detector, as load() is not
+}
+inline uint64_t load8(const void* address) { return load(static_cast<const uint64_t*>(address)); }
+inline void forget(uint32_t&) {}
+inline float saturate(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
+inline void add_if_finite(float x, float shift, float& s1, float& s2, float& l1, float& least,
+                          float& greatest, float& finite) {
+  if (!(std::fabs(x) < std::numeric_limits<float>::infinity())) return;
+  const float d = x - shift;
+  s1 += d;
+  s2 = std::fma(d, d, s2);
+  l1 += std::fabs(x);
+  least = std::fmin(least, x);
+  greatest = std::fmax(greatest, x);
+  finite += 1.0f;
+}
+inline float widen_half(uint16_t bits) { return widen(Half{bits}); }
+
+struct DeviceLimits {
+  int multiprocessors, shared_bytes, major, minor;
+};
+inline DeviceLimits device_limits(int) { return {132, static_cast<int>(simt::shared_limit), 9, 0}; }
+
+}  // namespace hookstats::cuda
+
+#else
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#define HOOKSTATS_KERNEL __global__
+#define HOOKSTATS_DEVICE __device__ __forceinline__
+#define HOOKSTATS_OUT_OF_LINE inline __device__ __noinline__
+#define HOOKSTATS_GRID_CONSTANT __grid_constant__
+#define HOOKSTATS_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#define HOOKSTATS_UNROLL _Pragma("unroll")
+#define HOOKSTATS_NO_UNROLL _Pragma("unroll 1")
+
+namespace hookstats::cuda {
+
+constexpr int kWarp = 32;
+
+HOOKSTATS_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+HOOKSTATS_DEVICE int block_threads() { return static_cast<int>(blockDim.x); }
+HOOKSTATS_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
+HOOKSTATS_DEVICE int grid_blocks() { return static_cast<int>(gridDim.x); }
+HOOKSTATS_DEVICE int lane() { return thread_index() % kWarp; }
+HOOKSTATS_DEVICE int warp() { return thread_index() / kWarp; }
+
+HOOKSTATS_DEVICE void sync_block() { __syncthreads(); }
+HOOKSTATS_DEVICE void sync_warp() { __syncwarp(); }
+HOOKSTATS_DEVICE bool any_in_block(bool yes) { return __syncthreads_or(yes) != 0; }
+HOOKSTATS_DEVICE bool any_in_warp(bool yes) { return __any_sync(0xffffffffu, yes) != 0; }
+
+template <class T>
+HOOKSTATS_DEVICE T shuffle_xor(T value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+template <class T>
+HOOKSTATS_DEVICE T shuffle_down(T value, int delta) {
+  return __shfl_down_sync(0xffffffffu, value, static_cast<unsigned>(delta));
+}
+template <class T>
+HOOKSTATS_DEVICE T shuffle_from(T value, int source) {
+  return __shfl_sync(0xffffffffu, value, source);
+}
+
+HOOKSTATS_DEVICE char* shared_memory() {
+  extern __shared__ __align__(16) char dynamic_shared[];
+  return dynamic_shared;
+}
+
+// Its result is never asked for: the hardware then merges a warp's additions to one counter.
+HOOKSTATS_DEVICE void add_shared(uint32_t* counter, uint32_t n) { atomicAdd(counter, n); }
+HOOKSTATS_DEVICE void add_global(int64_t* counter, int64_t n) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(n));
+}
+
+// What the calling thread wrote before is seen by whoever takes a later ticket.
+HOOKSTATS_DEVICE uint32_t take_ticket(uint32_t* ticket) {
+  __threadfence();
+  const uint32_t taken = atomicAdd(ticket, 1u);
+  __threadfence();
+  return taken;
+}
+
+struct alignas(16) Bytes16 {
+  uint32_t word[4];
+};
+// Past L1, where nothing of a tensor is read twice; L2 keeps it for the layer that reads it next.
+HOOKSTATS_DEVICE Bytes16 load16(const void* address) {
+  const uint4 v = __ldcg(static_cast<const uint4*>(address));
+  return {{v.x, v.y, v.z, v.w}};
+}
+template <class T>
+HOOKSTATS_DEVICE T load(const T* address) {
+  return __ldg(address);
+}
+HOOKSTATS_DEVICE uint64_t load8(const void* address) {
+  const uint2 v = __ldcg(static_cast<const uint2*>(address));
+  return uint64_t{v.y} << 32 | v.x;
+}
+// What other blocks wrote in this launch.
+template <class T>
+HOOKSTATS_DEVICE T load_fresh(const T* address) {
+  return __ldcg(address);
+}
+
+// What the compiler has computed from `word` it computes again rather than keep it in registers.
+HOOKSTATS_DEVICE void forget(uint32_t& word) { asm("" : "+r"(word)); }
+
+// One step of shifted sums, which passes over what is not finite. The compiler makes branches of
+// the same in C++; predicates cost nothing.
+HOOKSTATS_DEVICE void add_if_finite(float x, float shift, float& s1, float& s2, float& l1,
+                                    float& least, float& greatest, float& finite) {
+  asm("{\n"
+      ".reg .pred p;\n"
+      ".reg .f32 a, d;\n"
+      "abs.f32 a, %6;\n"
+      "setp.lt.f32 p, a, 0f7F800000;\n"
+      "sub.f32 d, %6, %7;\n"
+      "@p add.f32 %0, %0, d;\n"
+      "@p fma.rn.f32 %1, d, d, %1;\n"
+      "@p add.f32 %2, %2, a;\n"
+      "@p min.f32 %3, %3, %6;\n"
+      "@p max.f32 %4, %4, %6;\n"
+      "@p add.f32 %5, %5, 0f3F800000;\n"
+      "}"
+      : "+f"(s1), "+f"(s2), "+f"(l1), "+f"(least), "+f"(greatest), "+f"(finite)
+      : "f"(x), "f"(shift));
+}
+
+// Both in one instruction; NaN saturates to 0.
+HOOKSTATS_DEVICE float saturate(float x) { return __saturatef(x); }
+HOOKSTATS_DEVICE float widen_half(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
+struct LaunchConfig {
+  int64_t grid = 1;
+  int block = 1;
+  size_t shared_bytes = 0;
+  void* stream = nullptr;
+};
+
+inline void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error) + ", " +
+                           cudaGetErrorString(error));
+}
+
+struct DeviceLimits {
+  int multiprocessors, shared_bytes, major, minor;
+};
+inline DeviceLimits device_limits(int index) {
+  const auto read = [index](cudaDeviceAttr attribute) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, attribute, index), "cudaDeviceGetAttribute");
+    return value;
+  };
+  return {read(cudaDevAttrMultiProcessorCount), read(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          read(cudaDevAttrComputeCapabilityMajor), read(cudaDevAttrComputeCapabilityMinor)};
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), const LaunchConfig& config, Arguments&&... arguments) {
+  constexpr size_t kWithoutAsking = 48 * 1024;
+  if (config.shared_bytes > kWithoutAsking) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(config.shared_bytes)),
+          "cudaFuncSetAttribute of a kernel's shared memory");
+  }
+  cudaLaunchConfig_t launch_config{};
+  launch_config.gridDim = dim3(static_cast<unsigned>(config.grid));
+  launch_config.blockDim = dim3(static_cast<unsigned>(config.block));
+  launch_config.dynamicSmemBytes = config.shared_bytes;
+  launch_config.stream = static_cast<cudaStream_t>(config.stream);
+  check(cudaLaunchKernelEx(&launch_config, kernel, std::forward<Arguments>(arguments)...),
+        "the launch of a kernel");
+}
+
+}  // namespace hookstats::cuda
+
+#endif

@@ -1,0 +1,217 @@
+// Where elements come from: fp32, fp16 and bf16 in vectors, widened to fp32; anything else one by
+// one, in fp64.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "core/dtype.h"
+#include "cuda/primitives.cuh"
+#include "cuda/sums.cuh"
+#include "cuda/table.h"
+
+namespace hookstats::cuda {
+
+// Offset in elements of outer index `index` of many dimensions: rare, and large in code.
+HOOKSTATS_OUT_OF_LINE int64_t offset_of_many(const Dim* outer, int dims, int64_t index) {
+  int64_t offset = 0;
+  for (int d = dims - 1; d >= 0; --d) {
+    offset += (index % outer[d].size) * outer[d].stride;
+    index /= outer[d].size;
+  }
+  return offset;
+}
+
+// What values are divided by. A power of two is multiplied by its inverse: the same bits.
+struct Scale {
+  float divisor, factor;
+  bool scales, divides;
+
+  HOOKSTATS_DEVICE explicit Scale(const Common& common)
+      : divisor(common.device_scale != nullptr ? load(common.device_scale) : common.scale) {
+    const uint32_t bits = bits_from_float(divisor);
+    const uint32_t exponent = (bits >> 23) & 0xffu;
+    scales = divisor != 1.0f;
+    divides = (bits & 0x7fffffu) != 0 || exponent < 2 || exponent > 252;
+    factor = divides ? 1.0f : 1.0f / divisor;
+  }
+
+  HOOKSTATS_DEVICE float operator()(float x) const { return divides ? x / divisor : x * factor; }
+  HOOKSTATS_DEVICE double operator()(double x) const { return x / static_cast<double>(divisor); }
+};
+
+// Every source reads N elements at a time: along a run, or of neighbouring channels. Where there is
+// no element there is a NaN: it is in no sum and no histogram, and `seen` does not count it.
+
+template <class T>
+struct Vectors {
+  using Real = float;
+  static constexpr int kElements = 16 / sizeof(T);         // of a run at a time
+  static constexpr int kRows = kInFlight * 4 / sizeof(T);  // of channels: 64 bytes in flight
+  static constexpr bool kVectors = true;
+  using Element = T;
+
+  static HOOKSTATS_DEVICE int64_t element_size(const Common&) { return sizeof(T); }
+
+  template <int N>
+  struct Values {
+    uint32_t words[N * sizeof(T) / 4];
+  };
+
+  // The elements at `address`, those that lie within [begin, end) if not all do: three addresses.
+  static HOOKSTATS_DEVICE Values<kElements> read_run(const Common&, uintptr_t address,
+                                                     uintptr_t begin, uintptr_t end, bool inside) {
+    constexpr uint32_t kNaNs = 0x7fff7fffu;  // one of fp32, two of fp16 or bf16
+    Values<kElements> values{{kNaNs, kNaNs, kNaNs, kNaNs}};
+    if (inside) {
+      const Bytes16 bytes = load16(reinterpret_cast<const void*>(address));
+      values = {{bytes.word[0], bytes.word[1], bytes.word[2], bytes.word[3]}};
+    } else {
+      HOOKSTATS_NO_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        const uintptr_t at = address + static_cast<uintptr_t>(i) * sizeof(T);
+        if (at >= begin && at < end) put_element(values.words, i, at);
+      }
+    }
+    return values;
+  }
+
+  // kOwned neighbouring channels, `exists` or none of them.
+  static HOOKSTATS_DEVICE Values<kOwned> read_channels(const Common&, const void* data,
+                                                       int64_t offset, int64_t, bool exists) {
+    Values<kOwned> values;
+    const uintptr_t address =
+        reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(offset) * sizeof(T);
+    if constexpr (sizeof(T) == 4) {
+      Bytes16 bytes{{0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu}};
+      if (exists) bytes = load16(reinterpret_cast<const void*>(address));
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < 4; ++i) values.words[i] = bytes.word[i];
+    } else {
+      uint64_t bytes = 0x7fff7fff7fff7fffu;
+      if (exists) bytes = load8(reinterpret_cast<const void*>(address));
+      values.words[0] = static_cast<uint32_t>(bytes);
+      values.words[1] = static_cast<uint32_t>(bytes >> 32);
+    }
+    return values;
+  }
+
+  // What was widened is widened again rather than kept.
+  template <int N>
+  static HOOKSTATS_DEVICE void forget_widened(Values<N>& values) {
+    HOOKSTATS_UNROLL
+    for (uint32_t& word : values.words) forget(word);
+  }
+
+  template <int N>
+  static HOOKSTATS_DEVICE void widen_all(const Common&, const Scale& scale, const Values<N>& values,
+                                         Real (&x)[N]) {
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < N; ++i) x[i] = element(values.words, i);
+    if (!scale.scales) return;
+    if (scale.divides) {
+      HOOKSTATS_NO_UNROLL
+      for (int i = 0; i < N; ++i) put(x, i, pick(x, i) / scale.divisor);
+      return;
+    }
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < N; ++i) x[i] *= scale.factor;
+  }
+
+ private:
+  static HOOKSTATS_DEVICE void put_element(uint32_t (&words)[4], int i, uintptr_t at) {
+    if constexpr (sizeof(T) == 4) {
+      put(words, i, load(reinterpret_cast<const uint32_t*>(at)));
+    } else {
+      const uint32_t bits = load(reinterpret_cast<const uint16_t*>(at));
+      const uint32_t shift = i % 2 == 0 ? 0 : 16;
+      put(words, i / 2, (pick(words, i / 2) & ~(0xffffu << shift)) | (bits << shift));
+    }
+  }
+
+  static HOOKSTATS_DEVICE float element(const uint32_t* words, int i) {
+    if constexpr (sizeof(T) == 4) {
+      return float_from_bits(words[i]);
+    } else if constexpr (std::is_same_v<T, Half>) {
+      return widen_half(static_cast<uint16_t>(i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16));
+    } else {
+      return float_from_bits(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    }
+  }
+};
+
+// Out of line, as its switch is large.
+HOOKSTATS_OUT_OF_LINE double widen_bits(DType dtype, Scale scale, uint64_t bits) {
+  return dispatch(dtype, [&](auto* type) {
+    std::remove_const_t<std::remove_pointer_t<decltype(type)>> value;
+    std::memcpy(&value, &bits, sizeof value);
+    const auto x = widen(value);
+    return static_cast<double>(scale.scales ? scale(x) : x);
+  });
+}
+
+struct Scalars {
+  using Real = double;
+  static constexpr int kElements = 1;
+  static constexpr int kRows = kInFlight;
+  static constexpr bool kVectors = false;
+
+  static HOOKSTATS_DEVICE int64_t element_size(const Common& common) { return common.element_size; }
+
+  template <int N>
+  struct Values {
+    uint64_t bits[N];
+    uint32_t exist;  // a bit an element
+  };
+
+  static HOOKSTATS_DEVICE Values<1> read_run(const Common& common, uintptr_t address, bool exists) {
+    Values<1> values{{0}, 0};
+    if (exists) values = {{read_bits(common.element_size, address)}, 1};
+    return values;
+  }
+
+  // kOwned channels `stride` elements apart.
+  static HOOKSTATS_DEVICE Values<kOwned> read_channels(const Common& common, const void* data,
+                                                       int64_t offset, int64_t stride,
+                                                       uint32_t exist) {
+    Values<kOwned> values{{}, exist};
+    const uintptr_t address = reinterpret_cast<uintptr_t>(data);
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kOwned; ++i) {
+      if ((exist >> i & 1) == 0) continue;
+      const int64_t bytes = (offset + i * stride) * common.element_size;
+      values.bits[i] = read_bits(common.element_size, address + static_cast<uintptr_t>(bytes));
+    }
+    return values;
+  }
+
+  template <int N>
+  static HOOKSTATS_DEVICE void forget_widened(Values<N>&) {}
+
+  template <int N>
+  static HOOKSTATS_DEVICE void widen_all(const Common& common, const Scale& scale,
+                                         const Values<N>& values, Real (&x)[N]) {
+    const DType dtype = common.dtype;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < N; ++i) {
+      x[i] = (values.exist >> i & 1) == 0 ? kNaN<double> : widen_bits(dtype, scale, values.bits[i]);
+    }
+  }
+
+ private:
+  // By size alone, so that several reads may be under way before one is widened.
+  static HOOKSTATS_DEVICE uint64_t read_bits(int32_t size, uintptr_t address) {
+    switch (size) {
+      case 1:
+        return load(reinterpret_cast<const uint8_t*>(address));
+      case 2:
+        return load(reinterpret_cast<const uint16_t*>(address));
+      case 4:
+        return load(reinterpret_cast<const uint32_t*>(address));
+      default:
+        return load(reinterpret_cast<const uint64_t*>(address));
+    }
+  }
+};
+
+}  // namespace hookstats::cuda

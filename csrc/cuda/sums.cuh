@@ -1,0 +1,204 @@
+// Shifted sums of one thread, and the channel statistics they amount to.
+//
+// A thread sums in fp32 around a shift close to the mean and adds to fp64 every kAdditions. What is
+// not finite takes part in nothing, whatever its share: all data take the same time. Squares that
+// overflow or vanish and a bad shift show in the sums, and then these are made again in fp64.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "core/state.h"
+#include "cuda/policy.h"
+#include "cuda/primitives.cuh"
+
+namespace hookstats::cuda {
+
+template <class Real>
+constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+template <class Real>
+constexpr Real kNaN = std::numeric_limits<Real>::quiet_NaN();
+
+// x[i] without an address: what has none may stay in registers.
+template <class T, int N>
+HOOKSTATS_DEVICE T pick(const T (&x)[N], int i) {
+  T picked = x[0];
+  HOOKSTATS_UNROLL
+  for (int j = 1; j < N; ++j) {
+    if (j == i) picked = x[j];
+  }
+  return picked;
+}
+
+template <class T, int N>
+HOOKSTATS_DEVICE void put(T (&x)[N], int i, T value) {
+  HOOKSTATS_UNROLL
+  for (int j = 0; j < N; ++j) {
+    if (j == i) x[j] = value;
+  }
+}
+
+template <class Real>
+HOOKSTATS_DEVICE bool is_finite(Real x) {
+  return std::fabs(x) < kInfinity<Real>;
+}
+
+// Sums in Real since the last spill, in fp64 before it.
+template <class Real>
+struct Sums {
+  Real s1 = 0, s2 = 0, l1 = 0;  // of x - shift, its square, |x|
+  Real least = kInfinity<Real>, greatest = -kInfinity<Real>;
+  Real finite = 0, zero = 0;  // counted in Real, whose additions are the cheaper ones
+  uint32_t wide_finite = 0, wide_zero = 0, posinf = 0, neginf = 0;
+  double wide_s1 = 0, wide_s2 = 0, wide_l1 = 0;
+
+  HOOKSTATS_DEVICE void add(Real x, Real shift) {
+    if constexpr (sizeof(Real) == sizeof(float)) {
+      add_if_finite(x, shift, s1, s2, l1, least, greatest, finite);
+    } else if (is_finite(x)) {
+      const Real d = x - shift;
+      s1 += d;
+      s2 += d * d;
+      l1 += std::fabs(x);
+      least = std::fmin(least, x);
+      greatest = std::fmax(greatest, x);
+      finite += 1;
+    }
+    zero += x == 0 ? Real{1} : Real{0};
+  }
+
+  HOOKSTATS_DEVICE void add_infinity(Real x) {
+    posinf += x == kInfinity<Real>;
+    neginf += x == -kInfinity<Real>;
+  }
+
+  HOOKSTATS_DEVICE void spill() {
+    wide_s1 += static_cast<double>(s1);
+    wide_s2 += static_cast<double>(s2);
+    wide_l1 += static_cast<double>(l1);
+    wide_finite += static_cast<uint32_t>(finite);
+    wide_zero += static_cast<uint32_t>(zero);
+    s1 = s2 = l1 = finite = zero = 0;
+  }
+
+  // Every lane gets the sums of all lanes of its warp, which have one shift.
+  HOOKSTATS_DEVICE void reduce_warp() {
+    HOOKSTATS_NO_UNROLL
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+      wide_s1 += shuffle_xor(wide_s1, mask);
+      wide_s2 += shuffle_xor(wide_s2, mask);
+      wide_l1 += shuffle_xor(wide_l1, mask);
+      least = std::fmin(least, shuffle_xor(least, mask));
+      greatest = std::fmax(greatest, shuffle_xor(greatest, mask));
+      wide_finite += shuffle_xor(wide_finite, mask);
+      wide_zero += shuffle_xor(wide_zero, mask);
+      posinf += shuffle_xor(posinf, mask);
+      neginf += shuffle_xor(neginf, mask);
+    }
+  }
+
+  // Can they be trusted? If not they are to be made again, in fp64 around `mean`.
+  HOOKSTATS_DEVICE bool trusted() const {
+    constexpr bool kSingle = sizeof(Real) == sizeof(float);
+    if (wide_finite == 0) return true;
+    if (!(wide_s2 < kInfinity<double>) || !(wide_l1 < kInfinity<double>)) return false;
+    if (wide_s2 == 0.0 && least == greatest) return true;  // constant
+    const double n = static_cast<double>(wide_finite);
+    // Squares below the normal range of fp32 lose digits.
+    if (kSingle && wide_s2 < n * 1e-30) return false;
+    // A shift far from the mean costs digits: s2 is then much more than m2. The CPU adds 64 times
+    // and lets s2 be 3 times m2; half the additions may have twice that.
+    constexpr double kMost = kSingle ? 3.0 * 64 / kAdditions - 1 : 1e4;
+    const double off = wide_s1 * wide_s1;
+    return off <= kMost * (wide_s2 * n - off);
+  }
+
+  // A finite value close to the mean, as far as sums tell it.
+  HOOKSTATS_DEVICE double mean(double shift) const {
+    const double mean = shift + wide_s1 / static_cast<double>(wide_finite);
+    return is_finite(mean) ? mean : shift;
+  }
+
+  // All but the count of NaN: how many elements there were is known to the caller.
+  HOOKSTATS_DEVICE Channel channel(double shift) const {
+    Channel c;
+    c.count = wide_finite;
+    c.posinf = posinf;
+    c.neginf = neginf;
+    if (wide_finite == 0) return c;
+    c.zero = wide_zero;
+    const double ahead = wide_s1 / static_cast<double>(wide_finite);
+    c.mean = shift + ahead;
+    c.m2 = wide_s2 - wide_s1 * ahead;
+    // Rounding may leave m2 just below zero; fp64 squares that overflowed leave inf - inf.
+    if (!(c.m2 > 0.0)) c.m2 = wide_s2 < kInfinity<double> ? 0.0 : wide_s2;
+    c.min = static_cast<double>(least);
+    c.max = static_cast<double>(greatest);
+    c.l1 = wide_l1;
+    return c;
+  }
+};
+
+// What fp32 could not hold is summed again: the sums alone, the rest was right.
+struct WideSums {
+  double s1 = 0, s2 = 0, l1 = 0;
+
+  HOOKSTATS_DEVICE void add(double x, double shift) {
+    if (!is_finite(x)) return;
+    const double d = x - shift;
+    s1 += d;
+    s2 += d * d;
+    l1 += std::fabs(x);
+  }
+  HOOKSTATS_DEVICE void reduce_warp() {
+    HOOKSTATS_NO_UNROLL
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+      s1 += shuffle_xor(s1, mask);
+      s2 += shuffle_xor(s2, mask);
+      l1 += shuffle_xor(l1, mask);
+    }
+  }
+  template <class Real>
+  HOOKSTATS_DEVICE void replace(Sums<Real>& sums) const {
+    sums.wide_s1 = s1;
+    sums.wide_s2 = s2;
+    sums.wide_l1 = l1;
+  }
+};
+
+// The mean of N values by a tree, which is exact where all are equal; what is not finite is taken
+// for the first that is, and NaN comes back if none is. N is a power of two.
+template <int N, class Real>
+HOOKSTATS_DEVICE Real tree_mean(const Real (&x)[N]) {
+  Real instead = kNaN<Real>;
+  HOOKSTATS_UNROLL
+  for (int i = N - 1; i >= 0; --i) instead = is_finite(x[i]) ? x[i] : instead;
+  Real tree[N];
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < N; ++i) tree[i] = is_finite(x[i]) ? x[i] : instead;
+  HOOKSTATS_UNROLL
+  for (int half = N / 2; half > 0; half /= 2) {
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < half; ++i) tree[i] += tree[i + half];
+  }
+  return tree[0] * (Real{1} / N);
+}
+
+// The mean of the lanes' values, likewise; 0 if there is none.
+template <class Real>
+HOOKSTATS_DEVICE Real warp_mean(Real x) {
+  int first = is_finite(x) ? lane() : kWarp;
+  HOOKSTATS_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const int other = shuffle_xor(first, mask);
+    first = other < first ? other : first;
+  }
+  const Real instead = shuffle_from(x, first % kWarp);
+  if (!is_finite(x)) x = instead;
+  HOOKSTATS_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  x *= Real{1} / kWarp;
+  return is_finite(x) ? x : Real{0};
+}
+
+}  // namespace hookstats::cuda

@@ -1,0 +1,88 @@
+// The arguments of a launch: one tensor or many, how each is cut into pieces, and what all share.
+#pragma once
+
+#include <cstdint>
+
+#include "core/update_params.h"
+
+namespace hookstats::cuda {
+
+// n / divisor for n < 2^31 without a division: Granlund and Montgomery (1994), as in PyTorch's
+// IntegerDivider.
+struct Divisor {
+  uint32_t divisor = 1, multiplier = 1, shift = 0;
+
+  HOOKSTATS_HOST_DEVICE uint32_t quotient(uint32_t n) const {
+    const uint32_t high = static_cast<uint32_t>((uint64_t{n} * multiplier) >> 32);
+    return (high + n) >> shift;
+  }
+};
+
+inline Divisor make_divisor(uint32_t divisor) {
+  Divisor d;
+  d.divisor = divisor;
+  while ((uint64_t{1} << d.shift) < divisor) ++d.shift;
+  const uint64_t one = 1;
+  d.multiplier = static_cast<uint32_t>((one << 32) * ((one << d.shift) - divisor) / divisor + 1);
+  return d;
+}
+
+// One tensor, cut: each of its channels (or blocks of neighbouring channels) is cut into `splits`
+// pieces, each the work of one team. The split is by shape, alignment and Device alone.
+struct Item {
+  const void* data;
+  double* moments;
+  int64_t* tallies;
+  int64_t* tensor_counts;
+  int64_t* channel_counts;
+  Channel* partials;  // [splits][channels], if splits > 1
+  uint32_t* tickets;  // one a channel (a block of channels), if splits > 1
+  int64_t channels, channel_stride;
+  int64_t inner_size, inner_stride;
+  int64_t outer_size;
+  int64_t repeat;
+  int64_t row_step;    // outer indices a piece
+  int64_t inner_step;  // elements of a row a piece
+  Divisor slots;       // runs: slots of a piece's part of a row. Columns: threads side by side
+  int32_t row_splits, inner_splits;
+  int32_t groups;  // channels, or blocks of channels
+  int32_t teams;   // runs: teams a block, each a warp or the whole block
+  int32_t first_block, blocks;
+  int32_t outer_dims;
+
+  HOOKSTATS_HOST_DEVICE int32_t splits() const { return row_splits * inner_splits; }
+};
+
+// Where a block's shared memory has what: offsets in bytes, -1 where it has none of it.
+struct Shared {
+  int32_t tensor_edges = -1, channel_edges = -1;
+  int32_t tensor_table = -1, channel_table = -1;
+  int32_t counters = 0, counters_size = 0;  // both tables, after four that nobody reads
+  int32_t tensor_patterns = 0;  // the tensor's table is of patterns (see counting.cuh): how many
+  int32_t scratch = 0;          // of merges
+  int32_t tensor_copies = 1, channel_copies = 1;  // counters of a slot of a run, a power of two
+};
+
+struct Common {
+  DType dtype;
+  int32_t element_size;
+  Bins tensor_bins, channel_bins;
+  float scale;
+  const float* device_scale;
+  Shared shared;
+};
+
+// Arguments of a kernel are at most 32,764 bytes on sm_70 and later (CUDA >= 12.1).
+template <int kItems>
+struct Table {
+  static constexpr int kDims = kItems == 1 ? kMaxDims : 2;  // outer dimensions of an item
+  Common common;
+  int32_t count;
+  Item items[kItems];
+  Dim outer[kItems * kDims];
+};
+
+constexpr int kMany = 150;
+static_assert(sizeof(Table<kMany>) <= 32764);
+
+}  // namespace hookstats::cuda

@@ -1,0 +1,165 @@
+// Launches: gathers the tensors that one launch can take and gives them their part of the
+// workspace.
+#include "cuda/update.h"
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cuda/kernels.h"
+#include "cuda/plan.h"
+
+namespace hookstats::cuda {
+
+namespace {
+
+constexpr size_t kTicketBytes = kTickets * sizeof(uint32_t);
+
+// The tensors of one launch, of one agent, one source and one set of bins: a table and what the
+// tensors in it need together.
+template <int kItems>
+struct Batch {
+  AgentKind agent;
+  SourceKind source;
+  int64_t partials, blocks;
+  int32_t tickets, scratch;
+  Table<kItems> table;
+
+  void begin(const UpdateParams& p, const Plan& plan) {
+    agent = plan.agent;
+    source = plan.source;
+    partials = blocks = 0;
+    tickets = scratch = 0;
+    table.common = {p.dtype,       static_cast<int32_t>(element_size(p.dtype)),
+                    p.tensor_bins, p.channel_bins,
+                    p.scale,       p.device_scale,
+                    plan.shared};
+    table.count = 0;
+  }
+
+  bool takes(const UpdateParams& p, const Plan& plan) const {
+    const Common& common = table.common;
+    const auto same = [](const Bins& a, const Bins& b) {
+      return a.kind == b.kind && a.bins == b.bins && a.edges == b.edges &&
+             a.descriptor == b.descriptor && a.shift == b.shift && a.base == b.base;
+    };
+    return agent == plan.agent && source == plan.source && common.dtype == p.dtype &&
+           same(common.tensor_bins, p.tensor_bins) && same(common.channel_bins, p.channel_bins) &&
+           common.scale == p.scale && common.device_scale == p.device_scale &&
+           std::memcmp(&common.shared, &plan.shared, sizeof(Shared)) == 0;
+  }
+
+  bool has_room_for(const Plan& plan) const {
+    constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+    return table.count < kItems && tickets + plan.tickets <= kTickets &&
+           blocks + plan.item.blocks <= kMostBlocks;
+  }
+
+  void add(const UpdateParams& p, const Plan& plan, void* workspace) {
+    Item& item = table.items[table.count];
+    item = plan.item;
+    const uintptr_t memory = reinterpret_cast<uintptr_t>(workspace);
+    item.tickets =
+        reinterpret_cast<uint32_t*>(memory + static_cast<size_t>(tickets) * sizeof(uint32_t));
+    item.partials = reinterpret_cast<Channel*>(memory + kTicketBytes +
+                                               static_cast<size_t>(partials) * sizeof(Channel));
+    item.first_block = static_cast<int32_t>(blocks);
+    std::copy_n(p.view.outer, p.view.outer_dims, table.outer + table.count * table.kDims);
+    ++table.count;
+    partials += plan.partials;
+    tickets += plan.tickets;
+    blocks += plan.item.blocks;
+    scratch = std::max(scratch, plan.scratch);
+  }
+
+  size_t workspace_bytes() const {
+    return partials == 0 ? 0 : kTicketBytes + static_cast<size_t>(partials) * sizeof(Channel);
+  }
+
+  void launch(Workspace workspace, Stream stream) const {
+    if (workspace.bytes < workspace_bytes()) {
+      throw std::invalid_argument("workspace has " + std::to_string(workspace.bytes) +
+                                  " bytes; expected " + std::to_string(workspace_bytes()));
+    }
+    const size_t shared = static_cast<size_t>(table.common.shared.scratch) +
+                          static_cast<size_t>(scratch) * sizeof(Channel);
+    const LaunchConfig config{blocks, kBlock, shared, stream};
+    switch (source) {
+      case SourceKind::kFloat32:
+        return launch_agent<Vectors<float>>(table, agent, config);
+      case SourceKind::kFloat16:
+        return launch_agent<Vectors<Half>>(table, agent, config);
+      case SourceKind::kBFloat16:
+        return launch_agent<Vectors<BFloat16>>(table, agent, config);
+      case SourceKind::kScalars:
+        return launch_agent<Scalars>(table, agent, config);
+    }
+  }
+};
+
+// Calls f(batch) on batches that hold all tensors, of one or of many.
+template <class F>
+void each_batch(const Device& device, const UpdateParams* params, int64_t count, void* workspace,
+                F&& f) {
+  std::vector<std::unique_ptr<Batch<kMany>>> open;
+  Batch<1> single;
+  const auto emit = [&](const UpdateParams& p, const Plan& plan) {
+    single.begin(p, plan);
+    single.add(p, plan, workspace);
+    f(single);
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const UpdateParams& p = params[i];
+    if (p.view.numel() == 0) continue;
+    const Plan plan = make_plan(device, p);
+    if (count == 1 || p.view.outer_dims > Table<kMany>::kDims) {
+      emit(p, plan);
+      continue;
+    }
+    auto batch =
+        std::find_if(open.begin(), open.end(), [&](const auto& b) { return b->takes(p, plan); });
+    if (batch == open.end()) {
+      open.push_back(std::unique_ptr<Batch<kMany>>(new Batch<kMany>));
+      batch = open.end() - 1;
+      (*batch)->begin(p, plan);
+    } else if (!(*batch)->has_room_for(plan)) {
+      f(**batch);
+      (*batch)->begin(p, plan);
+    }
+    (*batch)->add(p, plan, workspace);
+  }
+  for (const auto& batch : open) f(*batch);
+}
+
+}  // namespace
+
+Device device(int index) {
+  const DeviceLimits limits = device_limits(index);
+  return {limits.multiprocessors, static_cast<size_t>(limits.shared_bytes), limits.major,
+          limits.minor};
+}
+
+size_t workspace_bytes_many(const Device& device, const UpdateParams* params, int64_t count) {
+  size_t bytes = 0;
+  each_batch(device, params, count, nullptr,
+             [&](const auto& batch) { bytes = std::max(bytes, batch.workspace_bytes()); });
+  return bytes;
+}
+
+void update_many(const Device& device, const UpdateParams* params, int64_t count,
+                 Workspace workspace, Stream stream) {
+  each_batch(device, params, count, workspace.data,
+             [&](const auto& batch) { batch.launch(workspace, stream); });
+}
+
+size_t workspace_bytes(const Device& device, const UpdateParams& params) {
+  return workspace_bytes_many(device, &params, 1);
+}
+
+void update(const Device& device, const UpdateParams& params, Workspace workspace, Stream stream) {
+  update_many(device, &params, 1, workspace, stream);
+}
+
+}  // namespace hookstats::cuda

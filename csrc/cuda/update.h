@@ -1,0 +1,41 @@
+// Entry points of the CUDA kernels: fold tensors' statistics into the state of their channels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/update_params.h"
+
+namespace hookstats::cuda {
+
+using Stream = void*;  // cudaStream_t
+
+// What a plan depends on; read once a device.
+struct Device {
+  int multiprocessors;
+  size_t shared_bytes;  // a block's, at most
+  int major, minor;     // compute capability
+};
+Device device(int index);
+
+// Memory of the device that one stream's updates share, one after another. It was zero when it was
+// made; every update leaves it as it has to be for the next.
+struct Workspace {
+  void* data;
+  size_t bytes;
+};
+
+// Bytes of workspace that `update` needs: 0 where none.
+size_t workspace_bytes(const Device& device, const UpdateParams& params);
+
+// Launches on the stream and returns: no synchronisation, no allocation, no copy. The same input,
+// equally aligned, gives the same bits on devices of one kind. Throws std::runtime_error, which
+// names CUDA's error, and std::invalid_argument if the workspace is too small.
+void update(const Device& device, const UpdateParams& params, Workspace workspace, Stream stream);
+
+// The same as `update` one by one, whose states share no memory, in few launches.
+size_t workspace_bytes_many(const Device& device, const UpdateParams* params, int64_t count);
+void update_many(const Device& device, const UpdateParams* params, int64_t count,
+                 Workspace workspace, Stream stream);
+
+}  // namespace hookstats::cuda

@@ -1,0 +1,151 @@
+// Two passes over an optimizer's parameters: one that may decline, and one that counts and
+// collects.
+#include "hooks/parameters.h"
+
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <utility>
+
+namespace py = pybind11;
+
+namespace hookstats::hooks {
+
+void Parameters::add(PyObject* parameter) { entries_.push_back({parameter, {}, {}, {}, {}}); }
+
+void Parameters::add_watched(PyObject* parameter, py::object owner, py::str key,
+                             std::shared_ptr<Site> value, std::shared_ptr<Site> gradient) {
+  entries_.push_back(
+      {parameter, std::move(owner), std::move(key), std::move(value), std::move(gradient)});
+}
+
+bool Parameters::observe(const py::list& groups, const py::object& divisor) {
+  std::optional<at::Tensor> scale;
+  if (!divisor.is_none()) {
+    if (!THPVariable_Check(divisor.ptr())) return false;
+    scale = THPVariable_Unpack(divisor.ptr());
+  }
+  struct LetGo {
+    Parameters& of;
+    ~LetGo() {
+      of.values_.clear();
+      of.gradients_.clear();
+      for (Batch& batch : of.batches_) {
+        batch.params.clear();
+        batch.sites.clear();
+      }
+    }
+  } const let_go{*this};
+  if (!collect(groups, scale)) return false;
+  count(scale);
+  for (Batch& batch : batches_) {
+    if (!batch.params.empty()) fold(batch);
+  }
+  return true;
+}
+
+bool Parameters::collect(const py::list& groups, const std::optional<at::Tensor>& scale) {
+  const bool divides = !scale || (scale->scalar_type() == at::kFloat && scale->dim() == 0);
+  if (!divides || (scale && !Site::is_plain(*scale))) return false;
+  std::optional<c10::Device> asked;  // the last device that kernels were asked for
+  const auto folds = [&](const Site& site, const at::Tensor& x) {
+    if (!site.fits(x)) return false;
+    if (asked == x.device()) return true;
+    asked = x.device();
+    return arena_->kernels(x) != nullptr;
+  };
+  for (const py::handle group : groups) {
+    if (!PyList_Check(group.ptr())) return false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group.ptr()); ++i) {
+      PyObject* const parameter = PyList_GET_ITEM(group.ptr(), i);
+      if (values_.size() == entries_.size()) return false;
+      const Entry& entry = entries_[values_.size()];
+      if (!is_still(entry, parameter)) return false;
+      const at::Tensor& value = THPVariable_Unpack(parameter);
+      const at::Tensor gradient = entry.gradient ? value.grad() : at::Tensor();
+      if (entry.value && !entry.value->disabled && !folds(*entry.value, value)) return false;
+      if (gradient.defined() && !entry.gradient->disabled) {
+        if (!folds(*entry.gradient, gradient)) return false;
+        if (scale && scale->device() != gradient.device()) return false;
+      }
+      values_.push_back(value);
+      gradients_.push_back(gradient);
+    }
+  }
+  return values_.size() == entries_.size();
+}
+
+// Names say which parameter is watched, as modules may have others by them than before.
+bool Parameters::is_still(const Entry& entry, PyObject* parameter) const {
+  if (entry.parameter != parameter || !THPVariable_Check(parameter)) return false;
+  if (!entry.owner) return true;
+  const py::object owner = entry.owner();
+  if (owner.is_none()) return false;
+  const py::object named = py::getattr(owner, "_parameters");
+  return PyDict_Check(named.ptr()) &&
+         PyDict_GetItemWithError(named.ptr(), entry.key.ptr()) == parameter;
+}
+
+void Parameters::count(const std::optional<at::Tensor>& scale) {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const auto& [parameter, owner, key, value, gradient] = entries_[i];
+    if (value) {
+      ++value->forwards;
+      add_to_batch(*value, values_[i], nullptr);
+    }
+    if (!gradient) continue;
+    ++gradient->forwards;
+    if (gradients_[i].defined()) {
+      ++gradient->backwards;
+      add_to_batch(*gradient, gradients_[i], scale ? &*scale : nullptr);
+    } else if (values_[i].requires_grad()) {
+      ++gradient->missing;
+    } else {
+      gradient->skip("requires no gradient");
+    }
+  }
+}
+
+void Parameters::add_to_batch(Site& site, const at::Tensor& x, const at::Tensor* scale) {
+  if (site.disabled) return site.skip("disabled");
+  const int32_t device = x.get_device();
+  Batch* batch = nullptr;
+  for (Batch& each : batches_) {
+    if (each.device == device) batch = &each;
+  }
+  if (batch == nullptr) {
+    batches_.push_back({arena_->kernels(x), device, {}, {}});
+    batch = &batches_.back();
+  }
+  UpdateParams& params = batch->params.emplace_back(site.aim(x));
+  batch->sites.push_back(&site);
+  if (scale != nullptr && scale->is_cpu()) {
+    params.scale = *scale->const_data_ptr<float>();
+  } else if (scale != nullptr) {
+    params.device_scale = scale->const_data_ptr<float>();
+  }
+}
+
+void Parameters::fold(Batch& batch) {
+  try {
+    const py::gil_scoped_release released;
+    batch.kernels->update(batch.params.data(), static_cast<int64_t>(batch.params.size()),
+                          batch.device);
+  } catch (const c10::AcceleratorError&) {
+    throw;  // the device is lost
+  } catch (const std::exception& error) {
+    // Nothing in them is refused for what it is, so it is none of their faults alone.
+    for (Site* site : batch.sites) {
+      site->skip("disabled");
+      site->fail(error);
+    }
+    return;
+  }
+  for (Site* site : batch.sites) {
+    ++site->observed;
+    site->count_fold();
+  }
+}
+
+}  // namespace hookstats::hooks

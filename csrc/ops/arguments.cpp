@@ -1,0 +1,170 @@
+// The checks of update_ and update_many_: what they refuse changes no state.
+#include "ops/arguments.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <ostream>
+
+#include "ops/scalar_type.h"
+
+namespace hookstats {
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// `rows` < 0: a tensor of one dimension, [columns].
+void check_state(const Tensor& t, const Name& name, const Place& place, ScalarType dtype,
+                 int64_t rows, int64_t columns) {
+  const bool shaped = rows < 0 ? t.dim() == 1 && t.size(0) == columns
+                               : t.dim() == 2 && t.size(0) == rows && t.size(1) == columns;
+  STD_TORCH_CHECK(place.has(t) && t.scalar_type() == dtype && t.is_contiguous() && shaped, name,
+                  " is ", t.scalar_type(), " ", shape_of(t), "; expected a contiguous ", place,
+                  " tensor of ", dtype, " [", rows < 0 ? "" : std::to_string(rows) + ", ", columns,
+                  "]");
+}
+
+void check_length(const std::vector<Tensor>& tensors, const char* name, size_t expected) {
+  STD_TORCH_CHECK(tensors.size() == expected, name, " has ", tensors.size(), " tensors; expected ",
+                  expected, ", one a tensor of xs where there is something to fill");
+}
+
+// States are filled side by side, so no two may share memory.
+void check_apart(const std::vector<Tensor>& tensors, const char* name) {
+  struct Range {
+    const char* begin;
+    const char* end;
+    size_t index;
+  };
+  std::vector<Range> ranges;
+  ranges.reserve(tensors.size());
+  for (const Tensor& t : tensors) {
+    const char* begin = static_cast<const char*>(t.const_data_ptr());
+    ranges.push_back({begin, begin + t.numel() * t.element_size(), ranges.size()});
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    STD_TORCH_CHECK(ranges[i - 1].end <= ranges[i].begin, name, "[",
+                    std::min(ranges[i - 1].index, ranges[i].index), "] and ", name, "[",
+                    std::max(ranges[i - 1].index, ranges[i].index),
+                    "] share memory; expected a state of its own for every tensor of xs");
+  }
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Place& place) {
+  return place.cuda < 0 ? out << "CPU" : out << "cuda:" << place.cuda;
+}
+
+std::ostream& operator<<(std::ostream& out, const Name& name) {
+  out << name.argument;
+  return name.index < 0 ? out : out << '[' << name.index << ']';
+}
+
+std::string shape_of(const Tensor& t) {
+  std::string shape = "[";
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    shape += (d == 0 ? "" : ", ") + std::to_string(t.size(d));
+  }
+  return shape + "]";
+}
+
+UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> channel_dim,
+                   const Bins& bins, const Bins& channel_bins, int64_t index) {
+  const Tensor& x = fold.x;
+  const Name name{index < 0 ? "x" : "xs", index};
+  STD_TORCH_CHECK(place.has(x), name, " is not on ", place, ", the device of the first tensor");
+  const int64_t dims = x.dim();
+  int64_t dim = -1;
+  if (channel_dim.has_value()) {
+    STD_TORCH_CHECK(-dims <= *channel_dim && *channel_dim < dims, "channel_dim is ", *channel_dim,
+                    "; expected -", dims, " <= channel_dim < ", dims, " for ", name, " of shape ",
+                    shape_of(x));
+    dim = *channel_dim < 0 ? *channel_dim + dims : *channel_dim;
+  }
+  UpdateParams params{};
+  const std::optional<DType> dtype = dtype_of(x.scalar_type());
+  STD_TORCH_CHECK(dtype.has_value(), name, " has dtype ", x.scalar_type(),
+                  "; expected a real floating point, integer or bool dtype");
+  params.dtype = *dtype;
+  params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(dims),
+                             static_cast<int>(dim));
+  const int64_t channels = params.view.channels;
+  check_state(fold.moments, {"moments", index}, place, ScalarType::Double, channels,
+              kMomentColumns);
+  check_state(fold.tallies, {"tallies", index}, place, ScalarType::Long, channels, kTallyColumns);
+  params.tensor_bins = bins;
+  params.channel_bins = channel_bins;
+  if (fold.counts != nullptr) {
+    check_state(*fold.counts, {"counts", index}, place, ScalarType::Long, -1, bins.slots());
+    params.tensor_counts = static_cast<int64_t*>(fold.counts->mutable_data_ptr());
+  }
+  if (fold.channel_counts != nullptr) {
+    check_state(*fold.channel_counts, {"channel_counts", index}, place, ScalarType::Long, channels,
+                channel_bins.slots());
+    params.channel_counts = static_cast<int64_t*>(fold.channel_counts->mutable_data_ptr());
+  }
+  params.data = x.const_data_ptr();
+  STD_TORCH_CHECK(params.data != nullptr || params.view.numel() == 0, name, " has shape ",
+                  shape_of(x), " and no memory; expected one that is not freed");
+  params.moments = static_cast<double*>(fold.moments.mutable_data_ptr());
+  params.tallies = static_cast<int64_t*>(fold.tallies.mutable_data_ptr());
+  return params;
+}
+
+std::vector<UpdateParams> check(const Folds& folds, const Place& place,
+                                std::optional<int64_t> channel_dim, const Bins& bins,
+                                const Bins& channel_bins) {
+  std::vector<UpdateParams> params;
+  params.reserve(folds.xs.size());
+  for (size_t i = 0; i < folds.xs.size(); ++i) {
+    const Fold fold{folds.xs[i], folds.moments[i], folds.tallies[i],
+                    folds.counts.empty() ? nullptr : &folds.counts[i],
+                    folds.channel_counts.empty() ? nullptr : &folds.channel_counts[i]};
+    params.push_back(check(fold, place, channel_dim, bins, channel_bins, static_cast<int64_t>(i)));
+  }
+  check_apart(folds.moments, "moments");
+  check_apart(folds.tallies, "tallies");
+  check_apart(folds.counts, "counts");
+  check_apart(folds.channel_counts, "channel_counts");
+  return params;
+}
+
+void check_lengths(const Folds& folds, bool bins, bool channel_bins) {
+  const size_t expected = folds.xs.size();
+  check_length(folds.moments, "moments", expected);
+  check_length(folds.tallies, "tallies", expected);
+  check_length(folds.counts, "counts", bins ? expected : 0);
+  check_length(folds.channel_counts, "channel_counts", channel_bins ? expected : 0);
+}
+
+void check_pairs(bool counts, bool bins, bool channel_counts, bool channel_bins) {
+  STD_TORCH_CHECK(counts == bins && channel_counts == channel_bins,
+                  counts == bins ? "channel_bins" : "bins",
+                  " and its counts were not given together; expected both or neither");
+}
+
+void check_bins(const Tensor& bins, const char* name, const Place& place) {
+  STD_TORCH_CHECK(place.has(bins) && bins.dim() == 1 && bins.is_contiguous(), name,
+                  " is not a contiguous ", place, " tensor of one dimension, but has shape ",
+                  shape_of(bins));
+  const bool edges = bins.scalar_type() == ScalarType::Float;
+  STD_TORCH_CHECK(
+      edges || (bins.scalar_type() == ScalarType::Int && bins.size(0) == 3), name, " is ",
+      bins.scalar_type(), " ", shape_of(bins),
+      "; expected float32 edges, or int32 [3]: subdivision_bits, min_exponent, max_exponent");
+  STD_TORCH_CHECK(!edges || bins.size(0) >= 2, name, " has ", bins.size(0),
+                  " edges; expected at least 2");
+}
+
+void check_scale(const Tensor& scale, const Place& place) {
+  STD_TORCH_CHECK(place.has(scale) && scale.scalar_type() == ScalarType::Float && scale.dim() == 0,
+                  "scale is ", scale.scalar_type(), " ", shape_of(scale), "; expected a ", place,
+                  " tensor of ", ScalarType::Float, " []");
+}
+
+}  // namespace hookstats

@@ -1,0 +1,27 @@
+// What an operator library offers to the C++ hooks, a library of their own, by one address.
+#pragma once
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+
+#include "core/update_params.h"
+
+namespace hookstats {
+
+struct Kernels {
+  // Folds `count` tensors of one device into states that share no memory; `device` is its index.
+  void (*update)(const UpdateParams* params, int64_t count, int32_t device);
+  // Whether what the device is asked for now becomes a part of a graph, which would replay kernels
+  // and no hooks; null where there are no such graphs.
+  bool (*is_capturing)(int32_t device);
+};
+
+// The address of `kernels`, for whoever was built with the same UpdateParams.
+inline int64_t entry(const Kernels& kernels, int64_t params_size) {
+  STD_TORCH_CHECK(params_size == int64_t{sizeof(UpdateParams)}, "params_size is ", params_size,
+                  "; expected ", sizeof(UpdateParams), ", that of the same build");
+  return reinterpret_cast<int64_t>(&kernels);
+}
+
+}  // namespace hookstats

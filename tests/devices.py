@@ -1,0 +1,52 @@
+"""Runs an operator on a GPU for tests whose tensors are on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+on_gpu = [
+    pytest.mark.cuda,
+    pytest.mark.filterwarnings("ignore:hookstats has no kernel for device type 'cuda'"),
+]
+"""The marks of a test that needs a GPU, and means something also where no kernel is built."""
+
+
+def moved(x: Tensor, device: str = "cuda") -> Tensor:
+    """A copy of `x` on `device`, with the strides and offset that it has in its memory."""
+    with torch.no_grad():
+        plain = x.detach().resolve_neg()
+        elements = plain.untyped_storage().nbytes() // plain.element_size()
+        memory = plain.as_strided((elements,), (1,), 0).to(device)
+        copy = memory.as_strided(plain.shape, plain.stride(), plain.storage_offset())
+    return copy.requires_grad_(x.requires_grad)
+
+
+def on_cuda(update: Callable[..., None]) -> Callable[..., None]:
+    """`update_` or `update_many_`, of copies on the GPU whose state is copied back."""
+
+    def run(*arguments: Any) -> None:
+        there = [_map(argument) for argument in arguments]
+        update(*there)
+        with torch.no_grad():
+            for mine, other in zip(arguments[2:], there[2:], strict=True):
+                for a, b in zip(_list(mine), _list(other), strict=True):
+                    if a.dtype in (torch.float64, torch.int64):  # not bins, nor a scale
+                        a.copy_(b)
+
+    return run
+
+
+def _list(argument: Any) -> list[Tensor]:
+    tensors = argument if isinstance(argument, (list, tuple)) else [argument]
+    return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+
+
+def _map(argument: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return [moved(tensor) for tensor in argument]
+    return moved(argument) if isinstance(argument, Tensor) else argument

@@ -1,0 +1,503 @@
+// The CUDA kernels' own source, emulated, against an fp64 definition and the CPU kernels: dtypes,
+// layouts, alignments, sizes, data, bins, scales and devices; and the same bits in every order of
+// threads and blocks.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cases.h"
+#include "check.h"
+#include "cpu/update.h"
+#include "cuda/update.h"
+#include "simt.h"
+
+using namespace cases;
+
+namespace {
+
+// An H200, and devices with so little that small tensors already meet their limits.
+const cuda::Device kDevices[] = {
+    {132, 227 * 1024, 9, 0}, {1, 48 * 1024, 8, 0}, {3, 99 * 1024, 8, 6}, {7, 163 * 1024, 8, 0}};
+
+// Bins as the host makes them, and as a kernel makes them from their descriptor.
+struct TestBins {
+  std::shared_ptr<std::vector<float>> edges;
+  std::shared_ptr<std::vector<float>> described_edges;
+  std::shared_ptr<std::vector<int32_t>> described_log;
+  Bins host, device;
+
+  static TestBins none() { return {}; }
+  static TestBins linear(const std::vector<float>& edges) {
+    TestBins b;
+    b.edges = std::make_shared<std::vector<float>>(edges);
+    b.described_edges = std::make_shared<std::vector<float>>(edges);
+    const int64_t bins = static_cast<int64_t>(edges.size()) - 1;
+    b.host = linear_bins(b.edges->data(), bins);
+    b.device = described_bins(BinKind::kLinear, bins, b.described_edges->data());
+    return b;
+  }
+  static TestBins uniform(int64_t bins, double lo, double hi) {
+    std::vector<float> edges(static_cast<size_t>(bins + 1));
+    for (int64_t i = 0; i <= bins; ++i) {
+      const double share = static_cast<double>(i) / static_cast<double>(bins);
+      edges[static_cast<size_t>(i)] = static_cast<float>(lo + (hi - lo) * share);
+    }
+    return linear(edges);
+  }
+  static TestBins log(int subdivision_bits, int min_exponent, int max_exponent) {
+    TestBins b;
+    b.described_log = std::make_shared<std::vector<int32_t>>(
+        std::vector<int32_t>{subdivision_bits, min_exponent, max_exponent});
+    b.host = log_bins(subdivision_bits, min_exponent, max_exponent);
+    b.device = described_bins(BinKind::kLog, b.host.bins, b.described_log->data());
+    return b;
+  }
+};
+
+// Neighbouring floats from 1 on: which edge is nearest cannot be guessed.
+std::vector<float> dense_edges(int64_t bins) {
+  std::vector<float> edges{1.0f};
+  while (static_cast<int64_t>(edges.size()) <= bins) {
+    edges.push_back(std::nextafter(edges.back(), 2.0f));
+  }
+  return edges;
+}
+
+std::vector<float> widening_edges(int64_t bins) {
+  std::vector<float> edges{-1.0f};
+  for (int64_t i = 0; i < bins; ++i)
+    edges.push_back(edges.back() + 1e-3f * static_cast<float>(i + 1));
+  return edges;
+}
+
+const std::vector<TestBins>& tensor_bins() {
+  static const std::vector<TestBins> bins = {
+      TestBins::none(),
+      TestBins::uniform(64, -4.0, 4.0),
+      TestBins::log(3, -127, 127),
+      TestBins::uniform(2048, -3.0, 5.0),
+      TestBins::linear(dense_edges(200)),
+      TestBins::log(1, -20, 10),
+      TestBins::linear(widening_edges(77)),
+      TestBins::uniform(1, 0.0, 1.0),
+      TestBins::log(0, -126, 127),
+  };
+  return bins;
+}
+
+const std::vector<TestBins>& channel_bins() {
+  static const std::vector<TestBins> bins = {
+      TestBins::uniform(64, -4.0, 4.0),     TestBins::none(),
+      TestBins::uniform(256, -2.0, 2.0),    TestBins::log(1, -20, 10),
+      TestBins::linear(widening_edges(33)),
+  };
+  return bins;
+}
+
+// What integers and fp64 widen to is summed in fp64 throughout.
+Bounds bounds_of(DType dtype) {
+  const bool wide = dispatch(
+      dtype, [](auto* type) { return sizeof(widen(Element<decltype(type)>{})) == sizeof(double); });
+  return wide ? Bounds{1e-12, 1e-12, 1e-12} : Bounds{};
+}
+
+// Zero as it was made, and used again by one update after another.
+struct TestWorkspace {
+  std::vector<uint64_t> memory;
+
+  cuda::Workspace of(size_t bytes) {
+    memory.assign((bytes + 7) / 8, 0);
+    return {memory.data(), bytes};
+  }
+};
+
+// The state after `times` updates of an empty one.
+State folded(const Case& c, const TestBins& tensor, const TestBins& channel,
+             const cuda::Device& device, uint64_t seed, int times = 1,
+             const float* device_scale = nullptr) {
+  simt::shared_limit = device.shared_bytes;
+  simt::seed(seed);
+  State state(channels_of(c), tensor.host, channel.host);
+  UpdateParams params = params_of(c, state, tensor.device, channel.device);
+  if (device_scale != nullptr) params.scale = 1.0f;
+  params.device_scale = device_scale;
+  TestWorkspace workspace;
+  const cuda::Workspace given = workspace.of(cuda::workspace_bytes(device, params));
+  for (int i = 0; i < times; ++i) cuda::update(device, params, given, nullptr);
+  return state;
+}
+
+void serial(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context) {
+  body(0, tasks, context);
+}
+
+void check_case(Case c, const TestBins& tensor, const TestBins& channel, const cuda::Device& device,
+                uint64_t seed) {
+  c.name += ", tensor bins " + std::to_string(tensor.host.bins) + ", channel bins " +
+            std::to_string(channel.host.bins) + ", multiprocessors " +
+            std::to_string(device.multiprocessors);
+  try {
+    const State state = folded(c, tensor, channel, device, seed);
+    check_state(c, state, tensor.host, channel.host, bounds_of(c.dtype));
+    CHECK(folded(c, tensor, channel, device, ~seed) == state, "%s: order", c.name.c_str());
+
+    State on_cpu(channels_of(c), tensor.host, channel.host);
+    cpu::update(params_of(c, on_cpu, tensor.host, channel.host), serial);
+    CHECK(state.tallies == on_cpu.tallies && state.tensor_counts == on_cpu.tensor_counts &&
+              state.channel_counts == on_cpu.channel_counts,
+          "%s: unlike the CPU", c.name.c_str());
+    if (seed % 4 == 0) {
+      const State three = folded(c, tensor, channel, device, seed, 3);
+      check_state(c, three, tensor.host, channel.host, bounds_of(c.dtype), 3);
+    }
+  } catch (const std::exception& error) {
+    CHECK(false, "%s: %s", c.name.c_str(), error.what());
+  }
+}
+
+Case make_case(const Shape& shape, DType dtype, Data data, double mean, double std, float scale,
+               int64_t front, uint64_t seed) {
+  Case c{shape.name, dtype, shape.sizes, shape.strides, shape.channel_dim, scale, {}};
+  c.front = front;
+  fill_memory(c, extent_of(shape), data, mean, std, seed);
+  char text[160];
+  std::snprintf(
+      text, sizeof text, ", dtype %d, data %d, mean %g, std %g, scale %g, front %ld, #%lu",
+      static_cast<int>(dtype), static_cast<int>(data), mean, std, static_cast<double>(scale),
+      static_cast<long>(front), static_cast<unsigned long>(seed));
+  c.name += text;
+  return c;
+}
+
+template <class Choices>
+const auto& pick(const Choices& choices, std::mt19937_64& random) {
+  return choices[random() % std::size(choices)];
+}
+
+constexpr Data kDatas[] = {Data::kNormal,    Data::kConstant,  Data::kMostlyZero,
+                           Data::kHeavyTail, Data::kNonFinite, Data::kNonFiniteOnly,
+                           Data::kSubnormal};
+
+std::vector<Shape> all_shapes() {
+  std::vector<Shape> shapes = kShapes;
+  const std::vector<Shape> more = {
+      {"whole, 1", {1}, {1}, -1},
+      {"whole, 31", {31}, {1}, -1},
+      {"whole, every third", {4001}, {3}, -1},
+      {"whole, transposed with gaps", {33, 31}, {1, 50}, -1},
+      {"one row of one", {1, 1}, {1, 1}, 0},
+      {"rows of one", {33, 1}, {1, 1}, 0},
+      {"rows of 31", {997, 31}, {31, 1}, 0},
+      {"rows of 33, with gaps", {31, 33}, {47, 1}, 0},
+      {"rows, many", {4100, 5}, {5, 1}, 0},
+      {"columns, one row", {1, 997}, {997, 1}, 1},
+      {"columns, 64", {31, 33, 64}, {2112, 64, 1}, 2},
+      {"columns, 256", {3, 31, 256}, {7936, 256, 1}, 2},
+      {"columns, 4100", {33, 4100}, {4100, 1}, 1},
+      {"columns of three dimensions", {7, 5, 40}, {1000, 64, 1}, 2},
+      {"channels first, long", {3, 7, 4500}, {31500, 4500, 1}, 1},
+      {"channels first, 600", {3, 600, 5}, {3000, 5, 1}, 1},
+      {"permuted, with gaps", {3, 5, 7, 4, 6}, {2000, 1, 5, 300, 40}, 2},
+      {"overlapping", {40, 30}, {1, 1}, 0},
+  };
+  shapes.insert(shapes.end(), more.begin(), more.end());
+  return shapes;
+}
+
+void test_shapes() {
+  const uint64_t step = every();
+  std::mt19937_64 random(2);
+  uint64_t seed = 0;
+  for (const Shape& shape : all_shapes()) {
+    for (const DType dtype : kDTypes) {
+      for (const Data data : kDatas) {
+        const double stds[] = {1.0, 1.0, 1.0, 1e-2, 1e19, 1e-20};
+        const float scales[] = {1.0f, 1.0f, 8.0f, 3.0f};
+        const double std = pick(stds, random), means[] = {0.0, 0.0, 100.0, 1e6 * std};
+        const double mean = pick(means, random);
+        const float scale = pick(scales, random);
+        const int64_t front = random() % 2 == 0 ? 0 : static_cast<int64_t>(random() % 16);
+        const TestBins& tensor = pick(tensor_bins(), random);
+        const TestBins& channel = pick(channel_bins(), random);
+        const cuda::Device& device = pick(kDevices, random);
+        const bool vectors =
+            dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+        const bool skipped = random() % (step * (vectors ? 3 : 6)) != 0;
+        ++seed;
+        if (skipped) continue;
+        check_case(make_case(shape, dtype, data, mean, std, scale, front, seed), tensor, channel,
+                   device, seed);
+      }
+    }
+  }
+}
+
+// Any number of dimensions, of any size and order, with gaps between them.
+void test_random_shapes() {
+  const uint64_t step = every();
+  std::mt19937_64 random(3);
+  for (uint64_t example = 0; example < 400; ++example) {
+    const int64_t sizes[] = {1, 2, 3, 8, 31, 32, 33, 64, 100, 997};
+    Shape shape{"random", {}, {}, -1};
+    const size_t dims = random() % 6;
+    int64_t numel = 1;
+    for (size_t d = 0; d < dims; ++d) {
+      int64_t size = pick(sizes, random);
+      if (numel * size > 40000) size = 2;
+      numel *= size;
+      shape.sizes.push_back(size);
+    }
+    shape.strides.resize(dims);
+    std::vector<size_t> order(dims);
+    std::iota(order.begin(), order.end(), 0);
+    if (random() % 2 == 0) std::shuffle(order.begin(), order.end(), random);
+    int64_t stride = random() % 8 == 0 ? 2 : 1;
+    for (size_t i = dims; i-- > 0;) {
+      const int64_t gap = random() % 8 == 0 ? static_cast<int64_t>(random() % 3) : 0;
+      shape.strides[order[i]] = random() % 16 == 0 ? 0 : stride;
+      stride *= shape.sizes[order[i]];
+      stride += gap;
+    }
+    if (dims > 0) shape.channel_dim = static_cast<int>(random() % (dims + 1)) - 1;
+    const DType dtype = random() % 2 == 0 ? DType::kBFloat16 : pick(kDTypes, random);
+    const Data data = pick(kDatas, random);
+    const int64_t front = random() % 2 == 0 ? 0 : static_cast<int64_t>(random() % 16);
+    const TestBins& tensor = pick(tensor_bins(), random);
+    const TestBins& channel = pick(channel_bins(), random);
+    const cuda::Device& device = pick(kDevices, random);
+    if (example % step != 0) continue;
+    Case c = make_case(shape, dtype, data, 0.5, 2.0, 1.0f, front, example);
+    for (size_t d = 0; d < dims; ++d) {
+      c.name += (d == 0 ? ": " : ", ") + std::to_string(shape.sizes[d]) + "*" +
+                std::to_string(shape.strides[d]);
+    }
+    c.name += ", channels " + std::to_string(shape.channel_dim);
+    check_case(c, tensor, channel, device, example);
+  }
+}
+
+// A hundred orders of threads and blocks, one result.
+void test_orders() {
+  const std::vector<Shape> shapes = {{"whole", {150000}, {1}, -1},
+                                     {"rows", {2, 30000}, {30000, 1}, 0},
+                                     {"short rows", {70, 200}, {200, 1}, 0},
+                                     {"columns", {3000, 36}, {36, 1}, 1},
+                                     {"channels first", {4, 3, 4096}, {12288, 4096, 1}, 1},
+                                     {"strided", {200, 3, 30}, {100, 33, 1}, 1}};
+  for (const Shape& shape : shapes) {
+    const Case c = make_case(shape, DType::kBFloat16, Data::kNonFinite, 1.0, 1.0, 1.0f, 0, 1);
+    const TestBins tensor = TestBins::log(3, -127, 127), channel = TestBins::uniform(64, -4.0, 4.0);
+    const State first = folded(c, tensor, channel, kDevices[3], 0, 2);
+    for (uint64_t seed = 1; seed < 100; seed += every()) {
+      CHECK(folded(c, tensor, channel, kDevices[3], seed, 2) == first, "%s, order %lu", shape.name,
+            static_cast<unsigned long>(seed));
+    }
+  }
+}
+
+// The scale where only the device can read it.
+void test_device_scale() {
+  for (const float scale : {1.0f, 65536.0f, 3.0f, 0x1p-130f}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kInt32}) {
+      const Case c = make_case({"rows", {31, 333}, {333, 1}, 0}, dtype, Data::kNonFinite, 3.0, 2.0,
+                               scale, 0, 1);
+      const TestBins &tensor = tensor_bins()[1], &channel = channel_bins()[0];
+      const State by_host = folded(c, tensor, channel, kDevices[0], 1);
+      CHECK(by_host == folded(c, tensor, channel, kDevices[0], 1, 1, &scale), "scale %g",
+            static_cast<double>(scale));
+      check_state(c, by_host, tensor.host, channel.host, bounds_of(dtype));
+    }
+  }
+}
+
+// Every shape and dtype at once is what one by one would be.
+void test_many() {
+  const TestBins &tensor = tensor_bins()[5], &channel = channel_bins()[0];
+  const TestBins none;
+  const float scale = 8.0f;
+  const uint64_t step = every();
+  std::mt19937_64 random(4);
+  std::vector<Case> all;
+  for (const DType dtype : kDTypes) {
+    for (const Shape& shape : all_shapes()) {
+      const uint64_t seed = all.size();
+      if (random() % (dtype == DType::kFloat32 ? 1 : 5 * step) != 0) continue;
+      all.push_back(make_case(shape, dtype, seed % 2 == 0 ? Data::kNormal : Data::kNonFinite, 0.0,
+                              1.0, seed % 3 == 0 ? scale : 1.0f, seed % 7 == 0 ? 1 : 0, seed));
+    }
+  }
+  for (int copy = 0; copy < 200; ++copy) {
+    all.push_back(make_case({"small", {11, 5}, {5, 1}, 0}, DType::kFloat32, Data::kNormal, 0.0, 1.0,
+                            1.0f, 0, all.size()));
+  }
+  for (const cuda::Device& device : {kDevices[1], kDevices[0]}) {
+    if (step > 1 && device.multiprocessors > 1) continue;
+    std::vector<std::vector<State>> runs;
+    for (uint64_t seed = 0; seed < 2; ++seed) {
+      std::vector<State>& states = runs.emplace_back();
+      std::vector<UpdateParams> params;
+      states.reserve(all.size());
+      for (size_t i = 0; i < all.size(); ++i) {
+        const bool counts = i % 4 != 0;
+        const TestBins &t = counts ? tensor : none, &c = counts ? channel : none;
+        states.emplace_back(channels_of(all[i]), t.host, c.host);
+        params.push_back(params_of(all[i], states.back(), t.device, c.device));
+        if (i % 2 == 0 && all[i].scale == scale) {
+          params.back().scale = 1.0f;
+          params.back().device_scale = &scale;
+        }
+      }
+      simt::shared_limit = device.shared_bytes;
+      simt::seed(seed);
+      const int64_t count = static_cast<int64_t>(params.size());
+      TestWorkspace workspace;
+      const cuda::Workspace given =
+          workspace.of(cuda::workspace_bytes_many(device, params.data(), count));
+      for (int times = 0; times < 2; ++times) {
+        cuda::update_many(device, params.data(), count, given, nullptr);
+      }
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool counts = i % 4 != 0;
+      const TestBins &t = counts ? tensor : none, &c = counts ? channel : none;
+      check_state(all[i], runs[0][i], t.host, c.host, bounds_of(all[i].dtype), 2);
+      CHECK(runs[0][i] == runs[1][i], "many at once: %s, order", all[i].name.c_str());
+    }
+    cuda::update_many(device, nullptr, 0, {nullptr, 0}, nullptr);
+  }
+}
+
+// Elements further than 2^31 elements, and bytes, apart; and seen more than 2^31 times.
+void test_large_offsets() {
+  constexpr int64_t kFar = (int64_t{1} << 31) + 4;
+  const struct {
+    const char* name;
+    std::vector<int64_t> sizes, strides;
+    int channel_dim;
+  } far[] = {{"far rows", {3, 40}, {kFar, 1}, 0},
+             {"far channels", {40, 3}, {1, kFar}, 1},
+             {"far columns", {3, 40}, {kFar, 1}, 1},
+             {"far elements", {3}, {kFar}, -1},
+             {"far rows of one channel", {3, 5000}, {kFar, 1}, -1},
+             {"far planes", {3, 2, 2500}, {kFar, 2500, 1}, 1}};
+  constexpr size_t kBytes = static_cast<size_t>(2 * kFar + 8192) * sizeof(uint16_t);
+  void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(memory != MAP_FAILED, "%zu bytes of zeros", kBytes);
+  if (memory == MAP_FAILED) return;
+  auto* elements = static_cast<uint16_t*>(memory);
+  for (const int64_t row : {0, 1, 2}) {
+    for (int64_t i = 0; i < 6000; ++i) {
+      elements[row * kFar + i] = static_cast<uint16_t>(0x3f80 + (row * 131 + i * 7) % 200);
+    }
+  }
+  for (const auto& shape : far) {
+    // The definition reads a copy, whose rows lie close together.
+    Case c{shape.name, DType::kBFloat16, shape.sizes, shape.strides, shape.channel_dim, 1.0f, {}};
+    c.memory.resize(3 * 6000 * sizeof(uint16_t));
+    for (const int64_t row : {0, 1, 2}) {
+      std::memcpy(c.memory.data() + row * 12000, elements + row * kFar, 12000);
+    }
+    for (int64_t& stride : c.strides) stride = stride == kFar ? 6000 : stride;
+    for (const cuda::Device& device : kDevices) {
+      const TestBins &tensor = tensor_bins()[1], &channel = channel_bins()[3];
+      State state(channels_of(c), tensor.host, channel.host);
+      UpdateParams params = params_of(c, state, tensor.device, channel.device);
+      params.data = memory;
+      params.view = channel_view(shape.sizes.data(), shape.strides.data(),
+                                 static_cast<int>(shape.sizes.size()), shape.channel_dim);
+      simt::shared_limit = device.shared_bytes;
+      TestWorkspace workspace;
+      cuda::update(device, params, workspace.of(cuda::workspace_bytes(device, params)), nullptr);
+      check_state(c, state, tensor.host, channel.host);
+    }
+  }
+  munmap(memory, kBytes);
+}
+
+void test_expanded_beyond_32_bits() {
+  constexpr int64_t kTimes = int64_t{1} << 40;
+  const Case c = make_case({"expanded", {3, 9}, {9, 1}, 0}, DType::kFloat32, Data::kNonFinite, 0.0,
+                           1.0, 1.0f, 0, 1);
+  Case expanded = c;
+  expanded.sizes = {1 << 20, 3, 1 << 20, 9};
+  expanded.strides = {0, 9, 0, 1};
+  expanded.channel_dim = 1;
+  for (const cuda::Device& device : kDevices) {
+    const TestBins &tensor = tensor_bins()[1], &channel = channel_bins()[3];
+    check_state(c, folded(expanded, tensor, channel, device, 1), tensor.host, channel.host, {},
+                kTimes);
+  }
+}
+
+// More bins than any shared memory has room for.
+void test_many_bins() {
+  const TestBins many = TestBins::uniform(1 << 17, -4.0, 4.0), wide = TestBins::log(7, -127, 127);
+  for (const Shape& shape : {Shape{"whole", {70001}, {1}, -1}, Shape{"rows", {3, 997}, {997, 1}, 0},
+                             Shape{"columns", {333, 40}, {40, 1}, 1}}) {
+    const Case c = make_case(shape, DType::kFloat32, Data::kNonFinite, 0.0, 1.0, 1.0f, 0, 1);
+    for (const cuda::Device& device : {kDevices[0], kDevices[1]}) {
+      check_case(c, many, wide, device, 4);
+      check_case(c, wide, many, device, 4);
+    }
+  }
+}
+
+// A descriptor that does not fit the counts: they are wrong, but nothing beyond them is written.
+void test_wrong_descriptor() {
+  const Case c = make_case({"rows", {7, 333}, {333, 1}, 0}, DType::kFloat32, Data::kHeavyTail, 0.0,
+                           1.0, 1.0f, 0, 1);
+  TestBins wrong = TestBins::log(1, -20, 10);
+  *wrong.described_log = {3, -127, 127};
+  for (const cuda::Device& device : kDevices) {
+    const State state = folded(c, wrong, wrong, device, 1);
+    int64_t counted = 0;
+    for (const int64_t count : state.tensor_counts) counted += count;
+    CHECK(counted == 7 * 333, "%ld counted", static_cast<long>(counted));
+  }
+}
+
+void test_errors() {
+  const Case c =
+      make_case({"whole", {300001}, {1}, -1}, DType::kFloat32, Data::kNormal, 0.0, 1.0, 1.0f, 0, 1);
+  const TestBins none;
+  State state(1, none.host, none.host);
+  const State before = state;
+  const UpdateParams params = params_of(c, state, none.device, none.device);
+  CHECK(cuda::workspace_bytes(kDevices[0], params) > 0, "cut into pieces");
+  bool refused = false;
+  try {
+    cuda::update(kDevices[0], params, {nullptr, 0}, nullptr);
+  } catch (const std::invalid_argument&) {
+    refused = true;
+  }
+  CHECK(refused && state == before, "a workspace that is too small");
+}
+
+}  // namespace
+
+int main() {
+  if (simt::observer != nullptr) std::printf("looking for races\n");
+  test_shapes();
+  test_random_shapes();
+  test_orders();
+  test_device_scale();
+  test_many();
+  test_large_offsets();
+  test_expanded_beyond_32_bits();
+  test_many_bins();
+  test_wrong_descriptor();
+  test_errors();
+  return check::finish("kernels");
+}
