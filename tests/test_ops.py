@@ -231,6 +231,17 @@ def test_updates_accumulate(update: Update) -> None:
 
 
 @pytest.mark.parametrize("update", UPDATES)
+def test_edges_further_apart_than_float32_can_tell(update: Update) -> None:
+    """The distance of a value from the first edge is then infinite in float32."""
+    edges = torch.linspace(-3e38, 3e38, 65, dtype=torch.float64).float()
+    x = (1e38 * normal(1000)).float()
+    counts = torch.zeros(66, dtype=torch.int64)
+    update(x, None, state.identity_moments(1), state.identity_tallies(1), counts, edges)
+    slots = torch.searchsorted(edges, x, right=True)
+    assert torch.equal(counts, torch.bincount(slots, minlength=66))
+
+
+@pytest.mark.parametrize("update", UPDATES)
 def test_the_state_may_be_rows_of_a_larger_one(update: Update) -> None:
     """As in an arena: nothing outside the rows given is touched."""
     x = normal(100, 3)

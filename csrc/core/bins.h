@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "core/dtype.h"
 #include "core/macros.h"
@@ -62,7 +63,8 @@ inline Bins linear_bins(float* edges, int64_t bins) {
               edges[i] == edges[0] + step;
   }
   const bool scale_is_normal = b.scale > 1e-37f && b.scale < 1e37f;
-  b.uniform = off < 0.25 * width && bins < (1 << 20) && scale_is_normal;
+  const bool distances_are_finite = b.hi - b.lo <= std::numeric_limits<float>::max();
+  b.uniform = off < 0.25 * width && bins < (1 << 20) && scale_is_normal && distances_are_finite;
   edges[bins] = std::nextafter(edges[bins], INFINITY);
   return b;
 }
