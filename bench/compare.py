@@ -12,6 +12,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
+from machine import describe
 from measured import Case, Results
 from tables import aligned
 
@@ -55,10 +56,17 @@ def main() -> None:
         help="exit with 1 where a ratio to the floor grew by more than this factor",
     )
     arguments = parser.parse_args()
+    for path in (arguments.then, arguments.now):
+        if not path.exists():
+            parser.error(f"{path} does not exist; expected what `make bench` wrote")
     then, now = Results.load(arguments.then), Results.load(arguments.now)
+    factors = [new / old for _, _, old, new in changes(then, now)]
+    if not factors:
+        parser.error("the two runs have no case in common; expected runs of the same benchmarks")
+    print(f"then: {describe(then.machine)}\nnow:  {describe(now.machine)}")
     print("\n".join(lines(then, now)))
-    if arguments.fail_over:
-        worst = max((new / old for _, _, old, new in changes(then, now)), default=0.0)
+    if arguments.fail_over is not None:
+        worst = max(factors)
         if worst > arguments.fail_over:
             parser.exit(1, f"\nsomething takes {worst:.2f} times as long as then\n")
 

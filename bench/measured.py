@@ -98,7 +98,13 @@ class Results:
         return [case for case in self.cases if case.table.title.startswith(title)]
 
     def merge(self, newer: Results) -> Results:
-        """These results, with the tables that `newer` has taken from there."""
+        """These results, with the tables that `newer` has taken from there.
+
+        Of another machine, or another torch, none are kept: they would be under the wrong name.
+        """
+        dated = {"date": newer.machine["date"]}
+        if {**self.machine, **dated} != newer.machine:
+            return newer
         titles = {case.table.title for case in newer.cases}
         kept = [case for case in self.cases if case.table.title not in titles]
         return Results(newer.machine, kept + newer.cases)

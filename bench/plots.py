@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _save(figure: Figure, path: Path) -> Path:
 
 def _lines(axes: Axes, cases: Sequence[Case], fact: str) -> None:
     """A line a peer: ns an element over `fact`."""
-    others = iter(OTHERS)
+    others = cycle(OTHERS)
     for peer in dict.fromkeys(peer for case in cases for peer in case.seconds):
         style = STYLES.get(peer) or {"color": next(others), "linewidth": 1.2}
         label = NAMES.get(peer, f"{peer}, a part")

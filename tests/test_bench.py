@@ -143,6 +143,14 @@ def test_a_run_of_a_part_keeps_the_other_tables(bench: Bench) -> None:
     assert [found.name for found in old.merge(new).cases] == ["rows fp32", "new"]
 
 
+def test_tables_of_another_machine_are_not_kept(bench: Bench) -> None:
+    new = results(bench, case(bench))
+    for change, kept in (({"date": "2026-01-02"}, 2), ({"cpu": "another"}, 1)):
+        old = bench.measured.Results({**MACHINE, **change}, [case(bench)])
+        old.cases[0].table = table(bench, "another")
+        assert len(old.merge(new).cases) == kept
+
+
 def test_tables(bench: Bench) -> None:
     found = case(bench, absent={"wandb": "wandb is not installed"})
     assert list(bench.tables.lines(results(bench, found))) == [
@@ -186,6 +194,17 @@ def test_compare_fails_over_a_ratio(bench: Bench, tmp_path: Path) -> None:
     slow = subprocess.run([*command, "1.4"], capture_output=True, text=True)
     assert slow.returncode == 1
     assert "1.50 times" in slow.stderr
+
+
+def test_runs_that_cannot_be_compared_are_refused(bench: Bench, tmp_path: Path) -> None:
+    one, other, none = (tmp_path / name for name in ("one.json", "other.json", "none.json"))
+    results(bench, case(bench)).save(one)
+    results(bench, case(bench, "another")).save(other)
+    for path, message in ((other, "no case in common"), (none, "does not exist")):
+        command = [sys.executable, str(BENCH / "compare.py"), str(one), str(path)]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        assert ran.returncode == 2
+        assert message in ran.stderr
 
 
 def test_documents_get_what_was_measured(bench: Bench) -> None:
