@@ -15,7 +15,7 @@ from measured import Results, Table
 from parts import PARTS
 from peers import InTorch, OneThread, Read, Repeated, Update
 from pytest_benchmark.fixture import BenchmarkFixture
-from sample import Layout, Sample
+from sample import FINITE, Layout, Sample
 from smoke import pick
 from whats import LINEAR, LOG, MOMENTS, WHATS
 
@@ -74,7 +74,7 @@ class RepeatingSample(Sample):
 
     def __init__(self, name: str, elements: int) -> None:
         block = min(elements, BLOCK)
-        super().__init__(name, Layout((block,), axis=None), torch.float32)
+        super().__init__(name, Layout((block,), axis=None), torch.float32, FINITE)
         times = elements // block
         once = self.expected
         self.memory = self.memory.repeat(times)

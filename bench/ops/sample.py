@@ -50,6 +50,10 @@ def _gaussian(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
     return values
 
 
+def _finite(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
+    return _normal(elements, rng)
+
+
 def _constant(elements: int, dtype: torch.dtype, rng: Generator) -> Tensor:
     return torch.full((elements,), 0.5)
 
@@ -82,6 +86,8 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "1% NaN": _nan,
     "subnormals": _subnormal,
 }
+FINITE = "finite Gaussian"
+"""For what is repeated: what is not finite would be in every block."""
 
 
 class Sample:
@@ -93,7 +99,7 @@ class Sample:
     def __init__(
         self, name: str, layout: Layout, dtype: torch.dtype, distribution: str = "Gaussian"
     ) -> None:
-        make = DISTRIBUTIONS[distribution]
+        make = _finite if distribution == FINITE else DISTRIBUTIONS[distribution]
         values = make(prod(layout.shape), dtype, default_rng(0))
         self.name = name
         self.memory = values.to(dtype).view(layout.shape)
