@@ -30,7 +30,11 @@ def on_cuda(update: Callable[..., None]) -> Callable[..., None]:
     """`update_` or `update_many_`, of copies on the GPU whose state is copied back."""
 
     def run(*arguments: Any) -> None:
-        there = [_map(argument) for argument in arguments]
+        # 5 and 7 are bins, in both; the descriptor of log bins is on the CPU whatever the device.
+        there = [
+            a if i in (5, 7) and isinstance(a, Tensor) and a.dtype == torch.int32 else _map(a)
+            for i, a in enumerate(arguments)
+        ]
         update(*there)
         with torch.no_grad():
             for mine, other in zip(arguments[2:], there[2:], strict=True):

@@ -175,12 +175,24 @@ def test_a_section_that_comes_too_late_is_left_out(tmp_path: Path) -> None:
         (0, "4 folds agree with the CPU\nRACECHECK SUMMARY: 0 hazards displayed (0 errors)", True),
         (0, "4 folds agree with the CPU\nRACECHECK SUMMARY: 2 hazards displayed (2 errors)", False),
         (1, "Error: Device not supported\n========= ERROR SUMMARY: 0 errors\n", None),
+        (1, "Error: Device not supported\n========= ERROR SUMMARY: 1 error\n", None),
         (1, "Error: no such tool\n", None),
         (None, "", None),
     ],
 )
 def test_what_a_sanitizer_says(code: int | None, said: str, well: bool | None) -> None:
     assert check.verdict("memcheck", code, said).well is well
+
+
+def test_what_a_sanitizer_said_is_in_the_result(tmp_path: Path) -> None:
+    check.add_note(tmp_path, "memcheck: nothing was measured")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "gpu-check.json").write_text(json.dumps(as_json({}, [READ], ["tests: fine"])))
+    (tmp_path / "gpu-check.md").write_text("- tests: fine\n")
+    check.add_note(tmp_path, "memcheck: 0 errors")
+    notes = json.loads((tmp_path / "gpu-check.json").read_text())["notes"]
+    assert notes == ["tests: fine", "memcheck: 0 errors"]
+    assert (tmp_path / "gpu-check.md").read_text() == "- tests: fine\n- memcheck: 0 errors\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

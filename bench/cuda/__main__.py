@@ -10,6 +10,7 @@ import json
 import platform
 import subprocess
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if device.type == "cuda":
         torch.cuda._sleep(1_000_000_000)  # half a second, in which the clocks rise
     start = time.perf_counter()
+    failed = False
     for section in SECTIONS:
         if section.__name__ not in options.sections:
             continue
@@ -90,14 +92,19 @@ def main(given: Sequence[str] | None = None) -> int:
         if began - start > options.seconds:
             notes.append(f"{section.__name__}: not measured, time ran out")
             continue
-        rows += section(scale)
+        try:
+            rows.extend(section(scale))  # those before an error stay
+        except Exception as error:
+            failed = True
+            notes.append(f"{section.__name__}: FAILED: {type(error).__name__}: {error}")
+            traceback.print_exc()
         free(device)
         print(f"bench.cuda: {section.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
         # After each, so that one that fails or is killed takes no other along.
         write(options.out, facts, rows, notes)
     write(options.out, facts, rows, notes)
     print((options.out / "gpu-check.md").read_text())
-    return 0
+    return int(failed)
 
 
 def write(out: Path, facts: dict[str, Any], rows: list[Row], notes: list[str]) -> None:

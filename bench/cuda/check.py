@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -54,17 +56,21 @@ class Check:
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         variables = {**os.environ, "PYTHONPATH": paths, **environment}
         with log.open("w") as file:
+            child = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=variables,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            code: int | None = None
             try:
-                code = subprocess.run(
-                    command,
-                    cwd=ROOT,
-                    env=variables,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    timeout=limit,
-                ).returncode
+                code = child.wait(limit)
             except subprocess.TimeoutExpired:
-                return None, log.read_text(errors="replace")
+                # All that it started, too: what goes on would be in the times of others.
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
         return code, log.read_text(errors="replace")
 
     def build(self, capability: str) -> Outcome:
@@ -95,8 +101,10 @@ class Check:
         found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if not Path(found).is_file():
             return Outcome(None, "compute-sanitizer is not installed")
-        command = [found, "--tool", tool, "--kernel-regex", "kns=hookstats", sys.executable]
-        command += ["-m", "bench.cuda.kernels"]
+        command = [found, "--tool", tool, "--kernel-regex", "kns=hookstats"]
+        if tool == "memcheck":
+            command += ["--report-api-errors", "no"]  # it is the kernels that are asked about
+        command += [sys.executable, "-m", "bench.cuda.kernels"]
         # Without the cache every tensor has an allocation, and an end, of its own.
         code, said = self.run(tool, command, 90, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         return verdict(tool, code, said)
@@ -108,19 +116,33 @@ class Check:
         for note in notes:
             command += ["--note", note]
         code, said = self.run("bench", command, self.left)
-        return Outcome(code == 0, last_line(said) if code is not None else "time ran out")
+        if code is None:  # what was measured by then is written
+            return Outcome(None, "time ran out")
+        return Outcome(code == 0, last_line(said))
 
 
 def verdict(tool: str, code: int | None, said: str) -> Outcome:
     """What a run of compute-sanitizer means."""
     if code is None:
         return Outcome(None, "time ran out")
+    if "Device not supported" in said:
+        return Outcome(None, f"{tool} does not work here: Device not supported")
     summary = re.search(r"(ERROR|RACECHECK) SUMMARY: (\d+) (errors?|hazards?)", said)
     agreed = "folds agree with the CPU" in said
     if summary is None or not (agreed or int(summary[2])):
         reason = next((line for line in said.splitlines() if "rror" in line), last_line(said))
         return Outcome(None, f"{tool} does not work here: {reason.strip()}")
     return Outcome(int(summary[2]) == 0 and agreed, summary[0])
+
+
+def add_note(out: Path, note: str) -> None:
+    """Add to the notes of what was written; nothing, if nothing was."""
+    report, table = out / "gpu-check.json", out / "gpu-check.md"
+    if report.is_file():
+        found = json.loads(report.read_text())
+        found["notes"].append(note)
+        report.write_text(json.dumps(found, indent=1) + "\n")
+        table.write_text(table.read_text().rstrip("\n") + f"\n- {note}\n")
 
 
 def last_line(text: str) -> str:
@@ -156,11 +178,12 @@ def main(given: Sequence[str] | None = None) -> int:
         return 1
     if not note("tests", check.test()) and (check.out / "tests.log").is_file():
         print((check.out / "tests.log").read_text()[-8000:])
-    for tool in ("memcheck", "racecheck"):
-        note(tool, check.sanitize(tool))
     notes = [f"{name}: {outcome.text}" for name, outcome in outcomes.items()]
     if not note("bench", check.measure(notes)):
         print((check.out / "bench.log").read_text()[-4000:])
+    for tool in ("memcheck", "racecheck"):
+        note(tool, check.sanitize(tool))
+        add_note(check.out, f"{tool}: {outcomes[tool].text}")
     table = check.out / "gpu-check.md"
     if table.is_file():
         print(table.read_text())

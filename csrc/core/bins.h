@@ -33,9 +33,9 @@ struct Bins {
   int32_t base = 0;        // first pattern of a bin; patterns below share one bin if base > 0
   int32_t magnitudes = 0;  // bins a sign
 
-  // Where the host cannot look: the tensor that describes them, float32 edges [bins + 1] or int32
-  // [3] (subdivision_bits, min_exponent, max_exponent). A kernel makes the rest from it.
-  const void* descriptor = nullptr;
+  // Linear, where the host cannot look: the edges [bins + 1] as they were given. A kernel makes the
+  // rest from them.
+  const float* descriptor = nullptr;
 
   HOOKSTATS_HOST_DEVICE int64_t slots() const { return bins + 2; }
 };
@@ -80,9 +80,9 @@ inline Bins log_bins(int subdivision_bits, int min_exponent, int max_exponent) {
   return b;
 }
 
-inline Bins described_bins(BinKind kind, int64_t bins, const void* descriptor) {
+inline Bins described_bins(int64_t bins, const float* descriptor) {
   Bins b;
-  b.kind = kind;
+  b.kind = BinKind::kLinear;
   b.bins = bins;
   b.descriptor = descriptor;
   return b;

@@ -31,18 +31,10 @@ HOOKSTATS_DEVICE float next_float(float x) {
 // call it. Without room `edges` stays null, and `slot_in_memory` looks them up.
 HOOKSTATS_DEVICE Bins block_bins(const Bins& given, float* edges) {
   Bins b = given;
-  if (b.kind == BinKind::kNone || (b.descriptor == nullptr && b.kind == BinKind::kLog)) return b;
-  if (b.kind == BinKind::kLog) {
-    const int32_t* const d = static_cast<const int32_t*>(b.descriptor);
-    const int32_t subdivision_bits = load(d), min_exponent = load(d + 1);
-    b.shift = 23 - subdivision_bits;
-    b.base = (min_exponent + 127) << subdivision_bits;
-    b.magnitudes = static_cast<int32_t>(b.bins - 1) / 2;
-    return b;
-  }
+  if (b.kind != BinKind::kLinear) return b;
   // Edges that the host read have their last one moved up already; see core/bins.h.
   const bool moved = b.descriptor == nullptr;
-  const float* const source = moved ? b.edges : static_cast<const float*>(b.descriptor);
+  const float* const source = moved ? b.edges : b.descriptor;
   b.edges = edges;
   b.lo = load(source);
   if (!moved) b.hi = load(source + b.bins);

@@ -62,7 +62,7 @@ inline int32_t copies(const Bins& bins) {
 // How many patterns fp32 values of the tensor are counted by instead of slots; 0 if by slots.
 inline int32_t patterns(const UpdateParams& p, bool vectors) {
   const Bins& bins = p.tensor_bins;
-  if (!vectors || bins.kind != BinKind::kLog || bins.descriptor != nullptr) return 0;
+  if (!vectors || bins.kind != BinKind::kLog) return 0;
   const int64_t n = int64_t{1} << (32 - bins.shift);
   return n <= kMostPatterns ? static_cast<int32_t>(n) : 0;
 }

@@ -28,17 +28,12 @@ bool has_only(const at::Tensor& x, c10::DispatchKeySet keys) {
   return (x.key_set().raw_repr() & ~keys.raw_repr()) == 0;
 }
 
-// Other devices' memory is for their kernels to read; `counts` tell the number of bins.
-Bins read_bins(const std::optional<at::Tensor>& bins, const std::optional<at::Tensor>& counts,
-               std::vector<float>& edges) {
+// Edges in other devices' memory are for their kernels to read.
+Bins read_bins(const std::optional<at::Tensor>& bins, std::vector<float>& edges) {
   if (!bins) return {};
-  const bool linear = bins->scalar_type() == at::kFloat;
-  if (!bins->is_cpu()) {
-    return described_bins(linear ? BinKind::kLinear : BinKind::kLog, counts->size(-1) - 2,
-                          bins->const_data_ptr());
-  }
-  if (linear) {
+  if (bins->scalar_type() == at::kFloat) {
     const float* values = bins->const_data_ptr<float>();
+    if (!bins->is_cpu()) return described_bins(bins->numel() - 1, values);
     edges.assign(values, values + bins->numel());
     return linear_bins(edges.data(), bins->numel() - 1);
   }
@@ -116,8 +111,8 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   params.dtype = *dtype;
   params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim);
   const State& first = bound->states[0];
-  params.tensor_bins = read_bins(first.bins, first.counts, bound->tensor_edges);
-  params.channel_bins = read_bins(first.channel_bins, first.channel_counts, bound->channel_edges);
+  params.tensor_bins = read_bins(first.bins, bound->tensor_edges);
+  params.channel_bins = read_bins(first.channel_bins, bound->channel_edges);
   for (size_t buffer = 0; buffer < 2; ++buffer) {
     const State& state = bound->states[buffer];
     params.moments = state.moments.mutable_data_ptr<double>();

@@ -149,16 +149,27 @@ void check_pairs(bool counts, bool bins, bool channel_counts, bool channel_bins)
 }
 
 void check_bins(const Tensor& bins, const char* name, const Place& place) {
-  STD_TORCH_CHECK(place.has(bins) && bins.dim() == 1 && bins.is_contiguous(), name,
-                  " is not a contiguous ", place, " tensor of one dimension, but has shape ",
-                  shape_of(bins));
   const bool edges = bins.scalar_type() == ScalarType::Float;
+  const Place read_at = edges ? place : Place{};
+  STD_TORCH_CHECK(read_at.has(bins) && bins.dim() == 1 && bins.is_contiguous(), name,
+                  " is not a contiguous ", read_at, " tensor of one dimension, but has shape ",
+                  shape_of(bins));
   STD_TORCH_CHECK(
       edges || (bins.scalar_type() == ScalarType::Int && bins.size(0) == 3), name, " is ",
       bins.scalar_type(), " ", shape_of(bins),
       "; expected float32 edges, or int32 [3]: subdivision_bits, min_exponent, max_exponent");
   STD_TORCH_CHECK(!edges || bins.size(0) >= 2, name, " has ", bins.size(0),
                   " edges; expected at least 2");
+}
+
+Bins read_log_bins(const Tensor& bins, const char* name) {
+  const int32_t* values = static_cast<const int32_t*>(bins.const_data_ptr());
+  STD_TORCH_CHECK(
+      0 <= values[0] && values[0] <= 7 && -127 <= values[1] && values[1] <= values[2] &&
+          values[2] <= 127,
+      name, " is (", values[0], ", ", values[1], ", ", values[2],
+      "); expected subdivision_bits in 0..7 and -127 <= min_exponent <= max_exponent <= 127");
+  return log_bins(values[0], values[1], values[2]);
 }
 
 void check_scale(const Tensor& scale, const Place& place) {

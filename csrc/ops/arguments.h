@@ -69,7 +69,10 @@ void check_lengths(const Folds& folds, bool bins, bool channel_bins);
 // That of either histogram there are both its counts and its bins, or neither.
 void check_pairs(bool counts, bool bins, bool channel_counts, bool channel_bins);
 
-// That bins are a contiguous tensor of one dimension: float32 edges, or int32 [3].
+// Log bins from their descriptor, int32 [3], which is on the CPU whatever the device.
+Bins read_log_bins(const torch::stable::Tensor& bins, const char* name);
+
+// That bins are a contiguous tensor of one dimension: float32 edges at `place`, or int32 [3].
 void check_bins(const torch::stable::Tensor& bins, const char* name, const Place& place);
 
 void check_scale(const torch::stable::Tensor& scale, const Place& place);

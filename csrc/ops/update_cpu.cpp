@@ -40,13 +40,7 @@ Bins read_bins(const std::optional<Tensor>& bins, const char* name, std::vector<
     }
     return linear_bins(edges.data(), size - 1);
   }
-  const int32_t* values = static_cast<const int32_t*>(bins->const_data_ptr());
-  STD_TORCH_CHECK(
-      0 <= values[0] && values[0] <= 7 && -127 <= values[1] && values[1] <= values[2] &&
-          values[2] <= 127,
-      name, " is (", values[0], ", ", values[1], ", ", values[2],
-      "); expected subdivision_bits in 0..7 and -127 <= min_exponent <= max_exponent <= 127");
-  return log_bins(values[0], values[1], values[2]);
+  return read_log_bins(*bins, name);
 }
 
 void parallel_for(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context) {

@@ -1,7 +1,7 @@
 // hookstats::update_ and update_many_ on CUDA: check the arguments, fill the parameters, launch.
 //
 // All is asked of the current stream. Nothing waits for the device, and what is in its memory is
-// not looked at: bins are described to the kernels by the tensors that are given.
+// not looked at: linear bins are described to the kernels by the edges that are given.
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -26,18 +26,11 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// `counts`: some of theirs, from whose size the number of log bins follows.
-Bins read_bins(const std::optional<Tensor>& bins, const char* name, const Place& place,
-               const Tensor* counts) {
+Bins read_bins(const std::optional<Tensor>& bins, const char* name, const Place& place) {
   if (!bins.has_value()) return {};
   check_bins(*bins, name, place);
-  const void* const descriptor = bins->const_data_ptr();
-  if (bins->scalar_type() == ScalarType::Float) {
-    return described_bins(BinKind::kLinear, bins->size(0) - 1, descriptor);
-  }
-  STD_TORCH_CHECK(counts->dim() >= 1 && counts->size(counts->dim() - 1) >= 3, "the counts of ",
-                  name, " have shape ", shape_of(*counts), "; expected 3 slots or more");
-  return described_bins(BinKind::kLog, counts->size(counts->dim() - 1) - 2, descriptor);
+  if (bins->scalar_type() != ScalarType::Float) return read_log_bins(*bins, name);
+  return described_bins(bins->size(0) - 1, static_cast<const float*>(bins->const_data_ptr()));
 }
 
 cuda::Stream current_stream(int32_t device) {
@@ -79,9 +72,8 @@ void update_cuda(const Tensor& x, std::optional<int64_t> channel_dim, Tensor mom
   const Place place{x.get_device_index()};
   const Fold fold{x, moments, tallies, counts ? &*counts : nullptr,
                   channel_counts ? &*channel_counts : nullptr};
-  const UpdateParams params =
-      check(fold, place, channel_dim, read_bins(bins, "bins", place, fold.counts),
-            read_bins(channel_bins, "channel_bins", place, fold.channel_counts));
+  const UpdateParams params = check(fold, place, channel_dim, read_bins(bins, "bins", place),
+                                    read_bins(channel_bins, "channel_bins", place));
   launch(&params, 1, place.cuda);
 }
 
@@ -101,10 +93,8 @@ void update_many_cuda(std::vector<Tensor> xs, std::optional<int64_t> channel_dim
     divisor = static_cast<const float*>(scale->const_data_ptr());
   }
   std::vector<UpdateParams> params =
-      check(folds, place, channel_dim,
-            read_bins(bins, "bins", place, counts.empty() ? nullptr : &counts[0]),
-            read_bins(channel_bins, "channel_bins", place,
-                      channel_counts.empty() ? nullptr : &channel_counts[0]));
+      check(folds, place, channel_dim, read_bins(bins, "bins", place),
+            read_bins(channel_bins, "channel_bins", place));
   for (UpdateParams& each : params) each.device_scale = divisor;
   launch(params.data(), static_cast<int64_t>(params.size()), place.cuda);
 }

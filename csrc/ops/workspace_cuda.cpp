@@ -1,4 +1,4 @@
-// Workspaces from torch's caching allocator: allocated and freed in the order of their stream.
+// Workspaces: kept ones from the driver, those of captured graphs from torch's caching allocator.
 #include "ops/workspace_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -19,45 +19,55 @@ namespace {
 // Of a stream's workspace: most grow no more, for the price of one page of the driver's.
 constexpr size_t kLeastBytes = size_t{2} << 20;
 
-// Zeroed memory of the current stream, which is `stream`.
-class Memory {
+void check(cudaError_t error, const char* what, size_t bytes) {
+  STD_TORCH_CHECK(error == cudaSuccess, "hookstats could not ", what, " a workspace of ", bytes,
+                  " bytes: ", cudaGetErrorString(error));
+}
+
+void clear(void* data, size_t bytes, Stream stream) {
+  check(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream)), "clear", bytes);
+}
+
+// Memory of the graph that is captured on the current stream, which is `stream`.
+class OfGraph {
  public:
-  Memory() = default;
-  Memory(size_t bytes, Stream stream) : bytes_(bytes) {
+  OfGraph(size_t bytes, Stream stream) : bytes_(bytes) {
     TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &data_));
-    const cudaError_t error = cudaMemsetAsync(data_, 0, bytes, static_cast<cudaStream_t>(stream));
-    STD_TORCH_CHECK(error == cudaSuccess, "hookstats could not clear its workspace of ", bytes,
-                    " bytes: ", cudaGetErrorString(error));
+    clear(data_, bytes, stream);
   }
-  ~Memory() {
+  ~OfGraph() {
     // Nothing is to be done where that fails.
     if (data_ != nullptr) (void)aoti_torch_cuda_caching_allocator_raw_delete(data_);
   }
-  Memory(Memory&& other) noexcept { swap(other); }
-  Memory& operator=(Memory&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-
-  void swap(Memory& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-  }
+  OfGraph(const OfGraph&) = delete;
+  OfGraph& operator=(const OfGraph&) = delete;
 
   Workspace workspace() const { return {data_, bytes_}; }
-  size_t bytes() const { return bytes_; }
 
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };
 
+// Zeroed memory that is kept, and not torch's: graphs are warmed up on memory that has to come
+// back. Never freed, which would wait for the device: what grows is doubled, so little is lost.
+Workspace keep(size_t bytes, Stream stream) {
+  Workspace made{nullptr, bytes};
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // other threads may be capturing
+  check(cudaThreadExchangeStreamCaptureMode(&mode), "prepare", bytes);
+  const cudaError_t error = cudaMalloc(&made.data, bytes);
+  check(cudaThreadExchangeStreamCaptureMode(&mode), "prepare", bytes);  // as it was
+  check(error, "allocate", bytes);
+  clear(made.data, bytes, stream);
+  return made;
+}
+
 struct Kept {
   std::mutex mutex;
-  std::map<std::pair<int32_t, Stream>, Memory> memory;
+  std::map<std::pair<int32_t, Stream>, Workspace> workspaces;
 };
 
-// Never destroyed: at exit torch's allocator may be gone before this library.
+// Never destroyed: at exit the driver may be gone before this library.
 Kept& kept() {
   static Kept* const kept = new Kept;
   return *kept;
@@ -79,20 +89,15 @@ void with_workspace(int32_t device, Stream stream, size_t bytes,
                     const std::function<void(Workspace)>& launch) {
   if (bytes == 0) return launch({nullptr, 0});
   if (is_capturing(stream)) {
-    const Memory of_graph(bytes, stream);
-    return launch(of_graph.workspace());
+    const OfGraph memory(bytes, stream);
+    return launch(memory.workspace());
   }
-  Memory spare;  // outlives the lock: see below
-  std::unique_lock<std::mutex> lock(kept().mutex);
-  Memory& memory = kept().memory[{device, stream}];
-  if (memory.bytes() < bytes) {
-    // The allocator may call observers that want the GIL, whose holder may wait for the lock.
-    lock.unlock();
-    spare = Memory(std::bit_ceil(std::max(bytes, kLeastBytes)), stream);
-    lock.lock();
-    if (memory.bytes() < spare.bytes()) memory.swap(spare);
+  const std::lock_guard<std::mutex> lock(kept().mutex);
+  Workspace& workspace = kept().workspaces[{device, stream}];
+  if (workspace.bytes < bytes) {
+    workspace = keep(std::bit_ceil(std::max(bytes, kLeastBytes)), stream);
   }
-  launch(memory.workspace());
+  launch(workspace);
 }
 
 }  // namespace hookstats::cuda
