@@ -1,5 +1,6 @@
 """Feature maps, inputs and gradients of layers; AlexNet's maps by kernel shape, as pictures."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import hookstats as hs
 
 torch.manual_seed(1)
 
-# The gradient of a tensor that is no leaf.
+# The gradient of a tensor that is no leaf: its .grad is None, with a warning.
+warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
 w = torch.tensor([1.0], requires_grad=True)
 x = torch.tensor([2.0], requires_grad=True)
 a = torch.add(w, x)
@@ -20,8 +22,9 @@ b = torch.add(w, 1)
 y = torch.mul(a, b)
 with hs.capture(a) as c:
     y.backward()
-print("gradient:", w.grad, x.grad, "of a:", c.grads)
+print("gradient:", w.grad, x.grad, a.grad, b.grad, y.grad, "of a:", c.grads)
 assert (w.grad.item(), x.grad.item()) == (5.0, 2.0)
+assert (a.grad, b.grad, y.grad) == (None, None, None)
 assert [gradient.item() for gradient in c.grads] == [2.0]
 
 # A gradient that is changed on its way: returned, not changed in place.

@@ -1,17 +1,22 @@
 """Gradients that PyTorch does not keep: of a tensor in the middle, of a layer, of every call."""
 
+import warnings
+
 import torch
 from torch import nn
 
 import hookstats as hs
 
-# y is no leaf: after the backward y.grad is None. A capture has what passed through.
+# y is no leaf: its .grad is None, with a warning. A capture has what passed through.
+warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
 x = torch.randn(2, 1, requires_grad=True)
 y = x + 2
 z = y.pow(2).mean()
 with hs.capture(y) as c:
     z.backward()
+print("y.grad :", y.grad)
 print("dz/dy  :", c.grads)
+assert y.grad is None
 torch.testing.assert_close(c.grads, [2 * y.detach() / 2])  # mean() divides by 2
 x.data -= 1e-3 * x.grad
 

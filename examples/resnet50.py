@@ -33,14 +33,19 @@ SHAPES = {
     "fc": (10, 1000),
 }
 
+
+def mean(tensor):
+    return tensor.double().mean().item()
+
+
 torch.manual_seed(0)
 model = ResNetForImageClassification(ResNetConfig(num_labels=1000))
 
-# What the outputs' own mean() says, to compare with.
+# What plain hooks say of the outputs, to compare with.
 means = {}
 for name, stage in STAGES.items():
     model.get_submodule(name).register_forward_hook(
-        lambda module, args, output, stage=stage: means.update({stage: output.mean().item()})
+        lambda module, args, output, stage=stage: means.update({stage: mean(output)})
     )
 
 with torch.no_grad():
@@ -50,9 +55,15 @@ assert [STAGES[call.name] for call in stages.calls] == list(SHAPES)
 for call in stages.calls:
     stage = STAGES[call.name]
     assert call.output.shape == SHAPES[stage]
-    assert math.isclose(call.mean, means[stage], rel_tol=1e-4, abs_tol=1e-6), stage
+    assert math.isclose(call.mean, means[stage], rel_tol=1e-6, abs_tol=1e-6 * call.std), stage
 
 # The gradient of every parameter, as the backward brings them; their .grad stays as it was.
+gradient_means = {}
+parameters = dict(model.named_parameters())
+for name, parameter in parameters.items():
+    parameter.register_hook(
+        lambda gradient, name=name: gradient_means.update({name: mean(gradient)})
+    )
 labels = torch.zeros(4, dtype=torch.long)
 whole = hs.trace(
     model,
@@ -62,14 +73,21 @@ whole = hs.trace(
 )
 for gradient in whole.gradients[:4]:
     print(f"{gradient.name}: {gradient.mean:.3g}")
-parameters = dict(model.named_parameters())
-assert sorted(gradient.name for gradient in whole.gradients) == sorted(parameters)
-assert whole.gradients[0].name.startswith("classifier.")
-assert all(gradient.shape == parameters[gradient.name].shape for gradient in whole.gradients)
+names = [gradient.name for gradient in whole.gradients]
+assert names == list(gradient_means)
+assert names[:2] == ["classifier.1.bias", "classifier.1.weight"]
+assert sorted(names) == sorted(parameters)
+for gradient in whole.gradients:
+    assert gradient.shape == parameters[gradient.name].shape
+    assert math.isclose(
+        gradient.mean, gradient_means[gradient.name], rel_tol=1e-5, abs_tol=1e-6 * gradient.std
+    ), gradient
 assert all(parameter.grad is None for parameter in parameters.values())
 
 # Where no model is at hand: whatever modules the block calls, here the root and its children.
-with torch.no_grad(), hs.trace(depth=1) as everything:
-    model(torch.randn(4, 3, 32, 32))
-print(everything)
+with hs.trace(depth=1) as everything:
+    model(torch.randn(4, 3, 32, 32)).logits.mean().backward()
+for call in everything.calls:
+    print(call.name, [tensor.shape for tensor in call.inputs], "->", call.output.shape)
 assert [call.name.partition(".")[2] for call in everything.calls] == ["", "resnet", "classifier"]
+assert len(everything.gradients) == len(parameters)

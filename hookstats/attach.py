@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import nn
 
-from hookstats.selection import Selection, Selector
+from hookstats.selection import Selection, Selector, exact_names
 from hookstats.traced import reset_compiled
 
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
@@ -42,6 +42,8 @@ def check_kinds(kinds: Collection[str], known: Collection[str]) -> None:
         if kind not in known:
             close = difflib.get_close_matches(str(kind), known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
+            if kind == "param_grad":
+                hint = "; for a parameter's gradient, capture(parameter)"
             raise ValueError(f"kinds has {kind!r}: expected some of {', '.join(known)}{hint}")
 
 
@@ -52,9 +54,12 @@ def select(
     exclude: Selector | None,
     purpose: str,
 ) -> Selection:
-    """The modules and parameters that have some of `kinds`; nothing at all is a ValueError.
+    """The modules and parameters that have some of `kinds`.
 
     purpose: what they are for, a verb, for the message.
+
+    Raises:
+        ValueError: nothing is left, or include has a name without wildcards that is not there.
     """
     selection = Selection(model, include, exclude)
     of_modules = not set(kinds).isdisjoint(MODULE_KINDS)
@@ -65,6 +70,13 @@ def select(
             f"= {tuple(kinds)}, expected some of {type(model).__name__}, which has "
             f"{', '.join(map(repr, selection.close_names(include, of_parameters)))}, ..."
         )
+    for name in exact_names(include):
+        if not selection.has(name, of_parameters):
+            what = "a module or parameter" if of_parameters else "a module"
+            close = ", ".join(map(repr, selection.close_names(name, of_parameters)))
+            raise ValueError(
+                f"include has {name!r}: expected {what} of {type(model).__name__}, such as {close}"
+            )
     return selection
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def grid(
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
         if not (is_count or (name == "nrow" and value is None)):
             raise ValueError(f"{name} = {value!r}: expected an integer, {least} or more")
-    if not 0.0 <= pad_value <= 1.0:
+    if not (isinstance(pad_value, numbers.Real) and 0.0 <= pad_value <= 1.0):
         raise ValueError(f"pad_value = {pad_value!r}: expected a number from 0.0 to 1.0")
     maps = _maps(x, sample)
     tiles: Picture = _colours(maps, scale_each).repeat(zoom, 1).repeat(zoom, 2)
@@ -74,8 +75,15 @@ def to_image(picture: Picture) -> Image:
     """A picture as a PIL image, which notebooks show and ``.save("maps.png")`` writes.
 
     Raises:
+        ValueError: `picture` is no picture, as `grid` gives it.
         ImportError: pillow is not installed.
     """
+    is_array = isinstance(picture, np.ndarray)
+    if not is_array or picture.dtype != np.uint8 or picture.shape[2:] != (3,):
+        form = f"{picture.dtype} {list(picture.shape)}" if is_array else type(picture).__name__
+        raise ValueError(
+            f"picture: {form}, expected an array, uint8 [height, width, 3], as grid() makes it"
+        )
     try:
         from PIL import Image
     except ImportError as error:
@@ -100,6 +108,10 @@ def add_image(writer: Any, tag: str, picture: Picture, step: int | None = None) 
 
 def _maps(x: Tensor, sample: int) -> NDArray[np.float64]:
     """float64 [maps, height, width]"""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x: {type(x).__name__}, expected a torch.Tensor")
+    if not isinstance(sample, (int, np.integer)) or isinstance(sample, bool):
+        raise ValueError(f"sample = {sample!r}: expected an integer")
     if x.dim() not in (2, 3, 4) or x.is_complex() or not x.numel():
         raise ValueError(
             f"x: {x.dtype} of shape {tuple(x.shape)}, expected real numbers of shape (samples, "

@@ -216,8 +216,9 @@ def hint(keys: Iterable[Key], name: str, kind: str, chosen: Collection[str]) -> 
     keys = list(keys)
     kinds = list(dict.fromkeys(kind for site, kind in keys if site in chosen))
     if kinds:
-        close = difflib.get_close_matches(kind, kinds, n=3, cutoff=0.4) or kinds
-        return f"{name!r} has the kinds {', '.join(map(repr, close))}"
+        close = difflib.get_close_matches(kind, kinds, n=1)
+        alike = f"; did you mean {close[0]!r}?" if close else ""
+        return f"{name!r} has the kinds {', '.join(map(repr, kinds))}{alike}"
     names = list(dict.fromkeys(site for site, _ in keys))
     close = difflib.get_close_matches(name, names, n=3)
     if close:

@@ -64,15 +64,41 @@ class Selection:
                     self.parameters[full] = parameter
                     self.owners[full] = module, key
 
+    def has(self, name: str, parameters: bool) -> bool:
+        """Whether a module in the model has that name, chosen or not.
+
+        parameters: or a parameter.
+        """
+        return name in self._known(parameters)
+
     def close_names(self, selector: object, parameters: bool) -> list[str]:
         """Names in the model like `selector`, for an error message; some names if none is.
 
         parameters: whether those of parameters are meant, too.
         """
-        names = self._names if parameters else self._module_names
+        names = self._known(parameters)
         if isinstance(selector, str) and (close := difflib.get_close_matches(selector, names, n=3)):
             return close
         return [name for name in names if name][:3]
+
+    def _known(self, parameters: bool) -> list[str]:
+        return self._names if parameters else self._module_names
+
+
+def check_selector(argument: str, selector: Selector | None) -> None:
+    """Raise a ValueError where the value of `argument` is no Selector."""
+    if selector is not None:
+        _Matcher(argument, selector)
+
+
+def exact_names(selector: Selector | None) -> Iterator[str]:
+    """The names in a selector: its globs without wildcards."""
+    if isinstance(selector, str):
+        if not re.search(r"[*?[]", selector):
+            yield selector
+    elif isinstance(selector, Collection):
+        for item in selector:
+            yield from exact_names(item)
 
 
 class _Matcher:

@@ -297,7 +297,7 @@ def watch(
         include: what to watch: a glob or a compiled regular expression for names of modules and
             parameters, a module type, a callable (name, module) -> bool, or several of these.
             By default every module without children and every parameter. A chosen module's
-            parameters are chosen with it.
+            parameters are chosen with it. A name without wildcards has to be there.
         exclude: what not to watch, in the same terms.
         bins: of one histogram a tensor, None for none.
         channel_bins: of one histogram a channel, None for none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -520,19 +521,38 @@ def test_layouts_are_kept_and_expanded_gradients_are_filled() -> None:
 def test_reading_before_a_forward() -> None:
     c = hs.capture(network())
     for read in (lambda: c["0", "output"], lambda: c.calls("0"), lambda: c.grid("0")):
-        with pytest.raises(KeyError, match="'0' was not called yet, expected a forward before"):
+        with pytest.raises(KeyError, match="'0' has no call that ended yet: expected a forward"):
             read()
     assert c.calls() == []
     assert list(c) == []
     c.close()
+    c = hs.capture(network(), kinds=("input",))
+    with pytest.raises(KeyError, match="'0' was not called yet: expected a forward"):
+        c["0", "input"]
+    c.close()
+
+
+def test_reading_after_a_forward_that_raised() -> None:
+    model = nn.Linear(3, 2)
+    with hs.capture(model) as c:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.ones(1, 5))
+        with pytest.raises(KeyError, match="'' has no call that ended yet"):
+            c["", "output"]
 
 
 @pytest.mark.parametrize(
     ("key", "message"),
     [
         (("1.con", "output"), r"'1\.con', 'output'\) is not captured: did you mean '1\.conv'\?"),
-        (("1.conv", "grad_outptu"), "has the kinds 'grad_output'"),
-        (("1.conv", "input"), "is not captured: '1.conv' has the kinds 'output'"),
+        (
+            ("1.conv", "grad_outptu"),
+            r"has the kinds 'output', 'grad_output'; did you mean 'grad_output'\?",
+        ),
+        (
+            ("1.conv", "input"),
+            r"is not captured: '1\.conv' has the kinds 'output', 'grad_output'\W+$",
+        ),
         (("9", "output"), "2 names, such as '0', '1.conv'"),
         ("0", r"'0': expected \(name, kind\), two strings"),
     ],
@@ -649,6 +669,45 @@ def test_copies_of_a_captured_model_are_not_captured() -> None:
         assert c.calls() == []
 
 
+def copies(value: Any) -> list[Any]:
+    return [copy.deepcopy(value), pickle.loads(pickle.dumps(value))]
+
+
+def test_copies_of_a_model_that_holds_its_capture() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+            self.c = hs.capture(self.fc, key=lambda name, module: name)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.fc(x)
+            return y
+
+    model = Holder()
+    x = torch.ones(1, 3)
+    model(x).sum().backward()
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), model(x))
+    assert (twin.c.calls(), list(twin.c), twin.c.nbytes, twin.c.dropped) == ([], [], 0, 0)
+    assert len(model.c.calls()) == 2
+    for c in (twin.c, *copies(model.c)):
+        with pytest.raises(ValueError, match="the capture is closed"), c:
+            pass
+        c.close()
+
+
+def test_copies_of_a_tensors_capture() -> None:
+    y = torch.ones(2, requires_grad=True) * 1
+    with hs.capture(y) as c:
+        for twin in copies(c):
+            y.sum().backward(retain_graph=True)
+            with pytest.raises(RuntimeError, match="grads: no gradient came yet"):
+                twin.grads  # noqa: B018
+            twin.close()
+    assert len(c.grads) == 2
+
+
 def test_two_captures_of_a_model_do_not_see_each_other() -> None:
     model = network()
     with hs.capture(model) as a, hs.capture(model, kinds=("output",)) as b, hs.watch(model) as w:
@@ -666,9 +725,14 @@ def test_two_captures_of_a_model_do_not_see_each_other() -> None:
         ({"include": "*.weight"}, r"include = '\*\.weight'.*nothing is left to capture"),
         ({"exclude": "*"}, r"include = None, exclude = '\*': nothing is left"),
         ({"include": 3}, "include = 3: expected a glob"),
+        ({"include": ["0", "l"]}, r"include has 'l': expected a module of Sequential, such as '0'"),
+        ({"include": ("0", ["0.weigth"])}, r"include has '0\.weigth': .* such as '0'"),
         ({"kinds": ()}, r"kinds = \(\): expected one or more of input, grad_input, output, grad_o"),
         ({"kinds": "output"}, "kinds = 'output': expected one or more"),
-        ({"kinds": ("param_grad",)}, "kinds has 'param_grad': expected some of input, grad_input,"),
+        (
+            {"kinds": ("param_grad",)},
+            r"kinds has 'param_grad': expected some of .*; for a parameter's gradient, capture\(",
+        ),
         ({"key": 3}, r"key = 3: expected a function \(name, module\) -> hashable"),
         ({"key": lambda name, m: ([],)}, r"key: \(\[\],\) for '0', expected it to be hashable"),
         ({"clone": 1}, "clone = 1: expected True or False"),

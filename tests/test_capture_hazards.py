@@ -309,7 +309,7 @@ def test_a_scripted_part_is_said_to_be_out_of_reach() -> None:
         c = hs.capture(model, kinds=("output",))
     model(torch.ones(1))
     assert len(c["0", "output"]) == 1
-    with pytest.raises(KeyError, match="was not called yet"):
+    with pytest.raises(KeyError, match=r"'1\.0' has no call that ended yet"):
         c["1.0", "output"]
     c.close()
 
@@ -348,6 +348,25 @@ def test_calls_that_raise_do_not_pile_up() -> None:
         gc.collect()
         assert sum(type(one) is CapturedCall for one in gc.get_objects()) < 10
     assert c.dropped == 99
+
+
+def test_calls_that_raise_hold_no_more_than_max_bytes() -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    model = Lambda(broken)
+    errors: list[Exception] = []  # whose frames keep the arguments of the calls
+    inputs: list[weakref.ref[Tensor]] = []
+    with hs.capture(model, include="", kinds=("input", "output"), max_bytes=4) as c:
+        for i in range(3):
+            try:
+                model(torch.full((1,), float(i)))
+            except ZeroDivisionError as error:
+                errors.append(error)
+            inputs.append(weakref.ref(c["", "input"][-1]))
+        assert [one() is None for one in inputs] == [True, True, False]
+    c.clear()
+    assert [one() is None for one in inputs] == [True, True, True]
 
 
 def test_a_device_that_is_not_there_disables_with_a_warning() -> None:

@@ -311,8 +311,9 @@ def test_a_path_of_a_tensor_that_comes_twice_changes_that_place_alone() -> None:
 def test_a_tensor_that_is_not_there(kind: str, output: Any, message: str) -> None:
     module = Lambda(lambda x: output)
     edit(module, double, kind)
-    with pytest.raises(EditError, match=message):
+    with pytest.raises(EditError, match=message) as caught:
         module(A)
+    assert "double" not in str(caught.value)  # it was not called
 
 
 def test_a_container_that_cannot_be_copied_with_another_tensor() -> None:
@@ -420,6 +421,7 @@ def test_an_edit_that_raises_goes_to_the_caller(kind: str) -> None:
         (("layer", double), "target = 'layer'"),
         ((torch.ones(2), double), "requires no gradient"),
         ((nn.Parameter(A), double, "input"), "kind = 'input': expected none for a tensor"),
+        ((nn.Parameter(A), double, "output"), "kind = 'output': expected none for a tensor"),
     ],
 )
 def test_bad_arguments(arguments: Any, message: str) -> None:
@@ -691,6 +693,31 @@ def test_an_edit_that_removes_itself(kind: str) -> None:
     for _ in range(2):
         layer(torch.ones(1, 2)).sum().backward()
     assert (handle.calls, others.calls) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("input", "input"), ("output", "output"), ("output", "grad_output")]
+)
+def test_an_edit_that_removes_the_one_after_it(first: str, second: str) -> None:
+    layer = nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    plain = layer(x)
+    edit(layer, lambda t: handle.remove(), first)
+    handle = edit(layer, double, second)
+    y = layer(x)
+    y.sum().backward()
+    assert torch.equal(y, plain)
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.tolist() == [1.0, 1.0]
+    assert handle.calls == 0
+
+
+def test_a_removed_edit_is_not_entered_again() -> None:
+    handle = edit(nn.Linear(2, 2), double)
+    with handle:
+        pass
+    with pytest.raises(ValueError, match="the edit is removed: expected one in force"), handle:
+        pass
 
 
 def test_copies_are_not_edited() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
-def test_there_are_examples() -> None:
-    assert {"edit_tensors.py", "add_to_a_gradient.py", "several_inputs.py"} <= set(SCRIPTS)
+def test_the_page_for_readers_of_tutorials_names_every_script() -> None:
+    page = (ROOT / "docs" / "seeds.md").read_text("utf-8")
+    assert sorted(set(re.findall(r"\w+\.py\b", page))) == SCRIPTS
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -127,6 +127,9 @@ def test_small_and_great_spans_have_full_contrast(scale: float) -> None:
         ({"padding": -1}, "padding = -1: expected an integer, 0 or more"),
         ({"zoom": 1.5}, r"zoom = 1\.5: expected an integer, 1 or more"),
         ({"pad_value": 255}, r"pad_value = 255: expected a number from 0\.0 to 1\.0"),
+        ({"pad_value": "0"}, r"pad_value = '0': expected a number from 0\.0 to 1\.0"),
+        ({"x": np.ones((3, 3))}, r"x: ndarray, expected a torch\.Tensor"),
+        ({"sample": "0"}, "sample = '0': expected an integer"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -158,10 +161,22 @@ def test_the_first_of_several_tensors() -> None:
         model(torch.randn(5, 3, 4))
     np.testing.assert_array_equal(c.grid(""), pictures.grid(c["", "output[0]"][0]))
     np.testing.assert_array_equal(c.grid("", "output[1][1]"), pictures.grid(c["", "output"][0][2]))
-    with pytest.raises(ValueError, match="call = -1: it has no grad_output of '', expected one"):
-        c.grid("", "grad_output")
+    for kind in ("grad_output", "grad_output[1][0]"):
+        with pytest.raises(
+            ValueError, match=r"call = -1: it has no grad_output.* of '' \(missing\)"
+        ):
+            c.grid("", kind)
     with pytest.raises(ValueError, match="call = 3: 1 calls of '' are kept, expected one of them"):
         c.grid("", call=3)
+
+
+def test_no_map_is_left_of_calls_that_were_dropped() -> None:
+    model = nn.Conv2d(1, 9, 3)
+    with hs.capture(model, kinds=("output",), max_bytes=4) as c:
+        model(torch.randn(2, 1, 8, 8))
+        model(torch.randn(2, 1, 8, 8))
+    with pytest.raises(ValueError, match=r"0 calls of '' are kept \(2 dropped, for .*max_bytes\)"):
+        c.grid("")
 
 
 # Elsewhere
@@ -174,6 +189,14 @@ def test_a_pil_image(tmp_path: Path) -> None:
     image.save(tmp_path / "maps.png")
     with Image.open(tmp_path / "maps.png") as opened:
         np.testing.assert_array_equal(np.asarray(opened), picture)
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.ones(3, 3, 3), np.ones((3, 3, 3)), np.ones((3, 3), np.uint8)]
+)
+def test_what_is_no_picture_is_no_image(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"^picture: .*expected an array, uint8 \[height, width"):
+        pictures.to_image(bad)
 
 
 def test_tensorboard_has_the_picture(tmp_path: Path) -> None:

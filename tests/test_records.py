@@ -105,7 +105,7 @@ def test_statistics_are_copies() -> None:
     ("key", "hint"),
     [
         (("encoder.layer1.con", "output"), "did you mean 'encoder.layer1.conv'"),
-        (("encoder.layer1.conv", "ouput"), "has the kinds 'output'"),
+        (("encoder.layer1.conv", "ouput"), "'grad_output'; did you mean 'output'?"),
         (("encoder.layer1.conv", "zzz"), "has the kinds 'output', 'grad_output'"),
         (("zzz", "output"), "2 names, such as 'encoder.layer1.conv', 'head'"),
         ("head", "expected (name, kind), two strings"),

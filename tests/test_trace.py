@@ -386,9 +386,37 @@ def test_as_data(block: Block) -> None:
     assert [row["name"] for row in rows] == NAMES
     assert rows[1]["outputs"][0]["shape"] == (5, 4)
     assert rows[1]["mean"] == result.calls[1].mean
+
+
+def test_as_data_frames(block: Block) -> None:
+    result = trace(block, X, scale=SCALE, backward=lambda output: output[0].sum())
     frame = result.to_pandas()
+    assert list(frame.columns) == [
+        "name", "type", "index", "depth", "input", "output", "dtype", "mean", "std", "nonfinite",
+        "error",
+    ]  # fmt: skip
     assert list(frame["name"]) == NAMES
-    assert frame["mean"].tolist() == pytest.approx([call.mean for call in result.calls])
+    assert list(frame["index"]) == [0] * 6 + [1]
+    assert frame["input"].tolist()[:2] == [((5, 3), (4,)), ((5, 3),)]
+    assert frame["output"].tolist()[:2] == [((5, 4), (2,)), ((5, 4),)]
+    assert set(frame["dtype"]) == {"float32"}
+    for column in ("mean", "std"):
+        expected = [getattr(call, column) for call in result.calls]
+        assert frame[column].tolist() == pytest.approx(expected)
+    assert frame["nonfinite"].tolist() == [0] * 7
+    gradients = result.to_pandas(gradients=True)
+    assert list(gradients.columns) == ["name", "shape", "dtype", "mean", "std", "nonfinite"]
+    assert gradients.to_dict("records") == [vars(one) for one in result.gradients]
+
+
+def test_a_call_that_raised_in_a_data_frame(block: Block) -> None:
+    with pytest.raises(RuntimeError), trace(block) as result:
+        block(torch.ones(2, 9), scale=SCALE)
+    frame = result.to_pandas()
+    assert frame["output"].tolist() == [None, None]
+    assert frame["error"][1].startswith("RuntimeError: mat1 and mat2")
+    assert list(trace(block).to_pandas().columns) == list(frame.columns)  # without rows
+    assert "name" in trace(block).to_pandas(gradients=True)
 
 
 def test_the_table_aligns_indents_and_counts(block: Block) -> None:
@@ -451,6 +479,30 @@ def test_nothing_ran(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
     assert (repr(result), result.stopped) == ("Trace(calls=0, gradients=0)", None)
 
 
+def test_nothing_that_was_selected_ran(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    with trace(include="conv") as result:
+        block(X, scale=SCALE)
+    assert str(result).startswith("nothing ran that include and exclude leave: ")
+    result.print()
+    assert capsys.readouterr().out.startswith("nothing ran that include and exclude leave: ")
+
+
+def test_gradients_alone(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trace(block, X, scale=SCALE, include="first.bias", backward=lambda y: y[0].sum())
+    assert (result.calls, [one.name for one in result.gradients]) == ([], ["first.bias"])
+    result.print()
+    printed = capsys.readouterr().out
+    assert "first.bias" in printed
+    assert "nothing ran" not in printed
+
+
+def test_a_frozen_model_has_no_gradients(block: Block) -> None:
+    block.requires_grad_(False)
+    result = trace(block, X, scale=SCALE, backward=lambda output: output[0].sum())
+    assert names(result) == NAMES
+    assert result.gradients == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -461,6 +513,17 @@ def test_nothing_ran(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
         ((nn.ReLU(), X), {"depth": "all"}, "depth = 'all'"),
         ((nn.ReLU(),), {"backward": torch.sum}, "backward: expected arguments"),
         ((), {"backward": torch.sum}, "backward: expected arguments"),
+        ((nn.ReLU(), X), {"backward": True}, "^backward = True: expected a function"),
+        (
+            (nn.Linear(3, 2), X),
+            {"backward": lambda y: y.sum().backward()},
+            "^backward returned None: expected the loss, a tensor; trace runs its backward",
+        ),
+        ((None, X), {}, "^model = None: expected a module for the arguments given"),
+        ((), {"scale": SCALE}, "^model = None: expected a module for the arguments given"),
+        ((), {"include": 3}, "^include = 3: expected a glob"),
+        ((), {"exclude": ["a", 3]}, "^exclude = 3: expected a glob"),
+        ((Caught(), X), {"include": ["good", "bda"]}, "^include has 'bda': .* such as 'bad'"),
     ],
 )
 def test_bad_arguments(arguments: Any, options: dict[str, Any], message: str) -> None:
@@ -476,3 +539,4 @@ def test_a_trace_records_once_at_a_time(block: Block) -> None:
     with result:
         block(X, scale=SCALE)
     assert names(result) == NAMES * 2
+    assert [call.index for call in result.calls if call.name == "act"] == [0, 1, 2, 3]

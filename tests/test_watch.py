@@ -604,6 +604,14 @@ def test_a_compiled_model_is_refused(how: str) -> None:
             r"include = '1\.\*', exclude = None: nothing is left to watch.*Sequential.*'0'",
         ),
         ({"include": "0.wieght"}, r"include = '0\.wieght'.*which has '0\.weight'"),
+        (
+            {"include": ["0", "0.wieght"]},
+            r"include has '0\.wieght': expected a module or parameter of .*, such as '0\.weight'",
+        ),
+        (
+            {"include": ["0", "0.weight"], "kinds": ("output",)},
+            r"include has '0\.weight': expected a module of ",
+        ),
         ({"include": nn.Conv2d}, r"include = <class .*Conv2d'>.*nothing is left to watch"),
         ({"exclude": "*"}, r"include = None, exclude = '\*': nothing is left"),
         ({"include": "*.weight", "kinds": ("output",)}, r"include.* kinds = \('output',\)"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -85,6 +85,29 @@ class Call:
     def to_dict(self) -> dict[str, Any]:
         """Its fields, `mean` and `std`, in plain Python types."""
         return asdict(self) | {"mean": self.mean, "std": self.std}
+
+    def to_row(self) -> tuple[Any, ...]:
+        """It as one flat row, under `CALL_COLUMNS`: all shapes, the rest of `output`."""
+        output = self.output
+        return (
+            *(self.name, self.type, self.index, self.depth),
+            *(_shapes(self.inputs), _shapes(self.outputs)),
+            None if output is None else output.dtype,
+            *(self.mean, self.std),
+            None if output is None else output.nonfinite,
+            self.error,
+        )
+
+
+CALL_COLUMNS = (
+    *("name", "type", "index", "depth", "input", "output"),
+    *("dtype", "mean", "std", "nonfinite", "error"),
+)
+GRADIENT_COLUMNS = tuple(field.name for field in fields(TracedTensor))
+
+
+def _shapes(tensors: tuple[TracedTensor, ...] | None) -> tuple[tuple[int, ...], ...] | None:
+    return None if tensors is None else tuple(tensor.shape for tensor in tensors)
 
 
 def _stats(tensor: Tensor) -> ChannelStats | None:

@@ -19,7 +19,7 @@ from hookstats.records import hint
 from hookstats.selection import Selector
 from hookstats.tensors.capture_hooks import GRAD, TENSOR, BackwardReceiver, CallHooks
 from hookstats.tensors.captured import MISSING, CapturedCall
-from hookstats.tensors.recorder import MAX_BYTES, NOT_SAMPLED, Recorder
+from hookstats.tensors.recorder import Recorder
 
 KeyFunction = Callable[[str, nn.Module], Hashable]
 """From a module's name and the module to the key that it is grouped by."""
@@ -29,15 +29,19 @@ _DEFAULT_KINDS = ("output", "grad_output")
 
 
 class _Captured:
-    """What the captures of a model and of a tensor share: they end, and they have limits."""
+    """What the captures of a model and of a tensor share: they end, and they have limits.
+
+    Copied or pickled, as with a model that holds it, one becomes closed and empty.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def close(self) -> None:
         """Remove the hooks; what was captured stays. Again does nothing."""
-        self._recorder.closed = True
-        self._remove()
+        with self._recorder.lock:
+            self._recorder.closed = True
+            self._remove()
 
     def clear(self) -> None:
         """Forget what was captured, and all counts: as if it had begun now."""
@@ -53,8 +57,7 @@ class _Captured:
     def dropped(self) -> int:
         """How many calls the limits left out: not sampled, or dropped for `max_bytes`."""
         with self._recorder.lock:
-            counts = [source.skipped for source in self._recorder.sources.values()]
-        return sum(count[NOT_SAMPLED] + count[MAX_BYTES] for count in counts)
+            return sum(source.dropped for source in self._recorder.sources.values())
 
     def __enter__(self: _Self) -> _Self:
         if self._recorder.closed:
@@ -104,6 +107,9 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
             self.close()
             raise
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_recorder": self._recorder, "_keys": None, "_hooks": {}}
+
     def __getitem__(self, key: tuple[str, str]) -> list[Any]:
         """One entry a call; a KeyError names what is spelled alike.
 
@@ -115,7 +121,7 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
                 pass
             case _:
                 raise KeyError(f"{key!r}: expected (name, kind), two strings")
-        plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
+        plain, path = _split(kind)
         kinds = self._recorder.kinds
         if name not in self._hooks or plain not in kinds:
             names = ((name, kind) for name in self._hooks for kind in kinds)
@@ -123,8 +129,6 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
         calls = self.calls(name)
         if kind == plain:
             return [getattr(call, kind) for call in calls]
-        path = kind.removeprefix(plain)
-        path = path if path.strip("[0]") else ""  # as `leaves` has it
         found = [call.leaves(plain) for call in calls]
         if not any(path in leaves for leaves in found):
             paths = dict.fromkeys(path for leaves in found for path in leaves)
@@ -166,8 +170,11 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
             source = self._recorder.source(name)
             if not source.calls:
                 skipped = ", ".join(f"{reason}: {n}" for reason, n in source.skipped.items())
+                # Where no tensor of an argument is wanted, no hook sees a call begin.
+                begins = {"input", "grad_input"}.intersection(self._recorder.kinds)
+                state = "was not called yet" if begins else "has no call that ended yet"
                 raise KeyError(
-                    f"{name!r} was not called yet, expected a forward before that calls it"
+                    f"{name!r} {state}: expected a forward that calls it"
                     + (f"; calls that do not count: {skipped}" if skipped else "")
                 )
             return [call for call in kept if call.name == name]
@@ -201,12 +208,20 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
         try:
             tensor = tensors[call]
         except IndexError:
+            dropped = self._recorder.source(name).dropped
+            lost = f" ({dropped} dropped, for calls or max_bytes)" if dropped else ""
             raise ValueError(
-                f"call = {call}: {len(tensors)} calls of {name!r} are kept, expected one of them"
+                f"call = {call}: {len(tensors)} calls of {name!r} are kept{lost}, expected one of "
+                "them"
             ) from None
         tensor = tensor[0] if isinstance(tensor, tuple) else tensor
         if tensor is None:
-            raise ValueError(f"call = {call}: it has no {kind} of {name!r}, expected one with it")
+            plain, path = _split(kind)
+            leaves = self.calls(name)[call].leaves(plain)
+            reason = leaves.get(path, next(iter(leaves.values()), "no tensor"))
+            raise ValueError(
+                f"call = {call}: it has no {kind} of {name!r} ({reason}), expected one with it"
+            )
         return pictures.grid(tensor, **options)
 
     def coverage(self) -> tuple[SiteCoverage, ...]:
@@ -261,6 +276,9 @@ class TensorCapture(_Captured):
         recorder.source(TENSOR)
         self._shape = tuple(tensor.shape)
         self._handles = register(BackwardReceiver(recorder), tensor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_recorder": self._recorder, "_shape": self._shape, "_handles": []}
 
     @property
     def grads(self) -> list[Tensor]:
@@ -406,6 +424,13 @@ def capture(
     make_reachable(modules)
     kinds = tuple(kind for kind in MODULE_KINDS if kind in kinds)
     return Capture(Recorder(kinds, *limits), modules, keys)
+
+
+def _split(kind: str) -> tuple[str, str]:
+    """The kind without a path, and the path, as `leaves` has it."""
+    plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
+    path = kind.removeprefix(plain)
+    return plain, path if path.strip("[0]") else ""
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:

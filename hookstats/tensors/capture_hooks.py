@@ -33,8 +33,8 @@ class _Begun(NamedTuple):
     thread: int
     kwargs: int
     """The id of its keyword arguments: no other call that runs has it."""
-    call: CapturedCall | None
-    """None where it is not kept."""
+    call: weakref.ref[CapturedCall] | None
+    """None where it is not kept. Weak, since one that raises has no end, and may be dropped."""
     backwards: set[int] | None
     """Which backwards went through it; None where no one asks, as no input is a leaf."""
 
@@ -65,6 +65,7 @@ class CallHooks:
             self._handles.pop().remove()
         for hook in list(self._leaf_hooks):
             hook.remove()
+        self._begun.clear()
 
     def before(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A call begins."""
@@ -78,7 +79,8 @@ class CallHooks:
             if self._kinds != {"input"}:
                 # Calls that raised never end; the ids of their arguments go to others.
                 self._begun = [one for one in self._begun if one.kwargs != id(kwargs)]
-                self._begun.append(_Begun(threading.get_ident(), id(kwargs), call, backwards))
+                kept = None if call is None else weakref.ref(call)
+                self._begun.append(_Begun(threading.get_ident(), id(kwargs), kept, backwards))
 
     def after(self, kwargs: Mapping[str, object], output: object) -> None:
         """A call ends."""
@@ -106,7 +108,7 @@ class CallHooks:
         # A pre-hook set later may have put other arguments in the place of those seen.
         same = [i for i in own if self._begun[i].kwargs == kwargs]
         found = self._begun.pop((same or own)[-1])
-        return found.call, found.backwards
+        return None if found.call is None else found.call(), found.backwards
 
     def _take(
         self,

@@ -40,6 +40,8 @@ class Edit:
         self._handle.remove()
 
     def __enter__(self) -> Edit:
+        if not self._editor.active:
+            raise ValueError("the edit is removed: expected one in force, from another edit()")
         return self
 
     def __exit__(
@@ -59,7 +61,7 @@ class Edit:
 def edit(target: nn.Module, fn: EditFunction, kind: str = "output") -> Edit: ...
 @overload
 def edit(target: Tensor, fn: EditFunction) -> Edit: ...
-def edit(target: nn.Module | Tensor, fn: EditFunction, kind: str = "output") -> Edit:
+def edit(target: nn.Module | Tensor, fn: EditFunction, kind: str | None = None) -> Edit:
     """Change a tensor in flight: what a module returns or is given, or a gradient.
 
     `fn` gets the tensor and returns the one to go on with, of equal shape, dtype and device, or
@@ -76,10 +78,10 @@ def edit(target: nn.Module | Tensor, fn: EditFunction, kind: str = "output") -> 
             was computed from. Those of DistributedDataParallel are this rank's then, those under a
             GradScaler scaled.
         fn: Tensor -> Tensor or None.
-        kind: of a module's calls, "output", "input" (positional and keyword arguments) or
-            "grad_output", the gradient of what it returned: its total one, over all that use the
-            output. Plain, that is every floating-point tensor in there, each once; with a path as
-            `watch` names them, that one: "output[1]", "output.logits", "input[0]",
+        kind: of a module's calls, "output" (the default), "input" (positional and keyword
+            arguments) or "grad_output", the gradient of what it returned: its total one, over all
+            that use the output. Plain, that is every floating-point tensor in there, each once;
+            with a path as `watch` names them, that one: "output[1]", "output.logits", "input[0]",
             "input.attention_mask". Containers are copied with their type, never changed.
 
     Forward edits are differentiated through, as any operation between two modules would be, and run
@@ -112,12 +114,12 @@ def edit(target: nn.Module | Tensor, fn: EditFunction, kind: str = "output") -> 
     if isinstance(target, Tensor):
         return _edit_tensor(target, fn, kind)
     if isinstance(target, nn.Module):
-        return _edit_module(target, fn, kind)
+        return _edit_module(target, fn, "output" if kind is None else kind)
     raise ValueError(f"target = {target!r}: expected a torch.nn.Module or a torch.Tensor")
 
 
-def _edit_tensor(tensor: Tensor, fn: EditFunction, kind: str) -> Edit:
-    if kind != "output":
+def _edit_tensor(tensor: Tensor, fn: EditFunction, kind: str | None) -> Edit:
+    if kind is not None:
         raise ValueError(f"kind = {kind!r}: expected none for a tensor, whose gradient is edited")
     if not tensor.requires_grad:
         raise ValueError(

@@ -50,8 +50,7 @@ class _ModuleHook(Hook):
             wanted = "floating-point tensor" if self._path is None else "tensor"
             raise self.editor.error(
                 self._kind + (self._path or ""),
-                f"found no such {wanted}; expected one of those that came: "
-                f"{', '.join(there) or 'none'}",
+                f"no such {wanted}; expected one of those that came: {', '.join(there) or 'none'}",
             )
         once: dict[int, Leaf] = {}
         for leaf in chosen:
@@ -63,7 +62,7 @@ class _ModuleHook(Hook):
         try:
             return with_leaves(value, tensors)
         except TypeError as error:
-            raise self.editor.error(
+            raise self.editor.fault(
                 self._kind,
                 f"edited a tensor in a container that cannot be copied with it ({error}); expected "
                 "tuples, lists, mappings that can be written to, dataclasses",
@@ -76,6 +75,8 @@ class OutputEdit(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: Any) -> Any:
+        if not self.editor.active:  # removed by a hook before it, it is still called
+            return None
         return self._put(output, self._edited(leaves(output)))
 
 
@@ -85,8 +86,13 @@ class InputEdit(_ModuleHook):
     __slots__ = ()
 
     def __call__(
-        self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
+        if kwargs is None or not self.editor.active:  # as above, and then without them
+            return None
         return self._put((args, kwargs), self._edited(argument_leaves(args, kwargs)))
 
 
@@ -99,9 +105,11 @@ class GradientOfOutputEdit(_ModuleHook):
         self,
         module: nn.Module,
         args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        output: object,
+        *kwargs_and_output: Any,
     ) -> None:
+        if len(kwargs_and_output) != 2 or not self.editor.active:  # as above
+            return
+        kwargs, output = kwargs_and_output
         found = list(leaves(output))
         users = [_memory(tensor) for _, tensor in argument_leaves(args, kwargs)]
         users += {id(tensor): _memory(tensor) for _, tensor in found}.values()
@@ -110,7 +118,7 @@ class GradientOfOutputEdit(_ModuleHook):
                 continue
             kind = self._kind + path
             if tensor.grad_fn is None:
-                raise self.editor.error(
+                raise self.editor.fault(
                     kind,
                     "would be called for a leaf of the graph, which outlives the call; expected an "
                     "edit of the tensor itself: edit(tensor, fn)",
@@ -169,7 +177,7 @@ class _BaseGradientEdit(Hook):
         if gradient is None or not self._editor.active or not self._version.is_past():
             return None
         if not self._alone:
-            raise self._editor.error(
+            raise self._editor.fault(
                 self._kind,
                 "cannot have the gradient of a view that was changed in place later, since others "
                 "may use what it is a view of; expected an operation out of place (relu for relu_, "

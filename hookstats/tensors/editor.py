@@ -43,7 +43,7 @@ class Editor:
         version = None if tensor.is_inference() else tensor._version
         edited = self.function(tensor)
         if version is not None and tensor._version != version:
-            raise self.error(
+            raise self.fault(
                 kind,
                 "changed its tensor in place, and with it whatever else has a share in its memory: "
                 "other gradients, the graph, its caller; expected a new tensor, as "
@@ -52,18 +52,22 @@ class Editor:
         if edited is None or edited is tensor:
             return tensor
         if not isinstance(edited, Tensor):
-            raise self.error(kind, f"returned {edited!r:.100}; expected a torch.Tensor or None")
+            raise self.fault(kind, f"returned {edited!r:.100}; expected a torch.Tensor or None")
         if (edited.shape, edited.dtype, edited.device) != (
             tensor.shape,
             tensor.dtype,
             tensor.device,
         ):
-            raise self.error(kind, f"returned {_form(edited)}; expected {_form(tensor)}")
+            raise self.fault(kind, f"returned {_form(edited)}; expected {_form(tensor)}")
         return edited
 
     def error(self, kind: str, message: str) -> EditError:
         """An EditError that says where."""
-        return EditError(f"{kind} of {self.place}: {_name(self.function)} {message}")
+        return EditError(f"{kind} of {self.place}: {message}")
+
+    def fault(self, kind: str, message: str) -> EditError:
+        """An EditError that says where, and which function `message` is about."""
+        return self.error(kind, f"{_name(self.function)} {message}")
 
 
 def _form(tensor: Tensor) -> str:

@@ -6,6 +6,7 @@ import random
 import threading
 import warnings
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,11 @@ class Source:
         # the same calls.
         self.random = random.Random(seed)
 
+    @property
+    def dropped(self) -> int:
+        """How many calls the limits left out."""
+        return self.skipped[NOT_SAMPLED] + self.skipped[MAX_BYTES]
+
 
 class Recorder:
     """The calls that are kept: of each source a uniform sample, of all these the newest that fit.
@@ -64,6 +70,9 @@ class Recorder:
         self._max_bytes = max_bytes
         # Values: their source and place in its sample. In order of their beginnings.
         self._kept: dict[CapturedCall, tuple[Source, int]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _closed, (self.kinds,)
 
     def source(self, name: str) -> Source:
         """The source of that name, a new one if there is none."""
@@ -167,3 +176,10 @@ class Recorder:
         del source.kept[place]
         source.skipped[reason] += 1
         self.nbytes -= call.nbytes
+
+
+def _closed(kinds: tuple[str, ...]) -> Recorder:
+    """What a copy has in a recorder's place: nothing, and nothing comes to it."""
+    recorder = Recorder(kinds, True, None, None, 0, None)
+    recorder.closed = True
+    return recorder

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import astuple
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -23,8 +24,8 @@ from torch.utils.hooks import RemovableHandle
 from hookstats.attach import check_model, make_reachable, select
 from hookstats.hooks import Hook, detour
 from hookstats.leaves import argument_leaves, leaves
-from hookstats.selection import Selection, Selector
-from hookstats.tensors.calls import Call, TracedTensor
+from hookstats.selection import Selection, Selector, check_selector
+from hookstats.tensors.calls import CALL_COLUMNS, GRADIENT_COLUMNS, Call, TracedTensor
 from hookstats.tensors.trace_table import as_text, print_trace
 from hookstats.traced import break_graphs
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 class Trace:
     """What ran, in order; `trace` makes it. Printed, it is a table; in a `with`, it records.
+
+    A second `with` goes on: its calls come after those of the first, and are counted on.
 
     Attributes:
         calls: the calls of modules, in the order in which they began.
@@ -53,13 +56,16 @@ class Trace:
         self._depth = depth
         self._include = "*" if include is None else include
         self._exclude = exclude
+        self._selected = include is not None or exclude is not None
         self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
         self._labels: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._threads = threading.local()
         self._handles: list[RemovableHandle] = []
+        check_selector("include", include)
+        check_selector("exclude", exclude)
         if model is not None:
-            select(model, ("output",), self._include, exclude, "trace")
+            select(model, ("output", "param_grad"), self._include, exclude, "trace")
 
     @property
     def stopped(self) -> Call | None:
@@ -70,9 +76,14 @@ class Trace:
         """The calls in plain Python types."""
         return [call.to_dict() for call in self.calls]
 
-    def to_pandas(self) -> Any:
-        """The calls as a data frame, one row each.
+    def to_pandas(self, *, gradients: bool = False) -> Any:
+        """The calls as a data frame, one row each; or the gradients.
 
+        Args:
+            gradients: False for the calls, with the columns name, type, index, depth, input and
+                output (tuples of shapes, one for each tensor), dtype, mean, std, nonfinite (of
+                `Call.output`), error; True for the gradients, with name, shape, dtype, mean, std,
+                nonfinite.
         Raises:
             ImportError: pandas is not installed.
         """
@@ -80,17 +91,19 @@ class Trace:
             import pandas  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
             raise ImportError(f"data frames need pandas ({error}): pip install pandas") from error
-        return pandas.DataFrame(self.to_dicts())
+        if gradients:
+            return pandas.DataFrame(map(astuple, self.gradients), columns=GRADIENT_COLUMNS)
+        return pandas.DataFrame([call.to_row() for call in self.calls], columns=CALL_COLUMNS)
 
     def print(self, console: Console | None = None) -> None:
         """Print it as a table, with rich where that is installed.
 
         console: rich's, where to print; by default standard output.
         """
-        print_trace(self.calls, self.gradients, console)
+        print_trace(self.calls, self.gradients, self._selected, console)
 
     def __str__(self) -> str:
-        return as_text(self.calls, self.gradients)
+        return as_text(self.calls, self.gradients, self._selected)
 
     def __repr__(self) -> str:
         return f"Trace(calls={len(self.calls)}, gradients={len(self.gradients)})"
@@ -297,9 +310,9 @@ def trace(
         include: the modules to show, and whose parameters' gradients, in the terms of `watch`; by
             default all.
         exclude: what not to show, in the same terms.
-        backward: from the model's output to a loss, of which the gradients of the parameters are
-            then traced. Their ``.grad`` is left as it was. In a block, `gradients` has those of
-            every backward there.
+        backward: from the model's output to a loss, a tensor, of which the gradients of the
+            parameters are then traced. Their ``.grad`` is left as it was. In a block, `gradients`
+            has those of every backward there.
         kwargs: keyword arguments for the model; those named as one above, in a block alone.
 
     Forwards that a backward runs again, for a checkpoint, are left out; functions that were
@@ -318,8 +331,15 @@ def trace(
 
     Raises:
         ValueError: model is no module, or compiled already; include and exclude leave nothing;
-            depth is no number; backward without arguments for the model.
+            depth is no number; backward without arguments for the model, or no function to a loss;
+            arguments without a model.
     """
+    if model is None and (args or kwargs):
+        raise ValueError("model = None: expected a module for the arguments given")
+    if backward is not None and not callable(backward):
+        raise ValueError(
+            f"backward = {backward!r}: expected a function from the model's output to the loss"
+        )
     if model is not None:
         check_model(model)
         make_reachable(dict(model.named_modules()))
@@ -336,8 +356,15 @@ def trace(
     with result:
         output = model(*args, **kwargs)
         if backward is not None:
+            loss = backward(output)
+            if not isinstance(loss, Tensor):
+                raise ValueError(
+                    f"backward returned {loss!r:.100}: expected the loss, a tensor; trace runs its "
+                    "backward"
+                )
             parameters = [p for p in model.parameters() if p.requires_grad]
-            torch.autograd.grad(backward(output), parameters, allow_unused=True)
+            if parameters:
+                torch.autograd.grad(loss, parameters, allow_unused=True)
     return result
 
 

@@ -21,11 +21,14 @@ Rows = Sequence[tuple[str, ...]]
 
 
 def print_trace(
-    calls: Sequence[Call], gradients: Sequence[TracedTensor], console: Console | None
+    calls: Sequence[Call],
+    gradients: Sequence[TracedTensor],
+    selected: bool,
+    console: Console | None,
 ) -> None:
     """Print what `as_text` gives; with rich, what is not finite and what was raised in red."""
     if console is None and find_spec("rich") is None:
-        print(as_text(calls, gradients))
+        print(as_text(calls, gradients, selected))
         return
     rich = require_rich()
     console = console or rich.console.Console()
@@ -35,17 +38,24 @@ def print_trace(
             style = "" if row[-1] in ("0", "") else "bold red"
             table.add_row(*(rich.text.Text(cell, style=style) for cell in row))
         print_table(table, console)
-    if not calls:
-        console.print(_EMPTY)
+    if not calls and not gradients:
+        console.print(_empty(selected))
 
 
-_EMPTY = "nothing ran: call the model in the `with` block, or give trace() its arguments"
+def as_text(calls: Sequence[Call], gradients: Sequence[TracedTensor], selected: bool) -> str:
+    """One line a call, indented by its depth, then one a gradient.
 
-
-def as_text(calls: Sequence[Call], gradients: Sequence[TracedTensor]) -> str:
-    """One line a call, indented by its depth, then one a gradient."""
+    selected: whether there may be more, which include and exclude left out.
+    """
     blocks = [_aligned([columns, *rows]) for columns, rows in _tables(calls, gradients)]
-    return "\n\n".join(blocks) or _EMPTY
+    return "\n\n".join(blocks) or _empty(selected)
+
+
+def _empty(selected: bool) -> str:
+    return (
+        f"nothing ran{' that include and exclude leave' * selected}: call the model in the `with` "
+        "block, or give trace() its arguments"
+    )
 
 
 def _tables(
