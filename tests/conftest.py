@@ -1,5 +1,6 @@
 """Settings of the tests that pyproject.toml cannot hold."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,14 @@ settings.load_profile("hookstats")
 def seed() -> None:
     """The same random tensors in every run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_compiled() -> Iterator[None]:
+    """`watch` warns of what was compiled before it."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 @pytest.fixture

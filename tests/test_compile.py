@@ -41,13 +41,6 @@ BACKENDS = ["eager", "aot_eager", "inductor"]
 HOOKED = ("input", "grad_input", "output", "grad_output")
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _inductor_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,6 @@ from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
-import torch
 from commands import call
 from printed import numbers, shape
 
@@ -118,7 +117,6 @@ def check(printed: str, shown: str) -> None:
 def test_what_a_page_shows_is_what_happens(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.compiler.reset()  # watch warns of what was compiled before it, in other tests, too
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
     exec(SETUP.get(page, ""), names)

@@ -6,7 +6,7 @@ import copy
 import pickle
 import weakref
 from collections import OrderedDict, UserDict, namedtuple
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -752,14 +752,6 @@ def test_nothing_keeps_a_tensor_alive() -> None:
     assert [handle.calls for handle in handles] == [1, 1, 1, 1]
 
 
-@pytest.fixture
-def nothing_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("kind", ["output", "input", "grad_output"])
 def test_compiled_code_ends_its_graph_at_an_edit(kind: str) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
@@ -778,7 +770,6 @@ def test_compiled_code_ends_its_graph_at_an_edit(kind: str) -> None:
         edit(whole, double)
 
 
-@pytest.mark.usefixtures("nothing_compiled")
 def test_code_compiled_before_is_compiled_again() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     compiled = torch.compile(model, backend="eager")
