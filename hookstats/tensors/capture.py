@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -28,7 +29,7 @@ _Self = TypeVar("_Self", bound="_Captured")
 _DEFAULT_KINDS = ("output", "grad_output")
 
 
-class _Captured:
+class _Captured(ABC):
     """What the captures of a model and of a tensor share: they end, and they have limits.
 
     Copied or pickled, as with a model that holds it, one becomes closed and empty.
@@ -72,8 +73,9 @@ class _Captured:
     ) -> None:
         self.close()
 
+    @abstractmethod
     def _remove(self) -> None:
-        raise NotImplementedError
+        """Remove the hooks."""
 
 
 class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
