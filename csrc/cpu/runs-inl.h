@@ -180,8 +180,8 @@ class Runs : Reader<Source> {
           if (first) sums[c].shift = first_shift(p, n);
           first = false;
           sums[c].add_run(p, n);
-          if (tensor != nullptr) tensor->add<Real, Source>(p, n);
-          if (by_channel != nullptr) by_channel[c].add<Real, Source>(p, n);
+          if (tensor != nullptr) tensor->add<Real, Source>(p, n, kSegment);
+          if (by_channel != nullptr) by_channel[c].add<Real, Source>(p, n, kSegment);
         });
       }
     }
