@@ -18,7 +18,7 @@ struct Job {
   const Plan& plan;
   Pack pack;  // set if plan.packed
   bool packs_to_double;
-  Channel* partials;  // [plan.splits()][plan.width]
+  Channel* partials;  // [plan.splits()][plan.width]; unused if plan.direct
 };
 
 using RunTasks = void (*)(const Job& job, int64_t begin, int64_t end);

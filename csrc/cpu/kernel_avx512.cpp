@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "core/bins.h"
 #include "core/dtype.h"
 #include "core/state.h"
+#include "cpu/fold.h"
 #include "cpu/kernel.h"
 #include "cpu/plan.h"
 

@@ -39,6 +39,7 @@ struct Plan {
   int64_t row_splits;
   int64_t inner_step;  // elements of a run a task
   int64_t inner_splits;
+  bool direct;  // a channel is one task's, which folds it into the state itself
 
   int64_t splits() const { return row_splits * inner_splits; }  // partial results a channel
   int64_t tasks() const { return blocks * splits(); }
@@ -107,6 +108,7 @@ inline Plan make_plan(const UpdateParams& p) {
   plan.row_splits = std::clamp<int64_t>(kMostTasks / plan.blocks, 1, plan.row_splits);
   plan.row_step = ceil_div(plan.rows, plan.row_splits);
   plan.row_splits = ceil_div(plan.rows, plan.row_step);
+  plan.direct = plan.splits() == 1 && plan.joined == 1 && view.repeat == 1;
   return plan;
 }
 

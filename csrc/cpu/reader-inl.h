@@ -23,8 +23,21 @@ class Reader {
     element_size_ = dispatch(p_.dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
   }
 
-  Channel& partial(const Task& task, int64_t channel) {
-    return job_.partials[task.split * plan_.width + channel];
+  // Hands on what was seen of the channels that the first `count` lanes are, from `first` on.
+  void put(const Task& task, int64_t first, int count, const ChannelSums& sums) {
+    if (!plan_.direct) {
+      Channel* partials = job_.partials + task.split * plan_.width + first;
+      each_channel(sums, count, [&](int i, const Channel& seen) { partials[i] = seen; });
+      return;
+    }
+    int64_t nan = 0, posinf = 0, neginf = 0;
+    each_channel(sums, count, [&](int i, const Channel& seen) {
+      fold_channel(p_, first + i, seen);
+      nan += seen.nan;
+      posinf += seen.posinf;
+      neginf += seen.neginf;
+    });
+    discount_tensor(p_, nan, posinf, neginf);
   }
 
   // The `count` elements from element `offset` on, `stride` apart.

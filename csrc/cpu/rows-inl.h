@@ -26,7 +26,7 @@ class Rows : Reader<Source> {
       counted_ = task;
       sum_rows(task, sums, 0, vectors, tensor, &by_channel_);
     }
-    for (int64_t v = 0; v < vectors; ++v) settle_rows(task, v, sums[v]);
+    for (int64_t v = 0; v < vectors; ++v) settle(task, v, sums[v]);
   }
 
   void finish() {
@@ -105,11 +105,6 @@ class Rows : Reader<Source> {
     if (count > 0) f(rows, count, width);
   }
 
-  int64_t rows_seen(const Task& task, int64_t channel) const {
-    const int64_t rows = task.row_end - task.row_begin;
-    return task.row_end == plan_.rows && channel >= plan_.last_width ? rows - 1 : rows;
-  }
-
   // Sums the vectors [first, last) of the block, and counts while the rows are in L1.
   template <class R, bool kMasked>
   void sum_rows(const Task& task, RowSums<R, kMasked>* sums, int64_t first, int64_t last,
@@ -140,89 +135,59 @@ class Rows : Reader<Source> {
     for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
   }
 
-  // The sums of each of a vector's channels, lane by lane.
   template <class R, bool kMasked>
-  struct LaneSums {
-    double shift[kLanes], s1[kLanes], s2[kLanes], l1[kLanes];
-    R least[kLanes], greatest[kLanes];
-    typename MaskOf<R>::type zero[kLanes], nan[kLanes] = {}, posinf[kLanes] = {},
-                                           neginf[kLanes] = {};
-
-    explicit LaneSums(const RowSums<R, kMasked>& row) {
-      const Lanes<double> wide_shift = to_double(row.shift);
-      store(shift, wide_shift);
-      store(s1, row.wide.s1);
-      store(s2, row.wide.s2);
-      store(l1, row.wide.l1);
-      store(least, row.sums.least);
-      store(greatest, row.sums.greatest);
-      store(zero, row.sums.zero);
-      if constexpr (kMasked) {
-        store(nan, row.sums.nan);
-        store(posinf, row.sums.posinf);
-        store(neginf, row.sums.neginf);
-      }
+  ChannelSums to_channels(const Task& task, int64_t v, const RowSums<R, kMasked>& row) const {
+    ChannelSums sums;
+    sums.shift = to_double(row.shift);
+    sums.s1 = lanes_at<double>(&row.wide.s1);
+    sums.s2 = lanes_at<double>(&row.wide.s2);
+    sums.l1 = lanes_at<double>(&row.wide.l1);
+    sums.least = to_double(row.sums.least);
+    sums.greatest = to_double(row.sums.greatest);
+    set_counters(sums, row.sums);
+    // The last row may be narrower than the others.
+    const int64_t rows = task.row_end - task.row_begin;
+    const int64_t narrow = task.row_end == plan_.rows ? plan_.last_width : plan_.width;
+    const int64_t first = task.channel_begin + v * kLanes;
+    sums.seen = fill(rows);
+    if (first + kLanes > narrow) {
+      sums.seen = sums.seen + at_least(iota<int64_t>(), fill(narrow - first));
     }
-
-    ChannelSums lane(int i, int64_t seen) const {
-      return {shift[i],
-              s1[i],
-              s2[i],
-              l1[i],
-              static_cast<double>(least[i]),
-              static_cast<double>(greatest[i]),
-              seen,
-              static_cast<int64_t>(zero[i]),
-              static_cast<int64_t>(nan[i]),
-              static_cast<int64_t>(posinf[i]),
-              static_cast<int64_t>(neginf[i])};
-    }
-  };
-
-  template <class R, bool kMasked>
-  Verdict judge_lanes(const Task& task, int64_t v, const LaneSums<R, kMasked>& sums, int lanes) {
-    Verdict worst = Verdict::kTrusted;
-    for (int i = 0; i < lanes; ++i) {
-      const int64_t channel = task.channel_begin + v * kLanes + i;
-      const Verdict verdict = judge<R>(sums.lane(i, rows_seen(task, channel)));
-      worst = verdict > worst ? verdict : worst;
-    }
-    return worst;
+    return sums;
   }
 
-  template <class R, bool kMasked>
-  void store_lanes(const Task& task, int64_t v, const LaneSums<R, kMasked>& sums, int lanes) {
-    for (int i = 0; i < lanes; ++i) {
-      const int64_t channel = task.channel_begin + v * kLanes + i;
-      this->partial(task, channel) = to_channel(sums.lane(i, rows_seen(task, channel)));
-    }
-  }
-
-  void settle_rows(const Task& task, int64_t v, const RowSums<Real, false>& row) {
-    const int64_t left = task.channel_end - task.channel_begin - v * kLanes;
+  void settle(const Task& task, int64_t v, const RowSums<Real, false>& row) {
+    const int64_t first = task.channel_begin + v * kLanes;
+    const int64_t left = task.channel_end - first;
     const int lanes = static_cast<int>(left < kLanes ? left : kLanes);
-    const LaneSums<Real, false> sums(row);
-    Verdict verdict = judge_lanes(task, v, sums, lanes);
-    if (verdict == Verdict::kTrusted) return store_lanes(task, v, sums, lanes);
-    if (verdict == Verdict::kShiftAgain) {
+    ChannelSums sums = to_channels(task, v, row);
+    if (any(judge<Real>(sums))) sum_again(task, v, lanes, sums);
+    this->put(task, first, lanes, sums);
+  }
+
+  void sum_again(const Task& task, int64_t v, int lanes, ChannelSums& sums) {
+    const Lanes<int64_t> verdict = judge<Real>(sums);
+    if (!any(equal(verdict, fill(int64_t{kWiden})))) {
       RowSums<Real, false> again;
       again.reset();
-      Real shift[kLanes] = {};
-      for (int i = 0; i < lanes; ++i) {
-        const int64_t seen = rows_seen(task, task.channel_begin + v * kLanes + i);
-        shift[i] = static_cast<Real>(sums.shift[i] + sums.s1[i] / static_cast<double>(seen));
-      }
-      again.shift = lanes_at<Real>(shift);
+      again.shift = to_real(sums.shift + sums.s1 / to_double(sums.seen));
       sum_rows(task, &again, v, v + 1);
-      const LaneSums<Real, false> better(again);
-      verdict = judge_lanes(task, v, better, lanes);
-      if (verdict == Verdict::kTrusted) return store_lanes(task, v, better, lanes);
+      sums = to_channels(task, v, again);
+      if (!any(judge<Real>(sums))) return;
     }
     RowSums<double, true> wide;
     wide.reset();
     wide.shift = finite_shift(task, v, lanes);
     sum_rows(task, &wide, v, v + 1);
-    store_lanes(task, v, LaneSums<double, true>(wide), lanes);
+    sums = to_channels(task, v, wide);
+  }
+
+  static Lanes<Real> to_real(const Lanes<double>& x) {
+    double values[kLanes];
+    Real narrow[kLanes];
+    store(values, x);
+    for (int i = 0; i < kLanes; ++i) narrow[i] = static_cast<Real>(values[i]);
+    return lanes_at<Real>(narrow);
   }
 
   // Each lane's first finite value among the rows.

@@ -28,6 +28,10 @@ template <>
 struct MaskOf<double> {
   using type = int64_t;
 };
+template <>
+struct MaskOf<int64_t> {
+  using type = int64_t;
+};
 template <class T>
 using Mask = Lanes<typename MaskOf<T>::type>;  // a lane is 0 or -1
 
@@ -296,24 +300,41 @@ struct Load<float, Half> {
   }
 };
 
-// Each register of floats fills two of doubles. By register, as a detour over memory would keep the
-// sums that come this way in memory, in the loop too: 2.5 times slower.
-HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) {
-  constexpr int kHalf = Lanes<double>::kPerPart;
-  typedef float HalfPart __attribute__((vector_size(HOOKSTATS_VECTOR_BYTES / 2)));
-  Lanes<double> r;
-  HOOKSTATS_EACH_PART(float) {
-    HalfPart low, high;
-    for (int j = 0; j < kHalf; ++j) {
-      low[j] = x.part[i][j];
-      high[j] = x.part[i][kHalf + j];
-    }
-    r.part[2 * i] = __builtin_convertvector(low, Lanes<double>::Part);
-    r.part[2 * i + 1] = __builtin_convertvector(high, Lanes<double>::Part);
+// The lanes of a register as they fill two registers of a type twice as wide. Lanes are picked by
+// halves: one by one GCC picks them with an instruction each, and a detour over memory would keep
+// the sums that come this way in memory, in the loop too, which took 2.5 times as long.
+template <class To, class Half, class Part, int... kLane>
+HOOKSTATS_INLINE void widen_part(const Part& x, typename Lanes<To>::Part& low,
+                                 typename Lanes<To>::Part& high,
+                                 std::integer_sequence<int, kLane...>) {
+  constexpr int kHalf = static_cast<int>(sizeof...(kLane));
+  const Half low_half = __builtin_shufflevector(x, x, kLane...);
+  const Half high_half = __builtin_shufflevector(x, x, (kLane + kHalf)...);
+  low = __builtin_convertvector(low_half, typename Lanes<To>::Part);
+  high = __builtin_convertvector(high_half, typename Lanes<To>::Part);
+}
+template <class To, class From>
+HOOKSTATS_INLINE Lanes<To> widen_lanes(const Lanes<From>& x) {
+  typedef From Half __attribute__((vector_size(HOOKSTATS_VECTOR_BYTES / 2)));
+  Lanes<To> r;
+  HOOKSTATS_EACH_PART(From) {
+    widen_part<To, Half>(x.part[i], r.part[2 * i], r.part[2 * i + 1],
+                         std::make_integer_sequence<int, Lanes<To>::kPerPart>{});
   }
   return r;
 }
+HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) { return widen_lanes<double>(x); }
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<double>& x) { return x; }
+
+HOOKSTATS_INLINE Lanes<int64_t> to_int64(const Lanes<int32_t>& x) { return widen_lanes<int64_t>(x); }
+HOOKSTATS_INLINE Lanes<int64_t> to_int64(const Lanes<int64_t>& x) { return x; }
+HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<int64_t>& x) {
+  Lanes<double> r;
+  HOOKSTATS_EACH_PART(double) {
+    r.part[i] = __builtin_convertvector(x.part[i], Lanes<double>::Part);
+  }
+  return r;
+}
 
 template <class Source>
 struct Load<double, Source> {
@@ -337,7 +358,9 @@ HOOKSTATS_INLINE Lanes<Real> load_first(const Source* p, int64_t count) {
   alignas(64) Source values[kLanes] = {};
 #if HOOKSTATS_VECTOR_BYTES == 64
   const uint32_t mask = (1u << count) - 1;
-  if constexpr (sizeof(Source) == 4) {
+  if constexpr (std::is_same_v<Source, Real> && sizeof(Source) == 4) {
+    return {{_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), p)}};
+  } else if constexpr (sizeof(Source) == 4) {
     _mm512_store_si512(values, _mm512_maskz_loadu_epi32(static_cast<__mmask16>(mask), p));
   } else if constexpr (sizeof(Source) == 2) {
     const __m512i loaded = _mm512_maskz_loadu_epi16(mask, p);
@@ -360,47 +383,111 @@ HOOKSTATS_INLINE Mask<T> first_lanes(int64_t count) {
   return r;
 }
 
-// --- reductions over lanes, as a tree of fixed shape --------------------------------------------
+// --- reductions over lanes, as trees of fixed shape ---------------------------------------------
 
-// Vectors come and go by reference: as values they would be part of an ABI.
-template <int kBy, class Part, int... kLane>
-HOOKSTATS_INLINE void rotate(const Part& from, Part& to, std::integer_sequence<int, kLane...>) {
-  to = __builtin_shufflevector(from, from, (kLane + kBy) % static_cast<int>(sizeof...(kLane))...);
+// One step for two vectors at once. Each holds values of `kWidth` lanes; the halves of those of `a`,
+// then of `b`, come to lie side by side, block by block of `kBlock` lanes. Vectors come and go by
+// reference: as values they would be part of an ABI.
+template <int kWidth, int kBlock, int kHigh, class Part, int... kLane>
+HOOKSTATS_INLINE void halves(const Part& a, const Part& b, Part& to,
+                             std::integer_sequence<int, kLane...>) {
+  constexpr int kLanesAPart = static_cast<int>(sizeof...(kLane)), kHalf = kWidth / 2;
+  to = __builtin_shufflevector(
+      a, b,
+      (kLane / kBlock * kBlock + kLane % (kBlock / 2) / kHalf * kWidth + kLane % kHalf +
+       kHigh * kHalf + (kLane % kBlock < kBlock / 2 ? 0 : kLanesAPart))...);
 }
 
-template <class T, int kHalf, class Combine>
-HOOKSTATS_INLINE void fold(typename Lanes<T>::Part& part, Combine combine) {
-  if constexpr (kHalf > 0) {
-    typename Lanes<T>::Part rotated;
-    rotate<kHalf>(part, rotated, std::make_integer_sequence<int, Lanes<T>::kPerPart>{});
-    combine(part, rotated);
-    fold<T, kHalf / 2>(part, combine);
+template <class T, int kWidth, int kBlock, class Combine>
+HOOKSTATS_INLINE void combine_halves(typename Lanes<T>::Part& a,
+                                     const typename Lanes<T>::Part& b, Combine combine) {
+  constexpr std::make_integer_sequence<int, Lanes<T>::kPerPart> lanes{};
+  typename Lanes<T>::Part low, high;
+  halves<kWidth, kBlock, 0>(a, b, low, lanes);
+  halves<kWidth, kBlock, 1>(a, b, high, lanes);
+  combine(low, high);
+  a = low;
+}
+
+// Reduces each of as many vectors as a vector has lanes; v[0] gets the results in order. First
+// whole 16 bytes trade places, then lanes within them: instructions of one cycle.
+template <class T, int kWidth, class Combine>
+HOOKSTATS_INLINE void reduce_parts(typename Lanes<T>::Part* v, Combine combine) {
+  constexpr int kCount = Lanes<T>::kPerPart, kBlock = 16 / static_cast<int>(sizeof(T));
+  if constexpr (kWidth > kBlock) {
+    constexpr int kDistance = kBlock * (kCount / kWidth);
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      if (i % (2 * kDistance) < kBlock) {
+        combine_halves<T, kWidth, kCount>(v[i], v[i + kDistance], combine);
+      }
+    }
+  } else {
+    constexpr int kDistance = kBlock / kWidth;
+#pragma GCC unroll 4
+    for (int i = 0; i < kBlock; i += 2 * kDistance) {
+      combine_halves<T, kWidth, kBlock>(v[i], v[i + kDistance], combine);
+    }
   }
+  if constexpr (kWidth > 2) reduce_parts<T, kWidth / 2>(v, combine);
 }
 
-// In registers: by way of memory, the end of a channel took 1.6 times as long.
-template <class T, class Combine>
-HOOKSTATS_INLINE T reduce(Lanes<T> lanes, Combine combine) {
+// Reduces one vector: all its lanes are the result.
+template <class T, int kWidth, class Combine>
+HOOKSTATS_INLINE void reduce_part(typename Lanes<T>::Part& v, Combine combine) {
+  constexpr int kCount = Lanes<T>::kPerPart, kBlock = 16 / static_cast<int>(sizeof(T));
+  combine_halves<T, kWidth, (kWidth > kBlock ? kCount : kBlock)>(v, v, combine);
+  if constexpr (kWidth > 2) reduce_part<T, kWidth / 2>(v, combine);
+}
+
+// Lane i is what `combine` makes of the lanes of get(i), for i < count; the others are as some of
+// these. Together they cost a third of what each for itself does. `get` had better return a
+// reference to what is in memory, lest GCC copy it (see `lanes_at`).
+template <class T, class Get, class Combine>
+HOOKSTATS_INLINE Lanes<T> reduce_each(int count, Get get, Combine combine) {
+  constexpr int kCount = Lanes<T>::kPerPart;
+  using Part = typename Lanes<T>::Part;
+  const auto join_parts = [&](int i, Part& v) {
+    const Lanes<T>& lanes = get(i);
+    v = lanes.part[0];
 #pragma GCC unroll 8
-  for (int half = Lanes<T>::kParts / 2; half > 0; half /= 2) {
+    for (int j = 1; j < Lanes<T>::kParts; ++j) combine(v, lanes.part[j]);
+  };
+  Lanes<T> result;
 #pragma GCC unroll 8
-    for (int i = 0; i < half; ++i) combine(lanes.part[i], lanes.part[i + half]);
+  for (int p = 0; p < Lanes<T>::kParts; ++p) {
+    if (count == 1 || p * kCount >= count) {
+      if (p == 0) {
+        join_parts(0, result.part[0]);
+        reduce_part<T, kCount>(result.part[0], combine);
+      } else {
+        result.part[p] = result.part[0];
+      }
+      continue;
+    }
+    Part v[kCount];
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      const int which = p * kCount + i;
+      join_parts(which < count ? which : 0, v[i]);
+    }
+    reduce_parts<T, kCount>(v, combine);
+    result.part[p] = v[0];
   }
-  fold<T, Lanes<T>::kPerPart / 2>(lanes.part[0], combine);
-  return lanes.part[0][0];
+  return result;
 }
-template <class T>
-HOOKSTATS_INLINE T reduce_sum(const Lanes<T>& lanes) {
+template <class T, class Get>
+HOOKSTATS_INLINE Lanes<T> sum_each(int count, Get get) {
   using Part = typename Lanes<T>::Part;
-  return reduce(lanes, [](Part& a, const Part& b) { a = a + b; });
+  return reduce_each<T>(count, get, [](Part& a, const Part& b) { a = a + b; });
 }
-template <class T>
-HOOKSTATS_INLINE T reduce_min(const Lanes<T>& lanes) {
+template <class T, class Get>
+HOOKSTATS_INLINE Lanes<T> min_each(int count, Get get) {
   using Part = typename Lanes<T>::Part;
-  return reduce(lanes, [](Part& a, const Part& b) { a = a < b ? a : b; });
+  return reduce_each<T>(count, get, [](Part& a, const Part& b) { a = a < b ? a : b; });
 }
-template <class T>
-HOOKSTATS_INLINE T reduce_max(const Lanes<T>& lanes) {
+template <class T, class Get>
+HOOKSTATS_INLINE Lanes<T> max_each(int count, Get get) {
   using Part = typename Lanes<T>::Part;
-  return reduce(lanes, [](Part& a, const Part& b) { a = a > b ? a : b; });
+  return reduce_each<T>(count, get, [](Part& a, const Part& b) { a = a > b ? a : b; });
 }

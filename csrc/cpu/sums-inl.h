@@ -86,47 +86,90 @@ HOOKSTATS_INLINE void spill(Sums<Real, kMasked>& sums, WideSums& wide) {
   sums.s1 = sums.s2 = sums.l1 = fill(Real{0});
 }
 
-// --- from sums to a channel ---------------------------------------------------------------------
+// --- from sums to channels ----------------------------------------------------------------------
 
-enum class Verdict { kTrusted, kShiftAgain, kWiden };
-
+// The sums of sixteen channels, a lane each.
 struct ChannelSums {
-  double shift, s1, s2, l1, least, greatest;
-  int64_t seen, zero, nan, posinf, neginf;
+  Lanes<double> shift, s1, s2, l1, least, greatest;
+  Lanes<int64_t> seen, zero, nan, posinf, neginf;
 };
 
-inline Channel to_channel(const ChannelSums& sums) {
-  Channel c;
-  c.count = sums.seen - sums.nan - sums.posinf - sums.neginf;
-  c.nan = sums.nan;
-  c.posinf = sums.posinf;
-  c.neginf = sums.neginf;
-  c.zero = sums.zero;
-  if (c.count == 0) return c;
-  const double n = static_cast<double>(c.count);
-  c.mean = sums.shift + sums.s1 / n;
-  c.m2 = sums.s2 - sums.s1 * sums.s1 / n;
-  // Rounding may leave m2 just below zero; fp64 squares that overflowed leave inf - inf.
-  if (!(c.m2 > 0.0)) c.m2 = sums.s2 < std::numeric_limits<double>::infinity() ? 0.0 : sums.s2;
-  c.min = sums.least;
-  c.max = sums.greatest;
-  c.l1 = sums.l1;
-  return c;
+template <bool kMasked, class Real>
+HOOKSTATS_INLINE void set_counters(ChannelSums& channels, const Sums<Real, kMasked>& sums) {
+  channels.zero = to_int64(sums.zero);
+  if constexpr (kMasked) {
+    channels.nan = to_int64(sums.nan);
+    channels.posinf = to_int64(sums.posinf);
+    channels.neginf = to_int64(sums.neginf);
+  } else {
+    channels.nan = channels.posinf = channels.neginf = fill(int64_t{0});
+  }
 }
 
-// Can these sums, made without masks in precision Real, be trusted?
+template <class T>
+inline void copy_lane(Lanes<T>& to, int lane, const Lanes<T>& from, int from_lane) {
+  constexpr int kPerPart = Lanes<T>::kPerPart;
+  to.part[lane / kPerPart][lane % kPerPart] =
+      from.part[from_lane / kPerPart][from_lane % kPerPart];
+}
+inline void copy_lane(ChannelSums& to, int lane, const ChannelSums& from, int from_lane) {
+  for (Lanes<double> ChannelSums::* each :
+       {&ChannelSums::shift, &ChannelSums::s1, &ChannelSums::s2, &ChannelSums::l1,
+        &ChannelSums::least, &ChannelSums::greatest}) {
+    copy_lane(to.*each, lane, from.*each, from_lane);
+  }
+  for (Lanes<int64_t> ChannelSums::* each :
+       {&ChannelSums::seen, &ChannelSums::zero, &ChannelSums::nan, &ChannelSums::posinf,
+        &ChannelSums::neginf}) {
+    copy_lane(to.*each, lane, from.*each, from_lane);
+  }
+}
+
+// Can sums made without masks in precision Real be trusted? 0 where they can.
+enum Verdict : int64_t { kTrusted, kShiftAgain, kWiden };
+
 template <class Real>
-inline Verdict judge(const ChannelSums& sums) {
+HOOKSTATS_INLINE Lanes<int64_t> judge(const ChannelSums& sums) {
   constexpr bool kSingle = sizeof(Real) == sizeof(float);
-  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const Lanes<double> inf = fill(std::numeric_limits<double>::infinity());
+  const Lanes<double> n = to_double(sums.seen);
   // NaN and infinities poison the sums; so do squares above the range of Real.
-  if (!(sums.s2 < kInf) || !(sums.l1 < kInf)) return Verdict::kWiden;
-  if (sums.s2 == 0.0 && sums.least == sums.greatest) return Verdict::kTrusted;  // constant
-  const double n = static_cast<double>(sums.seen);
+  const Mask<double> finite = less(sums.s2, inf) & less(sums.l1, inf);
+  const Mask<double> constant = equal(sums.s2, fill(0.0)) & equal(sums.least, sums.greatest);
   // Squares below the normal range of Real lose digits: 1e-30 leaves them 1e-8 of the sum.
-  if (kSingle && sums.s2 < n * 1e-30) return Verdict::kWiden;
+  const Mask<double> normal = at_least(sums.s2, n * fill(kSingle ? 1e-30 : 0.0));
   // A shift far from the mean costs digits: s2 is then much more than m2.
-  const double off = sums.s1 * sums.s1 / n;
-  const double m2 = sums.s2 - off;
-  return off <= (kSingle ? 2.0 : 1e4) * m2 ? Verdict::kTrusted : Verdict::kShiftAgain;
+  const Lanes<double> off = sums.s1 * sums.s1 / n;
+  const Mask<double> shifted = at_least(fill(kSingle ? 2.0 : 1e4) * (sums.s2 - off), off);
+  const Lanes<int64_t> doubt =
+      select(finite & normal, fill(int64_t{kShiftAgain}), fill(int64_t{kWiden}));
+  return select(finite & (constant | (normal & shifted)), fill(int64_t{kTrusted}), doubt);
+}
+
+// The channels that the first `count` lanes amount to, one after the other to `put(lane, channel)`.
+template <class Put>
+HOOKSTATS_INLINE void each_channel(const ChannelSums& sums, int count, Put&& put) {
+  const Lanes<int64_t> finite = sums.seen - sums.nan - sums.posinf - sums.neginf;
+  const Mask<double> some = less(fill(0.0), to_double(finite));
+  const Lanes<double> s1_by_n = sums.s1 / to_double(finite);
+  const Lanes<double> m2 = sums.s2 - sums.s1 * s1_by_n;
+  // Rounding may leave m2 just below zero; fp64 squares that overflowed leave inf - inf.
+  const Lanes<double> inf = fill(std::numeric_limits<double>::infinity());
+  const Lanes<double> no_m2 = select(less(sums.s2, inf), fill(0.0), sums.s2);
+  double mean[kLanes], m2s[kLanes], least[kLanes], greatest[kLanes], l1[kLanes];
+  int64_t counts[kLanes], nan[kLanes], posinf[kLanes], neginf[kLanes], zero[kLanes];
+  store(mean, select(some, sums.shift + s1_by_n, fill(0.0)));
+  store(m2s, select(some, select(less(fill(0.0), m2), m2, no_m2), fill(0.0)));
+  store(least, sums.least);
+  store(greatest, sums.greatest);
+  store(l1, sums.l1);
+  store(counts, finite);
+  store(nan, sums.nan);
+  store(posinf, sums.posinf);
+  store(neginf, sums.neginf);
+  store(zero, sums.zero);
+  for (int i = 0; i < count; ++i) {
+    put(i, Channel{counts[i], nan[i], posinf[i], neginf[i], zero[i], mean[i], m2s[i], least[i],
+                   greatest[i], l1[i]});
+  }
 }

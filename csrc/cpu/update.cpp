@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cpu/fold.h"
 #include "cpu/kernel.h"
 #include "cpu/plan.h"
 
@@ -72,24 +73,12 @@ struct Merge {
     int64_t nan = 0, posinf = 0, neginf = 0;
     for (int64_t c = begin; c < end; ++c) {
       const Channel seen = total(c);
-      double* moments = params.moments + c * kMomentColumns;
-      int64_t* tallies = params.tallies + c * kTallyColumns;
-      Channel state = load_row(moments, tallies);
-      merge(state, seen);
-      store_row(state, moments, tallies);
-      if (params.channel_bins.kind != BinKind::kNone) {
-        int64_t* counts = params.channel_counts + c * params.channel_bins.slots();
-        discount_nonfinite(params.channel_bins, counts, seen.nan, seen.posinf, seen.neginf);
-      }
+      fold_channel(params, c, seen);
       nan += seen.nan;
       posinf += seen.posinf;
       neginf += seen.neginf;
     }
-    if (params.tensor_bins.kind != BinKind::kNone) {
-      __atomic_fetch_sub(&params.tensor_counts[0], nan + neginf, __ATOMIC_RELAXED);
-      int64_t* overflow = &params.tensor_counts[params.tensor_bins.bins + 1];
-      __atomic_fetch_sub(overflow, posinf, __ATOMIC_RELAXED);
-    }
+    discount_tensor(params, nan, posinf, neginf);
   }
 };
 
@@ -106,7 +95,7 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
   if (params.view.numel() == 0) return;
   const Plan plan = make_plan(params);
   Scratch& scratch = thread_scratch();
-  const size_t needed = static_cast<size_t>(plan.splits() * plan.width);
+  const size_t needed = plan.direct ? 0 : static_cast<size_t>(plan.splits() * plan.width);
   if (scratch.partials.size() < needed) scratch.partials.resize(needed);
 
   Job job{params, plan, nullptr, false, scratch.partials.data()};
@@ -125,7 +114,8 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
     parallel_for(plan.tasks(), run_tasks, &job);
   }
 
-  Merge merge{params, plan, scratch.partials.data()};
+  if (plan.direct) return;
+  const Merge merge{params, plan, scratch.partials.data()};
   constexpr int64_t kMergesATask = 4096;
   const int64_t step = std::max<int64_t>(1, kMergesATask / (plan.splits() * plan.joined));
   if (params.view.channels <= step) {
