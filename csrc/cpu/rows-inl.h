@@ -71,6 +71,23 @@ class Rows : Reader<Source> {
     }
   };
 
+  // Two vectors side by side: additions to one need not wait for those to the other.
+  template <class R, bool kMasked>
+  static void add_pair(RowSums<R, kMasked>& left, RowSums<R, kMasked>& right,
+                       const Source* const* rows, int64_t count, int64_t column, int64_t ahead) {
+    Sums<R, kMasked> a = left.sums, b = right.sums;
+    const Lanes<R> k = left.shift, l = right.shift;
+    for (int64_t r = 0; r < count; ++r) {
+      const Source* p = rows[r] + column;
+      __builtin_prefetch(p + ahead);
+      if constexpr (sizeof(Source) > 2) __builtin_prefetch(p + kLanes + ahead);
+      add<kMasked, R>(a, load<R, Source>(p), k);
+      add<kMasked, R>(b, load<R, Source>(p + kLanes), l);
+    }
+    left.sums = a;
+    right.sums = b;
+  }
+
   void empty() {
     by_channel_.empty(counted_.channel_end - counted_.channel_begin, [this](int64_t lane) {
       return this->channel_target(counted_, (counted_.channel_begin + lane) % view_.channels);
@@ -122,7 +139,13 @@ class Rows : Reader<Source> {
         if (by_channel != nullptr) by_channel->add<Real, Source>(rows[r], width, ahead);
       }
       const bool narrow = width < task.channel_end - task.channel_begin;
-      for (int64_t v = first; v < last; ++v) {
+      int64_t v = first;
+      if constexpr (!kMasked && Lanes<R>::kParts == 1) {
+        for (; v + 2 <= last && (v + 2) * kLanes <= width; v += 2) {
+          add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead);
+        }
+      }
+      for (; v < last; ++v) {
         const int64_t column = v * kLanes;
         const int64_t lanes = width - column < kLanes ? width - column : kLanes;
         if (lanes > 0) sums[v - first].add_rows(rows, count, column, lanes, narrow, ahead);
