@@ -85,7 +85,9 @@ struct Merge {
       posinf += seen.posinf;
       neginf += seen.neginf;
     }
-    if (params.tensor_bins.kind != BinKind::kNone) {
+    // As a rule there are none, and then their slots are left alone. They are marked: each of them
+    // was counted there.
+    if (params.tensor_bins.kind != BinKind::kNone && (nan | neginf | posinf) != 0) {
       __atomic_fetch_sub(&params.tensor_counts[0], nan + neginf, __ATOMIC_RELAXED);
       int64_t* overflow = &params.tensor_counts[params.tensor_bins.bins + 1];
       __atomic_fetch_sub(overflow, posinf, __ATOMIC_RELAXED);
