@@ -362,7 +362,8 @@ class _Shelf:
                 groups = [[self.staging.copy(block) for block in group] for group in groups]
                 in_graphs = self.staging.copy(in_graphs)
                 self._clear(part.rows, part.sites, buffer)
-        return take_(*groups[:4], folds, groups[4]), in_graphs
+        moments, tallies, counts, marks, of_channels = groups
+        return take_(moments, tallies, counts, marks, folds, of_channels), in_graphs
 
     def clear(self, rows: int, sites: int, buffer: int) -> None:
         """Make the first rows and sites empty again."""

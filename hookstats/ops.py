@@ -109,13 +109,9 @@ class Taken(NamedTuple):
     channel_counts: Tensor
 
 
-MARK_SLOTS = 16
-"""How many slots of a histogram have one mark."""
-
-
 def mark_columns(slots: int) -> int:
     """How many int64 say which of a histogram's slots were counted in, see csrc/core/marks.h."""
-    return 1 + math.ceil(slots / (64 * MARK_SLOTS))
+    return 1 + math.ceil(slots / 1024)
 
 
 def take_(

@@ -15,15 +15,16 @@ struct UpdateParams {
   const void* data;
   DType dtype;
   ChannelView view;
-  double* moments;                  // [channels, kMomentColumns]
-  int64_t* tallies;                 // [channels, kTallyColumns]
-  Bins tensor_bins;                 // one histogram of the tensor, into
-  int64_t* tensor_counts;           // [tensor_bins.slots()]
-  Bins channel_bins;                // one histogram a channel, into
-  int64_t* channel_counts;          // [channels, channel_bins.slots()]
-  int64_t* tensor_marks = nullptr;  // core/marks.h; null where nobody is told what was counted in
-  float scale = 1.0f;  // what values are divided by, as wide as core/dtype.h widens them
+  double* moments;          // [channels, kMomentColumns]
+  int64_t* tallies;         // [channels, kTallyColumns]
+  Bins tensor_bins;         // one histogram of the tensor, into
+  int64_t* tensor_counts;   // [tensor_bins.slots()]
+  Bins channel_bins;        // one histogram a channel, into
+  int64_t* channel_counts;  // [channels, channel_bins.slots()]
+  float scale = 1.0f;       // what values are divided by, as wide as core/dtype.h widens them
   const float* device_scale = nullptr;  // the same where the host cannot look, else null
+  // A row of marks of tensor_counts (core/marks.h); null where nobody asks. CPU kernels alone mark.
+  int64_t* tensor_marks = nullptr;
 };
 
 }  // namespace hookstats

@@ -52,16 +52,22 @@ void each_marked(const int64_t* marks, int64_t width, F&& f) {
   }
 }
 
+bool any_nonzero(const int64_t* counts, int64_t n) {
+  int64_t any = 0;
+  for (int64_t i = 0; i < n; ++i) any |= counts[i];
+  return any != 0;
+}
+
 void mark_nonzero(const int64_t* counts, int64_t width, int64_t* marks) {
-  for (int64_t slot = 0; slot < width; slot += kMarkSlots) {
-    int64_t any = 0;
-    if (slot + kMarkSlots <= width) {
-      for (int64_t i = 0; i < kMarkSlots; ++i) any |= counts[slot + i];
-    } else {
-      for (int64_t i = slot; i < width; ++i) any |= counts[i];
+  for (int64_t begin = 0; begin < width; begin += kWordSlots) {
+    const int64_t end = std::min(begin + kWordSlots, width);
+    uint64_t word = 0, bit = 1;
+    int64_t slot = begin;
+    for (; slot + kMarkSlots <= end; slot += kMarkSlots, bit <<= 1) {
+      if (any_nonzero(counts + slot, kMarkSlots)) word |= bit;
     }
-    const uint64_t mark = uint64_t{any != 0} << (slot / kMarkSlots % 64);
-    marks[1 + slot / kWordSlots] |= static_cast<int64_t>(mark);
+    if (any_nonzero(counts + slot, end - slot)) word |= bit;
+    *++marks |= static_cast<int64_t>(word);
   }
 }
 

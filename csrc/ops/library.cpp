@@ -20,8 +20,8 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
   // (core/marks.h).
   m.def(
       "take_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
-      "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-      "Tensor)");
+      "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts) -> (Tensor, Tensor, Tensor, "
+      "Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
   // The addresses of what the C++ hooks call (ops/kernels.h); that of CUDA is in a library of its

@@ -48,7 +48,7 @@ void check_marks(const std::vector<Tensor>& counts, const std::vector<Tensor>& m
   }
 }
 
-// The first elements, which are most: the rest is not worth a copy.
+// Without a copy: most of the rest was never written to, so that it takes no memory.
 Tensor first_of(Tensor tensor, int64_t length) {
   return torch::stable::narrow(tensor, 0, 0, length);
 }
