@@ -33,6 +33,7 @@ class Site:
         channel_dim: int | None,
         states: tuple[State, State],
         calls: tuple[Tensor, Tensor],
+        marks: tuple[Tensor, Tensor] | None,
     ) -> None: ...
 
 class OutputHook:

@@ -19,7 +19,7 @@ from hookstats import native
 from hookstats.bins import Bins, LinearBins, LogBins
 from hookstats.devices import joined
 from hookstats.graph_states import GraphSite, GraphState, GraphStates, State
-from hookstats.ops import Taken, cpu_entry, cuda_entry, take_, update_
+from hookstats.ops import Taken, cpu_entry, cuda_entry, mark_columns, take_, update_
 from hookstats.records import Int64, SiteInfo, SparseCounts, StepRecord
 from hookstats.staging import Staging, event
 from hookstats.state import MOMENTS, TALLIES, identity_moments, identity_tallies
@@ -53,12 +53,13 @@ class Arena:
         self.lock: AbstractContextManager[object] = self.native or threading.RLock()
         """So that neither a swap nor another thread comes between a fold."""
         self.infos: list[SiteInfo] = []
+        self._sites: tuple[SiteInfo, ...] | None = None  # of infos, as long as they are the same
         self.calls = Counters()
         """By site and buffer, how many tensors were folded in, without those in graphs."""
         self.stalls = 0
         """How often a swap had to wait until the step before was read out."""
         self.shelves: dict[torch.device, _Shelf] = {}
-        self._layout: tuple[list[int], Int64] = [], np.zeros(1, np.int64)
+        self._layout: tuple[Int64, Int64] = np.zeros(0, np.int64), np.zeros(1, np.int64)
         self._pid = os.getpid()
         self._back_is_free = threading.Event()
         self._back_is_free.set()
@@ -72,17 +73,29 @@ class Arena:
             if device not in self.shelves:
                 self.shelves[device] = _Shelf(device, self.bins, self.channel_bins)
             index = len(self.infos)
-            states = self.shelves[device].add(index, info.channels)
+            states, marks = self.shelves[device].add(index, info.channels)
             calls = self.calls.take()
             self.infos.append(info)
-        return Accumulator(self, index, states, calls)
+            self._sites = None
+        return Accumulator(self, index, states, calls, marks)
 
-    def layout(self) -> tuple[list[int], Int64]:
+    def set_info(self, site: int, info: SiteInfo) -> None:
+        """From now on `info` is said of a site."""
+        self.infos[site] = info
+        self._sites = None
+
+    def sites(self) -> tuple[SiteInfo, ...]:
+        """What is said of all sites now."""
+        if self._sites is None:  # else it is that of the step before, and no site is touched
+            self._sites = tuple(self.infos)
+        return self._sites
+
+    def layout(self) -> tuple[Int64, Int64]:
         """The sites in order of their rows, and where each has its first, int64 [sites + 1]."""
         if len(self._layout[0]) != len(self.infos):  # else it is that of the step before
             order = [site for shelf in self.shelves.values() for site in shelf.sites]
             channels = np.array([self.infos[site].channels for site in order], np.int64)
-            self._layout = order, _offsets(channels)
+            self._layout = np.array(order, np.int64), _offsets(channels)
         return self._layout
 
     def native_site(self, site: object) -> _hooks.Site | None:
@@ -143,7 +156,7 @@ class Arena:
 class Accumulator:
     """The state of one site on one device."""
 
-    __slots__ = ("_arena", "_calls", "_graph", "_index", "_states")
+    __slots__ = ("_arena", "_calls", "_graph", "_index", "_marks", "_states")
 
     def __init__(
         self,
@@ -151,11 +164,13 @@ class Accumulator:
         index: int,
         states: tuple[State, State],
         calls: tuple[Int64, Int64],
+        marks: tuple[Tensor, Tensor] | None,
     ) -> None:
         self._arena = arena
         self._index = index
         self._states = states
         self._calls = calls
+        self._marks = marks
         self._graph: GraphState | None = None
 
     def fold(self, x: Tensor, channel_dim: int | None) -> None:
@@ -168,7 +183,7 @@ class Accumulator:
     def bind(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
         """Have `site` fold tensors like `x` by itself, from now on."""
         calls = torch.from_numpy(self._calls[0]), torch.from_numpy(self._calls[1])
-        site.bind(x, channel_dim, self._states, calls)
+        site.bind(x, channel_dim, self._states, calls, self._marks)
 
     @property
     def states(self) -> tuple[State, State]:
@@ -199,7 +214,7 @@ class Accumulator:
 
     @info.setter
     def info(self, info: SiteInfo) -> None:
-        self._arena.infos[self._index] = info
+        self._arena.set_info(self._index, info)
 
 
 class Snapshot:
@@ -212,16 +227,16 @@ class Snapshot:
         self._released = False
         self._taken = 0  # how many of the parts left empty rows behind
         # Sites that come later are not of this step, and what is said of a site may change.
-        self._infos = arena.infos.copy()
+        self._infos = arena.sites()
         self._layout = arena.layout()
-        observed = arena.calls.first(len(self._infos), buffer)
+        self._by_site = arena.calls.first(len(self._infos), buffer)
         self._parts = [
             _Part(
                 shelf,
                 len(shelf.sites),
                 shelf.rows,
                 shelf.graphs.sites.copy(),
-                shelf.graphs.collect(buffer, observed),
+                shelf.graphs.collect(buffer, self._by_site),
                 None if shelf.staging is None else event(shelf.device),
             )
             for shelf in arena.shelves.values()
@@ -231,19 +246,25 @@ class Snapshot:
         """Copy out the statistics of the sites that were observed in the step."""
         arena, buffer = self._arena, self._buffer
         order, offsets = self._layout
-        by_site = arena.calls.first(len(self._infos), buffer)
+        by_site = self._by_site
+        folds = by_site.copy()
+        for part in self._parts:
+            folds[part.graph_sites] = -1  # graphs mark nothing
+        folds = folds[order]
         taken: list[Taken] = []
         for part in self._parts:
-            rows, in_graphs = part.shelf.take(
-                part.rows, part.sites, buffer, part.in_graphs, part.event
-            )
+            of_part, folds = folds[: part.sites], folds[part.sites :]
+            rows, in_graphs = part.shelf.take(part, buffer, torch.from_numpy(of_part))
             by_site[part.graph_sites] += in_graphs.numpy()
             taken.append(rows)
             self._taken += 1
+        infos = self._infos
+        if len(self._parts) > 1:  # else rows are in order of arrival
+            infos = tuple(infos[site] for site in order)
         record = StepRecord(
             step=step,
             rank=rank,
-            sites=tuple(map(self._infos.__getitem__, order)),
+            sites=infos,
             observed=by_site[order],
             offsets=offsets,
             moments=_rows([part.moments for part in taken], len(MOMENTS)),
@@ -300,52 +321,49 @@ class _Shelf:
         if channel_bins is not None:
             empty.append(zeros(channel_bins.slots, device))
         self._channels = Table(empty)
-        self._tensors = Table([] if bins is None else [zeros(bins.slots, device)])
+        columns = [] if bins is None else [bins.slots, mark_columns(bins.slots)]
+        self._tensors = Table([zeros(n, device) for n in columns])
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
 
-    def add(self, site: int, channels: int) -> tuple[State, State]:
-        """The state of a new site in both buffers."""
+    def add(
+        self, site: int, channels: int
+    ) -> tuple[tuple[State, State], tuple[Tensor, Tensor] | None]:
+        """The state of a new site in both buffers, and the marks of its histogram."""
         self.sites.append(site)
         self.rows += channels
         moments, tallies, *channel_counts = self._channels.take(channels)
-        counts = self._tensors.take(1)
+        counts, marks = self._tensors.take(1) or (None, None)
 
         def state(buffer: int) -> State:
             return (
                 moments[buffer],
                 tallies[buffer],
-                counts[0][buffer, 0] if counts else None,
+                None if counts is None else counts[buffer, 0],
                 self._bins,
                 channel_counts[0][buffer] if channel_counts else None,
                 self._channel_bins,
             )
 
-        return state(0), state(1)
+        return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])
 
-    def take(
-        self,
-        rows: int,
-        sites: int,
-        buffer: int,
-        in_graphs: Tensor,
-        behind: torch.Event | None,
-    ) -> tuple[Taken, Tensor]:
-        """Take the states of the first rows and sites out, which are empty then.
+    def take(self, part: _Part, buffer: int, folds: Tensor) -> tuple[Taken, Tensor]:
+        """Take the states of the part's rows and sites out, which are empty then.
 
-        Also returns `in_graphs` on the CPU. Other devices do it all after the event `behind`.
+        folds: int64 [sites]: how many tensors hooks folded in; -1 where others may have.
+        Also returns `in_graphs` on the CPU. Other devices do it all after the part's event.
         """
-        moments, tallies, *channel_counts = self._channels.first(rows, buffer)
-        counts = self._tensors.first(sites, buffer)
-        blocks = (moments, tallies, *(counts or [[]]), *(channel_counts or [[]]))
-        staging = self.staging
-        if staging is None:
-            return take_(*blocks), in_graphs
-        with staging.work(behind):
-            copies = [[staging.copy(block) for block in group] for group in blocks]
-            in_graphs = staging.copy(in_graphs)
-            self._clear(rows, sites, buffer)
-        return take_(*copies), in_graphs
+        moments, tallies, *channel_counts = self._channels.first(part.rows, buffer)
+        counts, marks = self._tensors.first(part.sites, buffer) or ([], [])
+        groups = [moments, tallies, counts, marks, *(channel_counts or [[]])]
+        in_graphs = part.in_graphs
+        if self.staging is not None:
+            with self.staging.work(part.event):
+                groups = [[self.staging.copy(block) for block in group] for group in groups]
+                in_graphs = self.staging.copy(in_graphs)
+                self._clear(part.rows, part.sites, buffer)
+        moments, tallies, counts, marks, of_channels = groups
+        return take_(moments, tallies, counts, marks, folds, of_channels), in_graphs
 
     def clear(self, rows: int, sites: int, buffer: int) -> None:
         """Make the first rows and sites empty again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -108,15 +109,30 @@ class Taken(NamedTuple):
     channel_counts: Tensor
 
 
+def mark_columns(slots: int) -> int:
+    """How many int64 say which of a histogram's slots were counted in, see csrc/core/marks.h."""
+    return 1 + math.ceil(slots / 1024)
+
+
 def take_(
-    moments: list[Tensor], tallies: list[Tensor], counts: list[Tensor], channel_counts: list[Tensor]
+    moments: list[Tensor],
+    tallies: list[Tensor],
+    counts: list[Tensor],
+    marks: list[Tensor],
+    folds: Tensor,
+    channel_counts: list[Tensor],
 ) -> Taken:
     """Take the states out of their rows, which are left empty, without the GIL.
 
     moments, tallies: blocks [rows, 5] on the CPU, with as many rows in all; one or more.
     counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
+    marks: for each block of counts int64 [histograms, `mark_columns`]: of how many tensors it is
+        marked what they counted, then the marks.
+    folds: int64 [histograms]: how many tensors were folded into each of counts. Where they are not
+        all marked, all its slots are looked at.
     """
-    return Taken(*torch.ops.hookstats.take_(moments, tallies, counts, channel_counts))
+    operator = torch.ops.hookstats.take_
+    return Taken(*operator(moments, tallies, counts, marks, folds, channel_counts))
 
 
 def cpu_entry(params_size: int) -> int:

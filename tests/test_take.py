@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from hookstats.ops import take_
+from hookstats.ops import mark_columns, take_
 from hookstats.records import SparseCounts
 from hookstats.state import identity_moments
 
@@ -39,7 +39,9 @@ def test_rows_come_out_and_nothing_is_left(
     expected = torch.cat(moments).T.contiguous(), torch.cat(tallies).T.contiguous()
     dense = [torch.tensor(block) for block in counts]
     channel_dense = [torch.tensor(block) for block in channel_counts]
-    taken = take_(moments, tallies, dense, channel_dense)
+    marks = [torch.zeros(len(block), mark_columns(19), dtype=int) for block in dense]
+    folds = torch.ones(sum(len(block) for block in dense), dtype=int)
+    taken = take_(moments, tallies, dense, marks, folds, channel_dense)
     assert torch.equal(taken.moments, expected[0])
     assert torch.equal(taken.tallies, expected[1])
     for found, blocks_of_counts in ((taken[2:5], counts), (taken[5:8], channel_counts)):
@@ -54,10 +56,12 @@ def test_rows_come_out_and_nothing_is_left(
         assert not block.any()
 
 
-GOOD: dict[str, list[Tensor]] = {
+GOOD: dict[str, Any] = {
     "moments": [torch.zeros(3, 5, dtype=torch.float64)],
     "tallies": [torch.zeros(3, 5, dtype=torch.int64)],
     "counts": [torch.zeros(2, 4, dtype=torch.int64)],
+    "marks": [torch.zeros(2, 2, dtype=torch.int64)],
+    "folds": torch.zeros(2, dtype=torch.int64),
     "channel_counts": [],
 }
 
@@ -70,6 +74,10 @@ GOOD: dict[str, list[Tensor]] = {
         ({"tallies": [torch.zeros(2, 5, dtype=int)]}, "tallies have 2 rows; expected 3"),
         ({"tallies": [torch.zeros(3, 4, dtype=int)]}, r"expected .* Long \[rows, 5\]"),
         ({"counts": [torch.zeros(2, dtype=int)]}, r"counts has .* 1 dimensions; expected .* slots"),
+        ({"marks": []}, "marks has 0 blocks; expected 1, as many as counts"),
+        ({"marks": [torch.zeros(2, 3, dtype=int)]}, r"marks\[0\] is \[2, 3\]; expected \[2, 2\]"),
+        ({"folds": torch.zeros(3, dtype=int)}, r"folds is Long \[3\]; expected .* Long \[2\]"),
+        ({"folds": torch.zeros(2)}, r"folds is Float \[2\]"),
         ({"channel_counts": [torch.zeros(4, 2, dtype=int).T]}, "channel_counts has a block"),
     ],
 )

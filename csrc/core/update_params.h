@@ -23,6 +23,8 @@ struct UpdateParams {
   int64_t* channel_counts;  // [channels, channel_bins.slots()]
   float scale = 1.0f;       // what values are divided by, as wide as core/dtype.h widens them
   const float* device_scale = nullptr;  // the same where the host cannot look, else null
+  // A row of marks of tensor_counts (core/marks.h); null where nobody asks. CPU kernels alone mark.
+  int64_t* tensor_marks = nullptr;
 };
 
 }  // namespace hookstats

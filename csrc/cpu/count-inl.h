@@ -165,12 +165,27 @@ struct Target {
   int64_t* counts;
   int64_t times;  // how often each element is counted
   bool shared;
+  int64_t* marks = nullptr;  // see core/marks.h; or null
 
   void add(int64_t slot, int64_t count) const {
     if (shared) {
       __atomic_fetch_add(&counts[slot], count * times, __ATOMIC_RELAXED);
     } else {
       counts[slot] += count * times;
+    }
+  }
+
+  // Marks `slot` and its neighbours, before or after it is counted in.
+  HOOKSTATS_INLINE void mark(int64_t slot) const {
+    if (marks == nullptr) return;
+    int64_t* const word = marks + 1 + slot / kWordSlots;
+    const int64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
+    const auto bit = static_cast<int64_t>(uint64_t{1} << (slot / kMarkSlots % 64));
+    if ((old & bit) != 0) return;
+    if (shared) {
+      __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
+    } else {
+      *word = old | bit;
     }
   }
 
@@ -221,7 +236,10 @@ class Histogram {
         const int64_t block = n - i < kCountBlock ? n - i : kCountBlock;
         if (counters_ == nullptr) {
           find_counters<1, Real>(slots, p + i, block, fill(0), which);
-          for (int64_t j = 0; j < block; ++j) target_.add(which[j], 1);
+          for (int64_t j = 0; j < block; ++j) {
+            target_.mark(which[j]);
+            target_.add(which[j], 1);
+          }
           continue;
         }
         find_counters<kCopies, Real>(slots, p + i, block, copy_of_lane<kCopies>(), which);
@@ -237,6 +255,7 @@ class Histogram {
 
   void empty() {
     if (counters_ == nullptr) return;
+    static_assert(kLanes == kMarkSlots);
     const int64_t slots = bins_->slots();
     const Lanes<uint64_t> alternate = fill(uint64_t{0x0000ffff0000ffff});
     const Lanes<uint64_t> low = fill(uint64_t{0x00000000ffffffff});
@@ -245,6 +264,7 @@ class Histogram {
       if (!any(sums)) continue;
       sums = (sums & alternate) + (shift_right<16>(sums) & alternate);
       sums = (sums & low) + shift_right<32>(sums);
+      target_.mark(slot);
       target_.add_lanes(slot, slots, sums);
       __builtin_memset(counters_ + slot * kCopies, 0, sizeof sums);
     }

@@ -24,8 +24,8 @@ void run_with(const Job& job, int64_t begin, int64_t end) {
   const bool shared = end - begin < job.plan.tasks();
   uint16_t* counters =
       zero_counters(thread_scratch().tensor_counters, Histogram::counters(p.tensor_bins));
-  Histogram histogram(p.tensor_bins, counters, {p.tensor_counts, p.view.repeat, shared},
-                      p.view.numel());
+  Histogram histogram(p.tensor_bins, counters,
+                      {p.tensor_counts, p.view.repeat, shared, p.tensor_marks}, p.view.numel());
   run(&histogram);
   histogram.empty();
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/marks.h"
 #include "cpu/plan.h"
 #include "cpu/update.h"
 

@@ -1,52 +1,127 @@
 // One pass over the rows of a step, which transposes what is dense and compacts what is sparse.
 #include "cpu/take.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/marks.h"
 #include "core/state.h"
 
 namespace hookstats::cpu {
+
+namespace {
+
+// Past the caches, for who reads it later: a store would fetch the line that it is to fill.
+template <class T>
+void stream(T* to, const T& value) {
+#if defined(__x86_64__)
+  long long bits;
+  static_assert(sizeof bits == sizeof value);
+  std::memcpy(&bits, &value, sizeof bits);
+  _mm_stream_si64(reinterpret_cast<long long*>(to), bits);
+#else
+  *to = value;
+#endif
+}
+
+template <int kColumns, class T>
+void take_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns, int64_t total) {
+  for (int64_t r = 0; r < count; ++r, rows += kColumns) {
+    for (int c = 0; c < kColumns; ++c) stream(columns + c * total + r, rows[c]);
+    std::memcpy(rows, empty, sizeof empty);
+  }
+#if defined(__x86_64__)
+  _mm_sfence();  // before another thread is told that it is there
+#endif
+}
+
+// Calls f(begin, end) on the slots of each mark.
+template <class F>
+void each_marked(const int64_t* marks, int64_t width, F&& f) {
+  for (int64_t begin = 0; begin < width; begin += kWordSlots) {
+    auto word = static_cast<uint64_t>(*++marks);
+    for (; word != 0; word &= word - 1) {
+      const int64_t slot = begin + std::countr_zero(word) * kMarkSlots;
+      f(slot, std::min(slot + kMarkSlots, width));
+    }
+  }
+}
+
+bool any_nonzero(const int64_t* counts, int64_t n) {
+  int64_t any = 0;
+  for (int64_t i = 0; i < n; ++i) any |= counts[i];
+  return any != 0;
+}
+
+void mark_nonzero(const int64_t* counts, int64_t width, int64_t* marks) {
+  for (int64_t begin = 0; begin < width; begin += kWordSlots) {
+    const int64_t end = std::min(begin + kWordSlots, width);
+    uint64_t word = 0, bit = 1;
+    int64_t slot = begin;
+    for (; slot + kMarkSlots <= end; slot += kMarkSlots, bit <<= 1) {
+      if (any_nonzero(counts + slot, kMarkSlots)) word |= bit;
+    }
+    if (any_nonzero(counts + slot, end - slot)) word |= bit;
+    *++marks |= static_cast<int64_t>(word);
+  }
+}
+
+}  // namespace
 
 void take_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total) {
   double empty[kMomentColumns];
   int64_t no_tallies[kTallyColumns];
   store_row(Channel{}, empty, no_tallies);
-  for (int64_t r = 0; r < rows; ++r, moments += kMomentColumns) {
-    for (int c = 0; c < kMomentColumns; ++c) {
-      columns[c * total + first + r] = moments[c];
-      moments[c] = empty[c];
-    }
-  }
+  take_columns(moments, rows, empty, columns + first, total);
 }
 
 void take_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total) {
-  for (int64_t r = 0; r < rows; ++r, tallies += kTallyColumns) {
-    for (int c = 0; c < kTallyColumns; ++c) {
-      columns[c * total + first + r] = tallies[c];
-      tallies[c] = 0;
-    }
-  }
+  constexpr int64_t empty[kTallyColumns] = {};
+  take_columns(tallies, rows, empty, columns + first, total);
 }
 
-void take_counts(int64_t* dense, int64_t rows, int64_t width, SparseCounts& into) {
-  constexpr int64_t kLine = 8;  // a cache line is tested at once; most are zero
-  const auto take = [&into](int64_t* row, int64_t begin, int64_t end) {
-    for (int64_t slot = begin; slot < end; ++slot) {
-      if (row[slot] == 0) continue;
-      into.slots.push_back(static_cast<int32_t>(slot));
-      into.counts.push_back(row[slot]);
-      row[slot] = 0;
-    }
-  };
+int64_t complete_marks(const Histograms& histograms, const int64_t* folds) {
+  const auto& [counts, marks, rows, width] = histograms;
+  const int64_t columns = mark_columns(width);
+  int64_t entries = 0;
   for (int64_t r = 0; r < rows; ++r) {
-    int64_t* row = dense + r * width;
-    int64_t slot = 0;
-    for (; slot + kLine <= width; slot += kLine) {
-      int64_t any = 0;
-      for (int64_t i = 0; i < kLine; ++i) any |= row[slot + i];
-      if (any != 0) take(row, slot, slot + kLine);
-    }
-    take(row, slot, width);
-    into.offsets.push_back(static_cast<int64_t>(into.slots.size()));
+    int64_t* const row = marks + r * columns;
+    if (folds == nullptr || folds[r] != row[0]) mark_nonzero(counts + r * width, width, row);
+    each_marked(row, width, [&](int64_t begin, int64_t end) { entries += end - begin; });
   }
+  return entries;
+}
+
+void take_counts(const Histograms& histograms, SparseCounts& into) {
+  const auto& [counts, marks, rows, width] = histograms;
+  const int64_t columns = mark_columns(width);
+  int32_t* const slots = into.slots;
+  int64_t* const values = into.counts;
+  int64_t entries = into.entries;
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t* const row = counts + r * width;
+    if (r + 1 < rows) {  // it is in no cache, and far from this one
+      each_marked(marks + (r + 1) * columns, width, [&](int64_t begin, int64_t end) {
+        for (int64_t slot = begin; slot < end; slot += 8) __builtin_prefetch(row + width + slot, 1);
+      });
+    }
+    each_marked(marks + r * columns, width, [&](int64_t begin, int64_t end) {
+      for (int64_t slot = begin; slot < end; ++slot) {
+        slots[entries] = static_cast<int32_t>(slot);
+        values[entries] = row[slot];
+        entries += row[slot] != 0;  // else the next one takes its place
+        row[slot] = 0;
+      }
+    });
+    std::memset(marks + r * columns, 0, static_cast<size_t>(columns) * sizeof(int64_t));
+    into.offsets[++into.rows] = entries;
+  }
+  into.entries = entries;
 }
 
 }  // namespace hookstats::cpu

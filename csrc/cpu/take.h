@@ -2,24 +2,36 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 namespace hookstats::cpu {
-
-// Histograms as sparse rows, as most of their counts are zero: row r has the entries
-// offsets[r]..offsets[r + 1] of `slots`, which ascend, and `counts`.
-struct SparseCounts {
-  std::vector<int64_t> offsets{0};
-  std::vector<int32_t> slots;
-  std::vector<int64_t> counts;
-};
 
 // Moves `rows` rows of moments, [rows, kMomentColumns], to `first` and on in every column of
 // `columns`, [kMomentColumns, total]; tallies likewise.
 void take_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total);
 void take_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total);
 
-// Appends the rows of `dense`, [rows, width].
-void take_counts(int64_t* dense, int64_t rows, int64_t width, SparseCounts& into);
+// Histograms, and which of their slots were counted in.
+struct Histograms {
+  int64_t* counts;  // [rows, width]
+  int64_t* marks;   // [rows, mark_columns(width)], see core/marks.h
+  int64_t rows, width;
+};
+
+// Makes the marks complete: looks at all of a histogram where not all its tensors, `folds` of them
+// by row, are marked, and where `folds` is null. Returns how many entries there may be at most.
+int64_t complete_marks(const Histograms& histograms, const int64_t* folds);
+
+// Histograms as sparse rows, as most of their counts are zero: row r has the entries
+// offsets[r]..offsets[r + 1] of `slots`, which ascend, and `counts`.
+struct SparseCounts {
+  int64_t* offsets;  // the first is set
+  int32_t* slots;
+  int64_t* counts;
+  int64_t rows = 0, entries = 0;
+};
+
+// Appends the rows of `histograms`, whose marks are complete. Entries need as much room as
+// `complete_marks` said.
+void take_counts(const Histograms& histograms, SparseCounts& into);
 
 }  // namespace hookstats::cpu

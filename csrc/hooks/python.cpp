@@ -77,10 +77,12 @@ PYBIND11_MODULE(_hooks, m) {
       .def(
           "bind",
           [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,
-             const std::array<StateTuple, 2>& states, const std::array<at::Tensor, 2>& calls) {
-            s.bind(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls);
+             const std::array<StateTuple, 2>& states, const std::array<at::Tensor, 2>& calls,
+             const std::optional<std::array<at::Tensor, 2>>& marks) {
+            s.bind(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls, marks);
           },
-          py::arg("x"), py::arg("channel_dim"), py::arg("states"), py::arg("calls"));
+          py::arg("x"), py::arg("channel_dim"), py::arg("states"), py::arg("calls"),
+          py::arg("marks"));
 
   py::class_<Parameters>(m, "Parameters")
       .def(py::init<std::shared_ptr<Arena>>(), py::arg("arena"))

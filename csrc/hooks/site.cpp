@@ -88,7 +88,8 @@ bool Site::is_strided(const at::Tensor& x) {
 }
 
 void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
-                std::array<State, 2> states, std::array<at::Tensor, 2> calls) {
+                std::array<State, 2> states, std::array<at::Tensor, 2> calls,
+                const std::optional<std::array<at::Tensor, 2>>& marks) {
   bound_.reset();
   const std::optional<DType> dtype = dtype_of(x.scalar_type());
   const Kernels* const kernels = arena_->kernels(x);
@@ -104,6 +105,7 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
                                              {},
                                              std::move(states),
                                              std::move(calls),
+                                             x.is_cpu() ? marks : std::nullopt,  // others know none
                                              {},
                                              {},
                                              {}});
@@ -119,6 +121,8 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
     params.tallies = state.tallies.mutable_data_ptr<int64_t>();
     params.tensor_counts = counts_of(state.counts);
     params.channel_counts = counts_of(state.channel_counts);
+    params.tensor_marks =
+        bound->marks ? (*bound->marks)[buffer].mutable_data_ptr<int64_t>() : nullptr;
     bound->params[buffer] = params;
     bound->call_counts[buffer] = bound->calls[buffer].mutable_data_ptr<int64_t>();
   }

@@ -44,8 +44,9 @@ class Site {
 
   // From now on tensors of this shape, dtype and device go into `states` (by buffer), and are
   // counted in `calls`, int64 [1] by buffer. Those of devices without kernels stay with Python.
+  // `marks` are the rows of marks (core/marks.h) of `states`' counts, by buffer, if there are any.
   void bind(const at::Tensor& x, std::optional<int64_t> channel_dim, std::array<State, 2> states,
-            std::array<at::Tensor, 2> calls);
+            std::array<at::Tensor, 2> calls, const std::optional<std::array<at::Tensor, 2>>& marks);
 
   // Whether `fold` takes this tensor; others are Python's.
   bool takes(const at::Tensor& x) const { return fits(x) && arena_->kernels(x) != nullptr; }
@@ -58,7 +59,11 @@ class Site {
   void fold(const at::Tensor& x);
   // The same in two parts, for whoever folds many by one call.
   const UpdateParams& aim(const at::Tensor& x);
-  void count_fold() { ++*bound_->call_counts[arena_->front]; }
+  void count_fold() {
+    const auto front = static_cast<size_t>(arena_->front);
+    ++*bound_->call_counts[front];
+    if (int64_t* const marks = bound_->params[front].tensor_marks) ++marks[0];
+  }
 
   // Counts a gradient that came and folds it in, `first` of its tensor or not. Without the GIL,
   // which is taken only where `takes` says no. Not under the lock.
@@ -90,6 +95,7 @@ class Site {
     // What the pointers in `params` point into.
     std::array<State, 2> states;
     std::array<at::Tensor, 2> calls;
+    std::optional<std::array<at::Tensor, 2>> marks;
     std::array<int64_t*, 2> call_counts;
     std::vector<float> tensor_edges, channel_edges;
   };

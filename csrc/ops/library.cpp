@@ -16,10 +16,12 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "Tensor? scale=None) -> ()");
   // Takes the states out of blocks of rows on the CPU, which it leaves empty: moments and tallies
   // by column, [5, rows], and the nonzero entries of the histograms, row by row (cpu/take.h).
+  // `marks` say which counts to look at where all of the `folds` of a histogram are marked
+  // (core/marks.h).
   m.def(
       "take_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
-      "Tensor(d!)[] channel_counts) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-      "Tensor)");
+      "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts) -> (Tensor, Tensor, Tensor, "
+      "Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
   // The addresses of what the C++ hooks call (ops/kernels.h); that of CUDA is in a library of its

@@ -5,12 +5,14 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
-#include <algorithm>
+#include <string>
 #include <tuple>
 #include <vector>
 
+#include "core/marks.h"
 #include "core/state.h"
 #include "cpu/take.h"
+#include "ops/arguments.h"
 
 namespace hookstats {
 
@@ -34,11 +36,21 @@ int64_t check_blocks(const std::vector<Tensor>& blocks, const char* name, Scalar
   return rows;
 }
 
-template <class T>
-Tensor to_tensor(const std::vector<T>& values, ScalarType dtype, const Tensor& like) {
-  Tensor tensor = torch::stable::new_empty(like, {static_cast<int64_t>(values.size())}, dtype);
-  std::copy(values.begin(), values.end(), static_cast<T*>(tensor.mutable_data_ptr()));
-  return tensor;
+// Every block of counts has one of marks.
+void check_marks(const std::vector<Tensor>& counts, const std::vector<Tensor>& marks) {
+  STD_TORCH_CHECK(marks.size() == counts.size(), "marks has ", marks.size(), " blocks; expected ",
+                  counts.size(), ", as many as counts");
+  for (size_t i = 0; i < marks.size(); ++i) {
+    const int64_t rows = counts[i].size(0), columns = mark_columns(counts[i].size(1));
+    STD_TORCH_CHECK(marks[i].size(0) == rows && marks[i].size(1) == columns, "marks[", i, "] is ",
+                    shape_of(marks[i]), "; expected [", rows, ", ", columns, "] for counts of ",
+                    shape_of(counts[i]));
+  }
+}
+
+// Without a copy: most of the rest was never written to, so that it takes no memory.
+Tensor first_of(Tensor tensor, int64_t length) {
+  return torch::stable::narrow(tensor, 0, 0, length);
 }
 
 template <class T>
@@ -56,38 +68,69 @@ Tensor take_columns(const std::vector<Tensor>& blocks, int64_t rows, int64_t col
   return taken;
 }
 
-cpu::SparseCounts take_counts(const std::vector<Tensor>& blocks) {
-  cpu::SparseCounts sparse;
-  for (const Tensor& block : blocks) {
-    cpu::take_counts(static_cast<int64_t*>(block.mutable_data_ptr()), block.size(0), block.size(1),
-                     sparse);
+struct Sparse {
+  Tensor offsets, slots, counts;
+};
+
+// `marks` and `folds` are null where all counts have to be looked at.
+Sparse take_counts(const std::vector<Tensor>& blocks, const std::vector<Tensor>* marks,
+                   const int64_t* folds, const Tensor& like) {
+  std::vector<cpu::Histograms> histograms;
+  std::vector<std::vector<int64_t>> own_marks(marks == nullptr ? blocks.size() : 0);
+  int64_t rows = 0, most = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const int64_t count = blocks[i].size(0), width = blocks[i].size(1);
+    if (marks == nullptr) own_marks[i].resize(static_cast<size_t>(count * mark_columns(width)));
+    histograms.push_back({static_cast<int64_t*>(blocks[i].mutable_data_ptr()),
+                          marks == nullptr ? own_marks[i].data()
+                                           : static_cast<int64_t*>((*marks)[i].mutable_data_ptr()),
+                          count, width});
+    most += cpu::complete_marks(histograms[i], folds == nullptr ? nullptr : folds + rows);
+    rows += count;
   }
-  return sparse;
+  const Sparse sparse{torch::stable::new_empty(like, {rows + 1}, ScalarType::Long),
+                      torch::stable::new_empty(like, {most}, ScalarType::Int),
+                      torch::stable::new_empty(like, {most}, ScalarType::Long)};
+  cpu::SparseCounts into{static_cast<int64_t*>(sparse.offsets.mutable_data_ptr()),
+                         static_cast<int32_t*>(sparse.slots.mutable_data_ptr()),
+                         static_cast<int64_t*>(sparse.counts.mutable_data_ptr())};
+  into.offsets[0] = 0;
+  for (const cpu::Histograms& each : histograms) cpu::take_counts(each, into);
+  return {sparse.offsets, first_of(sparse.slots, into.entries),
+          first_of(sparse.counts, into.entries)};
 }
 
 using Taken = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Taken take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vector<Tensor> counts,
-               std::vector<Tensor> channel_counts) {
+               std::vector<Tensor> marks, Tensor folds, std::vector<Tensor> channel_counts) {
   STD_TORCH_CHECK(!moments.empty(), "moments has no block; expected one or more");
   const int64_t rows = check_blocks(moments, "moments", ScalarType::Double, kMomentColumns);
   const int64_t others = check_blocks(tallies, "tallies", ScalarType::Long, kTallyColumns);
   STD_TORCH_CHECK(rows == others, "tallies have ", others, " rows; expected ", rows,
                   ", as many as moments");
-  check_blocks(counts, "counts", ScalarType::Long, -1);
+  const int64_t histograms = check_blocks(counts, "counts", ScalarType::Long, -1);
   check_blocks(channel_counts, "channel_counts", ScalarType::Long, -1);
+  check_blocks(marks, "marks", ScalarType::Long, -1);
+  check_marks(counts, marks);
+  STD_TORCH_CHECK(folds.is_cpu() && folds.scalar_type() == ScalarType::Long && folds.dim() == 1 &&
+                      folds.is_contiguous() && (counts.empty() || folds.size(0) == histograms),
+                  "folds is ", folds.scalar_type(), " ", shape_of(folds),
+                  "; expected a contiguous CPU tensor of ", ScalarType::Long, " [", histograms,
+                  "], one a histogram of counts");
   const Tensor& like = tallies.front();
   // First what allocates most, so that running out of memory loses least.
-  const cpu::SparseCounts tensor = take_counts(counts);
-  const cpu::SparseCounts channel = take_counts(channel_counts);
+  const Sparse tensor =
+      take_counts(counts, &marks, static_cast<const int64_t*>(folds.const_data_ptr()), like);
+  const Sparse channel = take_counts(channel_counts, nullptr, nullptr, like);
   return {take_columns(moments, rows, kMomentColumns, ScalarType::Double, cpu::take_moments),
           take_columns(tallies, rows, kTallyColumns, ScalarType::Long, cpu::take_tallies),
-          to_tensor(tensor.offsets, ScalarType::Long, like),
-          to_tensor(tensor.slots, ScalarType::Int, like),
-          to_tensor(tensor.counts, ScalarType::Long, like),
-          to_tensor(channel.offsets, ScalarType::Long, like),
-          to_tensor(channel.slots, ScalarType::Int, like),
-          to_tensor(channel.counts, ScalarType::Long, like)};
+          tensor.offsets,
+          tensor.slots,
+          tensor.counts,
+          channel.offsets,
+          channel.slots,
+          channel.counts};
 }
 
 }  // namespace

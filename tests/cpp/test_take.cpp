@@ -1,9 +1,11 @@
 // Rows taken out of a closed step: what comes out is what was in, and nothing is left.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <vector>
 
 #include "check.h"
+#include "core/marks.h"
 #include "core/state.h"
 #include "cpu/take.h"
 
@@ -11,31 +13,80 @@ namespace {
 
 using namespace hookstats;
 
-void test_counts(int64_t rows, int64_t width, int64_t every) {
-  std::vector<int64_t> dense(static_cast<size_t>(rows * width));
-  for (size_t i = 0; i < dense.size(); ++i) {
-    const auto n = static_cast<int64_t>(i);
-    dense[i] = n % every == 0 ? (n + 1) << 33 : 0;
+struct Sample {
+  int64_t rows, width;
+  std::vector<int64_t> counts, marks, folds;
+};
+
+bool is_empty(const std::vector<int64_t>& values) {
+  return std::all_of(values.begin(), values.end(), [](int64_t value) { return value == 0; });
+}
+
+// One count in `every` slots. Row r is of r folds; of every third, one is not marked. A mark may
+// be of slots that are empty again.
+Sample sample(int64_t rows, int64_t width, int64_t every) {
+  Sample made{rows, width, {}, {}, {}};
+  for (int64_t r = 0; r < rows; ++r) {
+    const bool lacks = r % 3 == 2;
+    std::vector<int64_t> marks(static_cast<size_t>(mark_columns(width)));
+    marks[0] = r - lacks;
+    for (int64_t slot = 0; slot < width; ++slot) {
+      const int64_t n = r * width + slot;
+      made.counts.push_back(n % every == 0 ? (n + 1) << 33 : 0);
+      if ((n % every == 0 && !(lacks && slot % 5 == 0)) || slot == width / 2) {
+        marks[static_cast<size_t>(1 + slot / kWordSlots)] |=
+            static_cast<int64_t>(uint64_t{1} << (slot / kMarkSlots % 64));
+      }
+    }
+    made.marks.insert(made.marks.end(), marks.begin(), marks.end());
+    made.folds.push_back(r);
   }
-  std::vector<int64_t> left = dense, back(dense.size());
-  cpu::SparseCounts sparse;
-  cpu::take_counts(left.data(), rows, width, sparse);
+  return made;
+}
+
+// How many slots there are in groups that have a count or the mark of nothing.
+int64_t most_entries(const Sample& of) {
+  int64_t most = 0;
+  for (int64_t r = 0; r < of.rows; ++r) {
+    for (int64_t begin = 0; begin < of.width; begin += kMarkSlots) {
+      const int64_t end = std::min(begin + kMarkSlots, of.width);
+      bool any = begin <= of.width / 2 && of.width / 2 < end;
+      for (int64_t slot = begin; slot < end; ++slot) {
+        any = any || of.counts[static_cast<size_t>(r * of.width + slot)] != 0;
+      }
+      if (any) most += end - begin;
+    }
+  }
+  return most;
+}
+
+void test_counts(int64_t rows, int64_t width, int64_t every, bool tell) {
+  const Sample before = sample(rows, width, every);
+  Sample left = before;
+  const cpu::Histograms histograms{left.counts.data(), left.marks.data(), rows, width};
+  const int64_t room = cpu::complete_marks(histograms, tell ? before.folds.data() : nullptr);
+  std::vector<int64_t> offsets(static_cast<size_t>(rows) + 1);
+  std::vector<int32_t> slots(static_cast<size_t>(room));
+  std::vector<int64_t> counts(static_cast<size_t>(room)), back(before.counts.size());
+  cpu::SparseCounts sparse{offsets.data(), slots.data(), counts.data()};
+  cpu::take_counts(histograms, sparse);
   bool ascending = true;
   for (int64_t r = 0; r < rows; ++r) {
-    const auto first = static_cast<size_t>(sparse.offsets[static_cast<size_t>(r)]);
-    const auto last = static_cast<size_t>(sparse.offsets[static_cast<size_t>(r) + 1]);
+    const auto first = static_cast<size_t>(offsets[static_cast<size_t>(r)]);
+    const auto last = static_cast<size_t>(offsets[static_cast<size_t>(r) + 1]);
     for (size_t i = first; i < last; ++i) {
-      ascending = ascending && (i == first || sparse.slots[i - 1] < sparse.slots[i]);
-      back[static_cast<size_t>(r * width + sparse.slots[i])] = sparse.counts[i];
+      ascending = ascending && (i == first || slots[i - 1] < slots[i]);
+      back[static_cast<size_t>(r * width + slots[i])] = counts[i];
     }
   }
   char label[64];
-  std::snprintf(label, sizeof label, "%d x %d, every %d", static_cast<int>(rows),
-                static_cast<int>(width), static_cast<int>(every));
-  CHECK(back == dense, "%s", label);
+  std::snprintf(label, sizeof label, "%d x %d, every %d, %s", static_cast<int>(rows),
+                static_cast<int>(width), static_cast<int>(every), tell ? "told" : "not told");
+  CHECK(back == before.counts, "%s", label);
   CHECK(ascending, "%s", label);
-  CHECK(sparse.offsets.size() == static_cast<size_t>(rows) + 1, "%s", label);
-  CHECK(left == std::vector<int64_t>(dense.size(), 0), "%s", label);
+  CHECK(room <= most_entries(before), "%s: room for %d", label, int(room));
+  CHECK(sparse.rows == rows && sparse.entries == offsets.back(), "%s", label);
+  CHECK(is_empty(left.counts) && is_empty(left.marks), "%s", label);
 }
 
 void test_rows(int64_t rows) {
@@ -71,9 +122,11 @@ void test_rows(int64_t rows) {
 }  // namespace
 
 int main() {
-  for (int64_t rows : {0, 1, 3}) {
-    for (int64_t width : {0, 1, 7, 8, 9, 31, 33, 997}) {
-      for (int64_t every : {1, 2, 7, 8, 1000}) test_counts(rows, width, every);
+  for (int64_t rows : {0, 1, 3, 7}) {
+    for (int64_t width : {0, 1, 7, 16, 17, 31, 33, 997, 1024, 1025, 4083}) {
+      for (int64_t every : {1, 2, 7, 16, 1000}) {
+        for (bool tell : {false, true}) test_counts(rows, width, every, tell);
+      }
     }
   }
   for (int64_t rows : {0, 1, 31, 33}) test_rows(rows);

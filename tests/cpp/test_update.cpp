@@ -11,6 +11,7 @@
 
 #include "cases.h"
 #include "check.h"
+#include "core/marks.h"
 #include "cpu/update.h"
 
 using namespace cases;
@@ -31,21 +32,44 @@ void serial(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context)
   body(0, tasks, context);
 }
 
-void run(const Case& c, State& state, const Bins& tensor_bins, const Bins& channel_bins,
-         cpu::ParallelFor parallel_for) {
-  cpu::update(params_of(c, state, tensor_bins, channel_bins), parallel_for);
+using Marks = std::vector<int64_t>;
+
+Marks no_marks(const Bins& bins) { return Marks(static_cast<size_t>(mark_columns(bins.slots()))); }
+
+// Returns the marks of the tensor's histogram.
+Marks run(const Case& c, State& state, const Bins& tensor_bins, const Bins& channel_bins,
+          cpu::ParallelFor parallel_for) {
+  Marks marks = no_marks(tensor_bins);
+  UpdateParams params = params_of(c, state, tensor_bins, channel_bins);
+  params.tensor_marks = marks.data();
+  cpu::update(params, parallel_for);
+  return marks;
+}
+
+// Of the slots of all elements, and of no others; those of NaN and infinity are zero again.
+Marks expected_marks(const Case& c, const Bins& bins) {
+  Marks marks = no_marks(bins);
+  if (bins.kind == BinKind::kNone) return marks;
+  each_element(c, [&](int64_t, double x) {
+    const int64_t at = slot(bins, x);
+    marks[static_cast<size_t>(1 + at / kWordSlots)] |=
+        static_cast<int64_t>(uint64_t{1} << (at / kMarkSlots % 64));
+  });
+  return marks;
 }
 
 void check_case(const Case& c, const Bins& tensor_bins, const Bins& channel_bins) {
   const int64_t channels = channels_of(c);
   State state(channels, tensor_bins, channel_bins);
-  run(c, state, tensor_bins, channel_bins, serial);
+  const Marks marks = run(c, state, tensor_bins, channel_bins, serial);
+  CHECK(marks == expected_marks(c, tensor_bins), "%s: marks", c.name.c_str());
   check_state(c, state, tensor_bins, channel_bins);
 
   State two(channels, tensor_bins, channel_bins), five(channels, tensor_bins, channel_bins);
-  run(c, two, tensor_bins, channel_bins, threads<2>);
-  run(c, five, tensor_bins, channel_bins, threads<5>);
+  const Marks of_two = run(c, two, tensor_bins, channel_bins, threads<2>);
+  const Marks of_five = run(c, five, tensor_bins, channel_bins, threads<5>);
   CHECK(state == two && state == five, "%s: threads", c.name.c_str());
+  CHECK(marks == of_two && marks == of_five, "%s: marks of threads", c.name.c_str());
 }
 
 // Many at once have the bits of one by one, from any number of threads: all shapes, several times,
@@ -70,13 +94,16 @@ void check_many() {
   for (const cpu::ParallelFor parallel_for : {serial, threads<2>, threads<5>}) {
     std::vector<State> states;
     for (const Case& c : cases) states.emplace_back(channels_of(c), log, linear);
+    std::vector<Marks> marks(cases.size(), no_marks(log));
     std::vector<UpdateParams> params;
     for (size_t i = 0; i < cases.size(); ++i) {
       params.push_back(params_of(cases[i], states[i], log, linear));
+      params.back().tensor_marks = marks[i].data();
     }
     cpu::update_many(params.data(), static_cast<int64_t>(params.size()), parallel_for);
     for (size_t i = 0; i < cases.size(); ++i) {
       CHECK(states[i] == expected[i], "many at once: %s", cases[i].name.c_str());
+      CHECK(marks[i] == expected_marks(cases[i], log), "many: marks of %s", cases[i].name.c_str());
     }
     cpu::update_many(nullptr, 0, parallel_for);
   }
