@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
+#include <c10/util/MaybeOwned.h>
 #include <c10/util/SmallVector.h>
 
 #include <string>
@@ -11,7 +12,9 @@ namespace hookstats::hooks {
 
 struct Leaf {
   std::string path;
-  at::Tensor tensor;
+  // Borrowed of the value that was walked where that is a tensor itself: the first reference from
+  // C++ to what Python has takes the GIL.
+  c10::MaybeOwned<at::Tensor> tensor;
 };
 
 using Leaves = c10::SmallVector<Leaf, 4>;

@@ -78,8 +78,8 @@ ModuleHook::ModuleHook(std::shared_ptr<Arena> arena, py::object python, py::obje
 PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   auto* hook = static_cast<ModuleHook*>(instance->simple_value_holder[0]);
-  HANDLE_TH_ERRORS
   if (!hook->arena_->recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
+  HANDLE_TH_ERRORS
   bool done = false;
   try {
     done = PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
@@ -103,13 +103,12 @@ bool ModuleHook::observe(PyObject* args) {
   for (size_t i = 0; i < leaves.size(); ++i) {
     const Place* const found = place(i, leaves[i].path);
     if (found == nullptr) return false;
-    const auto& [path, value, gradient] = *found;
     if (recomputation) continue;
-    if (value && !value->takes(leaves[i].tensor)) return false;
-    if (gradient && !(!gradient->disabled && Site::is_plain(leaves[i].tensor) &&
-                      arena_->kernels(leaves[i].tensor) != nullptr)) {
-      return false;
-    }
+    const auto& [path, value, gradient] = *found;
+    const at::Tensor& x = *leaves[i].tensor;
+    if (!Site::is_plain(x) || arena_->kernels(x) == nullptr) return false;
+    if (value && !value->matches(x)) return false;
+    if (gradient && gradient->disabled) return false;
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
     const auto& [path, value, gradient] = *place(i, leaves[i].path);
@@ -121,8 +120,8 @@ bool ModuleHook::observe(PyObject* args) {
       }
       continue;
     }
-    if (value) fold(*value, leaves[i].tensor);
-    if (gradient) await(gradient, leaves[i].tensor);
+    if (value) fold(*value, *leaves[i].tensor);
+    if (gradient) await(gradient, *leaves[i].tensor);
   }
   return true;
 }

@@ -12,6 +12,21 @@ namespace py = pybind11;
 
 namespace hookstats::hooks {
 
+namespace {
+
+// Interned, as the caches of Python's attributes want it; never destroyed.
+PyObject* parameters_name() {
+  static PyObject* const name = PyUnicode_InternFromString("_parameters");
+  return name;
+}
+
+py::object taken(PyObject* created) {
+  if (created == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(created);
+}
+
+}  // namespace
+
 void Parameters::add(PyObject* parameter) { entries_.push_back({parameter, {}, {}, {}, {}}); }
 
 void Parameters::add_watched(PyObject* parameter, py::object owner, py::str key,
@@ -29,7 +44,7 @@ bool Parameters::observe(const py::list& groups, const py::object& divisor) {
   struct LetGo {
     Parameters& of;
     ~LetGo() {
-      of.values_.clear();
+      of.parameters_.clear();
       of.gradients_.clear();
       for (Batch& batch : of.batches_) {
         batch.params.clear();
@@ -59,30 +74,30 @@ bool Parameters::collect(const py::list& groups, const std::optional<at::Tensor>
     if (!PyList_Check(group.ptr())) return false;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(group.ptr()); ++i) {
       PyObject* const parameter = PyList_GET_ITEM(group.ptr(), i);
-      if (values_.size() == entries_.size()) return false;
-      const Entry& entry = entries_[values_.size()];
+      if (parameters_.size() == entries_.size()) return false;
+      const Entry& entry = entries_[parameters_.size()];
       if (!is_still(entry, parameter)) return false;
       const at::Tensor& value = THPVariable_Unpack(parameter);
-      const at::Tensor gradient = entry.gradient ? value.grad() : at::Tensor();
+      at::Tensor gradient = entry.gradient ? value.grad() : at::Tensor();
       if (entry.value && !entry.value->disabled && !folds(*entry.value, value)) return false;
       if (gradient.defined() && !entry.gradient->disabled) {
         if (!folds(*entry.gradient, gradient)) return false;
         if (scale && scale->device() != gradient.device()) return false;
       }
-      values_.push_back(value);
-      gradients_.push_back(gradient);
+      parameters_.push_back(py::reinterpret_borrow<py::object>(parameter));
+      gradients_.push_back(std::move(gradient));
     }
   }
-  return values_.size() == entries_.size();
+  return parameters_.size() == entries_.size();
 }
 
 // Names say which parameter is watched, as modules may have others by them than before.
 bool Parameters::is_still(const Entry& entry, PyObject* parameter) const {
   if (entry.parameter != parameter || !THPVariable_Check(parameter)) return false;
   if (!entry.owner) return true;
-  const py::object owner = entry.owner();
+  const py::object owner = taken(PyObject_CallNoArgs(entry.owner.ptr()));
   if (owner.is_none()) return false;
-  const py::object named = py::getattr(owner, "_parameters");
+  const py::object named = taken(PyObject_GetAttr(owner.ptr(), parameters_name()));
   return PyDict_Check(named.ptr()) &&
          PyDict_GetItemWithError(named.ptr(), entry.key.ptr()) == parameter;
 }
@@ -90,16 +105,17 @@ bool Parameters::is_still(const Entry& entry, PyObject* parameter) const {
 void Parameters::count(const std::optional<at::Tensor>& scale) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const auto& [parameter, owner, key, value, gradient] = entries_[i];
+    const at::Tensor& x = THPVariable_Unpack(parameters_[i].ptr());
     if (value) {
       ++value->forwards;
-      add_to_batch(*value, values_[i], nullptr);
+      add_to_batch(*value, x, nullptr);
     }
     if (!gradient) continue;
     ++gradient->forwards;
     if (gradients_[i].defined()) {
       ++gradient->backwards;
       add_to_batch(*gradient, gradients_[i], scale ? &*scale : nullptr);
-    } else if (values_[i].requires_grad()) {
+    } else if (x.requires_grad()) {
       ++gradient->missing;
     } else {
       gradient->skip("requires no gradient");

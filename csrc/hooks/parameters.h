@@ -59,8 +59,10 @@ class Parameters {
 
   std::shared_ptr<Arena> arena_;
   std::vector<Entry> entries_;
-  // Of the call under way. They keep their memory, but for the tensors' own.
-  std::vector<at::Tensor> values_, gradients_;
+  // Of the call under way. They keep their memory, but for the tensors' own. Parameters as Python
+  // has them: the first reference from C++ takes the GIL.
+  std::vector<pybind11::object> parameters_;
+  std::vector<at::Tensor> gradients_;
   std::vector<Batch> batches_;
 };
 

@@ -51,8 +51,10 @@ class Site {
   // Whether `fold` takes this tensor; others are Python's.
   bool takes(const at::Tensor& x) const { return fits(x) && arena_->kernels(x) != nullptr; }
   // Whether it does where its device has kernels now.
-  bool fits(const at::Tensor& x) const {
-    return bound_ && !disabled && is_plain(x) && x.scalar_type() == bound_->dtype &&
+  bool fits(const at::Tensor& x) const { return is_plain(x) && matches(x); }
+  // Whether it does of a plain tensor.
+  bool matches(const at::Tensor& x) const {
+    return bound_ && !disabled && x.scalar_type() == bound_->dtype &&
            x.device() == bound_->device && x.sizes() == bound_->sizes;
   }
   // Folds a tensor that `takes` said yes to into the open step. Needs no GIL.
