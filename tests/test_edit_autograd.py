@@ -108,7 +108,6 @@ def test_functional_transforms() -> None:
 
 # Views that are changed in place later.
 
-
 INTERNAL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "biased linear": (lambda: nn.Linear(6, 5), (2, 4, 6)),
     "unbatched convolution": (lambda: nn.Conv2d(2, 3, 1), (2, 4, 5)),
@@ -116,8 +115,6 @@ INTERNAL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "part": (lambda: Lambda(lambda x: (x * 2)[:, 1:, ::2]), (2, 4, 6)),
     "no view": (lambda: Lambda(lambda x: x * 2), (2, 4, 6)),
 }
-
-
 CHANGES: dict[str, Callable[[Tensor, bool], Tensor]] = {
     "none": lambda y, inplace: y * 3,
     "relu": lambda y, inplace: y.relu_() if inplace else y.relu(),

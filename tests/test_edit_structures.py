@@ -20,11 +20,7 @@ from hookstats.tensors.editor import EditError
 from hookstats.tensors.replace import with_leaves
 
 A, B, C = (torch.tensor(float(i)) for i in range(1, 4))
-
-
 IDS = torch.tensor([1, 2])
-
-
 Pair = namedtuple("Pair", ["first", "second"])
 
 
