@@ -48,7 +48,9 @@ def project(tmp_path: Path) -> Path:
     for name in PACKED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("*.so", "*.py[co]"))
+            # Other processes write to __pycache__ meanwhile.
+            ignored = shutil.ignore_patterns("*.so", "__pycache__")
+            shutil.copytree(source, copy / name, ignore=ignored)
         else:
             shutil.copy(source, copy)
     return copy
