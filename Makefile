@@ -84,7 +84,8 @@ build: $(STAMPS)/dev  ## Build the operators and install the package, editable, 
 	@:
 
 pytest: $(STAMPS)/dev | $(LOGS)
-	$(WAITING) $(BIN)/python -m pytest -m "" -n $(JOBS) --maxprocesses 8 --dist worksteal 2>&1 | tee $(LOGS)/pytest.log
+	$(WAITING) $(BIN)/python -m pytest -m "" -n $(JOBS) --maxprocesses 8 --dist worksteal 2>&1 \
+	  | tee $(LOGS)/pytest.log
 
 $(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/dev | $(LOGS)
 	cmake --preset $* >$(LOGS)/cmake-$*.log 2>&1 || { cat $(LOGS)/cmake-$*.log; exit 1; }
