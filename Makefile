@@ -3,12 +3,15 @@
 # PYTHON  the interpreter of a new .venv (python3)
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
+# JOBS    how many parts of `make test`, pytest workers and CTest programs run side by side (the cores)
 # BENCH, RESULTS, BASELINE  of `make bench`: a part of it, where it writes, and what it is compared with
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.NOTPARALLEL:
 .DELETE_ON_ERROR:
+ifndef SIDE_BY_SIDE  # which `make test` sets for its parts; two installs into one .venv would clash
+.NOTPARALLEL:
+endif
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -17,6 +20,7 @@ ifdef VIRTUAL_ENV
   ACTIVE := $(shell "$(VIRTUAL_ENV)/bin/python" $(HAS_TORCH) && echo "$(VIRTUAL_ENV)")
 endif
 VENV ?= $(or $(ACTIVE),.venv)
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 
 BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/.hookstats
@@ -30,6 +34,13 @@ CXX_FILES := $(shell find csrc tests/cpp tests/simt -name '*.h' -o -name '*.cpp'
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
 PRESETS := default asan tsan
 CUDA_ARCHITECTURES := 8.0;9.0;10.0
+# What fails soon comes first, then what takes longest.
+PARTS := lint docs pytest cuda-compile $(PRESETS:%=ctest-%) bench-smoke
+# A part's output comes in one piece, when it ends; a make that cannot do this runs one by one.
+PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)
+
+# Threads that wait for each other leave the cores to other processes.
+WAITING := OMP_WAIT_POLICY=passive
 
 BENCH ?=
 RESULTS ?= build/bench.json
@@ -45,7 +56,9 @@ help:  ## List the targets
 demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was seen
 	$(BIN)/python -m hookstats demo
 
-test: lint docs cuda-compile pytest bench-smoke $(PRESETS:%=ctest-%)  ## Build, then run every check: lint, docs, nvcc, pytest, benchmarks in small, CTest
+test:  ## Build, then run every check: lint, docs, nvcc, pytest, benchmarks in small, CTest
+	@$(MAKE) --no-print-directory SIDE_BY_SIDE=1 $(PARALLEL) $(PARTS) \
+	  || { echo "make test: failed; what did has a line with *** after it" >&2; exit 1; }
 	@echo
 	@for preset in $(PRESETS); do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done
@@ -71,12 +84,13 @@ build: $(STAMPS)/dev  ## Build the operators and install the package, editable, 
 	@:
 
 pytest: $(STAMPS)/dev | $(LOGS)
-	$(BIN)/python -m pytest -m "" 2>&1 | tee $(LOGS)/pytest.log
+	$(WAITING) $(BIN)/python -m pytest -m "" -n $(JOBS) --maxprocesses 8 --dist worksteal 2>&1 \
+	  | tee $(LOGS)/pytest.log
 
 $(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/dev | $(LOGS)
 	cmake --preset $* >$(LOGS)/cmake-$*.log 2>&1 || { cat $(LOGS)/cmake-$*.log; exit 1; }
 	cmake --build --preset $*
-	ctest --preset $* 2>&1 | tee $(LOGS)/ctest-$*.log
+	ctest --preset $* --parallel $(JOBS) 2>&1 | tee $(LOGS)/ctest-$*.log
 
 lint: $(STAMPS)/dev  ## Check style and types: ruff, mypy, clang-format
 	ruff check
@@ -97,7 +111,7 @@ bench: $(STAMPS)/bench  ## Benchmark beside the peers, about 12 minutes; BENCH=o
 	$(BENCHMARKS) --benchmark-quiet --results $(RESULTS)
 
 bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, for its assertions alone
-	HOOKSTATS_BENCH_SMOKE=1 $(BENCHMARKS) -q --benchmark-quiet 2>&1 | tee $(LOGS)/bench-smoke.log
+	$(WAITING) HOOKSTATS_BENCH_SMOKE=1 $(BENCHMARKS) -q --benchmark-quiet 2>&1 | tee $(LOGS)/bench-smoke.log
 
 bench-compare:  ## Compare the last run, RESULTS, with a stored one, BASELINE
 	$(BIN)/python bench/compare.py $(BASELINE) $(RESULTS)

@@ -48,6 +48,8 @@ def hooks_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Minutes each: of several workers, none is to begin one when the others are done.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):

@@ -1,14 +1,17 @@
-"""What a site's statistics have to be, for the tests of what collects them."""
+"""What statistics, coverage and captures have to be, for the tests of what collects them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from samples import slots
 from torch import Tensor
 
 from hookstats.channel_stats import ChannelStats, channel_stats
+from hookstats.tensors.capture import Capture
+from hookstats.watch import Watch
 
 
 def assert_stats(got: ChannelStats, tensors: Sequence[Tensor], channel_dim: int | None) -> None:
@@ -27,3 +30,15 @@ def assert_stats(got: ChannelStats, tensors: Sequence[Tensor], channel_dim: int 
     if got.tensor_hist is not None:
         flat = channel_stats(whole, None, bins=got.tensor_hist.bins).hist
         assert (slots(got.tensor_hist) == slots(flat)).all()
+
+
+def assert_adds_up(observer: Watch | Capture) -> None:
+    """Assert that every call of every site is accounted for, and that no hook failed."""
+    for row in observer.coverage():
+        assert row.error is None, row
+        assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
+
+
+def same(actual: list[Any], expected: list[Any]) -> bool:
+    """Whether tensors, one a call, are equal bit for bit."""
+    return len(actual) == len(expected) and all(map(torch.equal, actual, expected))

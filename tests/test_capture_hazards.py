@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_hazards import CHECKPOINTS, non_reentrant, reentrant
+from checkpoints import CHECKPOINTS, non_reentrant, reentrant
+from expected import assert_adds_up
+from modules import Lambda
 from test_transparency import MODELS, assert_same, train
 from torch import Tensor, distributed, nn
 from torch.utils import checkpoint
@@ -22,22 +24,6 @@ import hookstats as hs
 from hookstats.attach import MODULE_KINDS
 from hookstats.tensors.capture import Capture
 from hookstats.tensors.captured import CapturedCall
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
-
-
-def assert_adds_up(c: Capture) -> None:
-    for row in c.coverage():
-        assert row.error is None
-        assert row.forwards == row.observed + row.missing + sum(row.skipped.values())
-
 
 # Transparency
 

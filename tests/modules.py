@@ -1,0 +1,35 @@
+"""Small modules, and what tests of hooks do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Lambda(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+
+
+def convolutional() -> nn.Sequential:
+    """Takes images of (1, 4, 4)."""
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8, 3))
+
+
+def double(t: Tensor) -> Tensor:
+    return t * 2
+
+
+def gradients_of(loss: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, tensors)
