@@ -21,7 +21,8 @@ inline void fold_channel(const UpdateParams& params, int64_t channel, const Chan
 }
 
 // Takes non-finite elements of some channels out of the tensor's histogram, which other threads may
-// count into. As a rule there are none, and their slots are left alone. Marks stay: each was counted.
+// count into. As a rule there are none, and their slots are left alone. Marks stay: each was
+// counted.
 inline void discount_tensor(const UpdateParams& params, int64_t nan, int64_t posinf,
                             int64_t neginf) {
   if (params.tensor_bins.kind == BinKind::kNone || (nan | posinf | neginf) == 0) return;

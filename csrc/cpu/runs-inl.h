@@ -191,17 +191,24 @@ class Runs : Reader<Source> {
       total.s2 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s2; });
       total.l1 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.l1; });
     } else {
-      total.s1 = to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s1; }));
-      total.s2 = to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s2; }));
-      total.l1 = to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.l1; }));
+      total.s1 =
+          to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s1; }));
+      total.s2 =
+          to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s2; }));
+      total.l1 =
+          to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.l1; }));
     }
-    total.least = to_double(min_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.least; }));
-    total.greatest = to_double(max_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.greatest; }));
+    total.least =
+        to_double(min_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.least; }));
+    total.greatest = to_double(
+        max_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.greatest; }));
     all.zero = sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.zero; });
     if constexpr (kMasked) {
       all.nan = sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.nan; });
-      all.posinf = sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.posinf; });
-      all.neginf = sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.neginf; });
+      all.posinf =
+          sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.posinf; });
+      all.neginf =
+          sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.neginf; });
     }
     set_counters(total, all);
     R shift[kLanes];

@@ -326,7 +326,9 @@ HOOKSTATS_INLINE Lanes<To> widen_lanes(const Lanes<From>& x) {
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) { return widen_lanes<double>(x); }
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<double>& x) { return x; }
 
-HOOKSTATS_INLINE Lanes<int64_t> to_int64(const Lanes<int32_t>& x) { return widen_lanes<int64_t>(x); }
+HOOKSTATS_INLINE Lanes<int64_t> to_int64(const Lanes<int32_t>& x) {
+  return widen_lanes<int64_t>(x);
+}
 HOOKSTATS_INLINE Lanes<int64_t> to_int64(const Lanes<int64_t>& x) { return x; }
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<int64_t>& x) {
   Lanes<double> r;
@@ -385,9 +387,9 @@ HOOKSTATS_INLINE Mask<T> first_lanes(int64_t count) {
 
 // --- reductions over lanes, as trees of fixed shape ---------------------------------------------
 
-// One step for two vectors at once. Each holds values of `kWidth` lanes; the halves of those of `a`,
-// then of `b`, come to lie side by side, block by block of `kBlock` lanes. Vectors come and go by
-// reference: as values they would be part of an ABI.
+// One step for two vectors at once. Each holds values of `kWidth` lanes; the halves of those of
+// `a`, then of `b`, come to lie side by side, block by block of `kBlock` lanes. Vectors come and go
+// by reference: as values they would be part of an ABI.
 template <int kWidth, int kBlock, int kHigh, class Part, int... kLane>
 HOOKSTATS_INLINE void halves(const Part& a, const Part& b, Part& to,
                              std::integer_sequence<int, kLane...>) {
@@ -399,8 +401,8 @@ HOOKSTATS_INLINE void halves(const Part& a, const Part& b, Part& to,
 }
 
 template <class T, int kWidth, int kBlock, class Combine>
-HOOKSTATS_INLINE void combine_halves(typename Lanes<T>::Part& a,
-                                     const typename Lanes<T>::Part& b, Combine combine) {
+HOOKSTATS_INLINE void combine_halves(typename Lanes<T>::Part& a, const typename Lanes<T>::Part& b,
+                                     Combine combine) {
   constexpr std::make_integer_sequence<int, Lanes<T>::kPerPart> lanes{};
   typename Lanes<T>::Part low, high;
   halves<kWidth, kBlock, 0>(a, b, low, lanes);

@@ -109,8 +109,7 @@ HOOKSTATS_INLINE void set_counters(ChannelSums& channels, const Sums<Real, kMask
 template <class T>
 inline void copy_lane(Lanes<T>& to, int lane, const Lanes<T>& from, int from_lane) {
   constexpr int kPerPart = Lanes<T>::kPerPart;
-  to.part[lane / kPerPart][lane % kPerPart] =
-      from.part[from_lane / kPerPart][from_lane % kPerPart];
+  to.part[lane / kPerPart][lane % kPerPart] = from.part[from_lane / kPerPart][from_lane % kPerPart];
 }
 inline void copy_lane(ChannelSums& to, int lane, const ChannelSums& from, int from_lane) {
   for (Lanes<double> ChannelSums::* each :
