@@ -25,19 +25,15 @@ class Reader {
 
   // Hands on what was seen of the channels that the first `count` lanes are, from `first` on.
   void put(const Task& task, int64_t first, int count, const ChannelSums& sums) {
+    const ChannelRows rows(sums);
     if (!plan_.direct) {
       Channel* partials = job_.partials + task.split * plan_.width + first;
-      each_channel(sums, count, [&](int i, const Channel& seen) { partials[i] = seen; });
+      for (int i = 0; i < count; ++i) partials[i] = rows.at(i);
       return;
     }
-    int64_t nan = 0, posinf = 0, neginf = 0;
-    each_channel(sums, count, [&](int i, const Channel& seen) {
-      fold_channel(p_, first + i, seen);
-      nan += seen.nan;
-      posinf += seen.posinf;
-      neginf += seen.neginf;
-    });
-    discount_tensor(p_, nan, posinf, neginf);
+    for (int i = 0; i < count; ++i) fold_channel(p_, first + i, rows.at(i));
+    if (!any(sums.nan | sums.posinf | sums.neginf)) return;
+    for (int i = 0; i < count; ++i) discount_channel(p_, first + i, rows.at(i));
   }
 
   // The `count` elements from element `offset` on, `stride` apart.

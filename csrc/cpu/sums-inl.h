@@ -145,30 +145,33 @@ HOOKSTATS_INLINE Lanes<int64_t> judge(const ChannelSums& sums) {
   return select(finite & (constant | (normal & shifted)), fill(int64_t{kTrusted}), doubt);
 }
 
-// The channels that the first `count` lanes amount to, one after the other to `put(lane, channel)`.
-template <class Put>
-HOOKSTATS_INLINE void each_channel(const ChannelSums& sums, int count, Put&& put) {
-  const Lanes<int64_t> finite = sums.seen - sums.nan - sums.posinf - sums.neginf;
-  const Mask<double> some = less(fill(0.0), to_double(finite));
-  const Lanes<double> s1_by_n = sums.s1 / to_double(finite);
-  const Lanes<double> m2 = sums.s2 - sums.s1 * s1_by_n;
-  // Rounding may leave m2 just below zero; fp64 squares that overflowed leave inf - inf.
-  const Lanes<double> inf = fill(std::numeric_limits<double>::infinity());
-  const Lanes<double> no_m2 = select(less(sums.s2, inf), fill(0.0), sums.s2);
-  double mean[kLanes], m2s[kLanes], least[kLanes], greatest[kLanes], l1[kLanes];
-  int64_t counts[kLanes], nan[kLanes], posinf[kLanes], neginf[kLanes], zero[kLanes];
-  store(mean, select(some, sums.shift + s1_by_n, fill(0.0)));
-  store(m2s, select(some, select(less(fill(0.0), m2), m2, no_m2), fill(0.0)));
-  store(least, sums.least);
-  store(greatest, sums.greatest);
-  store(l1, sums.l1);
-  store(counts, finite);
-  store(nan, sums.nan);
-  store(posinf, sums.posinf);
-  store(neginf, sums.neginf);
-  store(zero, sums.zero);
-  for (int i = 0; i < count; ++i) {
-    put(i, Channel{counts[i], nan[i], posinf[i], neginf[i], zero[i], mean[i], m2s[i], least[i],
-                   greatest[i], l1[i]});
+// The channels that the lanes amount to. In one struct: GCC would hold the address of each array.
+struct ChannelRows {
+  int64_t count[kLanes], nan[kLanes], posinf[kLanes], neginf[kLanes], zero[kLanes];
+  double mean[kLanes], m2[kLanes], min[kLanes], max[kLanes], l1[kLanes];
+
+  HOOKSTATS_INLINE explicit ChannelRows(const ChannelSums& sums) {
+    const Lanes<int64_t> finite = sums.seen - sums.nan - sums.posinf - sums.neginf;
+    const Lanes<double> n = to_double(finite);
+    const Mask<double> some = less(fill(0.0), n);
+    const Lanes<double> offset = sums.s1 / n;
+    const Lanes<double> spread = sums.s2 - sums.s1 * offset;
+    // Rounding may leave m2 just below zero; fp64 squares that overflowed leave inf - inf.
+    const Lanes<double> inf = fill(std::numeric_limits<double>::infinity());
+    const Lanes<double> none = select(less(sums.s2, inf), fill(0.0), sums.s2);
+    store(mean, select(some, sums.shift + offset, fill(0.0)));
+    store(m2, select(some, select(less(fill(0.0), spread), spread, none), fill(0.0)));
+    store(min, sums.least);
+    store(max, sums.greatest);
+    store(l1, sums.l1);
+    store(count, finite);
+    store(nan, sums.nan);
+    store(posinf, sums.posinf);
+    store(neginf, sums.neginf);
+    store(zero, sums.zero);
   }
-}
+
+  HOOKSTATS_INLINE Channel at(int i) const {
+    return {count[i], nan[i], posinf[i], neginf[i], zero[i], mean[i], m2[i], min[i], max[i], l1[i]};
+  }
+};
