@@ -97,6 +97,14 @@ def _added(model: str, peer: str) -> Callable[[Results], Found]:
     return figures
 
 
+def _steps(what: str, peer: str) -> Iterator[Target]:
+    """What recording moments `what` may add to a training step, every step and one of ten."""
+    for model, every, seldom in (("GPT-2", 4.0, 0.5), ("ResNet-50", 8.0, 1.0), ("MLP", 20.0, 2.5)):
+        for limit, suffix in ((every, ""), (seldom, " every=10")):
+            claim = f"{model}: moments{what}{suffix or ' every step'}: added"
+            yield Target(claim, limit, _added(model, peer + suffix), "%")
+
+
 FP32 = ("fp32",)
 NARROW = ("bf16", "fp16")
 ALL = MOMENTS + HISTOGRAMS
@@ -131,12 +139,8 @@ TARGETS = (
     Target("over 1 MB: two threads faster than one", 1.8, _threads, "x", True),
     Target("16 KB: threads started", 0, _woken),
     Target("up to 16 KB: a call", 3.0, _call, " us"),
-    Target("GPT-2, every step: added", 4.0, _added("GPT-2", "watch"), "%"),
-    Target("ResNet-50, every step: added", 8.0, _added("ResNet-50", "watch"), "%"),
-    Target("MLP, every step: added", 20.0, _added("MLP", "watch"), "%"),
-    Target("GPT-2, every=10: added", 0.5, _added("GPT-2", "watch every=10"), "%"),
-    Target("ResNet-50, every=10: added", 1.0, _added("ResNet-50", "watch every=10"), "%"),
-    Target("MLP, every=10: added", 2.5, _added("MLP", "watch every=10"), "%"),
+    *_steps("", "bins=None"),
+    *_steps(" and log bins", "watch"),
 )
 
 

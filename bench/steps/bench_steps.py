@@ -15,7 +15,15 @@ from monitors import MONITORS
 from pytest_benchmark.fixture import BenchmarkFixture
 from smoke import SMOKE, pick
 from spread import spread
-from trainings import CompiledHooks, EagerHooks, Training, Watched, WatchedSeldom
+from trainings import (
+    CompiledHooks,
+    EagerHooks,
+    Training,
+    Watched,
+    WatchedMoments,
+    WatchedMomentsSeldom,
+    WatchedSeldom,
+)
 
 pytestmark = [
     replayed,
@@ -27,17 +35,24 @@ KINDS: dict[str, type[Training]] = {
     "no hooks": Training,
     "watch": Watched,
     "watch every=10": WatchedSeldom,
+    "bins=None": WatchedMoments,
+    "bins=None every=10": WatchedMomentsSeldom,
     "eager hooks": EagerHooks,
     "compiled hooks": CompiledHooks,
     **{name: kind for name, (kind, _) in MONITORS.items()},
 }
+WATCHED = ("watch", "watch every=10", "bins=None", "bins=None every=10")
 TABLE = Table(
     "training step: output, grad_output and param_grad of every leaf module, with log bins",
     "ms/step",
     1e3,
     floor="no hooks",
-    ours=("watch", "watch every=10"),
-    parts={name: what for name, (_, what) in MONITORS.items()},
+    ours=WATCHED,
+    parts={
+        "bins=None": "watch without the histograms",
+        "bins=None every=10": "the same, one step of ten",
+        **{name: what for name, (_, what) in MONITORS.items()},
+    },
     by_peer=True,
 )
 FEW_SHAPES = pick(("200-layer MLP", "GPT-2"), ("200-layer MLP",))
@@ -61,11 +76,12 @@ def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]
     }
     if not request.param.startswith(FEW_SHAPES):
         makers["compiled hooks"] = _too_many_shapes
-    long = dict.fromkeys(("no hooks", "watch", "watch every=10"), LONG)
+    long = dict.fromkeys(("no hooks", *WATCHED), LONG)
     measured = measure(TABLE, request.param, job.steps, makers, Rounds(2.0, least=1), long)
     if job.steps % PERIOD and not SMOKE:
-        seldom = measured.case.seconds["watch every=10"]
-        measured.case.seconds["watch every=10"] = spread(seldom, PERIOD)
+        seconds = measured.case.seconds
+        for seldom in ("watch every=10", "bins=None every=10"):
+            seconds[seldom] = spread(seconds[seldom], PERIOD)
     results.cases.append(measured.case)
     yield measured
     for training in measured.peers.values():

@@ -101,9 +101,12 @@ class Watched(Training):
     """Recorded by `watch`, as it comes."""
 
     every = 1
+    bins: hs.LogBins | None = hs.LogBins()
 
     def attach(self) -> None:
-        self.watch = hs.watch(self.model, self.optimizer, kinds=KINDS, every=self.every)
+        self.watch = hs.watch(
+            self.model, self.optimizer, kinds=KINDS, every=self.every, bins=self.bins
+        )
         self._passed = 0
 
     def after_steps(self) -> None:
@@ -126,6 +129,16 @@ class WatchedSeldom(Watched):
     """Recorded by `watch`, one step of ten."""
 
     every = 10
+
+
+class WatchedMoments(Watched):
+    """Recorded by `watch` without histograms."""
+
+    bins = None
+
+
+class WatchedMomentsSeldom(WatchedMoments, WatchedSeldom):
+    """Recorded by `watch` without histograms, one step of ten."""
 
 
 class EagerHooks(Training):

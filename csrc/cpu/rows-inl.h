@@ -189,20 +189,27 @@ class Rows : Reader<Source> {
   }
 
   void sum_again(const Task& task, int64_t v, int lanes, ChannelSums& sums) {
-    const Lanes<int64_t> verdict = judge<Real>(sums);
-    if (!any(equal(verdict, fill(int64_t{kWiden})))) {
-      RowSums<Real, false> again;
-      again.reset();
-      again.shift = to_real(sums.shift + sums.s1 / to_double(sums.seen));
-      sum_rows(task, &again, v, v + 1);
-      sums = to_channels(task, v, again);
-      if (!any(judge<Real>(sums))) return;
+    Lanes<int64_t> verdict = judge<Real>(sums);
+    if (!has(verdict, kMask) && !has(verdict, kWiden)) {
+      sums = sum_vector<Real, false>(task, v, to_real(mean(sums)));
+    } else if (!has(verdict, kWiden)) {
+      sums = sum_vector<Real, true>(task, v, to_real(finite_mean(task, v, lanes)));
+      verdict = judge<Real>(sums);
+      if (any(verdict) && !has(verdict, kMask) && !has(verdict, kWiden)) {
+        sums = sum_vector<Real, true>(task, v, to_real(mean(sums)));
+      }
     }
-    RowSums<double, true> wide;
-    wide.reset();
-    wide.shift = finite_shift(task, v, lanes);
-    sum_rows(task, &wide, v, v + 1);
-    sums = to_channels(task, v, wide);
+    if (!any(judge<Real>(sums))) return;
+    sums = sum_vector<double, true>(task, v, finite_mean(task, v, lanes));
+  }
+
+  template <class R, bool kMasked>
+  ChannelSums sum_vector(const Task& task, int64_t v, const Lanes<R>& shift) {
+    RowSums<R, kMasked> sums;
+    sums.reset();
+    sums.shift = shift;
+    sum_rows(task, &sums, v, v + 1);
+    return to_channels(task, v, sums);
   }
 
   static Lanes<Real> to_real(const Lanes<double>& x) {
@@ -213,23 +220,23 @@ class Rows : Reader<Source> {
     return lanes_at<Real>(narrow);
   }
 
-  // Each lane's first finite value among the rows.
-  Lanes<double> finite_shift(const Task& task, int64_t v, int lanes) {
-    double shift[kLanes] = {};
-    bool found[kLanes] = {};
-    int missing = lanes;
+  // The mean of each lane's first finite values, which one group of rows has as a rule; 0 where
+  // there are none.
+  Lanes<double> finite_mean(const Task& task, int64_t v, int lanes) {
+    double means[kLanes] = {};
+    int64_t counts[kLanes] = {};
     each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
-      for (int64_t r = 0; r < count && missing > 0; ++r) {
-        for (int i = 0; i < lanes && v * kLanes + i < width; ++i) {
+      for (int i = 0; i < lanes && v * kLanes + i < width; ++i) {
+        if (counts[i] > 0) continue;
+        for (int64_t r = 0; r < count; ++r) {
           const double x = static_cast<double>(widen(rows[r][v * kLanes + i]));
-          if (found[i] || x - x != 0.0) continue;
-          shift[i] = x;
-          found[i] = true;
-          --missing;
+          if (x - x != 0.0) continue;
+          const double n = static_cast<double>(++counts[i]);
+          means[i] += x / n - means[i] / n;  // in this form no sum overflows
         }
       }
     });
-    return lanes_at<double>(shift);
+    return lanes_at<double>(means);
   }
 
   // The mean of a few rows: one row alone would be more than a standard deviation off for one

@@ -220,45 +220,60 @@ class Runs : Reader<Source> {
 
   void sum_again(const Task& task, int channels, ChannelSums& total) {
     int64_t verdict[kLanes];
-    double mean[kLanes];
+    double means[kLanes];
     store(verdict, judge<Real>(total));
-    store(mean, total.shift + total.s1 / to_double(total.seen));
+    store(means, mean(total));
     for (int c = 0; c < channels; ++c) {
-      if (verdict[c] != kShiftAgain) continue;
-      const Real shift = static_cast<Real>(mean[c]);
-      copy_lane(total, c, sum_channel<Real, false>(task, task.channel_begin + c, shift), 0);
+      const int64_t channel = task.channel_begin + c;
+      if (verdict[c] == kShiftAgain) {
+        const Real shift = static_cast<Real>(means[c]);
+        copy_lane(total, c, sum_channel<Real, false>(task, channel, &shift), 0);
+      } else if (verdict[c] == kMask) {
+        copy_lane(total, c, sum_finite(task, channel), 0);
+      }
     }
     store(verdict, judge<Real>(total));
     for (int c = 0; c < channels; ++c) {
       if (verdict[c] == kTrusted) continue;
-      copy_lane(total, c, sum_channel<double, true>(task, task.channel_begin + c, 0.0), 0);
+      copy_lane(total, c, sum_channel<double, true>(task, task.channel_begin + c, nullptr), 0);
     }
   }
 
-  // One channel, in lane 0. With masks, `shift` is only for where there is nothing finite.
+  // A channel that is not all finite, in lane 0.
+  ChannelSums sum_finite(const Task& task, int64_t channel) {
+    const ChannelSums sums = sum_channel<Real, true>(task, channel, nullptr);
+    if (!has(judge<Real>(sums), kShiftAgain)) return sums;
+    double means[kLanes];
+    store(means, mean(sums));
+    const Real shift = static_cast<Real>(means[0]);
+    return sum_channel<Real, true>(task, channel, &shift);
+  }
+
+  // One channel, in lane 0; `shift` may be null where there are masks.
   template <class R, bool kMasked>
-  ChannelSums sum_channel(const Task& task, int64_t channel, R shift) {
+  ChannelSums sum_channel(const Task& task, int64_t channel, const R* shift) {
     RunSums<R, kMasked> sums;
-    sums.reset(shift);
-    bool shifted = !kMasked;
+    sums.reset(shift != nullptr ? *shift : R{0});
+    bool shifted = shift != nullptr;
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       each_segment(task, channel, view_.outer_offset(row), [&](const Source* p, int64_t n) {
-        if constexpr (kMasked) shifted = shifted || first_finite(p, n, sums.shift);
+        if (kMasked && !shifted) shifted = finite_mean(p, n, sums.shift);
         sums.add_runs(p, n, 1, 0);
       });
     }
     return to_channels(task, 1, &sums);
   }
 
-  // Sets `shift` to the first finite element, if there is one.
-  static bool first_finite(const Source* p, int64_t n, double& shift) {
-    for (int64_t i = 0; i < n; ++i) {
-      const double x = static_cast<double>(widen(p[i]));
-      if (x - x == 0.0) {
-        shift = x;
-        return true;
-      }
+  // Sets `mean` to that of the first finite elements, if there are any.
+  template <class R>
+  static bool finite_mean(const Source* p, int64_t n, R& mean) {
+    R few[kLanes];
+    int count = 0;
+    for (int64_t i = 0; i < n && count < kLanes; ++i) {
+      few[count] = static_cast<R>(widen(p[i]));
+      count += few[count] - few[count] == R{0};
     }
-    return false;
+    for (int i = 0; i < count; ++i) mean += few[i] / static_cast<R>(count);  // no sum overflows
+    return count > 0;
   }
 };

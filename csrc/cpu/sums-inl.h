@@ -2,8 +2,8 @@
 //
 // A task sums its channels in fp32 around a shift close to their mean, spilling to fp64 every
 // kSpill vectors, and tests nothing on the way: a NaN, an infinity, an overflow or a bad shift
-// shows in the sums. What cannot be trusted is summed again with a better shift, or in fp64 with
-// masks. The task is in the cache by then.
+// shows in the sums. What cannot be trusted is summed again: with a better shift, with masks over
+// what is not finite, or with masks in fp64. The task is in the cache by then.
 
 constexpr int kSpill = 64;  // fp32 additions a lane: rounding stays below 64 * 2^-24
 
@@ -124,25 +124,40 @@ inline void copy_lane(ChannelSums& to, int lane, const ChannelSums& from, int fr
   }
 }
 
-// Can sums made without masks in precision Real be trusted? 0 where they can.
-enum Verdict : int64_t { kTrusted, kShiftAgain, kWiden };
+// How many elements are finite.
+HOOKSTATS_INLINE Lanes<int64_t> finite(const ChannelSums& sums) {
+  return sums.seen - sums.nan - sums.posinf - sums.neginf;
+}
+HOOKSTATS_INLINE Lanes<double> mean(const ChannelSums& sums) {
+  return sums.shift + sums.s1 / to_double(finite(sums));
+}
+
+// Can sums made in precision Real be trusted, or how are they to be made again?
+enum Verdict : int64_t { kTrusted, kShiftAgain, kMask, kWiden };
 
 template <class Real>
 HOOKSTATS_INLINE Lanes<int64_t> judge(const ChannelSums& sums) {
   constexpr bool kSingle = sizeof(Real) == sizeof(float);
   const Lanes<double> inf = fill(std::numeric_limits<double>::infinity());
-  const Lanes<double> n = to_double(sums.seen);
-  // NaN and infinities poison the sums; so do squares above the range of Real.
-  const Mask<double> finite = less(sums.s2, inf) & less(sums.l1, inf);
+  const Lanes<double> n = to_double(finite(sums));
+  // NaN and infinities poison the sums, that of magnitudes too; squares above the range of Real
+  // that of squares.
+  const Mask<double> clean = less(sums.l1, inf);
   const Mask<double> constant = equal(sums.s2, fill(0.0)) & equal(sums.least, sums.greatest);
   // Squares below the normal range of Real lose digits: 1e-30 leaves them 1e-8 of the sum.
-  const Mask<double> normal = at_least(sums.s2, n * fill(kSingle ? 1e-30 : 0.0));
+  const Mask<double> normal =
+      at_least(sums.s2, n * fill(kSingle ? 1e-30 : 0.0)) & less(sums.s2, inf);
   // A shift far from the mean costs digits: s2 is then much more than m2.
   const Lanes<double> off = sums.s1 * sums.s1 / n;
-  const Mask<double> shifted = at_least(fill(kSingle ? 2.0 : 1e4) * (sums.s2 - off), off);
-  const Lanes<int64_t> doubt =
-      select(finite & normal, fill(int64_t{kShiftAgain}), fill(int64_t{kWiden}));
-  return select(finite & (constant | (normal & shifted)), fill(int64_t{kTrusted}), doubt);
+  const Mask<double> near = at_least(fill(kSingle ? 2.0 : 1e4) * (sums.s2 - off), off);
+  Lanes<int64_t> verdict =
+      select(clean & normal, fill(int64_t{kShiftAgain}), fill(int64_t{kWiden}));
+  verdict = select(clean, verdict, fill(int64_t{kMask}));
+  const Mask<double> trusted = constant | (normal & near) | equal(n, fill(0.0));
+  return select(clean & trusted, fill(int64_t{kTrusted}), verdict);
+}
+HOOKSTATS_INLINE bool has(const Lanes<int64_t>& verdict, Verdict which) {
+  return any(equal(verdict, fill(int64_t{which})));
 }
 
 // The channels that the lanes amount to. In one struct: GCC would hold the address of each array.
@@ -151,8 +166,8 @@ struct ChannelRows {
   double mean[kLanes], m2[kLanes], min[kLanes], max[kLanes], l1[kLanes];
 
   HOOKSTATS_INLINE explicit ChannelRows(const ChannelSums& sums) {
-    const Lanes<int64_t> finite = sums.seen - sums.nan - sums.posinf - sums.neginf;
-    const Lanes<double> n = to_double(finite);
+    const Lanes<int64_t> counts = finite(sums);
+    const Lanes<double> n = to_double(counts);
     const Mask<double> some = less(fill(0.0), n);
     const Lanes<double> offset = sums.s1 / n;
     const Lanes<double> spread = sums.s2 - sums.s1 * offset;
@@ -164,7 +179,7 @@ struct ChannelRows {
     store(min, sums.least);
     store(max, sums.greatest);
     store(l1, sums.l1);
-    store(count, finite);
+    store(count, counts);
     store(nan, sums.nan);
     store(posinf, sums.posinf);
     store(neginf, sums.neginf);
