@@ -21,13 +21,13 @@ MINIMUM_PYTHON = (3, 10)
 MINIMUM_TORCH = (2, 10)
 TORCH_REQUIREMENT = "torch>=2.10"
 
-# Rejects what parses -std=c++20 but lacks parts of it (g++ 10 among them).
+# Rejects what parses -std=c++20 but lacks parts of it, and g++ before __builtin_shufflevector.
 _CXX20_PROBE = """
 #include <bit>
 #include <concepts>
 #include <span>
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 11
-#error "g++ older than 11"
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#error "g++ older than 12"
 #endif
 static_assert(__cplusplus >= 202002L && std::endian::native == std::endian::little);
 """
@@ -87,7 +87,7 @@ def require_compiler() -> str:
         problem = f"{command}: {error.strerror}"
     if problem:
         raise SystemExit(
-            f"hookstats needs a C++20 compiler: install g++ >= 11 or set CXX ({problem})"
+            f"hookstats needs a C++20 compiler: install g++ >= 12 or set CXX ({problem})"
         )
     return command
 

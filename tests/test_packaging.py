@@ -135,7 +135,7 @@ def test_an_old_torch_is_refused_in_one_line(
 def test_a_missing_compiler_is_named_in_one_line(
     project: Path, isolated: dict[str, str], compiler: str, problem: str
 ) -> None:
-    message = f"hookstats needs a C++20 compiler: install g++ >= 11 or set CXX ({problem})\n"
+    message = f"hookstats needs a C++20 compiler: install g++ >= 12 or set CXX ({problem})\n"
     asked = requirements(sys.executable, project, {**isolated, "CXX": compiler})
     assert (asked.returncode, asked.stderr) == (1, message)
     build = run(sys.executable, "setup.py", "-q", "build_ext", cwd=project, CXX=compiler)

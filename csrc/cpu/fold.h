@@ -11,24 +11,27 @@ inline void fold_channel(const UpdateParams& params, int64_t channel, const Chan
   double* moments = params.moments + channel * kMomentColumns;
   int64_t* tallies = params.tallies + channel * kTallyColumns;
   Channel state = load_row(moments, tallies);
+  // A step's first tensor, as a rule: no need to merge.
   const bool empty = (state.count | state.nan | state.posinf | state.neginf) == 0;
   if (!empty) merge(state, seen);
   store_row(empty ? seen : state, moments, tallies);
 }
 
-// Takes a channel's non-finite elements, if there are any, out of its histogram and the tensor's,
-// which other threads may count into. Marks stay: each was counted.
+// Take non-finite elements, of which as a rule there are none, out of a channel's histogram and out
+// of the tensor's, which other threads may count into. Marks stay: each was counted.
 inline void discount_channel(const UpdateParams& params, int64_t channel, const Channel& seen) {
+  if (params.channel_bins.kind == BinKind::kNone) return;
   if ((seen.nan | seen.posinf | seen.neginf) == 0) return;
-  if (params.channel_bins.kind != BinKind::kNone) {
-    int64_t* counts = params.channel_counts + channel * params.channel_bins.slots();
-    discount_nonfinite(params.channel_bins, counts, seen.nan, seen.posinf, seen.neginf);
-  }
-  if (params.tensor_bins.kind != BinKind::kNone) {
-    __atomic_fetch_sub(&params.tensor_counts[0], seen.nan + seen.neginf, __ATOMIC_RELAXED);
-    int64_t* overflow = &params.tensor_counts[params.tensor_bins.bins + 1];
-    __atomic_fetch_sub(overflow, seen.posinf, __ATOMIC_RELAXED);
-  }
+  int64_t* counts = params.channel_counts + channel * params.channel_bins.slots();
+  discount_nonfinite(params.channel_bins, counts, seen.nan, seen.posinf, seen.neginf);
+}
+inline void discount_tensor(const UpdateParams& params, int64_t nan, int64_t posinf,
+                            int64_t neginf) {
+  if (params.tensor_bins.kind == BinKind::kNone) return;
+  int64_t* underflow = &params.tensor_counts[0];
+  int64_t* overflow = &params.tensor_counts[params.tensor_bins.bins + 1];
+  if (nan + neginf != 0) __atomic_fetch_sub(underflow, nan + neginf, __ATOMIC_RELAXED);
+  if (posinf != 0) __atomic_fetch_sub(overflow, posinf, __ATOMIC_RELAXED);
 }
 
 }  // namespace hookstats::cpu

@@ -13,9 +13,10 @@ constexpr int kLanes = 16;                  // every instruction set works on 16
 constexpr int kRowGroup = 16;               // rows read side by side: as many as prefetchers follow
 constexpr int64_t kRunTask = 32768;         // elements a task of runs: 128 KB of fp32, within L2
 constexpr int64_t kRowTask = 512;           // rows a task at least: they share a channel's finish
-constexpr int64_t kRowElements = 262144;    // elements a task of more rows: 1 MB of fp32, about L2
+constexpr int64_t kRowElements = 262144;    // elements a task of more rows: 1 MB of fp32
 constexpr int64_t kFewTasks = 16;           // tasks stay small where there would be fewer
 constexpr int64_t kRowBlock = 768;          // channels a task: 256 of 768 took 1.2 times as long
+constexpr int64_t kNarrowBlock = 256;       // where tasks are few
 constexpr int64_t kJoinBelow = 64;          // channels a row below which rows are joined
 constexpr int64_t kMostTasks = 4096;        // enough for any machine; partial results stay few
 constexpr int64_t kTableBytes = 24 * 1024;  // counters of rows, within L1
@@ -39,7 +40,9 @@ struct Plan {
   int64_t row_splits;
   int64_t inner_step;  // elements of a run a task
   int64_t inner_splits;
-  bool direct;  // a channel is one task's, which folds it into the state itself
+  // A channel is one task's, which folds it into the state itself. What expanded dimensions repeat
+  // is left to the merge.
+  bool direct;
 
   int64_t splits() const { return row_splits * inner_splits; }  // partial results a channel
   int64_t tasks() const { return blocks * splits(); }
@@ -85,12 +88,17 @@ inline Plan make_plan(const UpdateParams& p) {
         plan.rows = ceil_div(plan.rows, joined);
       }
     }
-    const int64_t most = std::clamp(most_channels, int64_t{kLanes}, kRowBlock) / kLanes * kLanes;
-    const int64_t even = ceil_div(plan.width, ceil_div(plan.width, most));  // blocks of one size
-    plan.block = std::min(plan.width, ceil_div(even, kLanes) * kLanes);
-    const int64_t most_rows = std::max(kRowTask, kRowElements / plan.block);
-    plan.row_splits =
-        ceil_div(plan.rows, std::clamp(ceil_div(plan.rows, kFewTasks), kRowTask, most_rows));
+    // Wide blocks read best; where they would be few tasks, narrow ones keep more threads busy.
+    for (int64_t widest = kRowBlock;; widest -= kNarrowBlock) {
+      const int64_t most = std::clamp(most_channels, int64_t{kLanes}, widest) / kLanes * kLanes;
+      const int64_t even = ceil_div(plan.width, ceil_div(plan.width, most));  // blocks of one size
+      plan.block = std::min(plan.width, ceil_div(even, kLanes) * kLanes);
+      const int64_t most_rows = std::max(kRowTask, kRowElements / plan.block);
+      plan.row_splits =
+          ceil_div(plan.rows, std::clamp(ceil_div(plan.rows, kFewTasks), kRowTask, most_rows));
+      const int64_t tasks = ceil_div(plan.width, plan.block) * plan.row_splits;
+      if (widest == kNarrowBlock || tasks >= kFewTasks || view.numel() <= 2 * kRunTask) break;
+    }
     plan.inner_step = plan.inner_splits = 1;
   } else {
     plan.layout = Layout::kRuns;

@@ -33,7 +33,15 @@ class Reader {
     }
     for (int i = 0; i < count; ++i) fold_channel(p_, first + i, rows.at(i));
     if (!any(sums.nan | sums.posinf | sums.neginf)) return;
-    for (int i = 0; i < count; ++i) discount_channel(p_, first + i, rows.at(i));
+    // Before they are counted, maybe: the threads' counts come at their end.
+    int64_t nan = 0, posinf = 0, neginf = 0;
+    for (int i = 0; i < count; ++i) {
+      discount_channel(p_, first + i, rows.at(i));
+      nan += rows.nan[i];
+      posinf += rows.posinf[i];
+      neginf += rows.neginf[i];
+    }
+    discount_tensor(p_, nan, posinf, neginf);
   }
 
   // The `count` elements from element `offset` on, `stride` apart.

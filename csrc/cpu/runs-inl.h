@@ -94,6 +94,9 @@ class Runs : Reader<Source> {
     }
   };
 
+  // How far ahead counting prefetches: by a segment, the memory of which is read next.
+  int64_t ahead() const { return plan_.packed ? 0 : kSegment; }
+
   static int64_t seen(const Task& task) {
     return (task.row_end - task.row_begin) * (task.inner_end - task.inner_begin);
   }
@@ -104,21 +107,22 @@ class Runs : Reader<Source> {
   }
 
   // Begins the sums of `count` channels, `first` of the task and those after it. The shift is the
-  // mean of a channel's first elements, by a tree: exact for a constant, and no worse than one
-  // standard deviation off for nearly everything else.
+  // mean of a channel's first elements, by a tree over a power of two of them: exact for a
+  // constant, and no worse than one standard deviation off for nearly everything else.
   void begin(const Task& task, int64_t first, int count, RunSums<Real, false>* sums) {
     const int64_t row_offset = view_.outer_offset(task.row_begin);
     const int64_t length = task.inner_end - task.inner_begin;
-    const int64_t n = length < kLanes ? length : kLanes;
+    int64_t n = kLanes;
+    while (n > length) n /= 2;
     Lanes<Real> heads[kLanes];
-    for (int c = 0; c < (count == 1 ? 1 : kLanes); ++c) {
-      const int64_t channel = task.channel_begin + first + (c < count ? c : 0);
-      const int64_t at = start(task, channel, row_offset);
+    for (int c = 0; c < count; ++c) {
+      const int64_t at = start(task, task.channel_begin + first + c, row_offset);
       const Source* const p = this->read(at, view_.inner.stride, n, 0);
       store(&heads[c], load_first<Real, Source>(p, n));
     }
+    for (int c = count; c < kLanes; ++c) store(&heads[c], fill(Real{0}));
     const Lanes<Real> sum = sum_each<Real>(count, [&](int c) -> const auto& { return heads[c]; });
-    const Lanes<Real> mean = sum / fill(static_cast<Real>(n));
+    const Lanes<Real> mean = sum * fill(Real{1} / static_cast<Real>(n));
     Real shift[kLanes];
     store(shift, select(equal(mean - mean, fill(Real{0})), mean, fill(Real{0})));
     for (int c = 0; c < count; ++c) sums[first + c].reset(shift[c]);
@@ -155,8 +159,8 @@ class Runs : Reader<Source> {
         if (row == task.row_begin) begin(task, c, 1, sums);
         each_segment(task, task.channel_begin + c, row_offset, [&](const Source* p, int64_t n) {
           sums[c].add_runs(p, n, 1, 0);
-          if (tensor != nullptr) tensor->add<Real, Source>(p, n, kSegment);
-          if (by_channel != nullptr) by_channel[c].add<Real, Source>(p, n, kSegment);
+          if (tensor != nullptr) tensor->add<Real, Source>(p, n, ahead());
+          if (by_channel != nullptr) by_channel[c].add<Real, Source>(p, n, ahead());
         });
       }
     }
@@ -173,10 +177,10 @@ class Runs : Reader<Source> {
     const Source* const first = this->read(start(task, task.channel_begin, row_offset), 1, n, 0);
     for (int64_t r = 0; r < rows; ++r) {
       const Source* const p = first + r * row_stride;
-      if (tensor != nullptr && apart == n) tensor->add<Real, Source>(p, channels * n, kSegment);
+      if (tensor != nullptr && apart == n) tensor->add<Real, Source>(p, channels * n, ahead());
       for (int64_t c = 0; c < channels; ++c) {
-        if (tensor != nullptr && apart != n) tensor->add<Real, Source>(p + c * apart, n, kSegment);
-        if (by_channel != nullptr) by_channel[c].add<Real, Source>(p + c * apart, n, kSegment);
+        if (tensor != nullptr && apart != n) tensor->add<Real, Source>(p + c * apart, n, ahead());
+        if (by_channel != nullptr) by_channel[c].add<Real, Source>(p + c * apart, n, ahead());
       }
     }
     for (int64_t c = 0; c < channels; ++c) sums[c].add_runs(first + c * apart, n, rows, row_stride);
@@ -186,8 +190,7 @@ class Runs : Reader<Source> {
   ChannelSums to_channels(const Task& task, int channels, RunSums<R, kMasked>* sums) const {
     using Int = typename MaskOf<R>::type;
     ChannelSums total;
-    Sums<R, kMasked> all;
-    if (sums[0].spilled) {  // then all are
+    if (sums[0].spilled) {  // then all are: their runs are as long
       for (int c = 0; c < channels; ++c) sums[c].spill_into_wide(sums[c].sums);
       total.s1 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s1; });
       total.s2 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s2; });
@@ -204,15 +207,18 @@ class Runs : Reader<Source> {
         to_double(min_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.least; }));
     total.greatest = to_double(
         max_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.greatest; }));
-    all.zero = sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.zero; });
+    total.zero =
+        to_int64(sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.zero; }));
     if constexpr (kMasked) {
-      all.nan = sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.nan; });
-      all.posinf =
-          sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.posinf; });
-      all.neginf =
-          sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.neginf; });
+      total.nan =
+          to_int64(sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.nan; }));
+      total.posinf = to_int64(
+          sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.posinf; }));
+      total.neginf = to_int64(
+          sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.neginf; }));
+    } else {
+      total.nan = total.posinf = total.neginf = fill(int64_t{0});
     }
-    set_counters(total, all);
     R shift[kLanes];
     for (int c = 0; c < kLanes; ++c) shift[c] = sums[c < channels ? c : 0].shift;
     total.shift = to_double(lanes_at<R>(shift));

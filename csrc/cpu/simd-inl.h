@@ -229,6 +229,14 @@ HOOKSTATS_INLINE bool any(const Lanes<T>& a) {
 #endif
 }
 
+// Asks for the memory `ahead` elements from p, which may be anywhere.
+template <class T>
+HOOKSTATS_INLINE void prefetch(const T* p, int64_t ahead) {
+  const uintptr_t address =
+      reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(ahead) * sizeof(T);
+  __builtin_prefetch(reinterpret_cast<const void*>(address));
+}
+
 // --- loads: 16 elements of a storage type as lanes of a computing type -------------------------
 
 template <class Real, class Source>

@@ -5,7 +5,7 @@
 // shows in the sums. What cannot be trusted is summed again: with a better shift, with masks over
 // what is not finite, or with masks in fp64. The task is in the cache by then.
 
-constexpr int kSpill = 64;  // fp32 additions a lane: rounding stays below 64 * 2^-24
+constexpr int kSpill = 64;  // fp32 additions a lane, and a tree of 4: rounding below 68 * 2^-24
 
 template <class Real, bool kMasked>
 struct Sums {
@@ -93,18 +93,6 @@ struct ChannelSums {
   Lanes<double> shift, s1, s2, l1, least, greatest;
   Lanes<int64_t> seen, zero, nan, posinf, neginf;
 };
-
-template <bool kMasked, class Real>
-HOOKSTATS_INLINE void set_counters(ChannelSums& channels, const Sums<Real, kMasked>& sums) {
-  channels.zero = to_int64(sums.zero);
-  if constexpr (kMasked) {
-    channels.nan = to_int64(sums.nan);
-    channels.posinf = to_int64(sums.posinf);
-    channels.neginf = to_int64(sums.neginf);
-  } else {
-    channels.nan = channels.posinf = channels.neginf = fill(int64_t{0});
-  }
-}
 
 template <class T>
 inline void copy_lane(Lanes<T>& to, int lane, const Lanes<T>& from, int from_lane) {

@@ -70,11 +70,16 @@ struct Merge {
   }
 
   void channels(int64_t begin, int64_t end) const {
+    int64_t nan = 0, posinf = 0, neginf = 0;
     for (int64_t c = begin; c < end; ++c) {
       const Channel seen = total(c);
       fold_channel(params, c, seen);
       discount_channel(params, c, seen);
+      nan += seen.nan;
+      posinf += seen.posinf;
+      neginf += seen.neginf;
     }
+    discount_tensor(params, nan, posinf, neginf);
   }
 };
 
