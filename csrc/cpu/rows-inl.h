@@ -193,23 +193,23 @@ class Rows : Reader<Source> {
     const int64_t left = task.channel_end - first;
     const int lanes = static_cast<int>(left < kLanes ? left : kLanes);
     ChannelSums sums = to_channels(task, v, row);
-    if (any(judge<Real>(sums))) sum_again(task, v, lanes, sums);
+    if (any(judge<Real>(sums))) sum_again(task, v, sums);
     this->put(task, first, lanes, sums);
   }
 
-  void sum_again(const Task& task, int64_t v, int lanes, ChannelSums& sums) {
+  void sum_again(const Task& task, int64_t v, ChannelSums& sums) {
     Lanes<int64_t> verdict = judge<Real>(sums);
     if (!has(verdict, kMask) && !has(verdict, kWiden)) {
       sums = sum_vector<Real, false>(task, v, to_real(mean(sums)));
     } else if (!has(verdict, kWiden)) {
-      sums = sum_vector<Real, true>(task, v, to_real(finite_mean(task, v, lanes)));
+      sums = sum_vector<Real, true>(task, v, to_real(finite_mean(task, v)));
       verdict = judge<Real>(sums);
       if (any(verdict) && !has(verdict, kMask) && !has(verdict, kWiden)) {
         sums = sum_vector<Real, true>(task, v, to_real(mean(sums)));
       }
     }
     if (!any(judge<Real>(sums))) return;
-    sums = sum_vector<double, true>(task, v, finite_mean(task, v, lanes));
+    sums = sum_vector<double, true>(task, v, finite_mean(task, v));
   }
 
   template <class R, bool kMasked>
@@ -231,21 +231,23 @@ class Rows : Reader<Source> {
 
   // The mean of each lane's first finite values, which one group of rows has as a rule; 0 where
   // there are none.
-  Lanes<double> finite_mean(const Task& task, int64_t v, int lanes) {
-    double means[kLanes] = {};
-    int64_t counts[kLanes] = {};
+  Lanes<double> finite_mean(const Task& task, int64_t v) {
+    const Lanes<double> share = fill(1.0 / kRowGroup);  // so that no sum overflows
+    Lanes<double> sum = fill(0.0), found = fill(0.0);
+    Mask<double> missing = fill(int64_t{-1});
     each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
-      for (int i = 0; i < lanes && v * kLanes + i < width; ++i) {
-        if (counts[i] > 0) continue;
-        for (int64_t r = 0; r < count; ++r) {
-          const double x = static_cast<double>(widen(rows[r][v * kLanes + i]));
-          if (x - x != 0.0) continue;
-          const double n = static_cast<double>(++counts[i]);
-          means[i] += x / n - means[i] / n;  // in this form no sum overflows
-        }
+      const int64_t left = width - v * kLanes;
+      if (left <= 0 || !any(missing)) return;
+      for (int64_t r = 0; r < count; ++r) {
+        const Source* p = rows[r] + v * kLanes;
+        const Lanes<double> x = load_first<double, Source>(p, left < kLanes ? left : kLanes);
+        const Mask<double> use = missing & equal(x - x, fill(0.0));
+        sum = sum + select(use, x * share, fill(0.0));
+        found = found + select(use, share, fill(0.0));
       }
+      missing = equal(found, fill(0.0));
     });
-    return lanes_at<double>(means);
+    return select(missing, fill(0.0), sum / found);
   }
 
   // The mean of a few rows: one row alone would be more than a standard deviation off for one
