@@ -175,10 +175,13 @@ class Accumulator:
 
     def fold(self, x: Tensor, channel_dim: int | None) -> None:
         """Fold the statistics of `x`, a detached tensor, into the open step; under the lock."""
-        arena = self._arena
-        front = arena.front
-        update_(x, channel_dim, *self._states[front])
-        self._calls[front][0] += 1
+        front = self._arena.front
+        self.count(1)
+        try:
+            update_(x, channel_dim, *self._states[front])
+        except Exception:  # after an interrupt it may be in the state
+            self.count(-1)
+            raise
 
     def bind(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
         """Have `site` fold tensors like `x` by itself, from now on."""
@@ -187,12 +190,16 @@ class Accumulator:
 
     @property
     def states(self) -> tuple[State, State]:
-        """By buffer, the state that others fill, who then `count` it."""
+        """By buffer, the state that others fill, who `count` it first."""
         return self._states
 
-    def count(self) -> None:
-        """Count a tensor that was folded into the open step's state; under the lock."""
-        self._calls[self._arena.front][0] += 1
+    def count(self, tensors: int) -> None:
+        """Count tensors that others will fold into the open step's state; under the lock.
+
+        Counts in a histogram that nobody told of would stay there for a later step. Less than zero
+        takes back what was refused.
+        """
+        self._calls[self._arena.front][0] += tensors
 
     def graph_state(self, site: GraphSite) -> GraphState:
         """What compiled graphs are to fold into; made once."""
