@@ -142,8 +142,8 @@ const UpdateParams& Site::aim(const at::Tensor& x) {
   return params;
 }
 
-void Site::fold(const at::Tensor& x) {
-  bound_->kernels->update(&aim(x), 1, x.get_device());
+void Site::fold(const UpdateParams& aimed) {
+  bound_->kernels->update(&aimed, 1, bound_->device.index());
   count_fold();
 }
 
