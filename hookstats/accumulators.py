@@ -328,7 +328,9 @@ class _Shelf:
         if channel_bins is not None:
             empty.append(zeros(channel_bins.slots, device))
         self._channels = Table(empty)
-        columns = [] if bins is None else [bins.slots, mark_columns(bins.slots)]
+        columns = [] if bins is None else [bins.slots]
+        if bins is not None and self.staging is None:  # CPU kernels alone mark
+            columns.append(mark_columns(bins.slots))
         self._tensors = Table([zeros(n, device) for n in columns])
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
@@ -340,7 +342,7 @@ class _Shelf:
         self.sites.append(site)
         self.rows += channels
         moments, tallies, *channel_counts = self._channels.take(channels)
-        counts, marks = self._tensors.take(1) or (None, None)
+        counts, marks = (*self._tensors.take(1), None, None)[:2]
 
         def state(buffer: int) -> State:
             return (
@@ -361,16 +363,18 @@ class _Shelf:
         Also returns `in_graphs` on the CPU. Other devices do it all after the part's event.
         """
         moments, tallies, *channel_counts = self._channels.first(part.rows, buffer)
-        counts, marks = self._tensors.first(part.sites, buffer) or ([], [])
-        groups = [moments, tallies, counts, marks, *(channel_counts or [[]])]
+        counts, *marks = self._tensors.first(part.sites, buffer) or [[]]
+        groups = [moments, tallies, counts, *(channel_counts or [[]])]
         in_graphs = part.in_graphs
         if self.staging is not None:
             with self.staging.work(part.event):
                 groups = [[self.staging.copy(block) for block in group] for group in groups]
                 in_graphs = self.staging.copy(in_graphs)
                 self._clear(part.rows, part.sites, buffer)
-        moments, tallies, counts, marks, of_channels = groups
-        return take_(moments, tallies, counts, marks, folds, of_channels), in_graphs
+        moments, tallies, counts, of_channels = groups
+        if not marks:  # then all counts are looked at
+            marks = [[c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]]
+        return take_(moments, tallies, counts, marks[0], folds, of_channels), in_graphs
 
     def clear(self, rows: int, sites: int, buffer: int) -> None:
         """Make the first rows and sites empty again."""

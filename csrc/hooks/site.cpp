@@ -105,7 +105,7 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
                                              {},
                                              std::move(states),
                                              std::move(calls),
-                                             x.is_cpu() ? marks : std::nullopt,  // others know none
+                                             marks,
                                              {},
                                              {},
                                              {}});
