@@ -35,7 +35,6 @@ bool is_odd_call() {
 
 void fold(Site& site, const at::Tensor& x) {
   ++site.forwards;
-  if (!site.fits(x)) return site.skip("changed by another thread");  // during the fold before
   const bool folded = site.attempt([&] {
     const UpdateParams& params = site.aim(x);
     std::optional<c10::Storage> memory;  // other threads may take it from x, which is not read then
@@ -128,7 +127,12 @@ bool ModuleHook::observe(PyObject* args) {
       }
       continue;
     }
-    if (value) fold(*value, leaves[i].tensor());
+    if (value && i > 0 && !value->fits(leaves[i].tensor())) {
+      ++value->forwards;
+      value->skip("changed by another thread");  // while the one before was folded in
+    } else if (value) {
+      fold(*value, leaves[i].tensor());
+    }
     if (gradient) await(gradient, leaves[i].tensor());
   }
   return true;
