@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from expected import assert_stats
+from forks import in_child
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -246,16 +246,12 @@ def test_a_child_has_the_counts_of_its_own() -> None:
     late = arena.swap()
     before, after = data("normal"), data("extreme")
     site.fold(before, "c++")
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            site.fold(after, "c++")
-            assert_stats(close(arena)["a", "output"], [before, after], 1)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def fold() -> None:
+        site.fold(after, "c++")
+        assert_stats(close(arena)["a", "output"], [before, after], 1)
+
+    in_child(fold)
     late.release()
     assert_stats(close(arena)["a", "output"], [before], 1)
 
