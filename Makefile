@@ -39,6 +39,10 @@ PARTS := lint docs pytest cuda-compile $(PRESETS:%=ctest-%) bench-smoke
 # A part's output comes in one piece, when it ends; a make that cannot do this runs one by one.
 PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)
 
+# What a preset has of JOBS: where the three run side by side a third, and one as they do not all the
+# time.
+CTEST_JOBS := $(if $(SIDE_BY_SIDE),$(shell echo $$(( ($(JOBS) + 4) / 3 ))),$(JOBS))
+
 # Threads that wait for each other leave the cores to other processes.
 WAITING := OMP_WAIT_POLICY=passive
 
@@ -87,10 +91,11 @@ pytest: $(STAMPS)/dev | $(LOGS)
 	$(WAITING) $(BIN)/python -m pytest -m "" -n $(JOBS) --maxprocesses 8 --dist worksteal 2>&1 \
 	  | tee $(LOGS)/pytest.log
 
+# Without a number ninja would start as many compilers as there are cores, in every preset.
 $(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/dev | $(LOGS)
 	cmake --preset $* >$(LOGS)/cmake-$*.log 2>&1 || { cat $(LOGS)/cmake-$*.log; exit 1; }
-	cmake --build --preset $*
-	ctest --preset $* --parallel $(JOBS) 2>&1 | tee $(LOGS)/ctest-$*.log
+	cmake --build --preset $* --parallel $(CTEST_JOBS)
+	ctest --preset $* --parallel $(CTEST_JOBS) 2>&1 | tee $(LOGS)/ctest-$*.log
 
 lint: $(STAMPS)/dev  ## Check style and types: ruff, mypy, clang-format
 	ruff check

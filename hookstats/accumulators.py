@@ -175,10 +175,13 @@ class Accumulator:
 
     def fold(self, x: Tensor, channel_dim: int | None) -> None:
         """Fold the statistics of `x`, a detached tensor, into the open step; under the lock."""
-        arena = self._arena
-        front = arena.front
-        update_(x, channel_dim, *self._states[front])
-        self._calls[front][0] += 1
+        front = self._arena.front
+        self.count(1)
+        try:
+            update_(x, channel_dim, *self._states[front])
+        except Exception:  # after an interrupt it may be in the state
+            self.count(-1)
+            raise
 
     def bind(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
         """Have `site` fold tensors like `x` by itself, from now on."""
@@ -187,12 +190,16 @@ class Accumulator:
 
     @property
     def states(self) -> tuple[State, State]:
-        """By buffer, the state that others fill, who then `count` it."""
+        """By buffer, the state that others fill, who `count` it first."""
         return self._states
 
-    def count(self) -> None:
-        """Count a tensor that was folded into the open step's state; under the lock."""
-        self._calls[self._arena.front][0] += 1
+    def count(self, tensors: int) -> None:
+        """Count tensors that others will fold into the open step's state; under the lock.
+
+        Counts in a histogram that nobody told of would stay there for a later step. Less than zero
+        takes back what was refused.
+        """
+        self._calls[self._arena.front][0] += tensors
 
     def graph_state(self, site: GraphSite) -> GraphState:
         """What compiled graphs are to fold into; made once."""
@@ -321,7 +328,9 @@ class _Shelf:
         if channel_bins is not None:
             empty.append(zeros(channel_bins.slots, device))
         self._channels = Table(empty)
-        columns = [] if bins is None else [bins.slots, mark_columns(bins.slots)]
+        columns = [] if bins is None else [bins.slots]
+        if bins is not None and self.staging is None:  # CPU kernels alone mark
+            columns.append(mark_columns(bins.slots))
         self._tensors = Table([zeros(n, device) for n in columns])
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
@@ -333,7 +342,7 @@ class _Shelf:
         self.sites.append(site)
         self.rows += channels
         moments, tallies, *channel_counts = self._channels.take(channels)
-        counts, marks = self._tensors.take(1) or (None, None)
+        counts, marks = (*self._tensors.take(1), None, None)[:2]
 
         def state(buffer: int) -> State:
             return (
@@ -354,16 +363,18 @@ class _Shelf:
         Also returns `in_graphs` on the CPU. Other devices do it all after the part's event.
         """
         moments, tallies, *channel_counts = self._channels.first(part.rows, buffer)
-        counts, marks = self._tensors.first(part.sites, buffer) or ([], [])
-        groups = [moments, tallies, counts, marks, *(channel_counts or [[]])]
+        counts, *marks = self._tensors.first(part.sites, buffer) or [[]]
+        groups = [moments, tallies, counts, *(channel_counts or [[]])]
         in_graphs = part.in_graphs
         if self.staging is not None:
             with self.staging.work(part.event):
                 groups = [[self.staging.copy(block) for block in group] for group in groups]
                 in_graphs = self.staging.copy(in_graphs)
                 self._clear(part.rows, part.sites, buffer)
-        moments, tallies, counts, marks, of_channels = groups
-        return take_(moments, tallies, counts, marks, folds, of_channels), in_graphs
+        moments, tallies, counts, of_channels = groups
+        if not marks:  # then all counts are looked at
+            marks = [[c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]]
+        return take_(moments, tallies, counts, marks[0], folds, of_channels), in_graphs
 
     def clear(self, rows: int, sites: int, buffer: int) -> None:
         """Make the first rows and sites empty again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -109,9 +108,12 @@ class Taken(NamedTuple):
     channel_counts: Tensor
 
 
+_WORD_SLOTS = 64 * 16  # an int64 has 64 marks, each of 16 slots
+
+
 def mark_columns(slots: int) -> int:
     """How many int64 say which of a histogram's slots were counted in, see csrc/core/marks.h."""
-    return 1 + math.ceil(slots / 1024)
+    return 1 + -(-slots // _WORD_SLOTS)
 
 
 def take_(
@@ -126,10 +128,10 @@ def take_(
 
     moments, tallies: blocks [rows, 5] on the CPU, with as many rows in all; one or more.
     counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
-    marks: for each block of counts int64 [histograms, `mark_columns`]: of how many tensors it is
-        marked what they counted, then the marks.
-    folds: int64 [histograms]: how many tensors were folded into each of counts. Where they are not
-        all marked, all its slots are looked at.
+    marks: for each block of counts int64 [histograms, `mark_columns`]: how many tensors were
+        counted by writers that mark, then the marks.
+    folds: int64 [histograms]: how many tensors were folded into each of counts; -1: unknown. Where
+        they are not all marked, or unknown, all its slots are looked at.
     """
     operator = torch.ops.hookstats.take_
     return Taken(*operator(moments, tallies, counts, marks, folds, channel_counts))

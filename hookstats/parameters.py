@@ -246,21 +246,26 @@ class _Batch:
             self._prepared_for = self.accumulators
             first, second = zip(*(a.states for a in self.accumulators), strict=True)
             self._states = _by_argument(first), _by_argument(second)
+        self._count(1)
         try:
             if scale is not None:
                 scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
             update_many_(self.tensors, channel_dim, *self._states[front], scale)
-        except torch.AcceleratorError:
-            raise
-        except Exception:
+        except Exception as error:
+            self._count(-1)
+            if isinstance(error, torch.AcceleratorError):
+                raise
             # What is refused changes no state: one by one they show whose fault it is.
             for site, accumulator, x in self._entries():
                 state = _by_argument([accumulator.states[front]])
                 site.settle(_fold_alone(site, accumulator, x, channel_dim, *state, scale))
         else:
-            for site, accumulator, _ in self._entries():
-                accumulator.count()
+            for site in self.sites:
                 site.settle(None)
+
+    def _count(self, tensors: int) -> None:
+        for accumulator in self.accumulators:
+            accumulator.count(tensors)
 
     def _entries(self) -> Iterator[tuple[Site, Accumulator, Tensor]]:
         return zip(self.sites, self.accumulators, self.tensors, strict=True)
@@ -268,11 +273,12 @@ class _Batch:
 
 def _fold_alone(site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any) -> str | None:
     """Fold in one tensor of a batch, or give the reason not to."""
+    accumulator.count(1)
     try:
         update_many_([x], *arguments)
     except Exception as error:
+        accumulator.count(-1)
         return site.disable(error)
-    accumulator.count()
     return None
 
 

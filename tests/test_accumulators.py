@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
 from expected import assert_stats
+from forks import in_child
 from torch import Tensor
 
 from hookstats.accumulators import Accumulator, Arena, Snapshot
@@ -198,18 +196,5 @@ def test_threads_share_an_arena() -> None:
 def test_a_child_forked_while_a_buffer_is_read_out_can_close_steps() -> None:
     arena = Arena(None, None)
     snapshot = arena.swap()
-    child = os.fork()
-    if child == 0:
-        arena.swap()  # in the parent, this would wait for the snapshot
-        os._exit(0)
-    for _ in range(100):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        time.sleep(0.1)
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        pytest.fail("the child waits for a flush thread that it does not have")
-    assert status == 0
+    in_child(arena.swap)  # in the parent, this would wait for the snapshot
     snapshot.release()

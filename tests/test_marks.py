@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from expected import assert_stats
+from forks import in_child
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -52,8 +54,8 @@ class Site:
                 accumulator.fold(x, 1)
         elif writer == "many":  # as the parameters' hooks in Python do
             moments, tallies, counts, bins, _, _ = accumulator.states[arena.front]
+            accumulator.count(1)
             update_many_([x], 1, [moments], [tallies], [counts], bins, [], None)
-            accumulator.count()
         else:
             state = accumulator.graph_state(self.graph_site)
             update_(x, 1, *state.state)
@@ -175,6 +177,67 @@ def test_a_step_that_fails_to_be_read_leaves_nothing(monkeypatch: pytest.MonkeyP
         assert_stats(close(arena)["a", "output"], [x], 1)
 
 
+@contextmanager
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, operator: str) -> Iterator[None]:
+    """Ctrl-C during a call of `operator`: Python learns of it when the call returns."""
+    module, name = operator.rsplit(".", 1)
+    call = getattr(sys.modules[module], name)
+
+    def interrupted(*arguments: object) -> None:
+        call(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operator, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def assert_counts_add_up(record: StepRecord) -> None:
+    assert record.hist.counts.sum() == record.tallies[:, 0].sum() > 0
+
+
+def test_an_interrupted_fold_neither_loses_counts_nor_leaves_them_to_another_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena = Arena(LogBins(), None)
+    arena.record(True)
+    site = Site(arena, "a")
+    with interrupt_after(monkeypatch, "hookstats.accumulators.update_"):
+        site.fold(torch.full((4, CHANNELS), 1e10), "python")
+    for writers in (["c++"], ["c++"], ["c++"], ["c++"], ["c++", "python"], ["c++", "python"]):
+        for writer in writers:
+            site.fold(torch.ones(4, CHANNELS), writer)
+        assert_counts_add_up(close(arena))
+
+
+def test_an_interrupted_fold_of_parameters_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    records: list[StepRecord] = []
+    with watch(model, optimizer, kinds=("param",), sinks=[records.append]):
+        with torch.no_grad():
+            model.weight.fill_(1e10)
+        with interrupt_after(monkeypatch, "hookstats.parameters.update_many_"):
+            optimizer.step()
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        for _ in range(4):
+            optimizer.step()
+    assert len(records) == 4
+    for record in records:
+        assert_counts_add_up(record)
+
+
+def test_a_fold_that_fails_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena(LogBins(), None)
+    arena.record(True)
+    site = Site(arena, "a")
+    with pytest.raises(RuntimeError, match="dtype"):
+        site.fold(torch.ones(4, CHANNELS, dtype=torch.complex64), "python")
+    assert arena.pending() == 0
+
+
 def test_a_child_has_the_counts_of_its_own() -> None:
     """Forked with a step half filled, and another that was not read out."""
     arena = Arena(LogBins(), None)
@@ -183,16 +246,12 @@ def test_a_child_has_the_counts_of_its_own() -> None:
     late = arena.swap()
     before, after = data("normal"), data("extreme")
     site.fold(before, "c++")
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            site.fold(after, "c++")
-            assert_stats(close(arena)["a", "output"], [before, after], 1)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def fold() -> None:
+        site.fold(after, "c++")
+        assert_stats(close(arena)["a", "output"], [before, after], 1)
+
+    in_child(fold)
     late.release()
     assert_stats(close(arena)["a", "output"], [before], 1)
 

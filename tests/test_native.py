@@ -11,12 +11,15 @@ import threading
 import time
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from modules import Lambda
 from torch import Tensor, nn
 
 from hookstats import LinearBins, StepRecord, hooks, native
@@ -201,6 +204,119 @@ def test_other_threads_run_during_a_large_kernel() -> None:
             done.set()
             sys.setswitchinterval(interval)
             thread.join()
+
+
+@contextmanager
+def once_the_gil_is_given_up(act: Callable[[], None]) -> Iterator[None]:
+    """Another thread calls `act` as soon as the body gives the GIL up."""
+    waits, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        go.wait()
+        act()
+
+    thread = threading.Thread(target=wait)
+    interval = sys.getswitchinterval()
+    try:
+        thread.start()
+        waits.wait()
+        sys.setswitchinterval(100.0)  # the GIL changes hands only where it is given up
+        go.set()
+        yield
+    finally:
+        go.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+def swap(x: Tensor) -> None:
+    torch.utils.swap_tensors(x, torch.zeros(1))
+
+
+def replace(x: Tensor) -> None:
+    x.data = torch.zeros(1)
+
+
+LARGE = 1 << 25  # its memory goes back to the system as soon as nobody has it
+ROUNDS = 4  # the other thread may come too late for one
+
+
+@pytest.mark.parametrize("change", [swap, replace])
+def test_a_tensor_may_lose_its_memory_during_a_large_kernel(
+    change: Callable[[Tensor], None], one_thread: None
+) -> None:
+    model = nn.Identity()
+    with watch(model, kinds=("output",), include="", channel_dim=None) as w:
+        model(torch.ones(LARGE))
+        w.step()
+        for _ in range(ROUNDS):
+            x = torch.ones(LARGE)
+            with once_the_gil_is_given_up(partial(change, x)):
+                model(x)
+            w.step()
+            assert w.latest["", "output"].mean == 1.0
+            assert x.shape == (1,)
+
+
+def test_a_tensor_may_change_during_the_kernel_of_the_one_before(one_thread: None) -> None:
+    model = Lambda(lambda *tensors: tensors)
+    with watch(model, kinds=("output",), include="", channel_dim=None) as w:
+        model(torch.ones(LARGE), torch.ones(LARGE))
+        x, other = torch.ones(LARGE), torch.ones(LARGE)
+        with once_the_gil_is_given_up(lambda: replace(other)):
+            model(x, other)
+        assert w.coverage()["", "output"].observed == 2
+        coverage = w.coverage()["", "output[1]"]
+        assert (coverage.observed, coverage.skipped) == (1, {"changed by another thread": 1})
+
+
+@pytest.mark.parametrize("change", [swap, replace])
+def test_a_tensor_may_change_while_a_hook_waits_for_the_lock(
+    change: Callable[[Tensor], None],
+) -> None:
+    model = nn.Identity()
+    with watch(model, kinds=("output", "grad_output"), include="", channel_dim=None) as w:
+        model(torch.ones(9))
+        x = torch.ones(9)
+        holds, lock = threading.Event(), w._arena.lock
+
+        def hold() -> None:
+            with lock:
+                holds.set()
+                time.sleep(0.1)
+                change(x)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holds.wait()
+        model(x)
+        thread.join()
+        assert x.shape == (1,)
+        assert w.coverage()["", "output"].observed == 2
+
+
+@pytest.mark.parametrize("kind", ["param", "param_grad"])
+def test_a_parameter_may_lose_its_memory_during_a_kernel(kind: str, one_thread: None) -> None:
+    shape = (LARGE >> 12, 1 << 12)
+    model = nn.Linear(shape[1], shape[0], bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x = model.weight
+    x.data = torch.ones(shape)
+    if kind == "param_grad":
+        x = model.weight.grad = torch.ones(shape)
+
+    def change() -> None:
+        x.data = torch.ones(1).expand(shape)
+
+    with watch(model, optimizer, kinds=(kind,), channel_dim=None) as w:
+        optimizer.step()
+        for _ in range(ROUNDS):
+            x.data = torch.ones(shape)
+            with once_the_gil_is_given_up(change):
+                optimizer.step()
+            assert (w.latest["weight", kind].mean == 1.0).all()
+            assert x.stride() == (0, 0)
 
 
 def test_copies_are_inert() -> None:

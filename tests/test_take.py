@@ -86,6 +86,17 @@ def test_other_blocks_are_refused(bad: dict[str, Any], message: str) -> None:
         take_(**{**GOOD, **bad})
 
 
+def test_marks_past_the_slots_mean_nothing() -> None:
+    counts = torch.ones(3, 17, dtype=torch.int64)
+    marks = torch.tensor([[1, -1]]).repeat(3, 1)  # room for 64 marks, of which 2 are of slots
+    channels, folds = rows(1, 0), torch.ones(3, dtype=torch.int64)
+    taken = take_([channels[0]], [channels[1]], [counts], [marks], folds, [])
+    assert taken.slots.tolist() == [*range(17)] * 3
+    assert taken.counts.tolist() == [1] * 51
+    assert not counts.any()
+    assert not marks.any()
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_opcheck() -> None:
     operator = torch.ops.hookstats.take_.default

@@ -5,8 +5,9 @@
 
 namespace hookstats {
 
-// A row of marks, int64: how many tensors' writer marked what it counted, then a bit for every
-// kMarkSlots slots. A histogram that more tensors were folded into has counts that no bit tells of.
+// A row of marks, int64: how many tensors were counted by writers that mark, then a bit for every
+// kMarkSlots slots. A histogram that more tensors were folded into has counts that no bit tells of:
+// so a writer that does not mark says that it folds before it does.
 constexpr int64_t kMarkSlots = 16;  // as many as kernels add at once, two cache lines
 constexpr int64_t kWordSlots = 64 * kMarkSlots;
 

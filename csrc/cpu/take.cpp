@@ -40,13 +40,15 @@ void take_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns
 #endif
 }
 
-// Calls f(begin, end) on the slots of each mark.
+// Calls f(begin, end) on the slots of each mark; what is marked past the last slot is nobody's.
 template <class F>
 void each_marked(const int64_t* marks, int64_t width, F&& f) {
+  const int64_t* bits = marks + 1;
   for (int64_t begin = 0; begin < width; begin += kWordSlots) {
-    auto word = static_cast<uint64_t>(*++marks);
+    auto word = static_cast<uint64_t>(*bits++);
     for (; word != 0; word &= word - 1) {
       const int64_t slot = begin + std::countr_zero(word) * kMarkSlots;
+      if (slot >= width) break;
       f(slot, std::min(slot + kMarkSlots, width));
     }
   }
@@ -59,6 +61,7 @@ bool any_nonzero(const int64_t* counts, int64_t n) {
 }
 
 void mark_nonzero(const int64_t* counts, int64_t width, int64_t* marks) {
+  int64_t* bits = marks + 1;
   for (int64_t begin = 0; begin < width; begin += kWordSlots) {
     const int64_t end = std::min(begin + kWordSlots, width);
     uint64_t word = 0, bit = 1;
@@ -67,7 +70,7 @@ void mark_nonzero(const int64_t* counts, int64_t width, int64_t* marks) {
       if (any_nonzero(counts + slot, kMarkSlots)) word |= bit;
     }
     if (any_nonzero(counts + slot, end - slot)) word |= bit;
-    *++marks |= static_cast<int64_t>(word);
+    *bits++ |= static_cast<int64_t>(word);
   }
 }
 

@@ -35,8 +35,6 @@ bool is_tensor(PyObject* value) {
   }
 }
 
-using Owned = c10::MaybeOwned<at::Tensor>;
-
 std::string text(PyObject* value) { return py::cast<std::string>(py::handle(value)); }
 
 std::string key(py::handle key) {
@@ -56,8 +54,7 @@ void walk(PyObject* value, const std::string& path, Leaves& leaves) {
   const Depth depth;
   if (is_tensor(value)) {
     const bool is_first = path.find_first_not_of("[0]") == std::string::npos;
-    leaves.push_back(
-        {is_first ? std::string() : path, Owned::owned(at::Tensor(THPVariable_Unpack(value)))});
+    leaves.push_back({is_first ? std::string() : path, THPVariable_Unpack(value)});
   } else if (is_scalar(value)) {
     return;
   } else if (PyTuple_Check(value) || PyList_Check(value)) {
@@ -91,7 +88,7 @@ void walk(PyObject* value, const std::string& path, Leaves& leaves) {
 
 void add_leaves(PyObject* value, Leaves& leaves) {
   if (is_tensor(value)) {  // as nearly always
-    leaves.push_back({{}, Owned::borrowed(THPVariable_Unpack(value))});
+    leaves.push_back({{}, {}, &THPVariable_Unpack(value)});
   } else {
     walk(value, {}, leaves);
   }

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
-#include <c10/util/MaybeOwned.h>
 #include <c10/util/SmallVector.h>
 
 #include <string>
@@ -12,9 +11,13 @@ namespace hookstats::hooks {
 
 struct Leaf {
   std::string path;
-  // Borrowed of the value that was walked where that is a tensor itself: the first reference from
-  // C++ to what Python has takes the GIL.
-  c10::MaybeOwned<at::Tensor> tensor;
+  at::Tensor owned;
+  // Where the value that was walked is a tensor itself, the place in it that has the tensor, as the
+  // first reference from C++ to what Python has takes the GIL. Good as long as the value is; it may
+  // hold another tensor (`torch.utils.swap_tensors`) whenever the GIL was given up.
+  const at::Tensor* borrowed = nullptr;
+
+  const at::Tensor& tensor() const { return borrowed != nullptr ? *borrowed : owned; }
 };
 
 using Leaves = c10::SmallVector<Leaf, 4>;

@@ -1,6 +1,7 @@
 // A forward hook's call: decide, find the tensors, fold them in, await their gradients.
 #include "hooks/module_hook.h"
 
+#include <c10/core/Storage.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -35,9 +36,14 @@ bool is_odd_call() {
 void fold(Site& site, const at::Tensor& x) {
   ++site.forwards;
   const bool folded = site.attempt([&] {
+    const UpdateParams& params = site.aim(x);
+    std::optional<c10::Storage> memory;  // other threads may take it from x, which is not read then
     std::optional<py::gil_scoped_release> released;
-    if (x.numel() >= kReleaseGil) released.emplace();
-    site.fold(x);
+    if (x.numel() >= kReleaseGil) {
+      memory = x.storage();
+      released.emplace();
+    }
+    site.fold(params);
   });
   if (folded) {
     ++site.observed;
@@ -78,6 +84,7 @@ ModuleHook::ModuleHook(std::shared_ptr<Arena> arena, py::object python, py::obje
 PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   auto* hook = static_cast<ModuleHook*>(instance->simple_value_holder[0]);
+  // Above the macro, which sets up a handler of warnings: a hook that is off has to cost nothing.
   if (!hook->arena_->recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
   HANDLE_TH_ERRORS
   bool done = false;
@@ -100,12 +107,12 @@ bool ModuleHook::observe(PyObject* args) {
 
   const LockWithGil lock(*arena_);
   const bool recomputation = torch::autograd::get_current_graph_task_id() != -1;
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const Place* const found = place(i, leaves[i].path);
-    if (found == nullptr) return false;
-    if (recomputation) continue;
-    const auto& [path, value, gradient] = *found;
-    const at::Tensor& x = *leaves[i].tensor;
+  for (size_t i = 0; i < leaves.size(); ++i) {  // first of all, as Python may run
+    if (place(i, leaves[i].path) == nullptr) return false;
+  }
+  for (size_t i = 0; i < leaves.size() && !recomputation; ++i) {
+    const auto& [path, value, gradient] = *place(i, leaves[i].path);
+    const at::Tensor& x = leaves[i].tensor();
     if (!Site::is_plain(x) || arena_->kernels(x) == nullptr) return false;
     if (value && !value->matches(x)) return false;
     if (gradient && gradient->disabled) return false;
@@ -120,8 +127,13 @@ bool ModuleHook::observe(PyObject* args) {
       }
       continue;
     }
-    if (value) fold(*value, *leaves[i].tensor);
-    if (gradient) await(gradient, *leaves[i].tensor);
+    if (value && i > 0 && !value->fits(leaves[i].tensor())) {
+      ++value->forwards;
+      value->skip("changed by another thread");  // while the one before was folded in
+    } else if (value) {
+      fold(*value, leaves[i].tensor());
+    }
+    if (gradient) await(gradient, leaves[i].tensor());
   }
   return true;
 }

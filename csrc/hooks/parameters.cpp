@@ -49,10 +49,12 @@ bool Parameters::observe(const py::list& groups, const py::object& divisor) {
       for (Batch& batch : of.batches_) {
         batch.params.clear();
         batch.sites.clear();
+        batch.memory.clear();
       }
     }
   } const let_go{*this};
   if (!collect(groups, scale)) return false;
+  const c10::Storage scale_memory = scale ? scale->storage() : c10::Storage();
   count(scale);
   for (Batch& batch : batches_) {
     if (!batch.params.empty()) fold(batch);
@@ -131,11 +133,12 @@ void Parameters::add_to_batch(Site& site, const at::Tensor& x, const at::Tensor*
     if (each.device == device) batch = &each;
   }
   if (batch == nullptr) {
-    batches_.push_back({arena_->kernels(x), device, {}, {}});
+    batches_.push_back({arena_->kernels(x), device, {}, {}, {}});
     batch = &batches_.back();
   }
   UpdateParams& params = batch->params.emplace_back(site.aim(x));
   batch->sites.push_back(&site);
+  batch->memory.push_back(x.storage());
   if (scale != nullptr && scale->is_cpu()) {
     params.scale = *scale->const_data_ptr<float>();
   } else if (scale != nullptr) {

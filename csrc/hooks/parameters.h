@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
+#include <c10/core/Storage.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
@@ -49,6 +50,8 @@ class Parameters {
     int32_t device;
     std::vector<UpdateParams> params;
     std::vector<Site*> sites;
+    // What `params` point to: other threads may give a tensor other memory during a fold.
+    std::vector<c10::Storage> memory;
   };
 
   bool collect(const pybind11::list& groups, const std::optional<at::Tensor>& scale);

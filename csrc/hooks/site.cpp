@@ -105,7 +105,7 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
                                              {},
                                              std::move(states),
                                              std::move(calls),
-                                             x.is_cpu() ? marks : std::nullopt,  // others know none
+                                             marks,
                                              {},
                                              {},
                                              {}});
@@ -142,8 +142,8 @@ const UpdateParams& Site::aim(const at::Tensor& x) {
   return params;
 }
 
-void Site::fold(const at::Tensor& x) {
-  bound_->kernels->update(&aim(x), 1, x.get_device());
+void Site::fold(const UpdateParams& aimed) {
+  bound_->kernels->update(&aimed, 1, bound_->device.index());
   count_fold();
 }
 

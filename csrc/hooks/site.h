@@ -58,9 +58,11 @@ class Site {
            x.device() == bound_->device && x.sizes() == bound_->sizes;
   }
   // Folds a tensor that `takes` said yes to into the open step. Needs no GIL.
-  void fold(const at::Tensor& x);
-  // The same in two parts, for whoever folds many by one call.
+  void fold(const at::Tensor& x) { fold(aim(x)); }
+  // The same in parts, for whoever gives up the GIL between them or folds many by one call: `aim`
+  // alone reads the tensor, whose memory the caller keeps.
   const UpdateParams& aim(const at::Tensor& x);
+  void fold(const UpdateParams& aimed);
   void count_fold() {
     const auto front = static_cast<size_t>(arena_->front);
     ++*bound_->call_counts[front];

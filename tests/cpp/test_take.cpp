@@ -89,6 +89,20 @@ void test_counts(int64_t rows, int64_t width, int64_t every, bool tell) {
   CHECK(is_empty(left.counts) && is_empty(left.marks), "%s", label);
 }
 
+void test_marks_past_the_width(int64_t width) {
+  std::vector<int64_t> left(static_cast<size_t>(width), 1);
+  std::vector<int64_t> marks(static_cast<size_t>(mark_columns(width)), -1);
+  const cpu::Histograms histograms{left.data(), marks.data(), 1, width};
+  const int64_t folds = -1;
+  const int64_t room = cpu::complete_marks(histograms, &folds);
+  CHECK(room == width, "width %d: room for %d", int(width), int(room));
+  std::vector<int64_t> offsets(2), counts(static_cast<size_t>(width));
+  std::vector<int32_t> slots(static_cast<size_t>(width));
+  cpu::SparseCounts sparse{offsets.data(), slots.data(), counts.data()};
+  cpu::take_counts(histograms, sparse);
+  CHECK(sparse.entries == width && is_empty(left) && is_empty(marks), "width %d", int(width));
+}
+
 void test_rows(int64_t rows) {
   constexpr int64_t kBefore = 2, kAfter = 3;
   const int64_t total = kBefore + rows + kAfter;
@@ -129,6 +143,7 @@ int main() {
       }
     }
   }
+  for (int64_t width : {1, 17, 997, 1024, 1025}) test_marks_past_the_width(width);
   for (int64_t rows : {0, 1, 31, 33}) test_rows(rows);
   return check::finish("take");
 }
