@@ -138,7 +138,8 @@ HOOKSTATS_INLINE void find_counters(const Slots& slots, const Source* p, int64_t
 }
 
 // Counts the first `n` elements of `p` into `counters[which[i]]`, and asks memory for those `ahead`
-// of them meanwhile: counting leaves it idle, while the sums wait for it. 0.64 to 0.85 of the time.
+// of them meanwhile: counting leaves it idle, while the sums wait for it. From memory 0.64 to 0.88
+// of the time in fp32.
 template <int kCopies, class Source>
 HOOKSTATS_INLINE void count(const Source* p, int64_t n, int64_t ahead, const uint32_t* which,
                             uint16_t* counters) {

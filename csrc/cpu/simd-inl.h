@@ -451,7 +451,7 @@ HOOKSTATS_INLINE void reduce_part(typename Lanes<T>::Part& v, Combine combine) {
 }
 
 // Lane i is what `combine` makes of the lanes of get(i), for i < count; the others are as some of
-// these. Together they cost a third of what each for itself does. `get` had better return a
+// these. Together they take fewer instructions than each for itself. `get` had better return a
 // reference to what is in memory, lest GCC copy it (see `lanes_at`).
 template <class T, class Get, class Combine>
 HOOKSTATS_INLINE Lanes<T> reduce_each(int count, Get get, Combine combine) {
