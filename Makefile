@@ -101,6 +101,7 @@ lint: $(STAMPS)/dev  ## Check style and types: ruff, mypy, clang-format
 	ruff check
 	ruff format --check
 	mypy
+	lint-imports --no-cache --no-logo
 	clang-format --dry-run --Werror $(CXX_FILES)
 
 format: $(STAMPS)/dev  ## Format the Python and the C++

@@ -42,12 +42,12 @@ nitpick_ignore_regex = [
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_type_aliases = {
-    "Selector": "hookstats.selection.Selector",
-    "ChannelDim": "hookstats.channels.ChannelDim",
+    "Selector": "hookstats.hooks.selection.Selector",
+    "ChannelDim": "hookstats.hooks.channels.ChannelDim",
     "Action": "hookstats.rules.rule.Action",
     "Float64": "NDArray[float64]",
     "Int64": "NDArray[int64]",
-    "Picture": "hookstats.pictures.Picture",
+    "Picture": "hookstats.tensors.pictures.Picture",
 }
 TypeAliasForwardRef.__repr__ = lambda self: self.name  # what Sphinx shows of one in a union
 python_maximum_signature_line_length = 88

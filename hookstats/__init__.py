@@ -1,24 +1,34 @@
 """PyTorch's flight recorder: statistics of every activation and gradient, in one line.
 
-`watch` records a running training, `open_run` reads what was recorded, `channel_stats` takes the
+`watch` records training as it runs, `open_run` reads what was recorded, `channel_stats` takes the
 statistics of one tensor. `capture` keeps tensors themselves, `pictures` shows them, `edit`
 changes them in flight, `trace` says what ran. `rules` says what goes wrong, `insight` what else
 follows from statistics, `sinks` writes them to other tools.
 """
 
-from hookstats import insight, pictures, rules, sinks
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from hookstats._version import __version__
-from hookstats.bins import LinearBins, LogBins
-from hookstats.channel_stats import ChannelStats, Histogram, channel_stats
-from hookstats.records import StepRecord
-from hookstats.run import Run, open_run
-from hookstats.tensors.calls import Call, TracedTensor
-from hookstats.tensors.capture import Capture, TensorCapture, capture
-from hookstats.tensors.captured import CapturedCall
-from hookstats.tensors.edit import Edit, edit
-from hookstats.tensors.editor import EditError
-from hookstats.tensors.trace import Trace, trace
-from hookstats.watch import Watch, watch
+
+if TYPE_CHECKING:
+    from hookstats import insight, rules, sinks
+    from hookstats.kernels.of_tensor import channel_stats
+    from hookstats.records.record import StepRecord
+    from hookstats.runs.run import Run, open_run
+    from hookstats.stats.bins import LinearBins, LogBins
+    from hookstats.stats.channel_stats import ChannelStats
+    from hookstats.stats.histogram import Histogram
+    from hookstats.tensors import pictures
+    from hookstats.tensors.calls import Call, TracedTensor
+    from hookstats.tensors.capture import Capture, TensorCapture, capture
+    from hookstats.tensors.captured import CapturedCall
+    from hookstats.tensors.edit import Edit, edit
+    from hookstats.tensors.editor import EditError
+    from hookstats.tensors.trace import Trace, trace
+    from hookstats.watching.watch import Watch, watch
 
 __all__ = [
     "Call",
@@ -48,3 +58,43 @@ __all__ = [
     "trace",
     "watch",
 ]
+
+# Each module is imported when one of its names is first used: torch takes a second, and reading a
+# run needs no kernels.
+_HOMES = {
+    "kernels.of_tensor": ("channel_stats",),
+    "records.record": ("StepRecord",),
+    "runs.run": ("Run", "open_run"),
+    "stats.bins": ("LinearBins", "LogBins"),
+    "stats.channel_stats": ("ChannelStats",),
+    "stats.histogram": ("Histogram",),
+    "tensors.calls": ("Call", "TracedTensor"),
+    "tensors.capture": ("Capture", "TensorCapture", "capture"),
+    "tensors.captured": ("CapturedCall",),
+    "tensors.edit": ("Edit", "edit"),
+    "tensors.editor": ("EditError",),
+    "tensors.trace": ("Trace", "trace"),
+    "watching.watch": ("Watch", "watch"),
+}
+_MODULES = {
+    "insight": "insight",
+    "pictures": "tensors.pictures",
+    "rules": "rules",
+    "sinks": "sinks",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value: Any = import_module(f"hookstats.{_MODULES[name]}")
+    elif name in _HOME:
+        value = getattr(import_module(f"hookstats.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"module 'hookstats' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

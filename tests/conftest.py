@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from hookstats import native
+from hookstats.kernels import native
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("hookstats", deadline=None, print_blob=True)

@@ -89,7 +89,7 @@ class Check:
         for module in ("pytest", "hypothesis", "numpy"):
             if importlib.util.find_spec(module) is None:
                 return Outcome(None, f"the tests need {module}: pip install {module}")
-        files = [str(ROOT / "tests" / name) for name in TESTS]
+        files = [str(ROOT / "tests" / "kernels" / name) for name in TESTS]
         options = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "--tb=short"]
         for category in ("DeprecationWarning", "FutureWarning"):  # of the versions that are here
             options += ["-W", f"default::{category}"]

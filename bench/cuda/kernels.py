@@ -13,7 +13,8 @@ from torch import Tensor
 
 from bench.cuda.cases import What
 from bench.cuda.peers import State
-from hookstats import LinearBins, LogBins, ops
+from hookstats import LinearBins, LogBins
+from hookstats.kernels import ops
 
 WHATS = (
     What("moments"),

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bench import eager
 from bench.cuda.cases import ALL, CHANNEL_BINS, Layout, What
-from hookstats import ops, reference, state
+from hookstats.kernels import ops
+from hookstats.stats import reference, state
 
 
 class Sample:

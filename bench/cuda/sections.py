@@ -17,8 +17,9 @@ from bench.cuda import peers
 from bench.cuda.cases import ALL, CHANNELS, CONTENTS, MOMENTS, WHATS, Layout, layouts, values
 from bench.cuda.results import Row
 from bench.cuda.timing import host_seconds, inputs_for, synchronize, take_turns
-from hookstats import ops, reference, state
-from hookstats.parameters import Batches
+from hookstats.hooks.parameters import Batches
+from hookstats.kernels import ops
+from hookstats.stats import reference, state
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from smoke import SMOKE, pick
 
 from hookstats import LogBins, open_run
-from hookstats.accumulators import Arena
-from hookstats.flush import Flusher
-from hookstats.records import SiteInfo, StepRecord
-from hookstats.state import MOMENTS, TALLIES
-from hookstats.store import RunWriter
+from hookstats.arena.arena import Arena
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.runs.writer import RunWriter
+from hookstats.stats.state import MOMENTS, TALLIES
+from hookstats.watching.flush import Flusher
 
 pytestmark = replayed
 

@@ -17,7 +17,8 @@ from smoke import SMOKE, pick
 from torch import Tensor, nn
 
 import hookstats as hs
-from hookstats import accumulators, native
+from hookstats.arena import arena as accumulators
+from hookstats.kernels import native
 
 pytestmark = replayed
 

@@ -16,7 +16,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from smoke import SMOKE, pick
 from torch import Tensor
 
-from hookstats import ChannelStats, LogBins, channel_stats, ops, state
+from hookstats import ChannelStats, LogBins, channel_stats
+from hookstats.kernels import ops
+from hookstats.stats import state
 
 pytestmark = replayed
 

@@ -14,7 +14,9 @@ from smoke import pick
 from torch import Tensor
 from whats import What
 
-from hookstats import ChannelStats, ops, state
+from hookstats import ChannelStats
+from hookstats.kernels import ops
+from hookstats.stats import state
 
 
 @cache

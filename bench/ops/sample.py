@@ -13,7 +13,8 @@ from accuracy import as_statistics
 from numpy.random import Generator, default_rng
 from torch import Tensor
 
-from hookstats import ChannelStats, LinearBins, LogBins, reference, state
+from hookstats import ChannelStats, LinearBins, LogBins
+from hookstats.stats import reference, state
 
 CHANNEL_BINS = LinearBins(64, -4.0, 4.0)
 BINS = LogBins()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import hookstats as hs
-from hookstats.records import StepRecord
+from hookstats.records.record import StepRecord
 
 KINDS = ("output", "grad_output", "param_grad")
 

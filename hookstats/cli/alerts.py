@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hookstats.cli.output import count
-from hookstats.table import require_rich
+from hookstats.show.terminal import require_rich
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

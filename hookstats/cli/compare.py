@@ -22,10 +22,10 @@ import numpy as np
 
 from hookstats.cli.inputs import add_run, add_selection, check_chosen, choose, natural, open_path
 from hookstats.cli.output import count, stdout
-from hookstats.difference import STATISTICS, Comparison, Difference, compare
-from hookstats.records import Key
-from hookstats.run import Run
-from hookstats.table import grid, print_table
+from hookstats.records.difference import STATISTICS, Comparison, Difference, compare
+from hookstats.records.keys import Key
+from hookstats.runs.run import Run
+from hookstats.show.terminal import grid, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,14 +21,14 @@ from hookstats.cli.alerts import print_alerts
 from hookstats.cli.inputs import open_path
 from hookstats.cli.output import stdout
 from hookstats.cli.report import beside
-from hookstats.table import render
+from hookstats.show.terminal import render
 
 OUT = Path("runs/demo")
 ALERTS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from hookstats.demo import EPOCHS
+    from hookstats.cli.training import EPOCHS
 
     parser.add_argument(
         "--out",
@@ -43,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from hookstats import report, rules
-    from hookstats.demo import BAD_LAYER, train
+    from hookstats import rules
+    from hookstats.cli.training import BAD_LAYER, train
+    from hookstats.show import page as report
 
     if options.epochs < 1:
         raise ValueError(f"--epochs {options.epochs}: expected 1 or more")

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 import torch
 
-from hookstats import native, reference, state
 from hookstats._version import __version__
-from hookstats.bins import LogBins
 from hookstats.cli.output import describe
+from hookstats.kernels import native
+from hookstats.stats import reference, state
+from hookstats.stats.bins import LogBins
 
 OPTIONAL = {
     "pyarrow": "run directories",
@@ -94,10 +95,10 @@ def _compiler() -> str:
 
 def _cpu() -> Finding:
     try:
-        ops = importlib.import_module("hookstats.ops")
+        ops = importlib.import_module("hookstats.kernels.ops")
     except ImportError as error:
         return Finding("CPU kernels", str(error), broken=True)
-    (library,) = sorted(Path(ops.__file__ or "").parent.glob("_C.*so"))[:1]
+    (library,) = sorted(ops.LIBRARIES.glob("_C.*so"))[:1]
     limit = os.environ.get("ATEN_CPU_CAPABILITY")
     forced = f", limited by ATEN_CPU_CAPABILITY={limit}" if limit else ""
     capability = torch.ops.hookstats.cpu_capability()
@@ -107,7 +108,7 @@ def _cpu() -> Finding:
 def _cuda() -> str:
     """Whether CUDA tensors have a kernel, and if not, why."""
     try:
-        ops = importlib.import_module("hookstats.ops")
+        ops = importlib.import_module("hookstats.kernels.ops")
     except ImportError:
         return "no: they need the CPU's library"
     if ops.why_no_cuda is not None:
@@ -129,7 +130,7 @@ def _self_test() -> Finding:
     bins = LogBins()
     states = []
     try:
-        ops = importlib.import_module("hookstats.ops")
+        ops = importlib.import_module("hookstats.kernels.ops")
         for update in (ops.update_, reference.update_):
             columns = state.identity_moments(5), state.identity_tallies(5)
             counts = torch.zeros(bins.slots, dtype=torch.int64)

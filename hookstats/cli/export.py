@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from hookstats.cli.inputs import add_run, open_path
-from hookstats.format import part_schema, require_pyarrow
-from hookstats.run import Run
-from hookstats.series import SiteSeries
+from hookstats.runs.format import part_schema, require_pyarrow
+from hookstats.runs.run import Run
+from hookstats.runs.series import SiteSeries
 
 FORMATS = ("parquet", "csv", "tensorboard")
 STATISTICS = (

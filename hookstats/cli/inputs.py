@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hookstats import series
-from hookstats.format import RUN_JSON
-from hookstats.records import Key, StepRecord
-from hookstats.run import Run, open_run
+from hookstats.records.keys import Key
+from hookstats.records.record import StepRecord
+from hookstats.runs import series
+from hookstats.runs.format import RUN_JSON
+from hookstats.runs.run import Run, open_run
 
 
 def add_run(parser: argparse.ArgumentParser, name: str = "run") -> None:

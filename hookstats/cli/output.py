@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hookstats.table import require_rich
+from hookstats.show.terminal import require_rich
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from hookstats import report
+    from hookstats.show import page as report
 
     recorded = open_path(options.run)
     print(report.write(recorded, options.out or beside(options.run), rank=options.rank))

@@ -22,7 +22,7 @@ from hookstats.cli.inputs import (
     read_step,
 )
 from hookstats.cli.output import stdout
-from hookstats.summary import SORTS, summarise
+from hookstats.records.summary import SORTS, summarise
 
 ALERTS = 10
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from hookstats import rules
-    from hookstats.table import render
+    from hookstats.show.terminal import render
 
     console = stdout()
     recorded = open_path(options.run)

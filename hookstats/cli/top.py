@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from hookstats.cli.inputs import add_rank, add_run, add_selection, natural, open_path
 from hookstats.cli.output import stdout
-from hookstats.table import print_table, require_rich
+from hookstats.show.terminal import print_table, require_rich
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

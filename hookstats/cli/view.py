@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from hookstats import rules
 from hookstats.cli.alerts import alert_lines
 from hookstats.cli.inputs import check_chosen, choose
-from hookstats.format import PARTS
-from hookstats.records import Key
-from hookstats.run import Run
-from hookstats.summary import SiteSummary, summarise
-from hookstats.table import MANY_DEAD, format_number, grid, require_rich
+from hookstats.records.keys import Key
+from hookstats.records.summary import SiteSummary, summarise
+from hookstats.runs.format import PARTS
+from hookstats.runs.run import Run
+from hookstats.show.terminal import MANY_DEAD, format_number, grid, require_rich
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

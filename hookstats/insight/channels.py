@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hookstats.channel_stats import ChannelStats
 from hookstats.insight.cumulative import below
+from hookstats.stats.channel_stats import ChannelStats
 
 MARGIN = 1 / 16
 """How near to its greatest magnitude a value is saturated. 15/16 of 1 is an edge of LogBins(3), and

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from hookstats.bins import Bins, LogBins
-from hookstats.channel_stats import Histogram
-from hookstats.records import Float64, Int64
+from hookstats.records.sparse import Float64, Int64
+from hookstats.stats.bins import Bins, LogBins
+from hookstats.stats.histogram import Histogram
 
 _OCTAVES = 16
 """How many octaves below the greatest magnitude are worth more than resolution."""

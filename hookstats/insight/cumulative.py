@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookstats.channel_stats import Histogram
+from hookstats.stats.histogram import Histogram
 
 
 class Below(NamedTuple):

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hookstats.bins import LogBins
-from hookstats.channel_stats import Histogram
 from hookstats.insight.cumulative import below
+from hookstats.stats.bins import LogBins
+from hookstats.stats.histogram import Histogram
 
 
 @dataclass(frozen=True)

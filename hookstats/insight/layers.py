@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hookstats.channel_stats import ChannelStats
-from hookstats.groups import per_site
-from hookstats.records import StepRecord
-from hookstats.run import Run
-from hookstats.state import NAN, NEGINF, POSINF
+from hookstats.records.groups import per_site
+from hookstats.records.record import StepRecord
+from hookstats.runs.run import Run
+from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.state import NAN, NEGINF, POSINF
 
 
 def per_tensor(

@@ -10,7 +10,7 @@ import numpy as np
 
 from hookstats.insight.channels import MARGIN, saturation
 from hookstats.insight.layers import per_tensor
-from hookstats.records import StepRecord
+from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Alert, Rule, at_least, fraction
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.channel_stats import ChannelStats
 from hookstats.insight.layers import per_tensor
-from hookstats.records import Float64, Int64, SiteInfo, StepRecord
-from hookstats.state import COUNT, ZERO
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.sparse import Float64, Int64
+from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.state import COUNT, ZERO
 
 WINDOW = 32
 """How many earlier values of the rms are kept of each tensor."""

@@ -6,13 +6,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookstats.records import StepRecord
+from hookstats.records.keys import plain_kind
+from hookstats.records.record import StepRecord
 from hookstats.rules.channels import DeadChannels, Saturation
 from hookstats.rules.history import History
-from hookstats.rules.rule import Alert, Rule, RuleError, RuleWarning, plain_kind
+from hookstats.rules.rule import Alert, Rule, RuleError, RuleWarning
 from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
-from hookstats.run import Run
-from hookstats.warning import warn
+from hookstats.runs.run import Run
+from hookstats.stats.warning import warn
 
 _NAMED = 3  # tensors, of several with an alert in one step
 

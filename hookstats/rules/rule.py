@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Literal
 
-from hookstats.records import StepRecord
+from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 
 Severity = Literal["warning", "error"]
@@ -117,12 +116,6 @@ class Rule(ABC):
             message=f"{self.name}: {where}: {info.kind} of {info.name!r} {says}",
             severity=severity,
         )
-
-
-@cache
-def plain_kind(kind: str) -> str:
-    """The kind of a tensor without the path of its leaf: "output" of "output[1]"."""
-    return kind.split(".")[0].split("[")[0]
 
 
 def at_least(rule: Any, least: float, *names: str) -> None:

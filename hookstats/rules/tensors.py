@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hookstats.bins import LogBins
 from hookstats.insight.formats import FORMATS, best_scale, over, under
 from hookstats.insight.layers import first_nonfinite, per_tensor
-from hookstats.records import Float64, StepRecord
+from hookstats.records.keys import plain_kind
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
-from hookstats.rules.rule import Alert, Rule, at_least, fraction, plain_kind
-from hookstats.state import MAX, MIN
+from hookstats.rules.rule import Alert, Rule, at_least, fraction
+from hookstats.stats.bins import LogBins
+from hookstats.stats.state import MAX, MIN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hookstats.channel_stats import Histogram
 from hookstats.insight.coarse import coarsen
 from hookstats.insight.layers import per_tensor
-from hookstats.records import Float64, Int64, StepRecord
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Float64, Int64
+from hookstats.stats.histogram import Histogram
 
 STATISTICS = (
     *("count", "nan", "posinf", "neginf", "zero"),

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from hookstats.insight.layers import per_tensor
-from hookstats.records import StepRecord
+from hookstats.records.record import StepRecord
 from hookstats.sinks.charts import STATISTICS
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hookstats.records import StepRecord
+from hookstats.records.record import StepRecord
 from hookstats.sinks.charts import SCALARS, charts, check_every, check_scalars
 
 _MOST_BINS = 260

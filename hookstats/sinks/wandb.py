@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hookstats.records import StepRecord
+from hookstats.records.record import StepRecord
 from hookstats.sinks.charts import SCALARS, charts, check_every, check_scalars
 
 STEP = "hookstats/step"

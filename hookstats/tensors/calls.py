@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hookstats.channel_stats import ChannelStats, channel_stats
-from hookstats.sharding import is_plain, local_part
-from hookstats.sites import unreadable
+from hookstats.hooks.readable import is_plain, local_part, unreadable
+from hookstats.kernels.of_tensor import channel_stats
+from hookstats.stats.channel_stats import ChannelStats
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookstats import pictures
-from hookstats.attach import MODULE_KINDS, check_kinds, check_model, make_reachable, select
-from hookstats.coverage import SiteCoverage
-from hookstats.hooks import register, why_no_gradient
-from hookstats.records import hint
-from hookstats.selection import Selector
+from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model, make_reachable, select
+from hookstats.hooks.coverage import SiteCoverage
+from hookstats.hooks.gradients import register, why_no_gradient
+from hookstats.hooks.selection import Selector
+from hookstats.records.keys import hint
+from hookstats.tensors import pictures
 from hookstats.tensors.capture_hooks import GRAD, TENSOR, BackwardReceiver, CallHooks
 from hookstats.tensors.captured import MISSING, CapturedCall
 from hookstats.tensors.recorder import Recorder

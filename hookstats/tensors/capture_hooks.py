@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _current_graph_task_id
 from torch.utils.hooks import RemovableHandle
 
-from hookstats.hooks import Hook, detour, register, why_no_gradient
-from hookstats.leaves import Leaf, argument_leaves, leaves
+from hookstats.hooks.dynamo import break_graphs
+from hookstats.hooks.gradients import register, why_no_gradient
+from hookstats.hooks.inert import Hook
+from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
+from hookstats.hooks.readable import detour
 from hookstats.tensors.captured import MISSING, CapturedCall
 from hookstats.tensors.recorder import Recorder
-from hookstats.traced import break_graphs
 
 TENSOR, GRAD = "tensor", "grad"
 """Name and kind of the calls of a recorder of one tensor, which are backwards."""

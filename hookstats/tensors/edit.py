@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookstats.attach import check_model, make_reachable
+from hookstats.hooks.attach import check_model, make_reachable
 from hookstats.tensors.edit_hooks import GradientOfOutputEdit, InputEdit, OutputEdit, edit_gradient
 from hookstats.tensors.editor import EditFunction, Editor
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookstats.hooks import Hook
-from hookstats.leaves import Leaf, argument_leaves, leaves
+from hookstats.hooks.dynamo import break_graphs
+from hookstats.hooks.inert import Hook
+from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
+from hookstats.hooks.views import Version, ViewPart
 from hookstats.tensors.editor import Editor
 from hookstats.tensors.replace import with_leaves
-from hookstats.traced import break_graphs
-from hookstats.versions import Version
-from hookstats.views import ViewPart
 
 
 class _ModuleHook(Hook):

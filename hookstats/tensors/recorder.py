@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch._C import _DisableTorchDispatch, _has_storage
 
-from hookstats.sharding import is_plain, local_part
-from hookstats.sites import unreadable
+from hookstats.hooks.readable import is_plain, local_part, unreadable
 from hookstats.tensors.captured import CapturedCall
 
 NOT_SAMPLED = "not sampled"

@@ -21,13 +21,14 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from hookstats.attach import check_model, make_reachable, select
-from hookstats.hooks import Hook, detour
-from hookstats.leaves import argument_leaves, leaves
-from hookstats.selection import Selection, Selector, check_selector
+from hookstats.hooks.attach import check_model, make_reachable, select
+from hookstats.hooks.dynamo import break_graphs
+from hookstats.hooks.inert import Hook
+from hookstats.hooks.leaves import argument_leaves, leaves
+from hookstats.hooks.readable import detour
+from hookstats.hooks.selection import Selection, Selector, check_selector
 from hookstats.tensors.calls import CALL_COLUMNS, GRADIENT_COLUMNS, Call, TracedTensor
 from hookstats.tensors.trace_table import as_text, print_trace
-from hookstats.traced import break_graphs
 
 if TYPE_CHECKING:
     from rich.console import Console

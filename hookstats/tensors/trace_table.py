@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hookstats.table import format_number, grid, print_table, require_rich
+from hookstats.show.terminal import format_number, grid, print_table, require_rich
 from hookstats.tensors.calls import Call, TracedTensor
 
 if TYPE_CHECKING:

@@ -1,0 +1,99 @@
+"""Rows in two buffers, one to be filled while the other is read; they never move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookstats.records.sparse import Int64
+
+_BLOCK_ROWS = 4096
+_BLOCK_BYTES = 4 << 20  # of one buffer, unless one site alone needs more
+
+
+class Table:
+    """Rows of state, in groups of columns; grows by blocks."""
+
+    def __init__(self, empty: Sequence[Tensor]) -> None:
+        """empty: what an empty row holds in each of the columns' groups, [1, columns] each."""
+        self._empty = empty
+        row_bytes = sum(row.nbytes for row in empty)
+        self._capacity = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
+        self._blocks: list[_Block] = []
+        self._views: list[tuple[int, list[list[Tensor]]]] = [(0, []), (0, [])]
+
+    def take(self, rows: int) -> list[Tensor]:
+        """The next rows, one view [2, rows, columns] a group."""
+        if not self._blocks or self._blocks[-1].free < rows:
+            self._blocks.append(_Block(self._empty, max(rows, self._capacity)))
+        return self._blocks[-1].take(rows)
+
+    def first(self, rows: int, buffer: int) -> list[list[Tensor]]:
+        """The first `rows` rows that were taken: for each group one view [n, columns] a block."""
+        known, views = self._views[buffer]
+        if known != rows or not views:  # as a rule, they are those of the step before
+            left, views = rows, [[] for _ in self._empty]
+            for block in self._blocks:
+                n = min(left, block.used)
+                for group, view in zip(block.groups, views, strict=True):
+                    view.append(group[buffer, :n])
+                left -= n
+            self._views[buffer] = rows, views
+        return views
+
+    def clear(self, rows: int, buffer: int) -> None:
+        """Make the first `rows` rows empty again."""
+        for views, row in zip(self.first(rows, buffer), self._empty, strict=True):
+            for view in views:
+                view.copy_(row)
+
+
+class _Block:
+    """Rows allocated at once."""
+
+    def __init__(self, empty: Sequence[Tensor], capacity: int) -> None:
+        self.groups = [row.repeat(2, capacity, 1) for row in empty]
+        self.used = 0
+        self.free = capacity
+
+    def take(self, rows: int) -> list[Tensor]:
+        start, self.used = self.used, self.used + rows
+        self.free -= rows
+        return [group[:, start : self.used] for group in self.groups]
+
+
+class Counters:
+    """One int64 a row, on the host: no torch operator is called to count or to read."""
+
+    def __init__(self) -> None:
+        self._blocks: list[NDArray[np.int64]] = []
+        self._rows = 0
+
+    def take(self) -> tuple[Int64, Int64]:
+        """The next row, int64 [1] by buffer."""
+        place = self._rows % _BLOCK_ROWS
+        if place == 0:
+            self._blocks.append(np.zeros((2, _BLOCK_ROWS), np.int64))
+        self._rows += 1
+        first, second = self._blocks[-1]
+        return first[place : place + 1], second[place : place + 1]
+
+    def first(self, rows: int, buffer: int) -> Int64:
+        """A copy of the first `rows` rows, int64 [rows]."""
+        whole = [block[buffer] for block in self._blocks]
+        return np.concatenate([np.empty(0, np.int64), *whole])[:rows]
+
+    def clear(self, rows: int, buffer: int) -> None:
+        """Make the first `rows` rows zero again."""
+        for block in self._blocks:
+            block[buffer, :rows] = 0
+            rows = max(0, rows - _BLOCK_ROWS)
+
+
+def zeros(columns: int, device: torch.device) -> Tensor:
+    """int64 [1, columns]: an empty row of counts."""
+    return torch.zeros(1, columns, dtype=torch.int64, device=device)

@@ -1,0 +1,1 @@
+"""What is set on a model: which modules and tensors, their hooks, and the sites they feed."""

@@ -1,0 +1,148 @@
+"""The hooks of modules and tensors: thin callables, and the sites they feed.
+
+None of them returns anything, holds a tensor with values, or raises. Each asks first whether its
+arena is recording: that is all it costs where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch._C import (
+    DisableTorchFunction,
+)
+from torch.compiler import is_dynamo_compiling
+
+from hookstats.arena.arena import Arena
+from hookstats.hooks.dynamo import run_untraced
+from hookstats.hooks.gradients import register, why_no_gradient
+from hookstats.hooks.inert import Hook
+from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
+from hookstats.hooks.readable import detour
+from hookstats.hooks.sites import Site, Sites
+from hookstats.hooks.traced import TracedHook
+from hookstats.kernels import native
+
+
+class _ModuleHook(Hook):
+    """Folds the tensors of one module's calls in, and has their gradients folded in."""
+
+    __slots__ = ("_traced", "arena", "gradients", "values")
+
+    def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
+        self.arena = arena
+        self.values = values
+        self.gradients = gradients
+        self._traced = TracedHook(arena, values, gradients)
+
+    def _observe(self, found: Iterable[Leaf]) -> None:
+        """Count and fold in the tensors of a call, and await their gradients."""
+        values, gradients = self.values, self.gradients
+        with self.arena.lock, DisableTorchFunction():
+            reason = detour()
+            empty = True
+            try:
+                for path, tensor in found:
+                    empty = False
+                    if values is not None:
+                        if reason is None:
+                            values[path].observe(tensor)
+                        else:
+                            values[path].skip(reason)
+                    if gradients is not None:
+                        _await_gradient(gradients[path], tensor, reason)
+                if empty:
+                    self._skip("no tensor")
+            except Exception as error:  # from a container of the user's
+                self._skip("disabled", error)
+
+    def _skip(self, reason: str, error: Exception | None = None) -> None:
+        """Count a call of which there is no leaf to count."""
+        for sites in (self.values, self.gradients):
+            if sites is not None:
+                if error is not None:
+                    sites[""].disable(error)
+                sites[""].skip(reason)
+
+
+class OutputHook(_ModuleHook):
+    """Forward hook of one module, for its outputs."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        if self.arena.recording:
+            if is_dynamo_compiling():
+                self._traced.observe(leaves(output))
+            else:
+                self._observe(leaves(output))
+
+
+class InputHook(_ModuleHook):
+    """Forward pre-hook of one module, with keyword arguments, for its inputs.
+
+    The gradient of an input is its total one, over all that use the tensor, not the module alone.
+    """
+
+    __slots__ = ()
+
+    def __call__(
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object] | None = None,
+    ) -> None:
+        # A hook that is removed by one before it is still called, but without them.
+        if self.arena.recording and kwargs is not None:
+            if is_dynamo_compiling():
+                self._traced.observe(argument_leaves(args, kwargs))
+            else:
+                self._observe(argument_leaves(args, kwargs))
+
+
+for _hook in (OutputHook, InputHook):
+    run_untraced(_hook.__call__)
+
+
+def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
+    """Register the hooks that fold the gradient of `tensor` in, or count why not."""
+    site.counts.forwards += 1
+    try:
+        if reason is None and site.counts.disabled:
+            reason = "disabled"
+        reason = reason or why_no_gradient(tensor)
+        if reason is None:
+            if site.native is not None and native.hooks is not None:
+                native.hooks.await_gradient(site.native, tensor)
+            else:
+                register(site, tensor)
+            site.counts.missing += 1
+    except Exception as error:
+        reason = site.disable(error)
+    if reason is not None:
+        site.counts.skip(reason)
+
+
+def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
+    """What to register with a module: the C++ hook that stands for `hook`, or `hook` itself."""
+    arena = hook.arena.native
+    if native.hooks is None or arena is None:
+        return hook
+    kind = native.hooks.OutputHook if isinstance(hook, OutputHook) else native.hooks.InputHook
+    front = kind(arena, hook, hook.values, hook.gradients)
+    front.python = hook
+    return cast(Callable[..., Any], front)
+
+
+def _as_traced(self: Any, *args: Any) -> None:
+    """What a tracer runs in a C++ hook's place."""
+    self.python(*args)
+
+
+if native.hooks is not None:
+    for _kind in (native.hooks.OutputHook, native.hooks.InputHook):
+        _kind.__deepcopy__ = Hook.__deepcopy__
+        _kind.__reduce__ = Hook.__reduce__
+        native.hooks.set_traced(_kind, _as_traced)

@@ -1,0 +1,262 @@
+"""Site: one watched tensor of a model, its place in the arena and what became of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunction, _has_storage
+
+from hookstats.arena.arena import Accumulator, Arena
+from hookstats.arena.graph_states import AWAITED, FOLDED, LATE, GraphSite, GraphState
+from hookstats.hooks.channels import Rule
+from hookstats.hooks.coverage import Counts, SiteCoverage
+from hookstats.hooks.readable import is_plain, local_part, short, unreadable
+from hookstats.records.record import SiteInfo
+from hookstats.stats.reference import DTYPES
+
+MAX_LEAVES = 1024
+"""Tensors of one kind of one module that are told apart: keys that change from call to call, such
+as the names of images, would fill the memory with sites."""
+
+if TYPE_CHECKING:
+    from hookstats import _hooks
+
+
+class Site:
+    """One tensor that a model computes or owns: skips it, with a reason, or folds it in.
+
+    Its methods are called under the arena's lock, but for `receive`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_accumulators",
+        "_arena",
+        "_device",
+        "_dtype",
+        "_rule",
+        "_shape",
+        "accumulator",
+        "channel_dim",
+        "counts",
+        "error",
+        "graph",
+        "kind",
+        "name",
+        "native",
+    )
+
+    def __init__(self, arena: Arena, name: str, kind: str, rule: Rule) -> None:
+        self.name = name
+        self.kind = kind
+        self.native = arena.native_site(self)
+        """Its half in C++, which folds tensors like the last one without this one; or None."""
+        self.counts: Counts | _hooks.Site = self.native or Counts()
+        self.error: str | None = None
+        self.graph = GraphSite()
+        """What compiled graphs counted, beside the numbers above."""
+        self._arena = arena
+        self._rule = rule
+        # The last tensor folded in, and what it needs; a tensor like it needs no second look.
+        self._shape: torch.Size | None = None
+        self._dtype: torch.dtype | None = None
+        self._device: torch.device | None = None
+        self.channel_dim: int | None = None
+        self.accumulator: Accumulator | None = None
+        self._accumulators: dict[torch.device, Accumulator] = {}
+
+    def observe(self, tensor: Tensor) -> None:
+        """Count a tensor and fold it in."""
+        self.counts.forwards += 1
+        self.settle(self.fold(tensor))
+
+    def skip(self, reason: str) -> None:
+        """Count a tensor and leave it out."""
+        self.counts.forwards += 1
+        self.counts.skip(reason)
+
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        """Count a gradient that came and fold it in; `first`: no other came for its tensor yet."""
+        with self._arena.lock, DisableTorchFunction():
+            self._received(first, self.fold(gradient) if self._arena.recording else LATE)
+
+    def refuse(self, gradient: Tensor, first: bool) -> None:
+        """Count the gradient of a view's base, of which the view's part cannot be taken."""
+        with self._arena.lock, DisableTorchFunction():
+            # A view of shards is no part of their memory.
+            reason = unreadable(gradient) or "distributed view changed in place"
+            self._received(first, reason if self._arena.recording else LATE)
+
+    def _received(self, first: bool, reason: str | None) -> None:
+        self.counts.backwards += 1
+        if first:
+            self.counts.missing -= 1
+            self.settle(reason)
+
+    def settle(self, reason: str | None) -> None:
+        """Say of a tensor that was counted why it was left out, None if it was folded in."""
+        if reason is None:
+            self.counts.observed += 1
+        else:
+            self.counts.skip(reason)
+
+    def fold(self, tensor: Tensor) -> str | None:
+        """Fold `tensor` into the open step, or give the reason not to.
+
+        Raises nothing but torch.AcceleratorError, after which the device is lost.
+        """
+        x = self.prepare(tensor)
+        if isinstance(x, str):
+            return x
+        assert self.accumulator is not None  # or there was a reason
+        try:
+            self.accumulator.fold(x.detach(), self.channel_dim)
+        except Exception as error:
+            return self._fail(tensor, error)
+        return None
+
+    def prepare(self, tensor: Tensor) -> Tensor | str:
+        """What of `tensor` is to be folded into `accumulator` along `channel_dim`, or the reason
+        to skip it."""
+        if self.counts.disabled:
+            return "disabled"
+        try:
+            reason = unreadable(tensor)
+            if reason is not None:
+                return reason
+            x = tensor if is_plain(tensor) else local_part(tensor)
+            if x.dtype is not self._dtype or x.shape != self._shape or x.device != self._device:
+                reason = self._adapt(x.detach())
+            return x if reason is None else reason
+        except Exception as error:
+            return self._fail(tensor, error)
+
+    def _fail(self, tensor: Tensor, error: Exception) -> str:
+        # Batched by the vmap of autograd.grad, or freed as shards are, to name two.
+        if not _has_storage(tensor) or not tensor.untyped_storage().nbytes():
+            return "no storage"
+        return self.disable(error)
+
+    def disable(self, error: Exception) -> str:
+        """Fold nothing any more because of `error`; warn, once; give the reason to skip."""
+        if isinstance(error, torch.AcceleratorError):
+            raise error
+        if self.error is None:
+            self.counts.disabled = True
+            self.error = f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"hookstats records {self.kind} of {self.name!r} no more: {self.error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return "disabled"
+
+    def trace(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> GraphState | str:
+        """The state into which graphs fold tensors like that, or the reason to skip them.
+
+        shape: -1 for sizes that vary; the number of channels must not.
+        """
+        if self.error is not None:
+            return "disabled"
+        known = self._accumulators.get(device)
+        if known is not None and known.is_traced() and len(known.info.shape) == len(shape):
+            # Which of its graphs runs is not known here.
+            sizes = zip(known.info.shape, shape, strict=True)
+            shape = tuple([one if one == other else -1 for one, other in sizes])
+        try:
+            found = self._place(shape, dtype, device)
+            return found if isinstance(found, str) else found.graph_state(self.graph)
+        except Exception as error:
+            return self.disable(error)
+
+    def _adapt(self, x: Tensor) -> str | None:
+        """Find channels and state of a tensor unlike the last one, or the reason to skip it."""
+        found = self._place(tuple(x.shape), x.dtype, x.device)
+        if isinstance(found, str):
+            return found
+        self.accumulator = found
+        self.channel_dim = found.info.channel_dim
+        self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
+        if self.native is not None:
+            found.bind(self.native, x, self.channel_dim)
+        return None
+
+    def _place(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Accumulator | str:
+        """The state for tensors like that, or the reason to skip them."""
+        if not dtype.is_floating_point or dtype not in DTYPES:
+            return f"dtype {short(dtype)}"
+        if device.type == "meta":
+            return "meta tensor"
+        ndim = len(shape)
+        dim = self._rule(ndim)
+        if dim is not None and not -ndim <= dim < ndim:
+            return f"no dimension {dim}"
+        channels = 1 if dim is None else shape[dim]
+        if channels == 0:
+            return "no channels"
+        info = SiteInfo(self.name, self.kind, channels, dim, shape, short(dtype))
+        if any(known.info.channels != channels for known in self._accumulators.values()):
+            return "other number of channels"
+        accumulator = self._accumulators.get(device)
+        if accumulator is None:
+            accumulator = self._accumulators[device] = self._arena.accumulator(info, device)
+        accumulator.info = info
+        return accumulator
+
+    def rows(self) -> list[SiteCoverage]:
+        """Its row of the coverage."""
+        skipped = self.graph.totals()
+        came, late = skipped.pop(FOLDED, 0), skipped.pop(LATE, 0)
+        of_gradients = AWAITED in skipped
+        calls = skipped.pop(AWAITED) if of_gradients else came
+        forwards = calls + skipped.total()
+        answered = min(came, calls)  # several gradients a call count as one
+        late = min(late, answered)
+        skipped[LATE] = late
+        return [
+            SiteCoverage(
+                name=self.name,
+                kind=self.kind,
+                forwards=self.counts.forwards + forwards,
+                observed=self.counts.observed + answered - late,
+                skipped=dict(Counter(self.counts.skipped) + skipped),
+                backwards=self.counts.backwards + (came if of_gradients else 0),
+                missing=self.counts.missing + calls - answered,
+                error=self.error,
+            )
+        ]
+
+
+class Sites(dict[str, Site]):
+    """The sites of one kind of a module, or of a parameter, by their leaf's path."""
+
+    def __init__(self, arena: Arena, name: str, kind: str, rule: Rule) -> None:
+        super().__init__()
+        self.arena = arena
+        self.name = name
+        self.kind = kind
+        self.rule = rule
+
+    def __missing__(self, path: str) -> Site:
+        full = len(self) >= MAX_LEAVES
+        if full:
+            path = "[...]"
+            if path in self:
+                return self[path]
+        site = self[path] = Site(self.arena, self.name, self.kind + path, self.rule)
+        if full:
+            site.disable(ValueError(f"it has more than {MAX_LEAVES} tensors, by their paths"))
+        return site
+
+    def rows(self) -> list[SiteCoverage]:
+        """A row a site; one of zeros where no tensor ever came."""
+        sites = list(self.values()) or [Site(self.arena, self.name, self.kind, self.rule)]
+        return [row for site in sites for row in site.rows()]

@@ -1,0 +1,1 @@
+"""The operators that fill states, and the ways to reach them."""

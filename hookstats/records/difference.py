@@ -1,0 +1,233 @@
+"""compare(): where two step records differ, by site and statistic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.records.keys import Key
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.stats.state import COUNT, L1, M2, MAX, MEAN, MIN, TALLIES, ZERO
+
+_OF_SITES = ("site", "channels", "dtype", "observed", "hist", "channel_hist")
+_MOMENTS = ("mean", "var", "min", "max", "l1_norm")
+_NON_FINITE = ("nan", "posinf", "neginf")
+STATISTICS = (*_OF_SITES, *TALLIES, *_MOMENTS)
+"""What is compared, beside the statistics of ChannelStats: "site", whether the record has it;
+"channels", how many; "dtype"; "observed", calls merged; "hist" and "channel_hist", how many values
+lie in bins where the other record has fewer."""
+
+
+class Difference(NamedTuple):
+    """One statistic of one site, by the channel where it differs most."""
+
+    name: str
+    kind: str
+    statistic: str
+    channel: int | None
+    """None where the statistic is not a channel's."""
+    a: Any
+    b: Any
+    relative: float
+    """As `Comparison.relative`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """How two records with n sites between them differ.
+
+    keys: (name, kind) of every site, in the order in which the first record saw them; those that
+    only the second has come last.
+    relative: float64 [n, len(STATISTICS)], the greatest distance over a site's channels, 0 where
+    all are equal. Of a moment by its greater magnitude, of a mean by the greater rms; of counts as
+    a share of the channel's values, of histograms as a share of theirs; inf for all else, for NaNs
+    or infinities beside none, and for a moment that is finite beside one that is not.
+    """
+
+    keys: list[Key]
+    relative: Float64
+    _starts: Int64  # of each site's channels in the arrays of _channels
+    _channels: dict[str, tuple[NDArray[Any], NDArray[Any], Float64]]  # of a, of b, distances
+    _sites: dict[tuple[int, str], tuple[Any, Any]]
+
+    def __bool__(self) -> bool:
+        """Whether anything differs."""
+        return bool(self.relative.any())
+
+    def of(self, site: int) -> list[Difference]:
+        """Every statistic of a site that differs."""
+        return [self.at(site, int(i)) for i in np.flatnonzero(self.relative[site])]
+
+    def at(self, site: int, statistic: int) -> Difference:
+        """One statistic of a site, which differs."""
+        what, channel = STATISTICS[statistic], None
+        if what in _OF_SITES:
+            a, b = self._sites[site, what]
+        else:
+            of_a, of_b, distances = self._channels[what]
+            first, end = self._starts[site : site + 2]
+            channel = int(distances[first:end].argmax())
+            a, b = of_a[first + channel].item(), of_b[first + channel].item()
+        relative = float(self.relative[site, statistic])
+        return Difference(*self.keys[site], what, channel, a, b, relative)
+
+
+def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
+    """Compare integers exactly, moments to `rtol`, histograms where both have the same bins.
+
+    Raises:
+        ValueError: rtol is not 0 or more.
+    """
+    if not rtol >= 0:
+        raise ValueError(f"rtol = {rtol}: expected 0 or more")
+    in_a, in_b = ({key: i for i, key in enumerate(record)} for record in (a, b))
+    keys = list(in_a | in_b)
+    relative = np.zeros((len(keys), len(STATISTICS)))
+    sites: dict[tuple[int, str], tuple[Any, Any]] = {}
+    alike = []  # sites whose channels can be compared
+    for n, key in enumerate(keys):
+        layout = _compare_layout(a, in_a.get(key), b, in_b.get(key))
+        sites.update({(n, what): pair for what, pair in layout.items()})
+        if not layout.keys() & {"site", "channels"}:
+            alike.append(n)
+    for n, what in sites:
+        relative[n, STATISTICS.index(what)] = np.inf
+    of_a = np.array([in_a[keys[n]] for n in alike], np.int64)
+    of_b = np.array([in_b[keys[n]] for n in alike], np.int64)
+    owners = np.array(alike, np.int64)
+    widths = np.zeros(len(keys), np.int64)
+    widths[owners] = np.diff(a.offsets)[of_a]
+    starts = np.concatenate(([0], np.cumsum(widths)))
+    rows_a, rows_b = _rows(a.offsets, of_a), _rows(b.offsets, of_b)
+
+    channels = _compare_channels(a, rows_a, b, rows_b)
+    some = np.flatnonzero(widths)
+    for what, (_, _, distances) in channels.items():
+        limit = rtol if what in _MOMENTS else 0.0
+        worst = np.maximum.reduceat(distances, starts[some]) if len(some) else np.zeros(0)
+        relative[some, STATISTICS.index(what)] = np.where(worst > limit, worst, 0.0)
+
+    if a.bins is not None and a.bins == b.bins:
+        moved = _moved(a.hist, of_a, b.hist, of_b, owners, a.bins.slots, len(keys))
+        _add_moved("hist", moved, relative, sites)
+    if a.channel_bins is not None and a.channel_bins == b.channel_bins:
+        owners, slots = np.repeat(np.arange(len(keys)), widths), a.channel_bins.slots
+        moved = _moved(a.channel_hist, rows_a, b.channel_hist, rows_b, owners, slots, len(keys))
+        _add_moved("channel_hist", moved, relative, sites)
+    return Comparison(keys, relative, starts, channels, sites)
+
+
+def _compare_layout(
+    a: StepRecord, i: int | None, b: StepRecord, j: int | None
+) -> dict[str, tuple[Any, Any]]:
+    """What differs in what a site is, whatever its values."""
+    if i is None or j is None:
+        return {"site": (i is not None, j is not None)}
+    pairs = {
+        "channels": (a.sites[i].channels, b.sites[j].channels),
+        "dtype": (a.sites[i].dtype, b.sites[j].dtype),
+        "observed": (int(a.observed[i]), int(b.observed[j])),
+    }
+    return {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _rows(offsets: Int64, chosen: Int64) -> Int64:
+    """The rows that the chosen entries own, one after the other."""
+    widths = np.diff(offsets)[chosen]
+    ends = np.cumsum(widths)
+    total = int(ends[-1]) if len(ends) else 0
+    rows: Int64 = np.arange(total) + np.repeat(offsets[chosen] - (ends - widths), widths)
+    return rows
+
+
+def _compare_channels(
+    a: StepRecord, rows_a: Int64, b: StepRecord, rows_b: Int64
+) -> dict[str, tuple[NDArray[Any], NDArray[Any], Float64]]:
+    """Of every statistic its values, row by row, and their distances."""
+    tallies_a, tallies_b = a.tallies[rows_a], b.tallies[rows_b]
+    moments_a, moments_b = (
+        _moments(a.moments[rows_a], tallies_a),
+        _moments(b.moments[rows_b], tallies_b),
+    )
+    out: dict[str, tuple[NDArray[Any], NDArray[Any], Float64]] = {}
+    # A zero is a finite value, which was counted already.
+    values = np.maximum(*(np.delete(t, ZERO, 1).sum(1) for t in (tallies_a, tallies_b)))
+    for i, what in enumerate(TALLIES):
+        x, y = tallies_a[:, i], tallies_b[:, i]
+        share: Float64 = np.abs(x - y) / np.maximum(values, 1)
+        if what in _NON_FINITE:
+            share[(x > 0) != (y > 0)] = np.inf
+        out[what] = x, y, share
+    rms_a, rms_b = (np.hypot(m["mean"], np.sqrt(m["var"])) for m in (moments_a, moments_b))
+    for what in _MOMENTS:
+        of_a, of_b = moments_a[what], moments_b[what]
+        scales = (rms_a, rms_b) if what == "mean" else (np.abs(of_a), np.abs(of_b))
+        out[what] = of_a, of_b, _distance(of_a, of_b, np.fmax(*scales))
+    return out
+
+
+def _moments(moments: Float64, tallies: Int64) -> dict[str, Float64]:
+    count = tallies[:, COUNT]
+    some = count > 0
+    return {
+        "mean": np.where(some, moments[:, MEAN], np.nan),
+        "var": np.where(some, moments[:, M2] / np.maximum(count, 1), np.nan),
+        "min": moments[:, MIN],
+        "max": moments[:, MAX],
+        "l1_norm": moments[:, L1],
+    }
+
+
+def _distance(x: Float64, y: Float64, scale: Float64) -> Float64:
+    """|x - y| / scale: 0 only where they are equal, NaN equals NaN; inf where it has no value."""
+    with np.errstate(all="ignore"):
+        distance: Float64 = np.fmax(np.abs(x - y) / scale, np.finfo(np.float64).tiny)
+        distance[~np.isfinite(x - y)] = np.inf
+    distance[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+    return distance
+
+
+def _moved(
+    a: SparseCounts,
+    rows_a: Int64,
+    b: SparseCounts,
+    rows_b: Int64,
+    owners: Int64,
+    slots: int,
+    n: int,
+) -> tuple[Int64, Int64, Float64]:
+    """By owner, of n: values that only `a` has in their slots, those of `b`, the share of them."""
+    entries_a, entries_b = _rows(a.offsets, rows_a), _rows(b.offsets, rows_b)
+    row = np.arange(len(owners))
+    keys_a = np.repeat(row, np.diff(a.offsets)[rows_a]) * slots + a.slots[entries_a]
+    keys_b = np.repeat(row, np.diff(b.offsets)[rows_b]) * slots + b.slots[entries_b]
+    counts_a, counts_b = a.counts[entries_a], b.counts[entries_b]
+    if np.array_equal(keys_a, keys_b):  # as mostly where runs are equal: no sorting
+        keys, surplus = keys_a, counts_a - counts_b
+    else:
+        keys, where = np.unique(np.concatenate((keys_a, keys_b)), return_inverse=True)
+        surplus = np.zeros(len(keys), np.int64)
+        np.add.at(surplus, where, np.concatenate((counts_a, -counts_b)))
+    only_a, only_b, total_a, total_b = np.zeros((4, n), np.int64)
+    np.add.at(only_a, owners[keys // slots], np.maximum(surplus, 0))
+    np.add.at(only_b, owners[keys // slots], np.maximum(-surplus, 0))
+    np.add.at(total_a, owners[keys_a // slots], counts_a)
+    np.add.at(total_b, owners[keys_b // slots], counts_b)
+    share = np.maximum(only_a, only_b) / np.maximum(1, np.maximum(total_a, total_b))
+    return only_a, only_b, share
+
+
+def _add_moved(
+    what: str,
+    moved: tuple[Int64, Int64, Float64],
+    relative: Float64,
+    sites: dict[tuple[int, str], tuple[Any, Any]],
+) -> None:
+    only_a, only_b, share = moved
+    relative[:, STATISTICS.index(what)] = share
+    for n in np.flatnonzero(share).tolist():
+        sites[n, what] = int(only_a[n]), int(only_b[n])

@@ -1,0 +1,65 @@
+"""A site that saw tensors on several devices in one step: its states as one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.stats.state import combine
+
+
+def joined(record: StepRecord) -> StepRecord:
+    """`record` with each name and kind once: where it had more, their states are merged.
+
+    Those of one name and kind have as many channels.
+    """
+    places: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, site in enumerate(record.sites):
+        places[site.name, site.kind].append(place)
+    if len(places) == len(record.sites):
+        return record
+    groups = list(places.values())
+    spans = [np.arange(*record.offsets[place : place + 2]) for place in range(len(record.sites))]
+    moments, tallies = [], []
+    site_of = np.empty(len(record.sites), np.int64)
+    row_of = np.empty(len(record.moments), np.int64)
+    offsets = [0]
+    for new, group in enumerate(groups):
+        site_of[group] = new
+        merged = combine(
+            torch.from_numpy(np.stack([record.moments[spans[place]] for place in group])),
+            torch.from_numpy(np.stack([record.tallies[spans[place]] for place in group])),
+        )
+        moments.append(merged[0].numpy())
+        tallies.append(merged[1].numpy())
+        for place in group:
+            row_of[spans[place]] = offsets[-1] + np.arange(len(spans[place]))
+        offsets.append(offsets[-1] + len(spans[group[0]]))
+    return replace(
+        record,
+        sites=tuple(record.sites[group[0]] for group in groups),
+        observed=np.array([record.observed[group].sum() for group in groups], np.int64),
+        offsets=np.array(offsets, np.int64),
+        moments=np.concatenate(moments),
+        tallies=np.concatenate(tallies),
+        hist=_added(record.hist, site_of, len(groups)),
+        channel_hist=_added(record.channel_hist, row_of, offsets[-1]),
+    )
+
+
+def _added(counts: SparseCounts, row_of: Int64, rows: int) -> SparseCounts:
+    """The histograms with row i added to row `row_of[i]` of `rows`."""
+    row = np.repeat(row_of, np.diff(counts.offsets))
+    order = np.lexsort((counts.slots, row))
+    row, slots = row[order], counts.slots[order]
+    first = np.ones(len(row), bool)
+    first[1:] = (np.diff(row) != 0) | (np.diff(slots) != 0)
+    starts = np.flatnonzero(first)
+    sums = np.add.reduceat(counts.counts[order], starts) if len(starts) else counts.counts
+    offsets = np.searchsorted(row[starts], np.arange(rows + 1))
+    return SparseCounts(offsets.astype(np.int64), slots[starts], sums)

@@ -1,0 +1,125 @@
+"""The columnar record of one step: what every site saw, in a handful of NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from hookstats.records.keys import Key, finder, hint
+from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.stats.bins import Bins
+from hookstats.stats.channel_stats import ChannelStats
+
+
+class SiteInfo(NamedTuple):
+    """Where in the model a row range comes from; equal from step to step unless shapes change.
+
+    ``name`` is the qualified name of a module or parameter ("" is the root module); ``kind`` says
+    which tensor, with the path of the leaf: "output", "output[1]", "grad_output", "param_grad".
+    ``shape`` and ``dtype`` (such as "float32") are those of the last tensor seen in the step, with
+    -1 for sizes that compiled graphs leave open;
+    ``channel_dim`` is None where the whole tensor is one channel.
+    """
+
+    name: str
+    kind: str
+    channels: int
+    channel_dim: int | None
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord:
+    """Everything one rank observed in one step, a mapping from (name, kind) to ChannelStats.
+
+    With S sites and R rows (the channels of all sites, one site after the other):
+    ``sites`` S entries in order of first observation; ``observed`` int64 [S], calls merged into
+    each; ``offsets`` int64 [S + 1], site s owns rows ``offsets[s]:offsets[s + 1]``;
+    ``moments`` float64 [R, 5]: mean, m2, min, max, l1; ``tallies`` int64 [R, 5]: count, nan,
+    posinf, neginf, zero; ``hist`` one row a site (S rows) on ``bins``; ``channel_hist`` one row a
+    channel (R rows) on ``channel_bins``. Where bins are None the counts are empty.
+    The arrays are shared, not copied: read them, never write to them.
+    """
+
+    step: int
+    rank: int
+    sites: tuple[SiteInfo, ...]
+    observed: Int64
+    offsets: Int64
+    moments: Float64
+    tallies: Int64
+    bins: Bins | None
+    hist: SparseCounts
+    channel_bins: Bins | None
+    channel_hist: SparseCounts
+
+    def _repr_html_(self) -> str:
+        from hookstats.show import notebook as fragments
+
+        return fragments.record_html(self)
+
+    @cached_property
+    def _index(self) -> dict[Key, int]:
+        return {(site.name, site.kind): i for i, site in enumerate(self.sites)}
+
+    def keys(self) -> list[Key]:
+        """(name, kind) of every site, in order of first observation."""
+        return list(self._index)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.keys())
+
+    def __contains__(self, key: object) -> bool:
+        return self._find(key) is not None
+
+    def __getitem__(self, key: Key) -> ChannelStats:
+        """The statistics of one site; a KeyError names sites that are spelled alike.
+
+        A plain kind, such as "output", names the only or the first tensor of several.
+        """
+        site = self._find(key)
+        if site is None:
+            raise KeyError(self._unknown(key))
+        rows = slice(int(self.offsets[site]), int(self.offsets[site + 1]))
+        counts = channel_counts = None
+        if self.bins is not None:
+            counts = torch.from_numpy(self.hist.dense(site, self.bins.slots))
+        if self.channel_bins is not None:
+            dense = self.channel_hist.dense(rows, self.channel_bins.slots)
+            channel_counts = torch.from_numpy(dense)
+        return ChannelStats(
+            torch.tensor(self.moments[rows]),
+            torch.tensor(self.tallies[rows]),
+            counts=counts,
+            bins=self.bins,
+            channel_counts=channel_counts,
+            channel_bins=self.channel_bins,
+        )
+
+    @cached_property
+    def _finder(self) -> Callable[[str, str], Key | None]:
+        return finder(self._index)
+
+    def _find(self, key: object) -> int | None:
+        """The site that `key` names."""
+        match key:
+            case (str(name), str(kind)):
+                found = self._finder(name, kind)
+                return None if found is None else self._index[found]
+        return None
+
+    def _unknown(self, key: object) -> str:
+        """What to say of a key that is not there."""
+        message = f"no site {key!r} in step {self.step}"
+        match key:
+            case (str(name), str(kind)):
+                return f"{message}: {hint(self._index, name, kind, (name,))}"
+        return f"{message}: expected (name, kind), two strings"

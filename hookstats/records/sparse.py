@@ -1,0 +1,69 @@
+"""SparseCounts: the histograms of many rows, nonzero slots only; the types of records' arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseCounts:
+    """Histogram counts of many rows, nonzero slots only (compressed sparse rows).
+
+    Row r owns entries ``offsets[r]:offsets[r + 1]`` of ``slots`` and ``counts``; its slots ascend.
+    offsets: int64 [rows + 1]; slots: int32 [nnz]; counts: int64 [nnz], all > 0.
+    """
+
+    offsets: Int64
+    slots: Int32
+    counts: Int64
+
+    @property
+    def rows(self) -> int:
+        """How many histograms there are."""
+        return len(self.offsets) - 1
+
+    @classmethod
+    def empty(cls, rows: int) -> SparseCounts:
+        """`rows` histograms that counted nothing."""
+        return cls(np.zeros(rows + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
+
+    @classmethod
+    def from_dense(cls, dense: Int64) -> SparseCounts:
+        """The nonzero entries of ``dense``, int64 [rows, slots]."""
+        if dense.ndim != 2:
+            raise ValueError(f"dense: shape {dense.shape}, expected two dimensions (rows, slots)")
+        rows, width = dense.shape
+        flat = np.flatnonzero(dense != 0)  # twice as fast on booleans
+        offsets = np.searchsorted(flat, np.arange(rows + 1, dtype=np.int64) * width)
+        starts = np.repeat(np.arange(rows, dtype=np.int64) * width, np.diff(offsets))
+        slots = (flat - starts).astype(np.int32)
+        return cls(offsets.astype(np.int64), slots, dense.reshape(-1)[flat].astype(np.int64))
+
+    def __getitem__(self, rows: slice) -> SparseCounts:
+        """Some consecutive rows; shares the entries."""
+        start, stop, step = rows.indices(self.rows)
+        if step != 1:
+            raise ValueError(f"rows: {rows}, expected a slice with step 1")
+        bounds = self.offsets[start : max(start, stop) + 1]
+        entries = slice(bounds[0], bounds[-1])
+        return SparseCounts(bounds - bounds[0], self.slots[entries], self.counts[entries])
+
+    def dense(self, row: int | slice, slots: int) -> Int64:
+        """All `slots` counts of one row, int64 [slots], or of a slice of rows, [n, slots]."""
+        chosen = range(self.rows)[row]
+        span = chosen if isinstance(chosen, range) else range(chosen, chosen + 1)
+        if span.step != 1:
+            raise ValueError(f"row: {row}, expected a slice with step 1")
+        bounds = self.offsets[span.start : span.start + len(span) + 1]
+        entries = slice(bounds[0], bounds[-1])
+        out = np.zeros((len(span), slots), np.int64)
+        rows = np.repeat(np.arange(len(span)), np.diff(bounds))
+        out[rows, self.slots[entries]] = self.counts[entries]
+        return out if isinstance(row, slice) else out[0]

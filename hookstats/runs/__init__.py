@@ -1,0 +1,1 @@
+"""Run directories: writing one while training runs, and reading one at any time."""

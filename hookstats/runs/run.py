@@ -1,0 +1,226 @@
+"""open_run and Run: reading a run directory, also while a training writes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from hookstats.records.keys import Key
+from hookstats.records.record import StepRecord
+from hookstats.runs.format import RUN_JSON, naming, part_schema, read_run_json, require_pyarrow
+from hookstats.runs.parts import Parts, Where
+from hookstats.runs.series import Series
+from hookstats.stats.bins import Bins, bins_from_dict
+
+if TYPE_CHECKING:
+    from hookstats.show.plot import Plots
+
+
+def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run:
+    """The run that `hookstats.watch(..., out=path)` wrote or is writing.
+
+    Args:
+        skip_damaged: leave out parts that are damaged, with one RuntimeWarning each; by default
+            what needs one raises a ValueError that names it.
+
+    Raises:
+        FileNotFoundError: nothing is at `path`.
+        ValueError: `path` is no run directory, run.json is damaged, or a newer hookstats wrote it.
+        ImportError: pyarrow is not installed.
+    """
+    return Run(path, skip_damaged=skip_damaged)
+
+
+class Run:
+    """A run directory. Every call sees the parts that are finished by then.
+
+    ``run[step]`` is the StepRecord of rank 0, ``run.record(step, rank)`` that of another rank;
+    ``run["layer1.*", "output"]`` is a Series, some sites over all steps.
+    A run is one line of steps: where training went back to a checkpoint, what was recorded from
+    that step on before is void, and left out of everything.
+    A part that is damaged is a ValueError that names the file (see `open_run`); steps in other
+    parts can still be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False) -> None:
+        require_pyarrow()
+        self.path = Path(path)
+        if not self.path.exists():
+            raise FileNotFoundError(f"path = {str(path)!r}: does not exist, expected a run")
+        if not (self.path / RUN_JSON).is_file():
+            raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
+        content = read_run_json(self.path)
+        self.header: dict[str, Any] = content["header"]
+        """What the run was: the settings and the model, as its writer gave them."""
+        self.created: str | None = content.get("created")
+        """When the run was begun, or last continued: ISO 8601, UTC."""
+        self.version: str | None = content.get("hookstats")
+        """The hookstats that wrote it."""
+        self.bins = self._bins("bins")
+        """The bins of every tensor's histogram; None where there were none."""
+        self.channel_bins = self._bins("channel_bins")
+        """The bins of every channel's histogram; None where there were none."""
+        self._parts = Parts(self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        from hookstats.show import notebook as fragments
+
+        return fragments.run_html(self)
+
+    @property
+    def closed(self) -> str | None:
+        """When the run was closed: ISO 8601, UTC; None while it runs, or where it was killed."""
+        closed: str | None = read_run_json(self.path).get("closed")
+        return closed
+
+    @property
+    def coverage(self) -> dict[str, Any] | None:
+        """The coverage report that ended the run; None while it runs, or where it was killed."""
+        coverage: dict[str, Any] | None = read_run_json(self.path)["coverage"]
+        return coverage
+
+    @property
+    def damaged(self) -> dict[str, str]:
+        """The parts that were left out so far, and what is wrong with each."""
+        return dict(self._parts.damaged)
+
+    @property
+    def plot(self) -> Plots:
+        """Figures of the run; they need matplotlib."""
+        from hookstats.show.plot import Plots
+
+        return Plots(self)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that rank 0 recorded, ascending."""
+        return self.steps_of(0)
+
+    def steps_of(self, rank: int) -> list[int]:
+        """The steps that `rank` recorded, ascending."""
+        self._parts.refresh()
+        return list(self._parts.index.get(rank, ()))
+
+    def thinned_of(self, rank: int = 0) -> int:
+        """How many steps `rank` recorded that were deleted since, to keep to `max_bytes`.
+
+        Damaged parts that are left out count, too.
+        """
+        self._parts.refresh()
+        return self._parts.lost(rank)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that recorded anything, ascending."""
+        self._parts.refresh()
+        return list(self._parts.index)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps)
+
+    def __contains__(self, step: object) -> bool:
+        return step in self.steps
+
+    @overload
+    def __getitem__(self, index: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, index: Key) -> Series: ...
+    def __getitem__(self, index: int | Key) -> StepRecord | Series:
+        """``run[step]``: what rank 0 recorded in a step; ``run[names, kinds]``: `series`."""
+        return self.series(*index) if isinstance(index, tuple) else self.record(index)
+
+    def record(self, step: int, rank: int = 0) -> StepRecord:
+        """What `rank` recorded in `step`; a KeyError names the steps or ranks there are."""
+        where = self._where(step, rank)
+        try:
+            return self._parts.record(where)
+        except FileNotFoundError:  # deleted since, to keep to max_bytes
+            self._parts.look()
+            if self._parts.index.get(rank, {}).get(step) == where:
+                raise
+        except (OSError, ValueError) as error:
+            if not self._parts.skip(where.part, error):
+                raise
+        return self.record(step, rank)
+
+    def series(self, names: str = "*", kinds: str = "*", rank: int = 0) -> Series:
+        """Some sites over all steps of `rank`: a mapping from (name, kind) to SiteSeries.
+
+        Args:
+            names: a name, or a glob for names, such as "encoder.*".
+            kinds: a kind, which means its only or first tensor, or a glob, such as "output*".
+        Raises:
+            KeyError: nothing matches; it names what is spelled alike.
+        """
+        self._parts.refresh()
+        return Series(self._parts, names, kinds, rank)
+
+    def table(self) -> Any:
+        """Everything as a pyarrow.Table: one row a step, rank, site and kind, as written.
+
+        Columns: step, rank, site, kind, channel_dim (null: the tensor is one channel), shape,
+        dtype, observed (calls merged); of the whole tensor tensor_count (finite values),
+        tensor_nan, tensor_posinf, tensor_neginf, tensor_zero, tensor_mean, tensor_var (population),
+        tensor_min, tensor_max, tensor_l1; a list over channels each: count, nan, ..., l1;
+        hist_slots and hist_counts, the nonzero slots of the tensor's histogram (0: underflow, then
+        the bins, then overflow); channel_hist_slots (channel * slots + slot) and
+        channel_hist_counts.
+        """
+        pa = require_pyarrow()
+        tables = [part_schema().empty_table(), *self.batches()]
+        return pa.concat_tables(tables).unify_dictionaries()
+
+    def batches(self) -> Iterator[Any]:
+        """`table` bit by bit, one pyarrow.Table a part: for a run that is larger than memory."""
+        self._parts.refresh()
+        return self._parts.tables()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """`batches` by the Arrow PyCapsule interface: ``polars.DataFrame(run)``."""
+        batches = (batch for table in self.batches() for batch in table.to_batches())
+        reader = require_pyarrow().RecordBatchReader.from_batches(part_schema(), batches)
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def to_pandas(self) -> Any:
+        """`table` as a pandas.DataFrame, lists as NumPy arrays; needs pandas."""
+        table = self.table()
+        try:
+            return table.to_pandas()
+        except ImportError as error:
+            raise ImportError(f"to_pandas needs pandas ({error}): pip install pandas") from error
+
+    def _bins(self, name: str) -> Bins | None:
+        description = self.header.get(name)
+        with naming(self.path / RUN_JSON):
+            return None if description is None else bins_from_dict(description)
+
+    def _where(self, step: int, rank: int) -> Where:
+        """Where a record is, in the parts that are known, or else in those that are there now."""
+        where = self._parts.index.get(rank, {}).get(step)
+        if where is None:
+            error = self._parts.look()
+            where = self._parts.index.get(rank, {}).get(step)
+            if where is None:
+                raise error or KeyError(self._unknown(step, rank))
+        return where
+
+    def _unknown(self, step: int, rank: int) -> str:
+        """What to say of a step that is not there."""
+        ranks = list(self._parts.index)
+        if not ranks:
+            return f"step {step}: {self.path} has no steps yet"
+        steps = list(self._parts.index.get(rank, ()))
+        if not steps:
+            return f"rank {rank}: {self.path} has the ranks {', '.join(map(str, ranks))}"
+        return (
+            f"step {step}: {self.path} has {len(steps)} steps of rank {rank} "
+            f"in {steps[0]}..{steps[-1]}"
+        )

@@ -1,0 +1,430 @@
+"""Series and SiteSeries: what one rank recorded of some sites, as arrays over the steps."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.records.keys import Key, finder, hint
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.runs.format import TENSOR_COLUMNS, PartName
+from hookstats.runs.parts import Parts, Where
+from hookstats.stats.bins import Bins
+from hookstats.stats.channel_stats import ChannelStats
+
+
+class Statistics(ABC):
+    """Statistics as arrays of one shape: int64 where they count, else float64.
+
+    The names and meanings are those of ChannelStats: all but nan, posinf and neginf are over the
+    finite values; without any, mean, var, std and rms are NaN, min is +inf, max and amax are -inf.
+    """
+
+    @abstractmethod
+    def _column(self, name: str) -> NDArray[Any]:
+        """One of `format.COLUMNS`."""
+
+    @property
+    def count(self) -> Int64:
+        """int64: finite values."""
+        return self._column("count")
+
+    @property
+    def nan(self) -> Int64:
+        """int64: NaNs."""
+        return self._column("nan")
+
+    @property
+    def posinf(self) -> Int64:
+        """int64: positive infinities."""
+        return self._column("posinf")
+
+    @property
+    def neginf(self) -> Int64:
+        """int64: negative infinities."""
+        return self._column("neginf")
+
+    @property
+    def zero(self) -> Int64:
+        """int64: zeros of either sign."""
+        return self._column("zero")
+
+    @property
+    def mean(self) -> Float64:
+        """float64: arithmetic mean."""
+        return self._column("mean")
+
+    @property
+    def var(self) -> Float64:
+        """float64: population variance."""
+        return self._column("var")
+
+    @property
+    def std(self) -> Float64:
+        """float64: population standard deviation."""
+        out: Float64 = np.sqrt(self.var)
+        return out
+
+    @property
+    def min(self) -> Float64:
+        """float64: least value."""
+        return self._column("min")
+
+    @property
+    def max(self) -> Float64:
+        """float64: greatest value."""
+        return self._column("max")
+
+    @property
+    def amax(self) -> Float64:
+        """float64: greatest magnitude."""
+        return np.maximum(-self.min, self.max)
+
+    @property
+    def l1_norm(self) -> Float64:
+        """float64: sum of magnitudes."""
+        return self._column("l1")
+
+    @property
+    def l2_norm(self) -> Float64:
+        """float64: square root of the sum of squares."""
+        count = self.count
+        with np.errstate(over="ignore"):
+            out: Float64 = np.where(count > 0, self.rms, 0.0) * np.sqrt(count)
+        return out
+
+    @property
+    def rms(self) -> Float64:
+        """float64: square root of the mean of squares."""
+        return np.hypot(self.std, self.mean)
+
+
+class SiteSeries(Statistics):
+    """One site over the S steps that observed it; its statistics are of the whole tensor, [S].
+
+    Arrays are shared, not copied: read them, never write to them.
+    """
+
+    def __init__(self, selection: _Selection, key: Key, rows: slice) -> None:
+        self.name = key[0]
+        """The qualified name of the module or parameter."""
+        self.kind = key[1]
+        """Which tensor, with the path of the leaf: "output", "output[1]", "param_grad"."""
+        self._selection = selection
+        self._rows = rows
+
+    def __len__(self) -> int:
+        """The number of steps."""
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        return f"SiteSeries({self.name!r}, {self.kind!r}, steps={len(self)})"
+
+    def _repr_html_(self) -> str:
+        from hookstats.show import notebook as fragments
+
+        return fragments.site_html(self)
+
+    @property
+    def bins(self) -> Bins | None:
+        """The bins of `hist`; None where there were none."""
+        return self._selection.parts.bins
+
+    @property
+    def channel_bins(self) -> Bins | None:
+        """The bins of the channels' histograms, in `stats`; None where there were none."""
+        return self._selection.parts.channel_bins
+
+    @property
+    def channel_dim(self) -> int | None:
+        """The dimension that has the channels, None where the tensor is one; in the last step."""
+        return self._info.channel_dim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor seen last."""
+        return self._info.shape
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the tensor seen last, such as "float32"."""
+        return self._info.dtype
+
+    @property
+    def steps(self) -> Int64:
+        """int64 [S]: the steps that observed the site, ascending."""
+        steps: Int64 = self._selection.steps[self._rows]
+        return steps
+
+    @property
+    def observed(self) -> Int64:
+        """int64 [S]: calls merged into each step."""
+        observed: Int64 = self._selection.numbers["observed"][self._rows]
+        return observed
+
+    def stats(self, i: int) -> ChannelStats:
+        """The statistics of the channels in step ``steps[i]``, with histograms."""
+        return self._selection.record(int(self.steps[i]))[self.name, self.kind]
+
+    @property
+    def channels(self) -> Statistics:
+        """The same statistics channel by channel, [S, C].
+
+        Raises:
+            ValueError: (when an array is asked for) steps have different numbers of channels.
+        """
+        return _Channels(self)
+
+    @property
+    def hist(self) -> Int64 | None:
+        """int64 [S, slots]: the tensor's histogram, slots as in `bins`; None without `bins`."""
+        if self.bins is None:
+            return None
+        slots, offsets = self._selection.lists("hist_slots")
+        counts, _ = self._selection.lists("hist_counts")
+        return SparseCounts(offsets, slots, counts).dense(self._rows, self.bins.slots)
+
+    def _column(self, name: str) -> NDArray[Any]:
+        column: NDArray[Any] = self._selection.numbers[f"tensor_{name}"][self._rows]
+        return column
+
+    def _channel_column(self, name: str) -> NDArray[Any]:
+        values, offsets = self._selection.lists(name)
+        bounds = offsets[self._rows.start : self._rows.stop + 1]
+        channels = set(np.diff(bounds).tolist())
+        if len(channels) > 1:
+            raise ValueError(
+                f"{self.kind} of {self.name!r}: {min(channels)} to {max(channels)} channels, "
+                "expected as many in every step; see stats"
+            )
+        return values[bounds[0] : bounds[-1]].reshape(len(self), -1)
+
+    @property
+    def _info(self) -> SiteInfo:
+        return self._selection.infos[self.name, self.kind]
+
+
+class _Channels(Statistics):
+    """The statistics of a site channel by channel."""
+
+    def __init__(self, site: SiteSeries) -> None:
+        self._site = site
+
+    def _column(self, name: str) -> NDArray[Any]:
+        return self._site._channel_column(name)
+
+
+class Series(Mapping[Key, SiteSeries]):
+    """Some sites over the steps of one rank: a mapping from (name, kind), in order of first
+    observation.
+
+    What is asked for is read for all sites of the series at once, straight from its columns, and
+    kept: `hist` and `channels` of many sites over many steps take memory accordingly.
+    """
+
+    def __init__(self, parts: Parts, names: str, kinds: str, rank: int) -> None:
+        self.rank = rank
+        """The rank that observed them."""
+        self._selection = _Selection(parts, names, kinds, rank)
+        bounds = self._selection.bounds
+        self._sites = {
+            key: SiteSeries(self._selection, key, slice(*bounds[i : i + 2]))
+            for i, key in enumerate(self._selection.keys)
+        }
+
+    @property
+    def steps(self) -> Int64:
+        """int64: the steps that observed any of them, ascending."""
+        return np.unique(self._selection.steps)
+
+    def __getitem__(self, key: Key) -> SiteSeries:
+        """One of the sites, by its name and its kind, spelled out."""
+        return self._sites[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __repr__(self) -> str:
+        return f"Series({list(self._sites)})"
+
+    def _repr_html_(self) -> str:
+        from hookstats.show import notebook as fragments
+
+        return fragments.series_html(self)
+
+
+class _Selection:
+    """The rows of the chosen sites, site by site and in order of steps: N in all."""
+
+    def __init__(self, parts: Parts, names: str, kinds: str, rank: int) -> None:
+        self.parts = parts
+        keys: dict[Key, int] = {}
+        found = [rows for part in parts.valid(rank).items() if (rows := _find(parts, *part, keys))]
+        if not found:
+            known = ", ".join(map(str, parts.index)) or "none"
+            raise KeyError(f"rank {rank} has no steps; {parts.run} has ranks with steps: {known}")
+        self.keys = choose(list(keys), names, kinds)
+        """The chosen sites."""
+        number = np.full(len(keys), -1)  # of a site among the chosen
+        number[[keys[key] for key in self.keys]] = np.arange(len(self.keys))
+        sites = number[np.concatenate([part.sites for part in found])]
+        steps = np.concatenate([part.steps for part in found])[sites >= 0]
+        sites = sites[sites >= 0]
+        self._order = np.argsort(sites, kind="stable")
+        self._masks = {}  # by part, which of its rows were chosen
+        for part in found:
+            mask = part.mask.copy()
+            mask[mask] = number[part.sites] >= 0
+            self._masks[part.name] = mask
+        self.steps: Int64 = steps[self._order]
+        """int64 [N]."""
+        self.bounds: list[int] = [
+            0,
+            *np.cumsum(np.bincount(sites, minlength=len(self.keys))).tolist(),
+        ]
+        """[sites + 1]: site i owns rows bounds[i]:bounds[i + 1]."""
+        self._records = parts.index[rank].copy()
+        self._lists: dict[str, tuple[NDArray[Any], Int64]] = {}
+
+    @cached_property
+    def numbers(self) -> dict[str, NDArray[Any]]:
+        """[N] each: the columns with one number a row, by name."""
+        names = ("observed", *TENSOR_COLUMNS)
+        tables = [table.filter(mask) for mask, table in self._read(names)]
+        return {
+            name: np.concatenate([t.column(name).to_numpy() for t in tables])[self._order]
+            for name in names
+        }
+
+    def record(self, step: int) -> StepRecord:
+        """The record of a step that observed any of the sites."""
+        return self.parts.record(self._records[step])
+
+    @cached_property
+    def infos(self) -> dict[Key, SiteInfo]:
+        """What the last record of each site says of it."""
+        last: dict[int, set[Key]] = {}
+        for key, end in zip(self.keys, self.bounds[1:], strict=True):
+            last.setdefault(int(self.steps[end - 1]), set()).add(key)
+        return {
+            (site.name, site.kind): site
+            for step, keys in last.items()
+            for site in self.record(step).sites
+            if (site.name, site.kind) in keys
+        }
+
+    def lists(self, name: str) -> tuple[NDArray[Any], Int64]:
+        """A column of lists: its values, and int64 [N + 1], which of them each row owns."""
+        if name not in self._lists:
+            values, lengths = [], []
+            for mask, table in self._read([name]):
+                table = table if mask.all() else table.filter(mask)
+                column = table.column(name).combine_chunks()
+                lengths.append(column.value_lengths().to_numpy(zero_copy_only=False))
+                values.append(column.flatten().to_numpy())
+            lists = np.concatenate(values), np.concatenate(lengths).astype(np.int64)
+            self._lists[name] = _in_order(*lists, self._order)
+        return self._lists[name]
+
+    def _read(self, columns: Sequence[str]) -> Iterator[tuple[NDArray[np.bool_], Any]]:
+        """Of each part the rows that were chosen, bool, and a pyarrow.Table of all its rows."""
+        for name, mask in self._masks.items():
+            yield mask, self._table(name, columns)
+
+    def _table(self, name: PartName, columns: Sequence[str]) -> Any:
+        try:
+            return self.parts.read(name, columns)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                errno.ENOENT, "deleted since the series was asked for; ask for it again", str(name)
+            ) from error
+        except (OSError, ValueError) as error:
+            self.parts.skip(name, error)
+            raise
+
+
+class _Rows(NamedTuple):
+    """The valid rows of a part, R in all."""
+
+    name: PartName
+    mask: NDArray[np.bool_]
+    """Which of all its rows they are."""
+    steps: Int64
+    """int64 [R]."""
+    sites: Int64
+    """int64 [R]: the numbers of their sites."""
+
+
+def _find(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, int]) -> _Rows | None:
+    """The valid rows of a part, new sites being numbered in `keys`; None if it is no more."""
+    try:
+        with parts.naming(name):
+            return _rows(parts, name, records, keys)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        if not parts.skip(name, error):
+            raise
+        return None
+
+
+def _rows(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, int]) -> _Rows:
+    table = parts.read(name, ("site", "kind"))
+    mask = parts.rows(name, records)
+    names, kinds = (table.column(c).combine_chunks() for c in ("site", "kind"))
+    width = max(1, len(kinds.dictionary))
+    codes = names.indices.to_numpy().astype(np.int64) * width + kinds.indices.to_numpy()
+    codes, first, inverse = np.unique(codes[mask], return_index=True, return_inverse=True)
+    texts, kind_texts = names.dictionary.to_pylist(), kinds.dictionary.to_pylist()
+    named = [(texts[code // width], kind_texts[code % width]) for code in codes.tolist()]
+    number = np.empty(len(codes), np.int64)
+    for i in np.argsort(first).tolist():
+        number[i] = keys.setdefault(named[i], len(keys))
+    steps = np.repeat([where.step for where in records], [where.rows for where in records])
+    return _Rows(name, mask, steps.astype(np.int64), number[inverse])
+
+
+def _in_order(
+    values: NDArray[Any], lengths: Int64, order: NDArray[np.intp]
+) -> tuple[NDArray[Any], Int64]:
+    """Lists one after the other, put into another order, and their offsets."""
+    starts = np.cumsum(lengths) - lengths
+    lengths = lengths[order]
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    if len(order) > 1 and (np.diff(order) != 1).any():
+        values = values[np.arange(offsets[-1]) + np.repeat(starts[order] - offsets[:-1], lengths)]
+    return values, offsets
+
+
+def choose(keys: Sequence[Key], names: str = "*", kinds: str = "*") -> list[Key]:
+    """Those of `keys`, (name, kind) each, that are meant; in their order.
+
+    Args:
+        names: a name, or a glob.
+        kinds: a kind, which means its only or first tensor, or a glob with "*" or "?".
+    Raises:
+        KeyError: nothing is meant; it names what is spelled alike.
+    """
+    known = {name for name, _ in keys}
+    chosen = {names} & known or {name for name in known if fnmatch.fnmatchcase(name, names)}
+    if "*" in kinds or "?" in kinds:
+        glob = kinds.replace("[", "[[]")  # the leaves of "output[*]"
+        found = [key for key in keys if key[0] in chosen and fnmatch.fnmatchcase(key[1], glob)]
+    else:
+        find = finder(keys)
+        meant = {find(name, kinds) for name in chosen}
+        found = [key for key in keys if key in meant]
+    if not found:
+        raise KeyError(f"no site {(names, kinds)!r}: {hint(keys, names, kinds, chosen)}")
+    return found

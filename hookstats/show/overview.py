@@ -1,0 +1,256 @@
+"""overview(): a whole run in a bounded number of columns, each merging neighbouring steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hookstats.records.groups import per_site
+from hookstats.records.keys import Key, plain_kind
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.runs.run import Run
+from hookstats.stats import state
+from hookstats.stats.bins import Bins
+
+Bool = NDArray[np.bool_]
+Spans = tuple[tuple[int, int], ...]
+
+_MAX_COLUMNS = 240  # about what a screen shows side by side
+_MIN_COLUMNS = 80
+_CELLS = 18_000  # sites * columns to aim at: what keeps a report of many sites small
+
+
+@dataclass(frozen=True)
+class ChannelColumns:
+    """The C channels of one site in T columns."""
+
+    rms: Float64
+    """float64 [T, C]: NaN without finite values."""
+    dead: Bool
+    """[T, C]: there are finite values, every one of them zero."""
+    nonfinite: Bool
+    """[T, C]: there is a NaN or an infinity."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """S sites in T columns; a column merges the recorded steps of its span, none is left out.
+
+    Sites are in order of execution, a gradient and a parameter where their module's output is.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    """Every recorded step, ascending."""
+    spans: Spans
+    """[T]: column t merges ``steps[first:end]``."""
+    sites: tuple[SiteInfo, ...]
+    """[S]: as seen last."""
+    moments: Float64
+    """[T, S, 5]: `state.MOMENTS` of the whole tensor."""
+    tallies: Int64
+    """[T, S, 5]: `state.TALLIES` of the whole tensor."""
+    observed: Int64
+    """[T, S]: calls merged; 0 where nothing was recorded."""
+    channels: tuple[ChannelColumns | None, ...]
+    """[S]: None where the number of channels changed from step to step."""
+    bins: Bins | None
+    hist: tuple[SparseCounts, ...]
+    """[T]: histograms of the whole tensors; without bins they are empty."""
+    hist_rows: Int64
+    """[S]: the row of each site in `hist`; a histogram may end before it: nothing was counted."""
+
+
+def overview(
+    run: Run,
+    rank: int = 0,
+    columns: int | None = None,
+    each: Callable[[StepRecord], object] | None = None,
+) -> Overview:
+    """Merge the steps that `rank` recorded into at most `columns` columns.
+
+    Reads every step once, one after the other.
+
+    Args:
+        columns: by default 80 to 240, fewer the more sites there are.
+        each: called with every record, in order: what else needs all of them reads them once.
+    Raises:
+        ValueError: `rank` recorded no step; columns < 1.
+    """
+    steps = run.steps_of(rank)
+    if not steps:
+        raise ValueError(f"{run.path}: expected a run with steps of rank {rank}, it has none yet")
+    if columns is None:
+        sites = max(1, len(run.record(steps[-1], rank)))
+        columns = min(max(_CELLS // sites, _MIN_COLUMNS), _MAX_COLUMNS)
+    if columns < 1:
+        raise ValueError(f"columns = {columns}: expected 1 or more")
+    bounds = np.linspace(0, len(steps), min(columns, len(steps)) + 1).round().astype(int).tolist()
+    spans = tuple(pairwise(bounds))
+    rows = _Rows()
+
+    def records(first: int, end: int) -> Iterator[StepRecord]:
+        for step in steps[first:end]:
+            record = run.record(step, rank)
+            if each is not None:
+                each(record)
+            yield record
+
+    merged = [_merge(records(first, end), rows, run.bins) for first, end in spans]
+    return _join(run, rank, steps, spans, rows, merged)
+
+
+class _Rows:
+    """Which row of the overview a site has, and which rows its channels have."""
+
+    def __init__(self) -> None:
+        self.sites: list[SiteInfo] = []  # as seen last
+        self.channels: list[int] = []  # as seen first
+        self.offsets = [0]  # of the channels' rows
+        self.uneven: set[int] = set()  # sites whose number of channels changed
+        self._index: dict[Key, int] = {}
+        self._known: dict[tuple[SiteInfo, ...], tuple[Int64, Int64, Int64]] = {}
+
+    def of(self, sites: tuple[SiteInfo, ...]) -> tuple[Int64, Int64, Int64]:
+        """Rows of sites [s]; which rows of the record's channels have a place, and which place."""
+        if sites not in self._known:
+            self._known[sites] = self._place(sites)
+        return self._known[sites]
+
+    def _place(self, sites: tuple[SiteInfo, ...]) -> tuple[Int64, Int64, Int64]:
+        rows, taken, places = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        first = 0
+        for site in sites:
+            row = self._index.setdefault((site.name, site.kind), len(self._index))
+            if row == len(self.sites):
+                self.sites.append(site)
+                self.channels.append(site.channels)
+                self.offsets.append(self.offsets[-1] + site.channels)
+            self.sites[row] = site
+            rows.append(row)
+            if site.channels == self.channels[row]:
+                taken.append(np.arange(first, first + site.channels))
+                places.append(np.arange(self.offsets[row], self.offsets[row + 1]))
+            else:
+                self.uneven.add(row)
+            first += site.channels
+        return np.array(rows, np.int64), np.concatenate(taken), np.concatenate(places)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column, over the rows that were known when it ended."""
+
+    moments: Float64
+    tallies: Int64
+    observed: Int64
+    hist: SparseCounts
+    channels: Float64
+    """[4, R]: of every channel the sum of squares, and the finite, zero and non-finite values;
+    exact up to 2**53 of these."""
+
+
+def _merge(records: Iterable[StepRecord], rows: _Rows, bins: Bins | None) -> _Column:
+    tensors: list[tuple[Int64, Float64, Int64, Int64]] = []
+    channels = np.zeros((4, rows.offsets[-1]))
+    counts = np.zeros((len(rows.sites), 0 if bins is None else bins.slots), np.int64)
+    for record in records:
+        row, taken, place = rows.of(record.sites)
+        whole = per_site(record.moments, record.tallies, record.offsets)
+        tensors.append((row, *whole, record.observed))
+        channels = _grown(channels, 1, rows.offsets[-1])
+        moments, tallies = record.moments[taken], record.tallies[taken]
+        count = tallies[:, state.COUNT]
+        with np.errstate(over="ignore"):
+            squares = moments[:, state.M2] + count * np.square(moments[:, state.MEAN])
+        channels[0, place] += np.where(count > 0, squares, 0.0)
+        channels[1, place] += count
+        channels[2, place] += tallies[:, state.ZERO]
+        channels[3, place] += tallies[:, [state.NAN, state.POSINF, state.NEGINF]].sum(1)
+        if bins is not None:
+            counts = _grown(counts, 0, len(rows.sites))
+            owner = np.repeat(row, np.diff(record.hist.offsets))
+            counts[owner, record.hist.slots] += record.hist.counts
+    size = len(rows.sites)
+    moments = np.tile(state.IDENTITY, (len(tensors), size, 1))
+    tallies = np.zeros((len(tensors), size, len(state.TALLIES)), np.int64)
+    observed = np.zeros(size, np.int64)
+    for i, (row, moments_i, tallies_i, observed_i) in enumerate(tensors):
+        moments[i, row], tallies[i, row] = moments_i, tallies_i
+        observed[row] += observed_i
+    merged = state.combine(torch.from_numpy(moments), torch.from_numpy(tallies))
+    return _Column(
+        merged[0].numpy(), merged[1].numpy(), observed, SparseCounts.from_dense(counts), channels
+    )
+
+
+def _join(
+    run: Run, rank: int, steps: list[int], spans: Spans, rows: _Rows, columns: list[_Column]
+) -> Overview:
+    """The columns beside each other, the sites in order of execution."""
+    size = len(rows.sites)
+    order = execution_order([(site.name, site.kind) for site in rows.sites])
+    offsets = np.array(rows.offsets)
+    channels = np.stack([_grown(column.channels, 1, rows.offsets[-1]) for column in columns])
+    squares, count, zero, nonfinite = channels.transpose(1, 0, 2)
+    dead = (count > 0) & (zero == count)
+    with np.errstate(invalid="ignore"):
+        rms = np.sqrt(squares / count)
+    hists = [c.hist for c in columns]
+    return Overview(
+        rank=rank,
+        steps=tuple(steps),
+        spans=spans,
+        sites=tuple(rows.sites[i] for i in order),
+        moments=np.stack([_grown(c.moments, 0, size, state.IDENTITY) for c in columns])[:, order],
+        tallies=np.stack([_grown(c.tallies, 0, size) for c in columns])[:, order],
+        observed=np.stack([_grown(c.observed, 0, size) for c in columns])[:, order],
+        channels=tuple(
+            None
+            if i in rows.uneven
+            else ChannelColumns(rms[:, span], dead[:, span], nonfinite[:, span] > 0)
+            for i, span in ((i, slice(*offsets[i : i + 2])) for i in order)
+        ),
+        bins=run.bins,
+        hist=tuple(hists),
+        hist_rows=np.array(order, np.int64),
+    )
+
+
+def _grown(array: NDArray[Any], axis: int, size: int, fill: Any = 0) -> NDArray[Any]:
+    """`array` with `size` entries along the axis, the new ones filled with `fill`."""
+    if array.shape[axis] == size:
+        return array
+    shape = list(array.shape)
+    shape[axis] = size
+    out = np.empty(shape, array.dtype)
+    out[...] = fill
+    out[tuple(slice(n) for n in array.shape)] = array
+    return out
+
+
+def execution_order(keys: Sequence[Key]) -> list[int]:
+    """Indices of (name, kind)s, each name where its module gave an output or took an input first.
+
+    Gradients and parameters come in any order: theirs is that of the values of their module.
+    Modules of which no value was recorded keep their order, after the others.
+    """
+    first: dict[str, int] = {}
+    for i, (name, kind) in enumerate(keys):
+        if plain_kind(kind) in ("output", "input"):
+            first.setdefault(name, i)
+
+    def place(i: int) -> tuple[int, int]:
+        name, kind = keys[i]
+        if plain_kind(kind) in ("param", "param_grad"):
+            name = name.rpartition(".")[0]
+        return first.get(name, len(keys)), i
+
+    return sorted(range(len(keys)), key=place)

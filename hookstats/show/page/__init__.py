@@ -1,0 +1,54 @@
+"""The report: a run as one HTML page that needs nothing but a browser."""
+
+from __future__ import annotations
+
+import html
+import os
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from hookstats.rules import Monitor
+from hookstats.runs.run import Run
+from hookstats.show.notebook import about_html
+from hookstats.show.overview import overview
+from hookstats.show.page.content import content
+
+_SCRIPTS = ("decode", "format", "colours", "statistics", "heatmap", "charts", "panels", "main")
+
+
+def render(run: Run, *, rank: int = 0) -> str:
+    """The report of what `rank` recorded, as the text of an HTML file.
+
+    The file is self-contained: it loads nothing, and works from a disk. Long runs are shown in at
+    most 240 columns, each merging neighbouring steps, and the page says so. Reads every step once.
+
+    Raises:
+        ValueError: `rank` recorded no step.
+    """
+    monitor = Monitor("default")
+    view = overview(run, rank, each=monitor.examine)
+    payload = content(run, view, monitor.alerts, monitor.failures)
+    return Template(_asset("page.html")).substitute(
+        title=html.escape(run.path.resolve().name),
+        style=_asset("page.css"),
+        script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
+        payload=payload.pack(),
+        fallback=about_html(run),
+    )
+
+
+def write(run: Run, path: str | os.PathLike[str], *, rank: int = 0) -> Path:
+    """Write `render` of the run to `path`, and return that.
+
+    Raises:
+        ValueError: `rank` recorded no step.
+        OSError: `path` cannot be written.
+    """
+    path = Path(path)
+    path.write_text(render(run, rank=rank), encoding="utf-8")
+    return path
+
+
+def _asset(name: str) -> str:
+    return (resources.files("hookstats.show.page") / "assets" / name).read_text("utf-8")

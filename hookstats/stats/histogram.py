@@ -1,0 +1,109 @@
+"""Histogram: how many values fell into each bin, per channel or for a whole tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hookstats.stats.bins import Bins
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Histogram:
+    """How many finite values fell into each bin, for C channels or (C = 1) a whole tensor.
+
+    All tensors are on the CPU and shared, not copied: read them, never write to them.
+
+    Args:
+        bins: the LinearBins or LogBins.
+        slot_counts: int64 [C, bins + 2], underflow, the bins in ascending order of value, overflow.
+        min, max: float64 [C], the extremes of the finite values; +inf and -inf where there are
+            none.
+    """
+
+    bins: Bins
+    slot_counts: Tensor
+    min: Tensor
+    max: Tensor
+
+    @property
+    def counts(self) -> Tensor:
+        """int64 [C, bins]: values in each bin."""
+        return self.slot_counts[:, 1:-1]
+
+    @property
+    def underflow(self) -> Tensor:
+        """int64 [C]: finite values below every bin."""
+        return self.slot_counts[:, 0]
+
+    @property
+    def overflow(self) -> Tensor:
+        """int64 [C]: finite values above every bin."""
+        return self.slot_counts[:, -1]
+
+    @property
+    def edges(self) -> Tensor:
+        """[bins + 1], ascending: bin i lies between edges i and i + 1."""
+        return self.bins.edges()
+
+    def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
+        """The values that the fractions `q` of the finite values do not exceed.
+
+        Linear between the edges of the bin that holds the quantile; no bin reaches beyond min or
+        max, underflow begins at min and overflow ends at max. NaN where there is no finite value.
+
+        Args:
+            q: a fraction in 0..1, or several of any shape.
+        Returns:
+            float64 [C], or ``[*shape of q, C]``.
+        Raises:
+            ValueError: a fraction outside 0..1.
+        """
+        fractions = torch.as_tensor(q, dtype=torch.float64, device="cpu")
+        if not bool(((fractions >= 0) & (fractions <= 1)).all()):
+            raise ValueError(f"q = {q}: expected fractions in 0..1")
+        channels = len(self.slot_counts)
+        total = self.slot_counts.sum(1, keepdim=True)
+        rank = fractions.reshape(1, -1) * total
+        reached = self.slot_counts.contiguous().cumsum(1)  # values in a slot and all before it
+        slot = torch.searchsorted(reached.to(torch.float64), rank)
+        count = self.slot_counts.gather(1, slot)
+        before = reached.gather(1, slot) - count
+        inside = (rank - before) / count.clamp(min=1)
+        infinity = torch.full((1,), torch.inf, dtype=torch.float64, device="cpu")
+        bounds = torch.cat((-infinity, self.edges.to(torch.float64), infinity))
+        bounds = bounds.expand(channels, -1).clamp(self.min[:, None], self.max[:, None])
+        value = torch.lerp(bounds.gather(1, slot), bounds.gather(1, slot + 1), inside)
+        return torch.where(total > 0, value, torch.nan).T.reshape(*fractions.shape, channels)
+
+    def merge(self, other: Histogram) -> Histogram:
+        """The histogram of the values of both.
+
+        Raises:
+            ValueError: `other` has other bins or another number of channels.
+        """
+        check_channels(self, other)
+        if self.bins != other.bins:
+            raise ValueError(f"other = {other}: expected bins {self.bins}")
+        return Histogram(
+            self.bins,
+            self.slot_counts + other.slot_counts,
+            torch.minimum(self.min, other.min),
+            torch.maximum(self.max, other.max),
+        )
+
+    def __len__(self) -> int:
+        """The number of channels."""
+        return len(self.slot_counts)
+
+    def __repr__(self) -> str:
+        return f"Histogram(channels={len(self)}, bins={self.bins})"
+
+
+def check_channels(mine: Sized, other: Sized) -> None:
+    """Raise a ValueError unless both have the same number of channels."""
+    if len(mine) != len(other):
+        raise ValueError(f"other has {len(other)} channels: expected {len(mine)}")

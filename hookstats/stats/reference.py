@@ -1,0 +1,352 @@
+"""update_ and update_many_ in plain PyTorch operations: the fallback on devices without a kernel.
+
+Correct rather than fast: float64 throughout, two passes over every piece, sums by a fixed tree, so
+that the bits do not depend on the device or its threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookstats.stats import state
+
+DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
+    }
+)
+"""The dtypes that have statistics; float64 holds every value of all but 64-bit integers."""
+
+SUPPORTED = "a strided tensor of " + ", ".join(
+    sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+)
+"""What `unsupported` lets pass, for error messages."""
+
+_WIDENED = dict.fromkeys(
+    (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64), torch.float64
+)
+"""What values are divided in by a scale, where it is not float32: as csrc/core/dtype.h widens."""
+
+_PIECE = 1 << 22  # elements brought to float64 at a time
+_FLOAT32 = torch.finfo(torch.float32)
+_FLOAT32_BIAS = 127
+_FLOAT32_MANTISSA_BITS = 23
+
+
+def unsupported(x: Tensor) -> str | None:
+    """Why update_ refuses `x`, such as "dtype torch.complex64"; None where it does not."""
+    if x.is_nested:
+        return "a nested tensor"
+    if x.layout != torch.strided:
+        return f"layout {x.layout}"
+    if x.dtype not in DTYPES:
+        return f"dtype {x.dtype}"
+    return None
+
+
+def channel_count(x: Tensor, channel_dim: int | None) -> int:
+    """How many channels `x` has, 1 where `channel_dim` is None.
+
+    Raises:
+        ValueError: x has no such dimension.
+    """
+    if channel_dim is None:
+        return 1
+    if not isinstance(channel_dim, int) or not -x.dim() <= channel_dim < x.dim():
+        raise ValueError(
+            f"channel_dim = {channel_dim!r}: expected None or a dimension of x, "
+            f"which has shape {tuple(x.shape)}"
+        )
+    return x.shape[channel_dim]
+
+
+def check(
+    x: Tensor,
+    channel_dim: int | None,
+    moments: Tensor,
+    tallies: Tensor,
+    counts: Tensor | None = None,
+    bins: Tensor | None = None,
+    channel_counts: Tensor | None = None,
+    channel_bins: Tensor | None = None,
+) -> None:
+    """Raise a ValueError where update_ cannot take these arguments."""
+    if reason := unsupported(x):
+        raise ValueError(f"x has {reason}: expected {SUPPORTED}")
+    channels = channel_count(x, channel_dim)
+    _check_state("moments", moments, (channels, len(state.MOMENTS)), torch.float64, x.device)
+    _check_state("tallies", tallies, (channels, len(state.TALLIES)), torch.int64, x.device)
+    _check_histogram("", (), counts, bins, x.device)
+    _check_histogram("channel_", (channels,), channel_counts, channel_bins, x.device)
+
+
+def update_(
+    x: Tensor,
+    channel_dim: int | None,
+    moments: Tensor,
+    tallies: Tensor,
+    counts: Tensor | None = None,
+    bins: Tensor | None = None,
+    channel_counts: Tensor | None = None,
+    channel_bins: Tensor | None = None,
+) -> None:
+    """Fold the statistics of `x` into the state of its channels, in place.
+
+    The arguments are those of the operator `hookstats::update_`; the state may also be on the CPU
+    where the device of `x` has no float64.
+
+    Raises:
+        ValueError: arguments that `check` refuses.
+    """
+    check(x, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins)
+    _fold(x, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins, None)
+
+
+def update_many_(
+    xs: Sequence[Tensor],
+    channel_dim: int | None,
+    moments: Sequence[Tensor],
+    tallies: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    bins: Tensor | None,
+    channel_counts: Sequence[Tensor],
+    channel_bins: Tensor | None,
+    scale: Tensor | None = None,
+) -> None:
+    """`update_` of each of `xs`, divided by `scale`, into the i-th state of the lists.
+
+    The arguments are those of the operator `hookstats::update_many_`.
+
+    Raises:
+        ValueError: arguments that cannot be taken; then no state is changed.
+    """
+    lists = {"moments": moments, "tallies": tallies}
+    for name, given, descriptor in (
+        ("counts", counts, bins),
+        ("channel_counts", channel_counts, channel_bins),
+    ):
+        if descriptor is not None:
+            lists[name] = given
+        elif given:
+            raise ValueError(f"{name} has {len(given)} tensors: expected none without its bins")
+    for name, given in lists.items():
+        if len(given) != len(xs):
+            raise ValueError(f"{name} has {len(given)} tensors: expected {len(xs)}, as many as xs")
+        _check_apart(name, given)
+    if scale is not None and (scale.dtype != torch.float32 or scale.dim() != 0):
+        raise ValueError(
+            f"scale has shape {tuple(scale.shape)} and dtype {scale.dtype}: expected () and "
+            "torch.float32"
+        )
+    none = [None] * len(xs)
+    one_by_one = [
+        (x, channel_dim, m, t, c, bins, cc, channel_bins)
+        for x, m, t, c, cc in zip(
+            xs,
+            moments,
+            tallies,
+            none if bins is None else counts,
+            none if channel_bins is None else channel_counts,
+            strict=True,
+        )
+    ]
+    for i, arguments in enumerate(one_by_one):
+        _check_nth(i, xs, *arguments)
+    for arguments in one_by_one:
+        _fold(*arguments, scale)
+
+
+def _fold(
+    x: Tensor,
+    channel_dim: int | None,
+    moments: Tensor,
+    tallies: Tensor,
+    counts: Tensor | None,
+    bins: Tensor | None,
+    channel_counts: Tensor | None,
+    channel_bins: Tensor | None,
+    scale: Tensor | None,
+) -> None:
+    """What `update_` does, with arguments that are checked."""
+    rows = x.detach().resolve_neg()
+    rows = rows.unsqueeze(0) if channel_dim is None else rows.movedim(channel_dim, 0)
+    for piece in _pieces(rows):
+        if scale is not None:
+            piece = piece.to(_WIDENED.get(x.dtype, torch.float32)) / scale
+        values = piece.to(moments.device).to(torch.float64).reshape(len(moments), -1).contiguous()
+        state.merge_(moments, tallies, *_reduce(values))
+        if counts is not None and bins is not None:
+            _count_(counts.unsqueeze(0), values.reshape(1, -1), bins)
+        if channel_counts is not None and channel_bins is not None:
+            _count_(channel_counts, values, channel_bins)
+
+
+def _pieces(rows: Tensor) -> Iterator[Tensor]:
+    """Views of `rows` [C, ...], not empty, that together cover it; small unless C is large."""
+    if rows.numel() <= _PIECE or rows.numel() == rows.shape[0]:
+        if rows.numel() > 0:
+            yield rows
+        return
+    sizes = rows.shape[1:]
+    for half in rows.tensor_split(2, dim=1 + sizes.index(max(sizes))):
+        yield from _pieces(half)
+
+
+def _reduce(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The moments and tallies, [C, 5] each, of `values`, float64 [C, n], n >= 1."""
+    finite = values.isfinite()
+    count = finite.sum(1)
+    clean = torch.where(finite, values, 0.0)
+    # Divided first: the sum of huge values may overflow where their mean does not.
+    share = 1.0 / count.clamp(min=1).to(torch.float64)
+    mean = _sum(clean * share[:, None])
+    mean = mean + _sum(torch.where(finite, values - mean[:, None], 0.0) * share[:, None])
+    moments = torch.stack(
+        (
+            mean,
+            _sum(torch.where(finite, values - mean[:, None], 0.0).square()),
+            torch.where(finite, values, torch.inf).amin(1) + 0.0,  # + 0.0 makes -0 a +0
+            torch.where(finite, values, -torch.inf).amax(1) + 0.0,
+            _sum(clean.abs()),
+        ),
+        dim=1,
+    )
+    tallies = torch.stack(
+        (
+            count,
+            values.isnan().sum(1),
+            (values == torch.inf).sum(1),
+            (values == -torch.inf).sum(1),
+            (values == 0).sum(1),
+        ),
+        dim=1,
+    )
+    return moments, tallies
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Row sums of [C, n] by halving; torch.sum adds in an order that depends on its threads."""
+    while (n := values.shape[1]) > 1:
+        if n % 2:
+            values = torch.nn.functional.pad(values, (0, 1))
+        half = values.shape[1] // 2
+        values = values[:, :half] + values[:, half:]
+    return values[:, 0]
+
+
+def _count_(counts: Tensor, values: Tensor, bins: Tensor) -> None:
+    """Count the finite `values`, float64 [C, n], into the slots of `counts`, int64 [C, slots]."""
+    channels, slots = counts.shape
+    find = _linear_slots if bins.dtype == torch.float32 else _log_slots
+    finite = values.isfinite()
+    slot = find(values.where(finite, 0.0), bins)
+    row = torch.arange(channels, device=values.device)[:, None]
+    found = torch.bincount((row * slots + slot)[finite], minlength=channels * slots)
+    counts += found.view(channels, slots)
+
+
+def _linear_slots(values: Tensor, edges: Tensor) -> Tensor:
+    edges = edges.to(values.device).to(torch.float64)
+    slots = torch.searchsorted(edges, values, right=True)
+    return torch.where(values == edges[-1], len(edges) - 1, slots)
+
+
+def _log_slots(values: Tensor, descriptor: Tensor) -> Tensor:
+    subdivision_bits, base, top = _log_range(descriptor)
+    magnitude = values.abs()
+    nearest = magnitude.to(torch.float32)
+    bits = nearest.view(torch.int32).to(torch.int64)
+    bits -= (nearest.to(torch.float64) > magnitude).to(torch.int64)  # round toward zero
+    raw = bits >> (_FLOAT32_MANTISSA_BITS - subdivision_bits)
+    small = int(base > 0)
+    per_sign = top - base + small
+    nth = (raw - base + small).clamp(min=0)  # below base: the one bin of the small
+    nth = torch.where((raw >= top) | (magnitude > _FLOAT32.max), per_sign, nth)
+    away = torch.where(values < 0, -1 - nth, 1 + nth)
+    return 1 + per_sign + torch.where(values == 0, 0, away)
+
+
+def _log_range(descriptor: Tensor) -> tuple[int, int, int]:
+    """Subdivision bits k of a log descriptor, and its range base..top of bits >> (23 - k)."""
+    subdivision_bits, min_exponent, max_exponent = descriptor.tolist()
+    base = (min_exponent + _FLOAT32_BIAS) << subdivision_bits
+    top = (max_exponent + _FLOAT32_BIAS + 1) << subdivision_bits
+    return subdivision_bits, base, top
+
+
+def _check_nth(i: int, xs: Sequence[Tensor], *arguments: Any) -> None:
+    """`check` one of many, whose error then says which."""
+    try:
+        if xs[i].device != xs[0].device:
+            raise ValueError(f"x is on {xs[i].device}: expected {xs[0].device}, as the first is")
+        check(*arguments)
+    except ValueError as error:
+        raise ValueError(f"tensor {i} of xs: {error}") from None
+
+
+def _check_apart(name: str, tensors: Sequence[Tensor]) -> None:
+    """Raise a ValueError where two of `tensors` share memory."""
+    starts = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(tensors))
+    for (start, i), (next_start, j) in pairwise(starts):
+        if start + tensors[i].nbytes > next_start:
+            raise ValueError(
+                f"{name}[{min(i, j)}] and {name}[{max(i, j)}] share memory: expected a state of "
+                "its own for every tensor of xs"
+            )
+
+
+def _check_state(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: "
+            f"expected {shape} and {dtype}"
+        )
+    if tensor.device not in (device, torch.device("cpu")):
+        raise ValueError(f"{name} is on {tensor.device}: expected {device}, the device of x")
+
+
+def _check_histogram(
+    prefix: str,
+    rows: tuple[int, ...],
+    counts: Tensor | None,
+    bins: Tensor | None,
+    device: torch.device,
+) -> None:
+    counts_name, bins_name = f"{prefix}counts", f"{prefix}bins"
+    if counts is None and bins is None:
+        return
+    if counts is None or bins is None:
+        given, missing = (bins_name, counts_name) if counts is None else (counts_name, bins_name)
+        raise ValueError(f"{missing} = None although {given} is given: expected both or neither")
+    if bins.dtype == torch.float32 and bins.dim() == 1 and len(bins) >= 2:
+        slots = len(bins) + 1
+    elif bins.dtype == torch.int32 and bins.shape == (3,) and bins.device.type == "cpu":
+        _, base, top = _log_range(bins)
+        slots = 2 * (top - base + (base > 0)) + 3
+    else:
+        raise ValueError(
+            f"{bins_name} has shape {tuple(bins.shape)} and dtype {bins.dtype} on {bins.device}: "
+            "expected the descriptor of LinearBins or LogBins"
+        )
+    _check_state(counts_name, counts, (*rows, slots), torch.int64, device)

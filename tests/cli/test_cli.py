@@ -1,0 +1,262 @@
+"""The command line as a whole: help, exit codes, errors in one line, pipes and colours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import call, healthy, spawn, write_run
+from support.paths import ROOT
+from support.samples import record_of
+
+from hookstats._version import __version__
+from hookstats.cli import COMMANDS
+
+NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", *map(healthy, range(3)))
+
+
+def test_help_names_every_command() -> None:
+    result = call("--help")
+    assert (result.code, result.err) == (0, "")
+    assert NAMES == ["demo", "show", "top", "compare", "report", "export", "doctor"]
+    for name in NAMES:
+        assert re.search(rf"^    {name} ", result.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_has_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = call(name, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"usage: hookstats {name} ")
+    assert name == "doctor" or f"examples:\n  hookstats {name}" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_are_commands_that_parse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shlex
+
+    (module,) = (module for module in COMMANDS if module.__name__.endswith(f".{name}"))
+    monkeypatch.setattr(module, "run", lambda options: 0)
+    for line in re.findall(r"^  hookstats (.*)$", module.__doc__ or "", re.MULTILINE):
+        command, *_ = re.split(r" {3,}", line)
+        assert call(*shlex.split(command)).code == 0
+
+
+def test_the_version() -> None:
+    assert call("--version") == (0, f"hookstats {__version__}\n", "")
+
+
+def test_the_console_script_is_main() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert '\nhookstats = "hookstats.cli:main"\n' in project
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["shwo"],
+        ["show"],
+        ["show", "a", "--sort", "size"],
+        ["top", "a", "--rank", "-1"],
+        ["top", "a", "--limit", "x"],
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    result = call(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert "usage: hookstats" in result.err
+
+
+READERS = [
+    ["show", "RUN"],
+    ["top", "RUN", "--once"],
+    ["compare", "RUN", "RUN"],
+    ["report", "RUN", "-o", "report.html"],
+    ["export", "RUN", "-o", "run.csv"],
+]
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
+def test_a_missing_run_is_an_error_in_one_line(
+    command: list[str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
+    result = call(*command)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"hookstats {command[0]}: error: RUN: no such run\n"
+    result = call(*(word.replace("RUN", "rnu") for word in command))
+    assert result.err == (f"hookstats {command[0]}: error: rnu: no such run; did you mean run?\n")
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
+
+
+def test_an_error_in_a_process_of_its_own(tmp_path: Path) -> None:
+    assert spawn("show", "RUN", cwd=tmp_path) == (
+        2,
+        "",
+        "hookstats show: error: RUN: no such run\n",
+    )
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
+def test_what_is_no_run_is_an_error_in_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("RUN").mkdir()
+    result = call(*command)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"hookstats {command[0]}: error: path = 'RUN': ")
+    assert result.err.count("\n") == 1
+    Path("RUN", "run.json").write_text("{")
+    result = call(*command)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"hookstats {command[0]}: error: RUN/run.json: damaged")
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in READERS if c[0] != "compare"], ids=lambda command: command[0]
+)
+def test_a_damaged_part_is_warned_of_and_the_rest_is_read(
+    command: list[str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
+    part = sorted((run / "parts").iterdir())[1]
+    part.write_bytes(part.read_bytes()[:-100])
+    result = call(*(word.replace("RUN", "run") for word in command))
+    assert result.code == 0
+    assert result.out
+    assert result.err.startswith("hookstats: warning: ")
+    assert part.name in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "advice"),
+    [
+        (["show", "RUN"], "rich", "pip install 'hookstats[cli]'"),
+        (["top", "RUN"], "rich", "pip install 'hookstats[cli]'"),
+        (["compare", "RUN", "RUN"], "rich", "pip install 'hookstats[cli]'"),
+        (["show", "RUN"], "pyarrow", "pip install 'hookstats[store]'"),
+        (["demo", "--out", "out"], "sklearn", "pip install 'hookstats[demo]'"),
+        (["demo", "--out", "out"], "rich", "pip install 'hookstats[cli]'"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_installs_it(
+    command: list[str],
+    package: str,
+    advice: str,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(run.parent)
+    for module in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    result = call(*(word.replace("RUN", "run") for word in command))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"hookstats {command[0]}: error: ")
+    assert result.err.endswith(f"{advice}\n")
+    assert result.err.count("\n") == 1
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "run", "-o", "missing/report.html"],
+        ["export", "run", "-o", "missing/run.csv"],
+        ["export", "run", "-o", "missing/run.parquet"],
+    ],
+    ids=lambda command: command[2 if command[0] == "report" else 3],
+)
+def test_an_unwritable_output_is_named(
+    command: list[str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
+    result = call(*command)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"hookstats {command[0]}: error: ")
+    assert "missing" in result.err
+    assert "No such file or directory" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_traceback_is_there_for_those_who_ask(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        call("--traceback", "show", tmp_path / "run")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    x = torch.randn(4, 2)
+    wide = record_of({(f"layer{i}", "output"): (x, 1) for i in range(3000)}, channel_bins=None)
+    run = write_run(tmp_path / "run", wide)
+    command = f"{sys.executable} -m hookstats show {run} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0].strip() == "step 0"
+    assert done.stdout.splitlines()[1] == "141"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_an_interrupt_ends_quietly(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hookstats", "demo", "--out", tmp_path / "out", "--epochs", "1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "run.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+
+
+ESCAPE = "\x1b["
+
+
+def in_terminal(command: str, run: Path, **environment: str) -> str:
+    """What a command prints into a terminal of 80 columns."""
+    done = subprocess.run(
+        ["script", "-qec", f"stty cols 80; {command}", "/dev/null"],
+        cwd=run.parent,
+        env={**os.environ, "TERM": "xterm", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("script") is None, reason="needs script, of util-linux")
+def test_colours_are_for_terminals_that_want_them(tmp_path: Path) -> None:
+    x = torch.randn(8, 4)
+    x[0, 0] = torch.nan
+    run = write_run(tmp_path / "run", record_of({("a", "output"): (x, 1)}, channel_bins=None))
+    command = f"{sys.executable} -m hookstats show run"
+    assert ESCAPE in in_terminal(command, run)
+    plain = in_terminal(command, run, NO_COLOR="1")
+    assert "\x1b[1;31m" not in plain
+    assert "\x1b[33m" not in plain
+    assert ESCAPE not in call("show", run).out

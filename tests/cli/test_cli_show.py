@@ -1,0 +1,128 @@
+"""hookstats show: the table of a step, chosen and sorted, and the alerts so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import call, healthy, write_run
+from support.samples import record_of, sample
+
+from hookstats import open_run, rules
+from hookstats.records.record import StepRecord
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", *map(healthy, (0, 5, 10)))
+
+
+def layers(*arguments: object) -> list[tuple[str, str]]:
+    """Layer and kind of the rows of a table."""
+    result = call("show", *arguments)
+    assert (result.code, result.err) == (0, "")
+    end = result.words.index("")
+    return [(words.split()[0], words.split()[1]) for words in result.words[3:end]]
+
+
+@pytest.mark.parametrize(
+    ("step", "shown"), [([], 10), (["--step", 5], 5), (["--step", -3], 0), (["--step", "-1"], 10)]
+)
+def test_a_step_is_shown(run: Path, step: list[object], shown: int) -> None:
+    result = call("show", run, *step)
+    assert (result.code, result.err) == (0, "")
+    assert result.words[0] == f"step {shown}"
+    assert len(result.words) == 3 + 6 + 2
+    assert result.words[-1] == "no alerts"
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("7", "step 7: {run} has 3 steps of rank 0 in 0..10"),
+        ("-4", "--step -4: {run} has 3 steps"),
+    ],
+)
+def test_a_step_that_is_not_there_is_an_error(run: Path, step: str, message: str) -> None:
+    result = call("show", run, "--step", step)
+    said = message.format(run=run)
+    assert result == (2, "", f"hookstats show: error: {said}\n")
+
+
+def test_ranks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", sample(0))
+    write_run(run, sample(3, rank=2), rank=2)
+    assert call("show", run, "--rank", 2).words[0] == "step 3, rank 2"
+    result = call("show", run, "--rank", 1)
+    assert (result.code, result.err) == (
+        2,
+        f"hookstats show: error: rank 1: {run} has the ranks 0, 2\n",
+    )
+
+
+def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    result = call("show", run)
+    assert result == (2, "", f"hookstats show: error: step 0: {run} has no steps yet\n")
+
+
+def test_layers_and_kinds_are_chosen(run: Path) -> None:
+    order = healthy(0).keys()
+    assert layers(run) == order
+    assert layers(run, "--layer", "encoder.*") == [k for k in order if k[0].startswith("enc")]
+    assert layers(run, "--layer", "head", "--layer", "encoder.1") == [
+        k for k in order if k[0] in ("head", "encoder.1")
+    ]
+    assert layers(run, "--kind", "*grad*") == [k for k in order if "grad" in k[1]]
+    assert layers(run, "--kind", "output", "--kind", "param_grad", "--layer", "head*") == [
+        ("head", "output"),
+        ("head.weight", "param_grad"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "hint"),
+    [
+        (["--layer", "encodr.1"], "'encoder.1'"),
+        (["--layer", "heads.*"], "'head"),
+        (["--kind", "grad_outputs"], "'grad_output'"),
+        (["--layer", "head.weight", "--kind", "output"], "head.weight"),
+    ],
+)
+def test_an_unknown_layer_or_kind_names_close_ones(run: Path, choice: list[str], hint: str) -> None:
+    result = call("show", run, *choice)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("hookstats show: error: no site ")
+    assert hint in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_sites_are_sorted(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        healthy(0, {("head", "output"): 5.0, ("encoder.1", "output"): 9.0}),
+    )
+    assert layers(run, "--sort", "std")[:2] == [("encoder.1", "output"), ("head", "output")]
+    assert layers(run, "--sort", "order") == healthy(0).keys()
+
+
+def sick(step: int) -> StepRecord:
+    """A network whose head overflows in step 3, for good."""
+    x = torch.ones(4, 3)
+    if step >= 3:
+        x[1, 2] = torch.inf
+    y = torch.ones(4, 2)
+    return record_of({("body", "output"): (y, 1), ("head", "output"): (x, 1)}, step)
+
+
+def test_alerts_are_those_of_the_steps_so_far(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", *map(sick, range(6)))
+    expected = [alert.message for alert in rules.replay(open_run(run))]
+    assert any("'head'" in message and "step 3" in message for message in expected)
+    result = call("show", run)
+    after = result.words.index(f"{len(expected)} alert{'s' * (len(expected) > 1)}:")
+    assert result.words[after + 1 :] == expected
+    assert call("show", run, "--step", 2).words[-1] == "no alerts"
+    assert call("show", run, "--layer", "body").words[-1] == "no alerts"
+    assert "alert" not in call("show", run, "--alerts", 0).out

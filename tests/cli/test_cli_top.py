@@ -1,0 +1,190 @@
+"""hookstats top: a frame of a running training, and the live view around it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from support.commands import call, healthy, write_run
+from support.samples import BINS, record_of
+
+from hookstats.cli import view
+from hookstats.records.record import StepRecord
+from hookstats.runs.run import open_run
+from hookstats.runs.writer import RunWriter
+
+
+def growing(step: int) -> StepRecord:
+    """A layer at rest, one whose values double each step, one with a NaN from step 4 on."""
+    x = torch.ones(4, 4)
+    x[:, 0] = -1.0
+    sick = x.clone()
+    if step >= 4:
+        sick[0, 1] = torch.nan
+    data = {"rest": x, "doubles": x * 2.0**step, "sick": sick}
+    return record_of({(name, "output"): (x, 1) for name, x in data.items()}, step)
+
+
+def test_once_prints_one_frame(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", *map(growing, range(6)), close=False)
+    result = call("top", run, "--once")
+    assert (result.code, result.err) == (0, "")
+    assert re.fullmatch(rf"{run}: step 5, 6 recorded, written \d+ s ago", result.words[0])
+    assert result.words[2:4] == ["non-", "layer kind rms, last 12 rms change finite dead"]
+    assert result.words[4:7] == [
+        "sick output ██████ 1.00 +0% 1 0/4",
+        "doubles output ▂▂▂▃▅█ 32.0 x32 0 0/4",
+        "rest output ██████ 1.00 +0% 0 0/4",
+    ]
+    alerts = result.words[result.words.index("") + 7 :]
+    assert any("step 4" in words and "'sick'" in words for words in alerts)
+    assert call("top", run).words[1:] == result.words[1:]  # a pipe is not watched
+
+
+def test_a_closed_run_and_a_run_without_steps(tmp_path: Path) -> None:
+    closed = write_run(tmp_path / "closed", growing(0))
+    result = call("top", closed)
+    assert result.words[0] == f"{closed}: step 0, 1 recorded, closed"
+    assert result.words[-1] == "no alerts"
+    empty = write_run(tmp_path / "empty", close=False)
+    assert call("top", empty) == (0, f"{empty}: no step yet\n", "")
+
+
+def test_sites_are_chosen_and_limited(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", *map(growing, range(6)))
+    result = call("top", run, "--layer", "d*", "--layer", "rest")
+    assert [words.split()[0] for words in result.words[4:6]] == ["doubles", "rest"]
+    assert result.words[-1] == "no alerts"
+    result = call("top", run, "--limit", 1)
+    assert result.words[5] == "... and 2 more"
+    result = call("top", run, "--layer", "double")
+    assert (result.code, result.out) == (2, "")
+    assert "'doubles'" in result.err
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn", "changed"),
+    [
+        ([1.0], "█", ""),
+        ([0.0, 0.0], "▁▁", "+0%"),
+        ([0.0, 1.0], "▁█", "from 0"),
+        ([4.0, 3.0, 2.0, 1.0, 0.0], "█▇▅▃▁", "-100%"),
+        ([1.0, math.nan, 2.0], "▅ █", "+100%"),
+        ([math.nan, 2.0], " █", ""),
+        ([2.0, math.inf], "██", "from 0"),
+        ([1.0, 35.2], "▂█", "x35.2"),
+    ],
+)
+def test_curves_and_changes(values: list[float], drawn: str, changed: str) -> None:
+    assert view.draw(deque(values)) == drawn
+    if values[-1] != math.inf:
+        assert view.change(deque(values)) == changed
+
+
+def test_a_frame_follows_the_run(tmp_path: Path) -> None:
+    """New parts are taken in, in portions; a step back to a checkpoint begins anew."""
+    header = {"bins": BINS, "channel_bins": growing(0).channel_bins}
+    writer = RunWriter(tmp_path / "run", header, seconds_per_part=0)
+    watched = view.View(open_run(tmp_path / "run"))
+    assert not watched.read()
+    assert watched.sites == []
+    for step in range(3):
+        writer.write(growing(step))
+    assert watched.read(seconds=0)  # one step, and two are left
+    console = Console(width=100)
+    headline, *_ = watched.frame(console, 10)
+    assert ": step 0, 3 recorded, 2 still to read, written " in str(headline)
+    assert not watched.read()
+    writer.write(growing(3))
+    writer.write(growing(4))
+    watched.read()
+    assert watched.sites[2].nonfinite == 1
+    assert len(watched.alerts) > 0
+    writer.write(growing(1))
+    watched.read()
+    headline, *_ = watched.frame(console, 10)
+    assert ": step 1, 2 recorded, written " in str(headline)
+    assert watched.alerts == []
+
+
+def test_of_a_long_run_the_last_steps_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "RECENT", 3)
+    run = write_run(tmp_path / "run", *map(growing, range(3, 10)))
+    result = call("top", run)
+    assert result.words[0] == f"{run}: step 9, 7 recorded, 4 skipped, closed"
+    assert result.words[5] == "doubles output ▃▅█ 512 +300% 0 0/4"
+
+
+@contextmanager
+def live(run: Path, rows: int, columns: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A `top` in a terminal of its own, and the terminal's other end."""
+    import fcntl
+    import pty
+    import termios
+
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    environment = {name: v for name, v in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "hookstats", "top", run.name]
+    with subprocess.Popen(
+        command,
+        cwd=run.parent,
+        env={**environment, "TERM": "xterm"},
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+    ) as process:
+        os.close(its)
+        try:
+            yield process, ours
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def read_until(terminal: int, text: str, seconds: float = 60.0) -> str:
+    """What the terminal gets until it has the text."""
+    seen = b""
+    deadline = time.monotonic() + seconds
+    while text.encode() not in seen:
+        assert time.monotonic() < deadline, seen.decode()
+        if select.select([terminal], [], [], 0.1)[0]:
+            seen += os.read(terminal, 65536)
+    return seen.decode()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
+@pytest.mark.parametrize("how", ["q", "interrupt"])
+def test_the_live_view_refreshes_and_quits(tmp_path: Path, how: str) -> None:
+    header = {"bins": BINS, "channel_bins": None}
+    writer = RunWriter(tmp_path / "run", header, seconds_per_part=0)
+    writer.write(healthy(0))
+    with live(tmp_path / "run", rows=9, columns=80) as (process, terminal):
+        frame = read_until(terminal, "no alerts")
+        assert "step 0, 1 recorded" in frame
+        assert "... and 4 more" in frame  # the terminal is 9 lines high
+        writer.write(healthy(1))
+        read_until(terminal, "step 1, 2 recorded")
+        if how == "q":
+            os.write(terminal, b"q")
+        else:
+            process.send_signal(signal.SIGINT)
+        read_until(terminal, "\x1b[?1049l")  # the screen from before is back
+        assert process.wait(60) == 0

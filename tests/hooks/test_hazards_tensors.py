@@ -1,0 +1,328 @@
+"""What trainings do that hooks get wrong: odd outputs, odd gradients, odd kinds of tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.expected import assert_adds_up, assert_stats
+from support.modules import Lambda, network
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import SGD
+
+import hookstats as hs
+from hookstats.watching.watch import KINDS, MODULE_KINDS
+
+pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread")
+
+
+# Outputs
+
+
+def test_a_generator_is_not_used_up() -> None:
+    model = nn.Sequential(Lambda(lambda x: (x * i for i in range(3))), Lambda(lambda xs: sum(xs)))
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        y = model(torch.ones(2, 3))
+        assert torch.equal(y, torch.full((2, 3), 3.0))
+        assert w.coverage()["0", "output"].skipped == {"no tensor": 1}
+
+
+def test_one_tensor_twice_in_an_output() -> None:
+    model = Lambda(lambda x: [(y := x * 2), y])
+    with hs.watch(model, kinds=("output", "grad_output")) as w:
+        a, b = model(torch.ones(2, 3, requires_grad=True))
+        (a.sum() + 3 * b.sum()).backward()
+        w.step()
+        for path in ("", "[1]"):  # one tensor has one gradient, whoever used it
+            assert_stats(w.latest["", f"output{path}"], [torch.full((2, 3), 2.0)], -1)
+            assert_stats(w.latest["", f"grad_output{path}"], [torch.full((2, 3), 4.0)], -1)
+
+
+def test_an_output_that_is_the_input() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Identity(), nn.Dropout(0.0), nn.Identity())
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        x = torch.randn(2, 3)
+        y = model(x)
+        y.square().sum().backward()
+        w.step()
+        for name in "123":
+            for kind in ("output", "input"):
+                assert_stats(w.latest[name, kind], [y], -1)
+            for kind in ("grad_output", "grad_input"):
+                assert_stats(w.latest[name, kind], [2 * y], -1)
+        assert_adds_up(w)
+
+
+def test_leaves_among_inputs_and_outputs_get_no_hooks() -> None:
+    own = nn.Parameter(torch.ones(2, 3))
+    model = nn.Sequential(nn.Identity(), Lambda(lambda x: (x * 2, own)))
+    x = torch.ones(2, 3, requires_grad=True)
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        for _ in range(4):
+            y, again = model(x)
+            (y * again).sum().backward()
+            w.step()
+            assert w.latest["1", "grad_output"].count.tolist() == [2] * 3
+        assert not x._backward_hooks
+        assert not own._backward_hooks
+        coverage = w.coverage()
+        assert coverage["0", "grad_output"].skipped == {"leaf": 4}
+        assert coverage["1", "grad_output[1]"].skipped == {"leaf": 4}
+        assert_adds_up(w)
+
+
+def test_keys_that_never_come_again_do_not_fill_the_memory() -> None:
+    calls = iter(range(10**6))
+    model = Lambda(lambda x: {f"image {next(calls)}": x for _ in range(600)})
+    with hs.watch(model, kinds=("output",), bins=None) as w:
+        model(torch.ones(2, 3))
+        with pytest.warns(RuntimeWarning, match="more than 1024 tensors"):
+            model(torch.ones(2, 3))
+        model(torch.ones(2, 3))
+        w.step()
+        assert len(w.latest) == 1024
+        rows = w.coverage()
+        assert sum(row.forwards for row in rows) == 1800
+        assert rows["", "output[...]"].skipped == {"disabled": 776}
+
+
+def test_an_output_that_holds_itself_disables_the_module_alone() -> None:
+    def knot(x: Tensor) -> list[Any]:
+        knotted: list[Any] = [x * 2]
+        knotted.append(knotted)
+        return knotted
+
+    model = nn.Sequential(Lambda(knot), Lambda(lambda knotted: knotted[0] * 2))
+    with hs.watch(model, kinds=("output",), bins=None) as w:
+        with pytest.warns(RuntimeWarning, match=r"output.* of '0' no more: "):
+            y = model(torch.ones(2, 3))
+        w.step()
+        assert_stats(w.latest["1", "output"], [y], -1)
+
+
+def test_an_output_whose_memory_was_freed_is_skipped() -> None:
+    def freed(x: Tensor) -> Tensor:
+        y = x.clone()
+        y.untyped_storage().resize_(0)
+        return y
+
+    model = nn.Sequential(Lambda(torch.clone))
+    with hs.watch(model, kinds=("output",)) as w:
+        model(torch.ones(4, 3))
+        model[0].function = freed
+        model(torch.ones(4, 3))
+        w.step()
+        row = w.coverage()["0", "output"]
+        assert (row.observed, row.skipped, row.error) == (1, {"no storage": 1}, None)
+
+
+# Gradients
+
+
+class Expanding(torch.autograd.Function):
+    """Its gradient has the strides (0, 0)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].expand(ctx.shape)
+
+
+class Negative(torch.autograd.Function):
+    """Its gradient has the negative bit set."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        gradient = torch.randn(4, 6, dtype=torch.complex64).conj().imag
+        assert gradient.is_neg()
+        return gradient
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x.square().sum(),
+    "stride (0, 0)": Expanding.apply,
+    "transposed": lambda x: (x.t() @ torch.randn(4, 2)).square().sum(),
+    "negative bit": Negative.apply,
+    "not finite": lambda x: (x * torch.tensor([torch.nan, torch.inf, 1, 0, -1, 2])).sum(),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_odd_gradients(name: str) -> None:
+    model = Lambda(lambda x: x * 2)
+    x = torch.randn(4, 6, requires_grad=True)
+    with hs.watch(model, kinds=("grad_output",)) as w:
+        y = model(x)
+        seen: list[Tensor] = []
+        y.register_hook(seen.append)
+        GRADIENTS[name](y).backward()
+        w.step()
+        assert_stats(w.latest["", "grad_output"], seen, -1)
+        assert_adds_up(w)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", ["uncoalesced", "complex", "jagged"])
+def test_gradients_that_cannot_be_read_are_refused_by_name(layout: str) -> None:
+    match layout:
+        case "uncoalesced":
+            model: nn.Module = Lambda(lambda x: x * 2)
+            x = torch.randn(4, 6)
+
+            def loss(y: Tensor) -> Tensor:
+                return nn.functional.embedding(torch.tensor([1, 1]), y, sparse=True).sum()
+
+            reason = "layout sparse_coo"
+        case "complex":
+            model = Lambda(lambda x: x * 2)
+            x = torch.randn(4, 6, dtype=torch.complex64)
+
+            def loss(y: Tensor) -> Tensor:
+                return y.abs().sum()
+
+            reason = "dtype complex64"
+        case _:
+            model = nn.Linear(6, 2)
+            x = torch.nested.nested_tensor(
+                [torch.randn(2, 6), torch.randn(3, 6)], layout=torch.jagged
+            )
+
+            def loss(y: Tensor) -> Tensor:
+                return y.values().sum()
+
+            reason = "NestedTensor"
+    with hs.watch(model, kinds=("grad_output",)) as w:
+        loss(model(x.requires_grad_())).backward()
+        w.step()
+        row = w.coverage()["", "grad_output"]
+        assert (row.forwards, row.observed, row.skipped) == (1, 0, {reason: 1})
+        assert_adds_up(w)
+        assert len(w.latest) == 0
+
+
+def test_gradients_that_are_gone_when_the_step_closes_are_missing() -> None:
+    """As where the optimizer steps in the backward, and frees each gradient right away."""
+    model = network()
+
+    def use_up(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(use_up)
+    with hs.watch(model, kinds=("grad_output", "param_grad")) as w:
+        model(torch.randn(2, 3)).sum().backward()
+        w.step()
+        assert {kind for _, kind in w.latest} == {"grad_output"}
+        row = w.coverage()["0.weight", "param_grad"]
+        assert (row.forwards, row.observed, row.missing) == (1, 0, 1)
+
+
+def test_a_parameter_that_several_modules_share_is_observed_once_a_step() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with hs.watch(model, optimizer, kinds=("param", "param_grad")) as w:
+        model(torch.randn(2, 3)).sum().backward()
+        optimizer.step()
+        assert [key for key in w.latest if "weight" in key[0]] == [
+            ("0.weight", "param"),
+            ("0.weight", "param_grad"),
+        ]
+        assert model[0].weight.grad is not None
+        assert_stats(w.latest["0.weight", "param_grad"], [model[0].weight.grad], 0)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3)])  # the latter's output is a view
+@pytest.mark.parametrize("use", ["none", "backward", "in place", "graph kept", "failure"])
+def test_no_hook_keeps_a_tensor_alive(shape: tuple[int, ...], use: str) -> None:
+    def broken(gradient: Tensor) -> None:
+        raise RuntimeError("of the user")
+
+    model = nn.Linear(3, 4)
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        x = torch.randn(shape, requires_grad=True) * 1
+        y = model(x)
+        alive = [weakref.ref(tensor) for tensor in (x, y, y.untyped_storage())]
+        loss = (y.mul_(2) if use == "in place" else y * 2).sum()
+        if use == "failure":
+            x.register_hook(broken)
+            with pytest.raises(RuntimeError, match="of the user"):
+                loss.backward()
+        elif use != "none":
+            loss.backward(retain_graph=use == "graph kept")
+        w.step()
+        assert w.latest["", "output"].count.sum() == y.numel()
+        del x, y, loss
+        # By their reference counts alone: the collector is not asked.
+        assert [reference() for reference in alive] == [None] * 3
+
+
+# Tensors that are not what they seem
+
+
+def test_fake_tensors_are_skipped() -> None:
+    model = network()
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            y = model(torch.randn(2, 3))
+            y.sum().backward()
+        model.zero_grad()
+        row = w.coverage()["0", "output"]
+        assert (row.forwards, row.skipped) == (1, {"FakeTensor": 1})
+        assert w.coverage()["0", "grad_output"].skipped == {"FakeTensor": 1}
+        assert_adds_up(w)
+
+
+def test_a_meta_model_has_no_statistics() -> None:
+    with torch.device("meta"):
+        model = network()
+        x = torch.randn(2, 3)
+    with hs.watch(model, kinds=KINDS) as w:
+        model(x).sum().backward()
+        w.step()
+        assert len(w.latest) == 0
+        assert w.coverage()["0", "output"].skipped == {"meta tensor": 1}
+        assert w.coverage()["0.weight", "param_grad"].skipped == {"meta tensor": 1}
+        assert_adds_up(w)
+
+
+class Wrapper(Tensor):
+    """A subclass that works on a tensor inside it, as those of quantisation libraries do."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapper:
+        wrapper: Wrapper = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad
+        )
+        wrapper.inner = inner
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        unwrapped = [a.inner if isinstance(a, Wrapper) else a for a in args]
+        out = func(*unwrapped, **(kwargs or {}))
+        return Wrapper(out) if isinstance(out, Tensor) else out
+
+
+def test_unknown_subclasses_are_refused_by_name() -> None:
+    model = Lambda(lambda x: x * 2)
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        model(Wrapper(torch.randn(2, 3)))
+        coverage = w.coverage()
+        assert coverage["", "input"].skipped == {"Wrapper": 1}
+        assert coverage["", "output"].skipped == {"Wrapper": 1}
+        assert_adds_up(w)

@@ -1,0 +1,513 @@
+"""The hooks: gradients of views and in-place operations, several backwards, copies, and leaks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from support.changed_outputs import CHANGES, MODULES
+from support.expected import assert_stats
+from support.modules import Lambda
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import checkpoint
+
+from hookstats.hooks import modules as hooks
+from hookstats.hooks import views
+from hookstats.hooks.inert import Inert
+from hookstats.watching.watch import KINDS, Watch, watch
+
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", MODULES)
+def test_gradient_of_an_output(name: str, change: str) -> None:
+    make, shape, channel_dim = MODULES[name]
+    module = make()
+    x = torch.randn(shape, requires_grad=True)
+
+    def loss(inplace: bool) -> tuple[Tensor, Tensor]:
+        y = module(x * 1)
+        end = CHANGES[change](y, inplace)
+        weights = torch.arange(end.numel()).view(end.shape) - 3.0
+        return y, (end * weights).sum()
+
+    y, twin = loss(inplace=False)
+    (expected,) = torch.autograd.grad(twin, y)
+    with watch(module, kinds=("grad_output",), include="", channel_dim=channel_dim) as w:
+        loss(inplace=True)[1].backward()
+        w.step()
+        row = w.coverage()["", "grad_output"]
+        stats = w.latest["", "grad_output"]
+    assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 1, 1, 0)
+    assert_stats(stats, [expected], channel_dim)
+
+
+def test_gradient_of_an_output_that_several_use() -> None:
+    module = nn.Linear(6, 5)
+    x = torch.randn(2, 4, 6)
+    with watch(module, kinds=("grad_output",)) as w:
+        y = module(x)
+        (y.sin().sum() + y[:, 1:].square().sum()).backward()
+        w.step()
+        twin = module(x).detach().requires_grad_()
+        (twin.sin().sum() + twin[:, 1:].square().sum()).backward()
+        assert twin.grad is not None
+        assert_stats(w.latest["", "grad_output"], [twin.grad], -1)
+
+
+def test_gradients_of_the_views_of_one_base() -> None:
+    module = Lambda(lambda x: (x * 2).chunk(2, -1))
+    x = torch.randn(3, 4, requires_grad=True)
+    with watch(module, kinds=("grad_output",)) as w:
+        a, b = module(x)
+        (a * b.detach() + 3 * b).sum().backward()
+        w.step()
+        assert_stats(w.latest["", "grad_output"], [b], -1)
+        assert_stats(w.latest["", "grad_output[1]"], [torch.full((3, 2), 3.0)], -1)
+
+
+def test_a_gradient_of_the_base_in_another_layout() -> None:
+    module = Lambda(lambda x: x[1:, 2])
+    x = torch.randn(6, 4)
+    with watch(module, kinds=("grad_output",)) as w:
+        base = x.t().requires_grad_() * 2
+        base.register_hook(lambda gradient: gradient.contiguous())
+        y = module(base)
+        expected = 2 * y.detach() * (y.detach() > 0)
+        y.relu_().square().sum().backward()
+        w.step()
+        assert base.stride() == (1, 4)
+        assert_stats(w.latest["", "grad_output"], [expected], -1)
+
+
+def test_a_view_of_a_base_that_requires_grad_only_later() -> None:
+    module = nn.Identity()
+    x = torch.randn(3, requires_grad=True)
+    with watch(module, kinds=("grad_output",)) as w:
+        base = torch.zeros(2, 3)
+        view = base[0]
+        base.add_(x)
+        module(view).square().sum().backward()
+        w.step()
+        assert w.coverage()["", "grad_output"].observed == 1
+        assert_stats(w.latest["", "grad_output"], [2 * x], -1)
+
+
+def test_a_gradient_of_the_base_alone_is_not_the_views() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Flatten())
+    with watch(model, kinds=("grad_output",)) as w:
+        y = model[0](torch.randn(3, 2, 6))
+        model[1](y)  # its output is used by nobody
+        y.sum().backward()
+        w.step()
+        assert ("1", "grad_output") not in w.latest
+        row = w.coverage()["1", "grad_output"]
+        assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 0, 0, 1)
+
+
+def test_a_gradient_that_never_came_is_missing() -> None:
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as w:
+        x = torch.randn(2, 3)
+        model[1](x)
+        model[0](x).sum().backward()
+        optimizer.step()
+        assert [kind for name, kind in w.latest if name.startswith("1")] == ["output"]
+        coverage = w.coverage()
+        for key in (("1", "grad_output"), ("1.weight", "param_grad")):
+            assert (coverage[key].observed, coverage[key].missing) == (0, 1)
+        assert coverage["0", "grad_output"].missing == coverage["0.bias", "param_grad"].missing == 0
+
+
+def test_the_gradient_of_an_input_is_its_total_one() -> None:
+    model = nn.ModuleDict({"first": nn.Linear(3, 3), "second": nn.Linear(3, 3, bias=False)})
+    with watch(model, kinds=("grad_input", "input")) as w:
+        h = model["first"](torch.randn(2, 3))
+        (model["second"](h).sum() + (5 * h).sum()).backward()
+        w.step()
+        weight = model["second"].weight
+        expected = (5 + weight.detach().sum(0)).expand(2, 3)
+        assert_stats(w.latest["second", "grad_input"], [expected], -1)
+        assert_stats(w.latest["second", "input"], [h], -1)
+        assert w.coverage()["first", "grad_input"].skipped == {"requires no gradient": 1}
+
+
+def test_the_gradient_of_an_input_that_the_module_overwrites() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
+    x = torch.randn(2, 4, 3)
+    with watch(model, kinds=("input", "grad_input")) as w:
+        model(x).square().sum().backward()
+        w.step()
+        y = model[0](x).detach().requires_grad_()
+        y.relu().square().sum().backward()
+        assert y.grad is not None
+        assert_stats(w.latest["1", "input"], [y], -1)
+        assert_stats(w.latest["1", "grad_input"], [y.grad], -1)
+
+
+def test_outputs_are_read_before_they_are_overwritten() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.ReLU(inplace=True))
+    with watch(model, kinds=("output",)) as w:
+        model(torch.randn(2, 1, 4, 4))
+        w.step()
+        assert (w.latest["0", "output"].min < 0).all()
+        assert (w.latest["1", "output"].min == 0).all()
+
+
+def test_each_backward_counts() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    with watch(model, kinds=("grad_output",)) as w:
+        loss = model(torch.randn(2, 4, 3)).sum()
+        for _ in range(3):
+            loss.backward(retain_graph=True)
+        w.step()
+        row = w.coverage()["0", "grad_output"]
+        assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 1, 3, 0)
+        assert w.latest["0", "grad_output"].count.tolist() == [24] * 3
+        assert w.latest.observed.tolist() == [3]
+
+
+def test_gradients_that_require_gradients() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    with watch(model, kinds=("grad_output",)) as w:
+        x = torch.randn(2, 3, requires_grad=True)
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        w.step()
+        assert w.coverage()["0", "grad_output"].backwards == 2
+
+
+def test_an_undefined_gradient_is_missing() -> None:
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> None:
+            return None
+
+    model = nn.Linear(3, 3)
+    with watch(model, kinds=("grad_output",)) as w:
+        Stop.apply(model(torch.randn(2, 3))).sum().backward()
+        w.step()
+        row = w.coverage()["", "grad_output"]
+        assert (row.observed, row.missing, row.backwards) == (0, 1, 0)
+
+
+def test_a_late_gradient_is_no_part_of_another_step() -> None:
+    model = nn.Linear(3, 3)
+    with watch(model, kinds=("grad_output",), every=2) as w:
+        loss = model(torch.randn(2, 3)).sum()
+        w.step()
+        loss.backward()
+        w.step()
+        row = w.coverage()["", "grad_output"]
+        assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 0, 1, 0)
+        assert row.skipped == {"step not recorded": 1}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_is_skipped_and_counted(reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+
+    def run(x: Tensor) -> Tensor:
+        y = checkpoint.checkpoint(model[1], model[0](x), use_reentrant=reentrant)
+        assert isinstance(y, Tensor)
+        return y.sum()
+
+    with watch(model, kinds=("output", "grad_output")) as w:
+        run(torch.randn(2, 3)).backward()
+        w.step()
+        coverage = w.coverage()
+        for name in ("0", "1.0", "1.1"):
+            assert w.latest[name, "output"].count.tolist() == [2] * 3
+        assert coverage["1.0", "output"].skipped == {"recomputation": 1}
+        assert coverage["0", "grad_output"].observed == 1
+        row = coverage["1.0", "grad_output"]
+        if reentrant:  # the first pass has no graph, the second is recomputation
+            assert row.skipped == {"requires no gradient": 1, "recomputation": 1}
+        else:
+            assert (row.observed, row.missing) == (1, 0)
+
+
+def test_a_hook_of_a_stale_view_does_not_crash() -> None:
+    script = """
+import torch
+from hookstats.watch import watch
+model = torch.nn.Identity()
+with watch(model, kinds=("grad_output", "grad_input")) as w:
+    base = torch.ones(3, 4, requires_grad=True) * 1
+    view = base.view(-1)
+    base.mul_(2)
+    (model(view) * 3).sum().backward()
+    w.step()
+    print(*(int(w.latest["", kind].l1_norm.sum()) for kind in ("grad_output", "grad_input")))
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "36 36\n"), done.stderr
+
+
+def model_and_watch() -> tuple[nn.Sequential, Watch]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    return model, watch(model, kinds=KINDS)
+
+
+def test_hooks_do_not_pile_up() -> None:
+    model, w = model_and_watch()
+    x = torch.randn(2, 5, 3, requires_grad=True)
+    counts = []
+    for _ in range(4):
+        model(x).sum().backward()
+        w.step()
+        counts.append({key: int(w.latest[key].count[0]) for key in w.latest})
+    assert counts == [counts[0]] * 4
+    assert not x._backward_hooks
+    w.close()
+
+
+def test_tensors_are_let_go() -> None:
+    model, w = model_and_watch()
+    for inplace in (False, True):
+        y = model[0](torch.randn(2, 5, 3))
+        alive = weakref.ref(y), weakref.ref(y.untyped_storage())
+        z = y.relu_() if inplace else y.relu()
+        z.sum().backward()
+        del y, z
+        assert [reference() for reference in alive] == [None, None]
+    w.close()
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3)])
+def test_values_are_let_go_before_the_backward(shape: tuple[int, ...]) -> None:
+    model, w = model_and_watch()
+    y = model[0](torch.randn(shape))
+    values = StorageWeakRef(y.untyped_storage())
+    loss = (y * 2).sum()
+    del y
+    assert values.expired()
+    loss.backward()
+    w.step()
+    assert w.coverage()["0", "grad_output"].observed == 1
+    w.close()
+
+
+def test_a_graph_that_is_never_gone_through_is_let_go() -> None:
+    model, w = model_and_watch()
+    y = model(torch.randn(2, 5, 3))
+    alive = weakref.ref(y)
+    del y
+    assert alive() is None
+    w.close()
+
+
+def test_live_tensors_do_not_grow() -> None:
+    model, w = model_and_watch()
+
+    def count() -> int:
+        w._flusher.drain()
+        gc.collect()
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    counts = []
+    for i in range(12):
+        loss = model(torch.randn(2, 5, 3)).sum()
+        if i % 2:
+            loss.backward()
+        w.step()
+        del loss
+        counts.append(count())
+    assert counts[4:8] == counts[8:]  # every second step has no gradients to record
+    w.close()
+
+
+def test_the_model_can_be_freed_while_it_is_watched() -> None:
+    model, w = model_and_watch()
+    model(torch.randn(2, 3)).sum().backward()
+    w.step()
+    alive = weakref.ref(model), weakref.ref(model[0].weight)
+    del model
+    gc.collect()
+    assert [reference() for reference in alive] == [None, None]
+    w.step()
+    w.close()
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "save", "copy a layer"])
+def test_copies_are_not_watched(how: str) -> None:
+    model, w = model_and_watch()
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    elif how == "save":
+        file = io.BytesIO()
+        torch.save(model, file)
+        other = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    else:
+        other = nn.Sequential(*(copy.deepcopy(layer) for layer in model))
+    assert all(isinstance(hook, Inert) for hook in other[0]._forward_hooks.values())
+    x = torch.randn(2, 3)
+    assert torch.equal(other(x), model(x.clone()))
+    other(x).sum().backward()
+    w.step()
+    assert w.latest["0", "output"].count.tolist() == [2] * 4
+    assert w.latest["0", "input"].count.tolist() == [2] * 3
+    w.close()
+    other(x).sum().backward()
+
+
+def test_an_ema_of_a_watched_model() -> None:
+    model, w = model_and_watch()
+    ema = torch.optim.swa_utils.AveragedModel(model)
+    model(torch.randn(2, 3)).sum().backward()
+    ema.update_parameters(model)
+    ema(torch.randn(2, 3))
+    w.step()
+    assert w.coverage()["0", "output"].forwards == 1
+    w.close()
+
+
+def test_a_tensor_with_hooks_is_saved_without_a_warning() -> None:
+    model, w = model_and_watch()
+    y = model(torch.randn(2, 5, 3))
+    torch.save(y, io.BytesIO())
+    w.close()
+
+
+def test_mutable_outputs_that_fail_to_be_walked_disable_the_module_alone() -> None:
+    class Broken(dict[str, Tensor]):
+        def items(self) -> Any:
+            raise RuntimeError("no items")
+
+    model = nn.Sequential(Lambda(lambda x: Broken(x=x)), Lambda(lambda d: d["x"] * 2))
+    with watch(model, kinds=("output", "grad_output")) as w:
+        x = torch.randn(2, 3, requires_grad=True)
+        with pytest.warns(RuntimeWarning, match="'0'.*no items") as caught:
+            model(x).sum().backward()
+        assert len(caught) == 2  # one a site
+        model(x).sum().backward()
+        w.step()
+        assert w.latest["1", "grad_output"].count.tolist() == [4] * 3
+        row = w.coverage()["0", "output"]
+        assert (row.forwards, row.skipped) == (2, {"disabled": 2})
+        assert row.error == "RuntimeError: no items"
+
+
+@pytest.mark.parametrize("hooks_in", ["python"], indirect=True)
+def test_a_gradient_hook_that_cannot_be_set_disables_the_site(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("no hook")
+
+    model = nn.Linear(3, 3)
+    monkeypatch.setattr(hooks, "BaseHook", broken)
+    with watch(model, kinds=("output", "grad_output")) as w:
+        with pytest.warns(RuntimeWarning, match="grad_output of ''.*no hook"):
+            model(torch.randn(2, 4, 3)).sum().backward()
+        model(torch.randn(2, 4, 3)).sum().backward()
+        w.step()
+        assert w.latest.keys() == [("", "output")]
+        row = w.coverage()["", "grad_output"]
+        assert row.forwards == row.missing + sum(row.skipped.values()) == 2
+
+
+@pytest.mark.parametrize("hooks_in", ["python"], indirect=True)
+def test_a_gradient_that_fails_leaves_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("no part")
+
+    model = nn.Linear(3, 3)
+    monkeypatch.setattr(views.ViewPart, "of", broken)
+    with watch(model, kinds=("grad_output",)) as w:
+        with pytest.warns(RuntimeWarning, match="grad_output of ''.*no part"):
+            model(torch.randn(2, 4, 3)).relu_().sum().backward()
+        assert model.weight.grad is not None
+        assert w.coverage()["", "grad_output"].error == "RuntimeError: no part"
+
+
+def test_modules_that_run_in_several_threads() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    x = torch.randn(8, 3)
+
+    def run() -> None:
+        for _ in range(25):
+            model(x).sum().backward()
+
+    with watch(model, kinds=("output", "grad_output", "input", "grad_input")) as w:
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        w.step()
+        for key in w.latest:
+            assert w.latest[key].count.tolist() == [800] * len(w.latest[key])
+        for row in w.coverage():
+            assert row.forwards == row.observed + sum(row.skipped.values()) == 100
+            assert row.missing == 0
+
+
+def test_inference_mode_and_no_grad_mix() -> None:
+    model = nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    with watch(model, kinds=("output", "grad_output")) as w:
+        with torch.inference_mode():
+            model(x)
+        with torch.no_grad():
+            model(x)
+        model(x).sum().backward()
+        with torch.inference_mode():
+            w.step()
+        assert w.latest["", "output"].count.tolist() == [6] * 3
+        assert w.latest["", "grad_output"].count.tolist() == [2] * 3
+        assert w.coverage()["", "grad_output"].skipped == {"requires no gradient": 2}
+        with torch.inference_mode():
+            model(x)
+        w.step()
+        assert w.latest["", "output"].count.tolist() == [2] * 3
+
+
+def test_torch_function_modes_of_the_user_see_nothing() -> None:
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[Any] = []
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def calls() -> list[Any]:
+        with Mode() as mode:
+            model(torch.ones(2, 4, 3)).sum().backward()
+        return mode.calls
+
+    plain = calls()
+    with watch(model, kinds=KINDS):
+        assert calls() == plain
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_a_hook_that_is_removed_by_one_before_it(kind: str) -> None:
+    model = nn.Tanh()
+    w = watch(model, kinds=(kind,))
+    place = model.register_forward_pre_hook if kind == "input" else model.register_forward_hook
+    place(lambda *args: w.close(), prepend=True)
+    model(torch.ones(2))  # torch still calls the other
+    assert w.coverage()["", kind].forwards == 0

@@ -1,0 +1,92 @@
+"""The tensors of nested values and their paths."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+
+from hookstats.hooks.leaves import argument_leaves, leaves
+
+A, B, C = (torch.tensor(float(i)) for i in range(3))
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
+    name: str = "x"
+    unset: Tensor = field(init=False)
+
+
+@dataclass
+class ModelOutput(OrderedDict[str, Tensor]):
+    """Like those of transformers: a dataclass and a mapping of the fields that are set."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    states: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if value is not None:
+                self[name] = value
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        (A, {"": A}),
+        (torch.nn.Parameter(A), {"": A}),
+        ((A,), {"": A}),
+        ([A, B], {"": A, "[1]": B}),
+        ((A, (B, C)), {"": A, "[1][0]": B, "[1][1]": C}),
+        (((A, B), C), {"": A, "[0][1]": B, "[1]": C}),
+        ((None, A), {"[1]": A}),
+        ([None] * 10 + [A], {"[10]": A}),
+        ({"logits": A, "aux": B}, {".logits": A, ".aux": B}),
+        ({"a b": A, 3: B, ("x", 1): C}, {"['a b']": A, "[3]": B, "[('x', 1)]": C}),
+        ([{"x": A}], {"[0].x": A}),
+        ({"x": (A, B)}, {".x[0]": A, ".x[1]": B}),
+        (Pair(A, [B]), {".first": A, ".second[0]": B}),
+        (Output(A, (B, C)), {".logits": A, ".hidden[0]": B, ".hidden[1]": C}),
+        (ModelOutput(logits=A, states=B), {".logits": A, ".states": B}),
+        (UserDict(x=A), {".x": A}),
+        (torch.max(torch.eye(2), 0), {"": torch.ones(2), "[1]": torch.tensor([0, 1])}),
+        (None, {}),
+        ("text", {}),
+        ({A}, {}),
+        (Output, {}),
+        ((1, 2.5, object(), []), {}),
+    ],
+)
+def test_leaves(value: object, paths: dict[str, Tensor]) -> None:
+    found = list(leaves(value))
+    assert [path for path, _ in found] == list(paths)
+    assert all(torch.equal(tensor, paths[path]) for path, tensor in found)
+
+
+def test_packed_sequence() -> None:
+    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    assert [path for path, _ in leaves(packed)] == [".data", ".batch_sizes"]
+
+
+def test_leaves_are_the_tensors_themselves() -> None:
+    assert next(tensor for _, tensor in leaves({"a": [A], "b": B})) is A
+
+
+def test_argument_leaves() -> None:
+    found = argument_leaves((A, [B]), {"mask": C, "states": (A, B), "flag": True})
+    assert [path for path, _ in found] == ["", "[1][0]", ".mask", ".states[0]", ".states[1]"]
+    assert [path for path, _ in argument_leaves((), {"x": A})] == [".x"]
+
+
+def test_paths_are_distinct() -> None:
+    value = ((A, (B, {"x": C, 0: A})), [B], Pair(C, A), {"x": B, "[1]": C})
+    paths = [path for path, _ in leaves(value)]
+    assert len(set(paths)) == len(paths) == 9

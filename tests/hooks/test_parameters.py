@@ -1,0 +1,597 @@
+"""Parameters and their gradients at the optimizer's step: scaled, accumulated, missing, shared."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from support.expected import assert_stats
+from support.samples import slots
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from hookstats.hooks import parameters
+from hookstats.hooks.sites import Site
+from hookstats.records.record import StepRecord
+from hookstats.watching.watch import Watch, watch
+
+GRADIENTS = ("param_grad",)
+
+pytestmark = pytest.mark.usefixtures("hooks_in")
+in_python = pytest.mark.parametrize("hooks_in", ["python"], indirect=True)  # calls the operator
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the gradients as they are."""
+    named = model.named_parameters(remove_duplicate=True)
+    return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def assert_gradients(record: StepRecord, expected: dict[str, Tensor]) -> None:
+    """Assert that the record has the gradients `expected`, and of no other parameter."""
+    assert {name for name, kind in record if kind == "param_grad"} == set(expected)
+    for name, gradient in expected.items():
+        dim = 0 if gradient.dim() else None
+        assert_stats(record[name, "param_grad"], [gradient], dim)
+
+
+def assert_reconciles(w: Watch) -> None:
+    for row in w.coverage():
+        assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
+
+
+class Idle(Optimizer):
+    """An optimizer that changes nothing, so that only hooks do something in its step."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        pass
+
+
+class Calls(TorchDispatchMode):
+    """Notes every operator that is called, but for the profiler's own, which optimizers call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace != "profiler":
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kinds", [("param_grad",), ("param", "param_grad")])
+def test_a_step_is_one_call_of_one_operator(kinds: tuple[str, ...], hooks_in: str) -> None:
+    """And nothing else: nothing is allocated, copied or read after the first.
+
+    In C++ the kernels are called without an operator.
+    """
+    model = network()
+    optimizer = Idle(model.parameters())
+    model(batch(0)).sum().backward()
+    with watch(model, optimizer, kinds=kinds) as w:
+        optimizer.step()
+        for _ in range(3):
+            with Calls() as calls:
+                optimizer.step()
+            assert calls.names == ["hookstats.update_many_.default"] * (hooks_in == "python")
+        assert all(row.observed == 4 for row in w.coverage())
+
+
+def test_values_and_gradients_of_every_shape_and_dtype() -> None:
+    shapes: list[tuple[int, ...]] = [(), (1,), (7,), (3, 4), (2, 3, 5, 5), (64, 64), (4, 0)]
+    model = nn.ParameterList(nn.Parameter(torch.randn(shape)) for shape in shapes)
+    model.append(nn.Parameter(torch.randn(5, 6).bfloat16()))
+    model.append(nn.Parameter(torch.randn(5, 6).double()))
+    model.append(nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)))
+    for p in model:
+        p.grad = torch.randn_like(p)
+    empty = nn.Parameter(torch.randn(0, 3))
+    model.append(empty)
+    empty.grad = torch.randn(0, 3)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, kinds=("param", "param_grad")) as w:
+        for _ in range(2):
+            optimizer.step()
+            for name, p in list(model.named_parameters())[:-1]:
+                dim = 0 if p.dim() else None
+                assert p.grad is not None
+                assert_stats(w.latest[name, "param"], [p.float()], dim)
+                assert_stats(w.latest[name, "param_grad"], [p.grad.float()], dim)
+        assert w.coverage()["10", "param_grad"].skipped == {"no channels": 2}
+        assert_reconciles(w)
+
+
+def test_gradients_that_come_and_go() -> None:
+    """What was prepared for the step before is for other tensors: states are never mixed up."""
+    model = network()
+    named = dict(model.named_parameters())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    weights, biases = {"0.weight", "2.weight"}, {"0.bias", "2.bias"}
+    present = [weights, biases, set(named), set(), {"0.bias", "2.weight"}, set(named)]
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        for names in present:
+            for name, p in named.items():
+                p.grad = torch.randn_like(p) if name in names else None
+            expected = gradients(model)
+            optimizer.step()
+            assert_gradients(w.latest, expected)
+        row = w.coverage()["0.bias", "param_grad"]
+        assert (row.forwards, row.observed, row.missing, row.backwards) == (6, 4, 2, 4)
+        assert_reconciles(w)
+
+
+def test_a_frozen_parameter() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        model(batch(0)).sum().backward()
+        expected = gradients(model)
+        assert set(expected) == {"2.weight", "2.bias"}
+        optimizer.step()
+        assert_gradients(w.latest, expected)
+        model[0].requires_grad_(True)
+        model(batch(1)).sum().backward()
+        expected = gradients(model)
+        optimizer.step()
+        assert_gradients(w.latest, expected)
+        row = w.coverage()["0.weight", "param_grad"]
+        assert (row.forwards, row.observed) == (2, 1)
+        assert row.skipped == {"requires no gradient": 1}
+
+
+def test_gradient_accumulation() -> None:
+    """One gradient a step, the sum; the outputs of all micro-batches."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as w:
+        for step in range(2):
+            optimizer.zero_grad()
+            for micro in range(3):
+                model(batch(3 * step + micro)).sum().backward()
+            expected = gradients(model)
+            optimizer.step()
+            assert_gradients(w.latest, expected)
+            assert w.latest.step == step
+            observed = dict(zip(w.latest.keys(), w.latest.observed.tolist(), strict=True))
+            assert observed["0.weight", "param_grad"] == 1
+            assert observed["0", "output"] == observed["0", "grad_output"] == 3
+
+
+def train(
+    make: Callable[[Iterable[Tensor]], Optimizer],
+    scaler: GradScaler | None,
+    *,
+    clip: bool = False,
+    kinds: tuple[str, ...] = ("param", "param_grad"),
+) -> tuple[list[StepRecord], nn.Module]:
+    """The records of four steps, and the model after them."""
+    model = network()
+    optimizer = make(model.parameters())
+    records: list[StepRecord] = []
+    with watch(model, optimizer, kinds=kinds, sinks=[records.append]):
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = model(batch(step)).square().mean()
+            if scaler is None:
+                loss.backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+                continue
+            scaler.scale(loss).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+    return records, model
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "SGD": lambda params: SGD(params, lr=0.1, momentum=0.9),
+    "SGD foreach": lambda params: SGD(params, lr=0.1, foreach=True),
+    "SGD fused": lambda params: SGD(params, lr=0.1, fused=True),
+    "Adam": lambda params: Adam(params, lr=0.1),
+    "Adam foreach": lambda params: Adam(params, lr=0.1, foreach=True),
+    "Adam fused": lambda params: Adam(params, lr=0.1, fused=True),
+    "AdamW fused": lambda params: AdamW(params, lr=0.1, fused=True),
+    "Adagrad fused": lambda params: Adagrad(params, lr=0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_under_a_scaler_gradients_are_those_without(name: str, clip: bool) -> None:
+    """To the last bit, since the scale is a power of two; clipped or not, so unscaled by hand."""
+    plain, plain_model = train(OPTIMIZERS[name], None, clip=clip)
+    # It grows every second step, so that each scale must be the one of its step.
+    scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    scaled, model = train(OPTIMIZERS[name], scaler, clip=clip)
+    assert scaler.get_scale() == 2.0**12
+    for p, q in zip(model.parameters(), plain_model.parameters(), strict=True):
+        assert torch.equal(p, q)
+    for got, expected in zip(scaled, plain, strict=True):
+        assert got.keys() == expected.keys()
+        for key in expected:
+            assert torch.equal(got[key].moments, expected[key].moments)
+            assert torch.equal(got[key].tallies, expected[key].tallies)
+            assert (slots(got[key].tensor_hist) == slots(expected[key].tensor_hist)).all()
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD fused"])
+def test_a_scale_that_is_no_power_of_two(name: str) -> None:
+    plain, _ = train(OPTIMIZERS[name], None)
+    scaled, _ = train(OPTIMIZERS[name], GradScaler("cpu", init_scale=1000.0, growth_interval=9))
+    for got, expected in zip(scaled, plain, strict=True):
+        for key in expected:
+            torch.testing.assert_close(
+                got[key].moments, expected[key].moments, rtol=1e-4, atol=1e-6
+            )
+            assert torch.equal(got[key].count, expected[key].count)
+
+
+def test_fused_optimizers_are_called_when_gradients_are_not_finite() -> None:
+    """The step is recorded, unscaled, and what is not finite is counted."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    weight = model[0].weight
+    with watch(model, optimizer) as w:
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(batch(step)).square().mean()).backward()
+            assert weight.grad is not None
+            if step == 1:
+                weight.grad[0, 0] = torch.inf
+                weight.grad[1, 1] = torch.nan
+            expected = {name: g / scaler.get_scale() for name, g in gradients(model).items()}
+            before = weight.clone()
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(weight, before) == (step == 1)
+            assert w.latest.step == step
+            assert_gradients(w.latest, expected)
+            stats = w.latest["0.weight", "param_grad"]
+            assert (stats.posinf.sum(), stats.nan.sum()) == ((1, 1) if step == 1 else (0, 0))
+            assert w.latest["0", "output"].count.unique().tolist() == [5]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_step_that_the_scaler_skips(by_hand: bool) -> None:
+    """Nobody calls the optimizer: the step stays open for the next, or is closed by hand."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    records: list[StepRecord] = []
+    with watch(model, optimizer, sinks=[records.append]) as w:
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(batch(step)).square().mean()).backward()
+            if step == 1:
+                assert model[0].weight.grad is not None
+                model[0].weight.grad[0, 0] = torch.inf
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            if by_hand and scaler.get_scale() < scale:
+                w.step()
+        assert w.latest.step == (2 if by_hand else 1)
+        assert_reconciles(w)
+        assert w.coverage()["0.weight", "param_grad"].forwards == 2
+    observed = [dict(zip(r.keys(), r.observed.tolist(), strict=True)) for r in records]
+    outputs = [o["0", "output"] for o in observed]
+    grads = [o.get(("0.weight", "param_grad"), 0) for o in observed]
+    assert (outputs, grads) == (([1, 1, 1], [1, 0, 1]) if by_hand else ([1, 2], [1, 1]))
+
+
+def test_several_optimizers_under_one_scaler() -> None:
+    """One that unscales by itself, one whose gradients are unscaled before."""
+    model = network()
+    first = SGD(model[0].parameters(), lr=0.1, fused=True)
+    second = SGD(model[2].parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=2.0**10)
+    with watch(model, [first, second], kinds=GRADIENTS) as w:
+        for step in range(3):
+            model.zero_grad()
+            scaler.scale(model(batch(step)).square().mean()).backward()
+            expected = {name: g / scaler.get_scale() for name, g in gradients(model).items()}
+            scaler.step(first)
+            scaler.step(second)
+            scaler.update()
+            assert w.latest.step == step
+            assert_gradients(w.latest, expected)
+        assert all(row.observed == row.forwards == 3 for row in w.coverage())
+
+
+@pytest.mark.parametrize("scale", [torch.ones(2), "8"])
+def test_a_scale_that_cannot_be_used_does_not_touch_the_training(scale: object) -> None:
+    model = network()
+    optimizer: Any = Idle(model.parameters())
+    with watch(model, optimizer, kinds=("param", "param_grad")) as w:
+        model(batch(0)).sum().backward()
+        optimizer.grad_scale = scale
+        with pytest.warns(RuntimeWarning, match="records param_grad of .* no more"):
+            optimizer.step()
+        optimizer.step()
+        assert [kind for _, kind in w.latest] == ["param"] * 4
+        assert w.coverage()["0.weight", "param_grad"].skipped == {"disabled": 2}
+        assert_reconciles(w)
+
+
+def step_in_backward(model: nn.Module) -> list[Optimizer]:
+    """An optimizer a parameter, that steps as soon as its gradient is there, and frees it."""
+    optimizers: dict[Tensor, Optimizer] = {p: SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    return list(optimizers.values())
+
+
+def test_optimizers_in_the_backward() -> None:
+    """The last of them closes the step, and the gradients are those of a backward without."""
+    model, twin = network(), network()
+    plain = SGD(twin.parameters(), lr=0.1)
+    with watch(model, step_in_backward(model)) as w:
+        for step in range(3):
+            plain.zero_grad()
+            twin(batch(step)).square().mean().backward()
+            expected = gradients(twin)
+            plain.step()
+            model(batch(step)).square().mean().backward()
+            assert all(p.grad is None for p in model.parameters())
+            assert w.latest.step == step
+            assert_gradients(w.latest, expected)
+            # The gradient of the first layer's output comes before those of its parameters.
+            assert (w.latest.observed == 1).all()
+            assert len(w.latest) == 10
+        assert all(row.observed == 3 and row.missing == 0 for row in w.coverage())
+
+
+def test_optimizers_in_the_backward_that_do_not_all_step() -> None:
+    """`Watch.step` closes what they leave open; the next steps are whole again."""
+    model = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(3, 2)})
+    with watch(model, step_in_backward(model)) as w:
+        for step, used in enumerate(("ab", "a", "ab")):
+            sum(model[name](batch(step)).sum() for name in used).backward()
+            if used == "a":
+                w.step()
+            assert w.latest.step == step
+            names = {name for name, kind in w.latest if kind == "param_grad"}
+            assert names == {f"{module}.{p}" for module in used for p in ("weight", "bias")}
+        assert w.coverage()["b.weight", "param_grad"].forwards == 2
+        assert all(row.missing == 0 for row in w.coverage())
+
+
+def test_without_an_optimizer_gradients_that_are_gone_are_missing() -> None:
+    model = network()
+    step_in_backward(model)
+    with watch(model, kinds=GRADIENTS) as w:
+        model(batch(0)).sum().backward()
+        w.step()
+        assert len(w.latest) == 0
+        assert all(row.missing == row.forwards == 1 for row in w.coverage())
+
+
+def test_a_sparse_gradient_among_others() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        for step in range(2):
+            optimizer.zero_grad()
+            model(torch.tensor([1, 2, 2])).sum().backward()
+            expected = gradients(model)
+            del expected["0.weight"]
+            optimizer.step()
+            assert_gradients(w.latest, expected)
+            assert w.coverage()["0.weight", "param_grad"].skipped == {"layout sparse_coo": step + 1}
+        assert_reconciles(w)
+
+
+class Tied(nn.Module):
+    """Two layers that share their weight; recomputed in the backward, if so wished."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            if self.reentrant is None:
+                x = layer(x)
+            else:
+                x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_shared_parameter_counts_once_a_step(reentrant: bool | None) -> None:
+    model = Tied(reentrant)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(step).requires_grad_()).sum().backward()
+            expected = gradients(model)
+            assert set(expected) == {"first.weight", "first.bias", "second.bias"}
+            optimizer.step()
+            assert_gradients(w.latest, expected)
+        for row in w.coverage():
+            assert row.forwards == row.observed == row.backwards == 3
+
+
+@pytest.mark.filterwarnings(
+    "ignore:optimizer contains a parameter group with duplicate:UserWarning"
+)
+def test_a_parameter_that_an_optimizer_has_twice_counts_twice() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = Idle([model.weight, model.bias, model.weight])
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        model(batch(0)).sum().backward()
+        optimizer.step()
+        assert model.weight.grad is not None
+        assert_stats(w.latest["weight", "param_grad"], [model.weight.grad] * 2, 0)
+        row = w.coverage()["weight", "param_grad"]
+        assert (row.forwards, row.observed, row.error) == (2, 2, None)
+
+
+def test_parameters_that_the_optimizer_gets_later() -> None:
+    model = network()
+    optimizer = SGD(model[0].parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        for step in range(4):
+            if step == 2:
+                optimizer.add_param_group({"params": model[2].parameters()})
+            optimizer.zero_grad()
+            model(batch(step)).sum().backward()
+            expected = gradients(model if step >= 2 else nn.Sequential(model[0]))
+            optimizer.step()
+            assert_gradients(w.latest, expected)
+        assert w.coverage()["2.weight", "param_grad"].forwards == 2
+
+
+def test_a_model_that_moves_to_another_dtype() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=("param", "param_grad")) as w:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            model.to(dtype)
+            optimizer.zero_grad()
+            model(batch(0).to(dtype)).sum().backward()
+            expected = {name: g.double() for name, g in gradients(model).items()}
+            optimizer.step()
+            assert_gradients(w.latest, expected)
+            infos = {info.name: info.dtype for info in w.latest.sites}
+            assert set(infos.values()) == {str(dtype).removeprefix("torch.")}
+
+
+def test_another_parameter_in_the_place_of_a_dead_one() -> None:
+    """Parameters are known by their address, which another one may have after their death."""
+    model = nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))])
+    other = nn.Parameter(torch.ones(3))
+    optimizer = Idle([*model, other])
+    with watch(model, optimizer, kinds=("param",)) as w:
+        first, second = w._parameters._watched
+        w._parameters._by_id = {id(model[0]): first, id(other): second}
+        optimizer.step()
+        assert w.latest.keys() == [("0", "param")]
+
+
+def test_gradients_are_let_go() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=("param", "param_grad")):
+        model(batch(0)).sum().backward()
+        alive = [weakref.ref(p.grad) for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(gradient() is None for gradient in alive)
+
+
+@in_python
+def test_one_that_fails_is_disabled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    real = parameters.update_many_
+    bias = model[0].bias
+
+    def broken(xs: list[Tensor], *arguments: Any) -> None:
+        if any(x.data_ptr() == bias.grad.data_ptr() for x in xs):
+            raise RuntimeError("out of order")
+        real(xs, *arguments)
+
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        model(batch(0)).sum().backward()
+        optimizer.step()
+        monkeypatch.setattr(parameters, "update_many_", broken)
+        with pytest.warns(RuntimeWarning, match=r"param_grad of '0\.bias'.*out of order") as caught:
+            optimizer.step()
+        assert len(caught) == 1
+        optimizer.step()
+        expected = gradients(model)
+        del expected["0.bias"]
+        assert_gradients(w.latest, expected)
+        row = w.coverage()["0.bias", "param_grad"]
+        assert (row.forwards, row.observed, row.skipped) == (3, 1, {"disabled": 2})
+        assert w.coverage()["0.weight", "param_grad"].observed == 3
+        assert_reconciles(w)
+
+
+def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimizer = Idle(model.parameters())
+    real = Site.prepare
+
+    def interrupted(site: Site, tensor: Tensor) -> Tensor | str:
+        if site.name == "2.weight":
+            raise KeyboardInterrupt
+        return real(site, tensor)
+
+    with watch(model, optimizer, kinds=GRADIENTS) as w:
+        model(batch(0)).sum().backward()
+        monkeypatch.setattr(Site, "prepare", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        monkeypatch.undo()
+        expected = gradients(model)
+        optimizer.step()
+        assert_gradients(w.latest, expected)
+        assert (w.latest.observed == 1).all()
+
+
+def test_a_lost_device_is_not_hushed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it might work at the second try."""
+    real = parameters.update_many_
+
+    def broken(xs: list[Tensor], *arguments: Any) -> None:
+        if len(xs) > 1:
+            raise torch.AcceleratorError("an illegal memory access was encountered")
+        real(xs, *arguments)
+
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=GRADIENTS):
+        model(batch(0)).sum().backward()
+        monkeypatch.setattr(parameters, "update_many_", broken)
+        with pytest.raises(torch.AcceleratorError):
+            optimizer.step()
+
+
+@in_python
+def test_steps_that_are_not_recorded_fold_nothing_in() -> None:
+    model = network()
+    optimizer = Idle(model.parameters())
+    model(batch(0)).sum().backward()
+    with watch(model, optimizer, kinds=GRADIENTS, every=2) as w:
+        for step in range(4):
+            with Calls() as calls:
+                optimizer.step()
+            assert ("hookstats.update_many_.default" in calls.names) == (step % 2 == 0)
+        assert w.coverage()["0.weight", "param_grad"].forwards == 2

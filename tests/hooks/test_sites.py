@@ -1,0 +1,247 @@
+"""Sites: what they fold in, what they skip and why, and that their counts add up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.expected import assert_stats
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hookstats.arena import arena as accumulators
+from hookstats.arena.arena import Arena
+from hookstats.hooks.readable import unreadable
+from hookstats.hooks.sites import Site, Sites
+from hookstats.records.record import StepRecord
+from hookstats.stats.bins import LogBins
+
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
+
+@pytest.fixture
+def arena() -> Arena:
+    return Arena(LogBins(), None)
+
+
+def last(ndim: int) -> int | None:
+    return ndim - 1 if ndim else None
+
+
+def close(arena: Arena) -> StepRecord:
+    snapshot = arena.swap()
+    record = snapshot.to_record(0, 0)
+    snapshot.release()
+    return record
+
+
+def assert_adds_up(site: Site) -> None:
+    assert site.counts.forwards == site.counts.observed + site.counts.missing + sum(
+        site.counts.skipped.values()
+    )
+
+
+def test_observe(arena: Arena) -> None:
+    site = Site(arena, "fc", "output", last)
+    x, y = torch.randn(4, 3), torch.randn(2, 5, 3, dtype=torch.float64)
+    site.observe(x)
+    site.observe(y)
+    record = close(arena)
+    assert record.sites == (("fc", "output", 3, 2, (2, 5, 3), "float64"),)
+    assert_stats(record["fc", "output"], [x.double(), y], -1)
+    assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (2, 2, {})
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.tensor(3.0),
+        torch.randn(4, 3).t(),
+        torch.randn(3).expand(5, 3),
+        torch.empty(0, 3),
+        torch.randn(2, 3).bfloat16(),
+        torch.randn(2, 3).to(torch.float8_e5m2),
+        torch.view_as_complex(torch.randn(2, 3, 2)).conj().imag,
+        torch.randn(2, 3, requires_grad=True),
+        torch.nn.Parameter(torch.randn(2, 3)),
+        torch.full((2, 3), torch.nan),
+    ],
+)
+def test_odd_tensors_are_observed(arena: Arena, x: Tensor) -> None:
+    site = Site(arena, "", "output", last)
+    version = x._version
+    site.observe(x)
+    assert site.counts.observed == 1
+    assert_stats(close(arena)["", "output"], [x], last(x.dim()))
+    assert x._version == version
+
+
+def test_the_state_of_a_tensor_that_requires_grad_is_outside_of_autograd(arena: Arena) -> None:
+    site = Site(arena, "", "output", last)
+    site.observe(torch.randn(2, 3, requires_grad=True) * 2)
+    assert site.accumulator is not None
+    parts = [part for state in site.accumulator.states for part in state if part is not None]
+    assert parts
+    assert all(part.grad_fn is None and not part.requires_grad for part in parts)
+
+
+def test_the_operator_gets_detached_tensors(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Tensor] = []
+    monkeypatch.setattr(accumulators, "update_", lambda x, *others: given.append(x))
+    x = torch.randn(2, 3, requires_grad=True) * 2
+    Site(arena, "", "output", last).observe(x)
+    assert not given[0].requires_grad
+    assert given[0].data_ptr() == x.data_ptr()
+
+
+class Dispatching(Tensor):
+    """A tensor without memory of its own, as DTensor is."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *args: object, **kwargs: object) -> object:
+        raise AssertionError("nothing is to be done with it")
+
+
+def dispatching() -> Tensor:
+    return Tensor._make_wrapper_subclass(Dispatching, (2, 3))
+
+
+def fake() -> Tensor:
+    with FakeTensorMode():
+        return torch.randn(2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.arange(3), "dtype int64"),
+        (lambda: torch.ones(3).bool(), "dtype bool"),
+        (lambda: torch.ones(3, dtype=torch.complex64), "dtype complex64"),
+        (lambda: torch.ones(2, 3).to(torch.float8_e4m3fnuz), "dtype float8_e4m3fnuz"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "dtype quint8"),
+        (lambda: torch.empty(2, 3, device="meta"), "meta tensor"),
+        (lambda: torch.eye(3).to_sparse(), "layout sparse_coo"),
+        (lambda: torch.eye(3).to_sparse_csr(), "layout sparse_csr"),
+        (lambda: torch.eye(3).to_mkldnn(), "layout _mkldnn"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested tensor"),
+        (
+            lambda: torch.nested.nested_tensor(
+                [torch.ones(2, 3), torch.ones(3, 3)], layout=torch.jagged
+            ),
+            "NestedTensor",
+        ),
+        (fake, "FakeTensor"),
+        (dispatching, "Dispatching"),
+        (lambda: torch.empty(5, 0), "no channels"),
+    ],
+)
+def test_what_cannot_be_read_is_skipped_and_counted(
+    arena: Arena, make: object, reason: str
+) -> None:
+    assert callable(make)
+    site = Site(arena, "fc", "output", last)
+    site.observe(make())
+    site.observe(torch.ones(2, 3))
+    assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (2, 1, {reason: 1})
+    assert site.error is None
+    assert len(close(arena)) == 1
+
+
+def test_tensors_of_functorch_are_unreadable() -> None:
+    seen = []
+
+    def f(x: Tensor) -> Tensor:
+        seen.append(unreadable(x))
+        return x.sum()
+
+    torch.func.vmap(f)(torch.ones(2, 3))
+    torch.func.grad(f)(torch.ones(3))
+    assert seen == ["torch.func transform"] * 2
+    assert unreadable(torch.ones(3)) is None
+
+
+def test_another_number_of_channels_is_skipped(arena: Arena) -> None:
+    site = Site(arena, "fc", "output", last)
+    x = torch.randn(4, 3)
+    for tensor in (x, torch.randn(4, 5), torch.randn(3, 4), x):
+        site.observe(tensor)
+    assert (site.counts.observed, site.counts.skipped) == (2, {"other number of channels": 2})
+    assert_stats(close(arena)["fc", "output"], [x, x], -1)
+    assert_adds_up(site)
+
+
+def test_a_dimension_that_is_not_there_is_skipped(arena: Arena) -> None:
+    site = Site(arena, "fc", "output", lambda ndim: 2)
+    site.observe(torch.randn(4, 3))
+    site.observe(torch.randn(4, 3, 2))
+    assert (site.counts.observed, site.counts.skipped) == (1, {"no dimension 2": 1})
+
+
+def test_the_channel_dimension_follows_the_number_of_dimensions(arena: Arena) -> None:
+    site = Site(arena, "", "output", lambda ndim: 1 if ndim == 4 else ndim - 1)
+    x, y = torch.randn(2, 3, 5, 5), torch.randn(7, 3)
+    site.observe(x)
+    site.observe(y)
+    together = torch.cat((x.movedim(1, -1).reshape(-1, 3), y))
+    assert_stats(close(arena)["", "output"], [together], 1)
+
+
+def test_a_site_that_fails_is_disabled_and_warned_of_once(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("out of order")
+
+    site = Site(arena, "fc", "output[1]", last)
+    site.observe(torch.ones(2, 3))
+    monkeypatch.setattr(accumulators, "update_", broken)
+    message = r"output\[1\] of 'fc'.*RuntimeError: out of order"
+    with pytest.warns(RuntimeWarning, match=message):
+        site.observe(torch.ones(2, 3))
+    site.observe(torch.ones(2, 3))  # a second warning would be an error
+    monkeypatch.undo()
+    site.observe(torch.ones(2, 3))
+    assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (
+        4,
+        1,
+        {"disabled": 3},
+    )
+    assert site.rows()[0].error == "RuntimeError: out of order"
+
+
+def test_a_lost_device_is_not_hushed_up(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    site = Site(arena, "fc", "output", last)
+    monkeypatch.setattr(accumulators, "update_", broken)
+    with pytest.raises(torch.AcceleratorError):
+        site.observe(torch.ones(2, 3))
+
+
+def test_rows(arena: Arena) -> None:
+    sites = Sites(arena, "fc", "output", last)
+    (row,) = sites.rows()
+    assert (row.name, row.kind, row.forwards, row.skipped) == ("fc", "output", 0, {})
+    sites["[1]"].observe(torch.ones(2, 3))
+    sites[".aux"].skip("recomputation")
+    assert [(row.kind, row.forwards) for row in sites.rows()] == [
+        ("output[1]", 1),
+        ("output.aux", 1),
+    ]
+    assert sites.rows()[1].skipped == {"recomputation": 1}
+
+
+def test_a_tensor_with_torch_function_is_read_without_calling_it(arena: Arena) -> None:
+    class Talking(Tensor):
+        @classmethod
+        def __torch_function__(cls, *args: object, **kwargs: object) -> object:
+            raise AssertionError("called")
+
+    site = Site(arena, "fc", "output", last)
+    x = torch.randn(2, 3)
+    with torch._C.DisableTorchFunction():  # as hooks do
+        site.observe(x.as_subclass(Talking))
+    assert_stats(close(arena)["fc", "output"], [x], -1)

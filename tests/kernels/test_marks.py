@@ -1,0 +1,309 @@
+"""Marks of what was counted in: no count is lost, whoever wrote it, and they spare the reading."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.expected import assert_stats
+from support.forks import in_child
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from hookstats import _hooks
+from hookstats.arena.arena import Arena
+from hookstats.arena.graph_states import GraphSite
+from hookstats.kernels import native
+from hookstats.kernels.ops import update_, update_many_
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.stats.bins import Bins, LinearBins, LogBins
+from hookstats.watching.watch import watch
+
+CHANNELS = 3
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.skipif(native.hooks is None, reason="only the C++ hooks mark")
+
+
+class Site:
+    """One site of an arena, filled by any writer there is."""
+
+    def __init__(self, arena: Arena, name: str) -> None:
+        info = SiteInfo(name, "output", CHANNELS, 1, (4, CHANNELS), "float32")
+        self.arena = arena
+        self.accumulator = arena.accumulator(info, CPU)
+        half = arena.native_site(self)
+        assert half is not None
+        self.native = half
+        self.graph_site = GraphSite()
+
+    def fold(self, x: Tensor, writer: str) -> None:
+        """Fold `x` into the open step as `writer` does."""
+        arena, accumulator = self.arena, self.accumulator
+        if writer == "c++":
+            accumulator.bind(self.native, x, 1)
+            awaits = torch.empty_like(x).requires_grad_() * 1
+            _hooks.await_gradient(self.native, awaits)
+            awaits.backward(x)
+        elif writer == "python":
+            with arena.lock:
+                accumulator.fold(x, 1)
+        elif writer == "many":  # as the parameters' hooks in Python do
+            moments, tallies, counts, bins, _, _ = accumulator.states[arena.front]
+            accumulator.count(1)
+            update_many_([x], 1, [moments], [tallies], [counts], bins, [], None)
+        else:
+            state = accumulator.graph_state(self.graph_site)
+            update_(x, 1, *state.state)
+            state.folded += 1
+
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        raise AssertionError("the C++ half took it")
+
+    def disable(self, error: BaseException) -> None:
+        raise error
+
+
+def close(arena: Arena) -> StepRecord:
+    snapshot = arena.swap()
+    record = snapshot.to_record(0, 0)
+    snapshot.release()
+    return record
+
+
+def data(kind: str) -> Tensor:
+    x = torch.randn(70_000 if kind == "large" else 40, CHANNELS)
+    if kind == "non-finite":
+        x[::3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    if kind == "extreme":  # in slots that are nobody's neighbours
+        x[:, 0], x[:, 1], x[:, 2] = 3e38, -3e38, 1e-45
+    return x[:0] if kind == "empty" else x
+
+
+WRITERS = ["c++", "python", "many", "graph"]
+FOLD = st.tuples(
+    st.integers(0, 2),
+    st.sampled_from(["c++", *WRITERS]),
+    st.sampled_from(["normal", "normal", "non-finite", "extreme", "empty", "large"]),
+)
+
+
+@pytest.mark.parametrize("bins", [LogBins(), LogBins(0, -3, 3), LinearBins(5, -1.0, 1.0)])
+@given(st.lists(st.lists(FOLD, max_size=5), min_size=1, max_size=5))
+def test_no_count_is_lost_whoever_wrote_it(
+    bins: Bins, steps: list[list[tuple[int, str, str]]]
+) -> None:
+    arena = Arena(bins, None)
+    arena.record(True)
+    sites = [Site(arena, str(i)) for i in range(3)]
+    for folds in steps:
+        seen: dict[int, list[Tensor]] = {}
+        for i, writer, kind in folds:
+            x = data(kind)
+            sites[i].fold(x, writer)
+            seen.setdefault(i, []).append(x)
+        record = close(arena)
+        assert record.keys() == [(str(i), "output") for i in sorted(seen)]
+        for i, tensors in seen.items():
+            assert_stats(record[str(i), "output"], tensors, 1)
+
+
+def test_only_what_is_marked_is_looked_at() -> None:
+    """A count that nobody told of stays where it is, until a writer comes that marks nothing."""
+    arena = Arena(LogBins(), None)
+    arena.record(True)
+    site = Site(arena, "a")
+    x = torch.ones(4, CHANNELS)
+    planted = [states[2] for states in site.accumulator.states]
+    for counts in planted:
+        assert counts is not None
+        counts[5] = 7
+    for _ in range(2):
+        site.fold(x, "c++")
+        assert close(arena).hist.slots.tolist() == [slot_of(x)]
+    for counts in planted:
+        assert counts is not None
+        assert counts.nonzero().tolist() == [[5]]
+    for _ in range(2):
+        site.fold(x, "c++")
+        site.fold(x, "python")
+        record = close(arena)
+        assert record.hist.slots.tolist() == [5, slot_of(x)]
+        assert record.hist.counts.tolist() == [7, 2 * x.numel()]
+
+
+def slot_of(x: Tensor) -> int:
+    site = Arena(LogBins(), None)
+    site.accumulator(SiteInfo("", "", CHANNELS, 1, (), ""), CPU).fold(x, 1)
+    return int(close(site).hist.slots.item())
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_step_that_is_not_read_leaves_nothing(writer: str) -> None:
+    arena = Arena(LogBins(), None)
+    arena.record(True)
+    site = Site(arena, "a")
+    for _ in range(2):
+        site.fold(data("extreme"), writer)
+        arena.swap().release()
+    for _ in range(2):
+        x = data("normal")
+        site.fold(x, "c++")
+        assert_stats(close(arena)["a", "output"], [x], 1)
+
+
+def test_a_step_that_fails_to_be_read_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena(LogBins(), None)
+    arena.record(True)
+    site = Site(arena, "a")
+
+    def fail(*blocks: object) -> None:
+        raise MemoryError
+
+    site.fold(data("extreme"), "c++")
+    snapshot = arena.swap()
+    with monkeypatch.context() as patch:
+        patch.setattr("hookstats.arena.arena.take_", fail)
+        with pytest.raises(MemoryError):
+            snapshot.to_record(0, 0)
+    snapshot.release()
+    for _ in range(2):
+        x = data("normal")
+        site.fold(x, "c++")
+        assert_stats(close(arena)["a", "output"], [x], 1)
+
+
+@contextmanager
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, operator: str) -> Iterator[None]:
+    """Ctrl-C during a call of `operator`: Python learns of it when the call returns."""
+    module, name = operator.rsplit(".", 1)
+    call = getattr(sys.modules[module], name)
+
+    def interrupted(*arguments: object) -> None:
+        call(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operator, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def assert_counts_add_up(record: StepRecord) -> None:
+    assert record.hist.counts.sum() == record.tallies[:, 0].sum() > 0
+
+
+def test_an_interrupted_fold_neither_loses_counts_nor_leaves_them_to_another_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena = Arena(LogBins(), None)
+    arena.record(True)
+    site = Site(arena, "a")
+    with interrupt_after(monkeypatch, "hookstats.arena.arena.update_"):
+        site.fold(torch.full((4, CHANNELS), 1e10), "python")
+    for writers in (["c++"], ["c++"], ["c++"], ["c++"], ["c++", "python"], ["c++", "python"]):
+        for writer in writers:
+            site.fold(torch.ones(4, CHANNELS), writer)
+        assert_counts_add_up(close(arena))
+
+
+def test_an_interrupted_fold_of_parameters_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    records: list[StepRecord] = []
+    with watch(model, optimizer, kinds=("param",), sinks=[records.append]):
+        with torch.no_grad():
+            model.weight.fill_(1e10)
+        with interrupt_after(monkeypatch, "hookstats.hooks.parameters.update_many_"):
+            optimizer.step()
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        for _ in range(4):
+            optimizer.step()
+    assert len(records) == 4
+    for record in records:
+        assert_counts_add_up(record)
+
+
+def test_a_fold_that_fails_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena(LogBins(), None)
+    arena.record(True)
+    site = Site(arena, "a")
+    with pytest.raises(RuntimeError, match="dtype"):
+        site.fold(torch.ones(4, CHANNELS, dtype=torch.complex64), "python")
+    assert arena.pending() == 0
+
+
+def test_a_child_has_the_counts_of_its_own() -> None:
+    """Forked with a step half filled, and another that was not read out."""
+    arena = Arena(LogBins(), None)
+    arena.record(True)
+    site = Site(arena, "a")
+    late = arena.swap()
+    before, after = data("normal"), data("extreme")
+    site.fold(before, "c++")
+
+    def fold() -> None:
+        site.fold(after, "c++")
+        assert_stats(close(arena)["a", "output"], [before, after], 1)
+
+    in_child(fold)
+    late.release()
+    assert_stats(close(arena)["a", "output"], [before], 1)
+
+
+def trained(change: Callable[[nn.Module, int], None]) -> list[StepRecord]:
+    """The records of a training that `change` disturbs before each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    records: list[StepRecord] = []
+    kinds = ("input", "output", "grad_input", "grad_output", "param", "param_grad")
+    with watch(model, optimizer, kinds=kinds, sinks=[records.append]) as w:
+        for step in range(8):
+            change(model, step)
+            optimizer.zero_grad()
+            x = torch.randn(5 if step % 4 == 3 else 3, 8)
+            if step == 5:
+                w.pause()
+            for _ in range(1 + step % 2):  # gradients add up
+                model(x).square().mean().backward()
+            if step == 5:
+                w.resume()
+            optimizer.step()
+    return records
+
+
+def nothing(model: nn.Module, step: int) -> None:
+    pass
+
+
+def spoil(model: nn.Module, step: int) -> None:
+    if step == 3:
+        with torch.no_grad():
+            model[0].weight[0, 0] = torch.nan  # type: ignore[index]
+
+
+def freeze(model: nn.Module, step: int) -> None:
+    model[0].weight.requires_grad_(step % 3 != 1)  # type: ignore[index]
+    model[0].weight.grad = None  # type: ignore[index]
+
+
+@pytest.mark.parametrize("change", [nothing, spoil, freeze])
+def test_a_training_is_counted_as_it_is_without_marks(
+    change: Callable[[nn.Module, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = trained(change)
+    monkeypatch.setattr(native, "hooks", None)
+    plain = trained(change)
+    assert len(marked) == len(plain) == 8
+    for mine, other in zip(marked, plain, strict=True):
+        assert mine.keys() == other.keys()
+        assert mine.observed.tolist() == other.observed.tolist()
+        for name in ("offsets", "slots", "counts"):
+            assert (getattr(mine.hist, name) == getattr(other.hist, name)).all(), name

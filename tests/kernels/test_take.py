@@ -1,0 +1,104 @@
+"""take_: what comes out of the blocks of a step, against NumPy, and that nothing is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import Tensor
+
+from hookstats.kernels.ops import mark_columns, take_
+from hookstats.records.sparse import SparseCounts
+from hookstats.stats.state import identity_moments
+
+COUNTS = arrays.arrays(
+    np.int64,
+    st.tuples(st.integers(0, 6), st.just(19)),
+    elements=st.sampled_from([0, 0, 0, 0, 0, 1, 2**40]),
+)
+BLOCKS = st.lists(COUNTS, max_size=3)
+
+
+def rows(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    moments = torch.randn(n, 5, dtype=torch.float64, generator=generator)
+    return moments, torch.randint(0, 99, (n, 5), generator=generator)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), BLOCKS, BLOCKS)
+def test_rows_come_out_and_nothing_is_left(
+    sizes: list[int], counts: list[np.ndarray], channel_counts: list[np.ndarray]
+) -> None:
+    blocks = [rows(n, seed) for seed, n in enumerate(sizes)]
+    moments, tallies = [m for m, _ in blocks], [t for _, t in blocks]
+    expected = torch.cat(moments).T.contiguous(), torch.cat(tallies).T.contiguous()
+    dense = [torch.tensor(block) for block in counts]
+    channel_dense = [torch.tensor(block) for block in channel_counts]
+    marks = [torch.zeros(len(block), mark_columns(19), dtype=int) for block in dense]
+    folds = torch.ones(sum(len(block) for block in dense), dtype=int)
+    taken = take_(moments, tallies, dense, marks, folds, channel_dense)
+    assert torch.equal(taken.moments, expected[0])
+    assert torch.equal(taken.tallies, expected[1])
+    for found, blocks_of_counts in ((taken[2:5], counts), (taken[5:8], channel_counts)):
+        sparse = SparseCounts.from_dense(
+            np.concatenate([np.empty((0, 19), int), *blocks_of_counts])
+        )
+        for mine, other in zip(found, (sparse.offsets, sparse.slots, sparse.counts), strict=True):
+            np.testing.assert_array_equal(mine.numpy(), other, strict=True)
+    for block in moments:
+        assert torch.equal(block, identity_moments(len(block)))
+    for block in (*tallies, *dense, *channel_dense):
+        assert not block.any()
+
+
+GOOD: dict[str, Any] = {
+    "moments": [torch.zeros(3, 5, dtype=torch.float64)],
+    "tallies": [torch.zeros(3, 5, dtype=torch.int64)],
+    "counts": [torch.zeros(2, 4, dtype=torch.int64)],
+    "marks": [torch.zeros(2, 2, dtype=torch.int64)],
+    "folds": torch.zeros(2, dtype=torch.int64),
+    "channel_counts": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"moments": []}, "moments has no block; expected one or more"),
+        ({"moments": [torch.zeros(3, 5)]}, r"moments has a block of Float .* expected .* Double"),
+        ({"tallies": [torch.zeros(2, 5, dtype=int)]}, "tallies have 2 rows; expected 3"),
+        ({"tallies": [torch.zeros(3, 4, dtype=int)]}, r"expected .* Long \[rows, 5\]"),
+        ({"counts": [torch.zeros(2, dtype=int)]}, r"counts has .* 1 dimensions; expected .* slots"),
+        ({"marks": []}, "marks has 0 blocks; expected 1, as many as counts"),
+        ({"marks": [torch.zeros(2, 3, dtype=int)]}, r"marks\[0\] is \[2, 3\]; expected \[2, 2\]"),
+        ({"folds": torch.zeros(3, dtype=int)}, r"folds is Long \[3\]; expected .* Long \[2\]"),
+        ({"folds": torch.zeros(2)}, r"folds is Float \[2\]"),
+        ({"channel_counts": [torch.zeros(4, 2, dtype=int).T]}, "channel_counts has a block"),
+    ],
+)
+def test_other_blocks_are_refused(bad: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        take_(**{**GOOD, **bad})
+
+
+def test_marks_past_the_slots_mean_nothing() -> None:
+    counts = torch.ones(3, 17, dtype=torch.int64)
+    marks = torch.tensor([[1, -1]]).repeat(3, 1)  # room for 64 marks, of which 2 are of slots
+    channels, folds = rows(1, 0), torch.ones(3, dtype=torch.int64)
+    taken = take_([channels[0]], [channels[1]], [counts], [marks], folds, [])
+    assert taken.slots.tolist() == [*range(17)] * 3
+    assert taken.counts.tolist() == [1] * 51
+    assert not counts.any()
+    assert not marks.any()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_opcheck() -> None:
+    operator = torch.ops.hookstats.take_.default
+    utils = ("test_schema", "test_autograd_registration")  # it is not for graphs: no fake kernel
+    torch.library.opcheck(operator, tuple(GOOD.values()), test_utils=utils)

@@ -1,0 +1,142 @@
+"""What the documentation shows runs as it stands and prints what it says.
+
+Of a page, in reading order and in one directory: every block of Python runs, one with a file's name
+for a caption is written there, and every command of a console is called. What they print is the
+text that follows; decimals may differ a little, as other processors add in another order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+import pytest
+from support.commands import call
+from support.paths import ROOT
+from support.printed import numbers, shape
+
+import hookstats
+from hookstats import insight, rules, sinks
+
+DOCS = ROOT / "docs"
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<directive>\S+)(?: (?P<argument>\S+))?\n"
+    r"(?: *:caption: (?P<file>\S+)\n\n)?(?P<code>.*?)^(?P=indent)```$",
+    re.DOTALL | re.MULTILINE,
+)
+SHOWN = re.compile(r"^ *```(python|console)$", re.MULTILINE)
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if SHOWN.search(page.read_text("utf-8"))]
+
+SETUP = {
+    "seeds.md": """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer1 = nn.Linear(4, 4)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x, y=0.0, z=0.0):
+        return self.fc(self.layer1(2 * x + 3 * y - 5 * z))
+
+model = Model()
+x, y, z = (torch.randn(3, 4, requires_grad=True) for _ in range(3))
+target = torch.randn(3, 2)
+fn = torch.sign
+
+def loss(output, target):
+    return (output - target[:, :2]).square().mean()
+
+def evaluate():
+    return model(x)
+"""
+}
+"""What a page takes to be there: names of its reader's own. It need not say what is printed."""
+
+
+class Block(NamedTuple):
+    """What a page shows between two fences."""
+
+    language: str
+    file: str | None
+    code: str
+    text: str
+    """The block of text right after it, "" without."""
+
+
+def blocks(page: str) -> list[Block]:
+    found = []
+    fences = list(FENCE.finditer(page))
+    for fence, after in zip(fences, [*fences[1:], None], strict=True):
+        text = ""
+        if after and after["directive"] == "text" and not page[fence.end() : after.start()].strip():
+            text = after["code"]
+        language = fence["argument" if fence["directive"] == "{code-block}" else "directive"]
+        found.append(Block(language, fence["file"], dedent(fence["code"]), text))
+    return found
+
+
+def commands(console: str) -> list[tuple[str, str]]:
+    """Every command, and what it is said to print."""
+    parts = re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]
+    return [(command, text) for command, _, text in (part.partition("\n") for part in parts)]
+
+
+def run(command: str) -> str:
+    program, *arguments = shlex.split(command)
+    if program == "hookstats":
+        result = call(*arguments)
+        assert result.err == ""
+        return result.out
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        [program, *arguments],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check(printed: str, shown: str) -> None:
+    assert shape(printed) == shape(shown), printed
+    assert numbers(printed) == pytest.approx(numbers(shown), rel=2e-2, abs=2e-3), printed
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("page", [str(page.relative_to(DOCS)) for page in PAGES])
+def test_what_a_page_shows_is_what_happens(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(SETUP.get(page, ""), names)
+    for block in blocks((DOCS / page).read_text("utf-8")):
+        if block.file is not None:
+            Path(block.file).write_text(block.code, "utf-8")
+        elif block.language == "python":
+            exec(compile(block.code, page, "exec"), names)
+            printed = capsys.readouterr().out
+            if block.text or page not in SETUP:
+                check(printed, block.text)
+        elif block.language == "console":
+            for command, text in commands(block.code):
+                check(run(command), text)
+
+
+@pytest.mark.parametrize("module", [hookstats, insight, rules, sinks], ids=lambda m: m.__name__)
+def test_every_public_name_has_its_place_in_the_api_pages(module: object) -> None:
+    pages = "\n".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
+    documented = re.findall(r"^\.\. auto\w+:: (?:\w+\.)*(\w+)$", pages, re.MULTILINE)
+    public = set(module.__all__) - {"__version__"}
+    assert public <= set(documented), public - set(documented)

@@ -1,0 +1,88 @@
+"""A record in which sites come several times, one a device, against one of all their tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.samples import BINS, CHANNEL_BINS, assert_equal_arrays, record_of
+from torch import Tensor
+
+from hookstats.records.merge import joined
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import SparseCounts
+from hookstats.stats.bins import Bins
+
+Tensors = dict[tuple[str, str], tuple[Tensor, int | None]]
+
+
+def tensors(seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(20, 3, generator=generator)
+    x[0, 0], x[1, 1], x[2, 2] = torch.nan, torch.inf, 0.0
+    return {
+        ("a", "output"): (x, 1),
+        ("a", "grad_output"): (torch.randn(7, generator=generator) * 1e3, None),
+        ("b", "output"): (torch.randn(5, 4, generator=generator), 1),
+    }
+
+
+def one_after_the_other(first: StepRecord, second: StepRecord) -> StepRecord:
+    """As an arena with two devices has them."""
+
+    def hist(one: SparseCounts, other: SparseCounts) -> SparseCounts:
+        return SparseCounts(
+            np.concatenate((one.offsets, one.offsets[-1] + other.offsets[1:])),
+            np.concatenate((one.slots, other.slots)),
+            np.concatenate((one.counts, other.counts)),
+        )
+
+    return StepRecord(
+        step=first.step,
+        rank=first.rank,
+        sites=first.sites + second.sites,
+        observed=np.concatenate((first.observed, second.observed)),
+        offsets=np.concatenate((first.offsets, first.offsets[-1] + second.offsets[1:])),
+        moments=np.concatenate((first.moments, second.moments)),
+        tallies=np.concatenate((first.tallies, second.tallies)),
+        bins=first.bins,
+        hist=hist(first.hist, second.hist),
+        channel_bins=first.channel_bins,
+        channel_hist=hist(first.channel_hist, second.channel_hist),
+    )
+
+
+@pytest.mark.parametrize("missing", [None, ("a", "output"), ("b", "output")])
+@pytest.mark.parametrize(
+    ("bins", "channel_bins"), [(BINS, CHANNEL_BINS), (None, CHANNEL_BINS), (None, None)], ids=str
+)
+def test_they_are_what_one_device_would_have_seen(
+    missing: tuple[str, str] | None, bins: Bins | None, channel_bins: Bins | None
+) -> None:
+    here, there = tensors(0), tensors(1)
+    if missing is not None:
+        del there[missing]
+    record = one_after_the_other(
+        record_of(here, bins=bins, channel_bins=channel_bins),
+        record_of(there, bins=bins, channel_bins=channel_bins),
+    )
+    together: Tensors = {
+        key: (torch.cat((x, there[key][0])) if key in there else x, dim)
+        for key, (x, dim) in here.items()
+    }
+    got = joined(record)
+    expected = record_of(together, bins=bins, channel_bins=channel_bins)
+    assert got.keys() == expected.keys()
+    assert got.observed.tolist() == [1 if key == missing else 2 for key in got]
+    for name in ("offsets", "tallies"):
+        assert_equal_arrays(getattr(got, name), getattr(expected, name))
+    for name in ("hist", "channel_hist"):
+        for part in ("offsets", "slots", "counts"):
+            mine, other = (getattr(getattr(r, name), part) for r in (got, expected))
+            assert_equal_arrays(mine, other)
+    np.testing.assert_allclose(got.moments, expected.moments, rtol=1e-5, atol=1e-6)
+
+
+def test_a_record_of_one_device_is_left_as_it_is() -> None:
+    record = record_of(tensors(0))
+    assert joined(record) is record

@@ -1,0 +1,130 @@
+"""StepRecord and SparseCounts: look-up, errors, and agreement with channel_stats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from support.samples import BINS, CHANNEL_BINS, record_of, sample, slots, tensors
+
+from hookstats.kernels.of_tensor import channel_stats
+from hookstats.records.sparse import SparseCounts
+
+DENSE = arrays.arrays(
+    np.int64,
+    st.tuples(st.integers(0, 6), st.integers(0, 9)),
+    elements=st.sampled_from([0, 0, 0, 1, 2**40]),
+)
+
+
+@given(DENSE, st.data())
+def test_sparse_counts_hold_what_the_dense_held(dense: np.ndarray, data: st.DataObject) -> None:
+    sparse = SparseCounts.from_dense(dense)
+    rows, width = dense.shape
+    assert sparse.rows == rows
+    assert (sparse.offsets.dtype, sparse.slots.dtype, sparse.counts.dtype) == (
+        np.int64,
+        np.int32,
+        np.int64,
+    )
+    assert (sparse.counts > 0).all()
+    span = data.draw(st.slices(rows).filter(lambda s: s.step in (None, 1)))
+    np.testing.assert_array_equal(sparse.dense(span, width), dense[span], strict=True)
+    for part in (sparse[span], sparse[span][:]):
+        np.testing.assert_array_equal(part.dense(slice(None), width), dense[span], strict=True)
+        assert part.offsets[0] == 0
+    for row in range(-rows, rows):
+        np.testing.assert_array_equal(sparse.dense(row, width), dense[row], strict=True)
+
+
+def test_sparse_counts_refuse_what_they_cannot_say() -> None:
+    sparse = SparseCounts.empty(3)
+    np.testing.assert_array_equal(sparse.dense(slice(None), 4), np.zeros((3, 4), np.int64))
+    with pytest.raises(IndexError):
+        sparse.dense(3, 4)
+    with pytest.raises(ValueError, match=r"row: slice\(None, None, 2\), expected .* step 1"):
+        sparse.dense(slice(None, None, 2), 4)
+    with pytest.raises(ValueError, match=r"rows: slice\(None, None, 2\), expected .* step 1"):
+        sparse[::2]
+    with pytest.raises(ValueError, match=r"dense: shape \(3,\), expected two dimensions"):
+        SparseCounts.from_dense(np.zeros(3, np.int64))
+
+
+def test_a_plain_kind_names_the_first_tensor_of_several() -> None:
+    kinds = ["output.logits", "output.aux", "grad_output.aux", "grad_output.logits", "input"]
+    x = {("a", kind): (torch.full((2, 3), float(i)), 1) for i, kind in enumerate(kinds)}
+    record = record_of(x)
+    assert record["a", "output"].mean.tolist() == record["a", "output.logits"].mean.tolist()
+    # Backward brings the last output's gradient first: that does not make it the first.
+    assert record["a", "grad_output"].max[0] == 3
+    assert record["a", "input[0]"].max[0] == 4
+    assert ("a", "grad_output") in record
+    assert ("a", "grad_input") not in record
+    assert ("b", "output") not in record
+
+
+def test_a_record_is_a_mapping_in_order_of_observation() -> None:
+    record = sample()
+    keys = list(tensors())
+    assert record.keys() == list(record) == keys
+    assert len(record) == len(keys)
+    assert ("", "output") in record
+    assert ("", "input") not in record
+    assert "" not in record
+
+
+@pytest.mark.parametrize("bins", [None, BINS])
+@pytest.mark.parametrize("channel_bins", [None, CHANNEL_BINS])
+def test_each_site_has_the_statistics_of_its_tensor(bins, channel_bins) -> None:
+    record = sample(bins=bins, channel_bins=channel_bins)
+    for key, (x, dim) in tensors().items():
+        actual, expected = record[key], channel_stats(x, dim, bins=channel_bins)
+        assert torch.equal(actual.moments, expected.moments)
+        assert torch.equal(actual.tallies, expected.tallies)
+        if channel_bins is None:
+            assert actual.hist is None
+        else:
+            np.testing.assert_array_equal(slots(actual.hist), slots(expected.hist))
+        if bins is None:
+            assert actual.tensor_hist is None
+        else:
+            whole = channel_stats(x, None, bins=bins).hist
+            np.testing.assert_array_equal(slots(actual.tensor_hist), slots(whole))
+
+
+def test_statistics_are_copies() -> None:
+    record = sample()
+    record["", "output"].moments.fill_(7.0)
+    assert torch.equal(record["", "output"].moments, sample()["", "output"].moments)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        (("encoder.layer1.con", "output"), "did you mean 'encoder.layer1.conv'"),
+        (("encoder.layer1.conv", "ouput"), "'grad_output'; did you mean 'output'?"),
+        (("encoder.layer1.conv", "zzz"), "has the kinds 'output', 'grad_output'"),
+        (("zzz", "output"), "2 names, such as 'encoder.layer1.conv', 'head'"),
+        ("head", "expected (name, kind), two strings"),
+        (("head",), "expected (name, kind), two strings"),
+    ],
+)
+def test_an_unknown_key_names_those_that_are_alike(key, hint: str) -> None:
+    x = (torch.zeros(2, 2), 1)
+    keys = [("encoder.layer1.conv", "output"), ("encoder.layer1.conv", "grad_output")]
+    record = record_of({**dict.fromkeys(keys, x), ("head", "output"): x}, step=12)
+    with pytest.raises(KeyError) as error:
+        record[key]
+    message = error.value.args[0]
+    assert message.startswith(f"no site {key!r} in step 12")
+    assert hint in message
+
+
+def test_a_record_without_sites() -> None:
+    record = record_of({})
+    assert record.keys() == []
+    with pytest.raises(KeyError, match="no site"):
+        record["a", "output"]

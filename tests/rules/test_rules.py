@@ -1,0 +1,549 @@
+"""Rules: what each finds in records, when it says so, and how a watch acts on it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.samples import record_of, sample
+from torch import Tensor, nn
+
+from hookstats.kernels.of_tensor import channel_stats
+from hookstats.records.record import StepRecord
+from hookstats.rules import (
+    Alert,
+    DeadChannels,
+    Exploding,
+    FP8Risk,
+    History,
+    Monitor,
+    NonFinite,
+    Rule,
+    RuleError,
+    RuleWarning,
+    Saturation,
+    SuddenShift,
+    Vanishing,
+    default_rules,
+    replay,
+)
+from hookstats.rules.history import WINDOW
+from hookstats.runs.run import open_run
+from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.watching.watch import watch
+
+NAN, INF = torch.nan, torch.inf
+
+
+def records(
+    tensors: Iterable[dict[tuple[str, str], Tensor]], **kwargs: Any
+) -> Iterator[StepRecord]:
+    """A record a step; the channels are the last dimension."""
+    kwargs = {"bins": LogBins(), "channel_bins": None, **kwargs}
+    for step, sites in enumerate(tensors):
+        yield record_of({key: (x, x.dim() - 1) for key, x in sites.items()}, step, **kwargs)
+
+
+def alerts(
+    rule: Rule, tensors: Iterable[dict[tuple[str, str], Tensor]], **kwargs: Any
+) -> list[Alert]:
+    """What the rule says of the steps."""
+    monitor = Monitor([rule])
+    for record in records(tensors, **kwargs):
+        monitor.examine(record)
+    assert monitor.failures == {}
+    return monitor.alerts
+
+
+def normal(scale: float = 1.0, shape: tuple[int, ...] = (16, 4)) -> Tensor:
+    return scale * torch.randn(shape)
+
+
+# The rules, one by one
+
+
+def test_non_finite_names_the_first_tensor_and_its_channel() -> None:
+    broken = normal()
+    broken[3, 2], broken[4, 2], broken[0, 3] = NAN, NAN, -INF
+    healthy = {("a", "output"): normal(), ("b", "output"): normal(), ("b", "grad_output"): normal()}
+    sick = healthy | {("b", "output"): broken, ("b", "grad_output"): broken}
+    (alert,) = alerts(NonFinite(), [healthy, healthy, sick, sick])
+    assert alert == Alert(
+        step=2,
+        rank=0,
+        site="b",
+        kind="output",
+        channel=2,
+        rule="non-finite",
+        value=3.0,
+        message="non-finite: step 2: output of 'b' has 2 NaN and 1 -inf, first in channel 2; "
+        "non-finite, too, are 1 of the tensors after it",
+        severity="error",
+    )
+    (alert,) = alerts(NonFinite(), [healthy, {("b", "grad_output"): broken}], rank=3)
+    assert alert.severity == "warning"  # a loss scaler does this now and then
+    assert alert.message.startswith("non-finite: step 1, rank 3: grad_output of 'b' has 2 NaN")
+
+
+def test_exploding_is_far_above_its_past_and_large() -> None:
+    def steps(*scales: float, kind: str = "output") -> list[dict[tuple[str, str], Tensor]]:
+        return [{("a", kind): normal(), ("b", kind): normal(scale)} for scale in scales]
+
+    (alert,) = alerts(Exploding(), steps(1, 2, 1, 1e4, 1e5))
+    assert (alert.step, alert.site, alert.kind, alert.severity) == (3, "b", "output", "error")
+    assert alert.value == pytest.approx(1e4, rel=0.5)
+    assert "output of 'b' has an rms of " in alert.message
+    assert f"most in channel {alert.channel}" in alert.message
+    assert not alerts(Exploding(), steps(1e-4, 1e-4, 1.0))  # of values, 1 is not large
+    assert alerts(Exploding(), steps(1e-4, 1e-4, 3.0, kind="grad_output"))
+    assert not alerts(Exploding(), steps(200, 500, 2000, 9000))  # grows, but not so fast
+    assert alerts(Exploding(growth=10), steps(200, 500, 2000, 9000))
+    assert not alerts(Exploding(), steps(0, 0, 50, 40))  # zeros, then something
+    (alert,) = alerts(Exploding(), steps(1e9))  # whatever was before
+    assert "times" not in alert.message
+
+
+def test_exploding_names_the_first_of_a_kind_and_its_greatest_channel() -> None:
+    large = normal(1e4)
+    large[5, 3] = -1e6
+    now = {("a", "output"): normal(), ("b", "output[1]"): large, ("c", "output"): large}
+    (alert,) = alerts(Exploding(), [dict.fromkeys(now, normal()), now])
+    assert (alert.site, alert.kind, alert.channel) == ("b", "output[1]", 3)
+    assert alert.message.endswith("so have 1 more of the kind")
+
+
+def test_vanishing_is_next_to_nothing_beside_what_is_nearer_to_the_loss() -> None:
+    backward = {
+        ("c", "grad_output"): normal(1e-3),
+        ("b", "grad_output"): normal(1e-10),
+        ("a", "grad_output"): normal(1e-4),
+        ("a.weight", "param_grad"): normal(1e-12),
+        ("a.bias", "param_grad"): torch.zeros(4),
+        ("c.weight", "param_grad"): normal(),
+    }
+    got = alerts(Vanishing(), [backward] * 12)
+    assert [(a.step, a.site, a.kind) for a in got] == [
+        (9, "b", "grad_output"),
+        (9, "a.weight", "param_grad"),
+    ]
+    norms = [backward[key].double().norm() for key in list(backward)[:2]]
+    assert got[0].value == pytest.approx((norms[1] / norms[0]).item(), rel=1e-5)
+    assert got[0].message.endswith("times that of 'c'")
+    assert not alerts(Vanishing(), [backward] * 9)  # not yet
+    # Gradients that explode on the way make nobody else's vanish.
+    exploded = {("c", "grad_output"): normal(), ("b", "grad_output"): normal(1e9)}
+    assert not alerts(Vanishing(), [exploded] * 12)
+    nan = torch.full((2, 2), NAN)  # no values, which is not zero
+    unknown = {("c", "grad_output"): nan, ("b", "grad_output"): normal(), ("a", "grad_output"): nan}
+    assert not alerts(Vanishing(), [unknown] * 12)
+
+
+def dead(share: int, n: int = 128) -> Tensor:
+    """[n, 8], in which so many channels from the second on are zero."""
+    x = normal(shape=(n, 8))
+    x[:, 1 : 1 + share] = 0
+    return x
+
+
+def test_dead_channels_stay_zero() -> None:
+    def layer(output: Tensor, gradient: Tensor) -> dict[tuple[str, str], Tensor]:
+        return {("a", "output"): output, ("a", "grad_output"): gradient}
+
+    (alert,) = alerts(DeadChannels(), [layer(dead(4), dead(1))] * 30)
+    assert (alert.step, alert.site, alert.kind) == (9, "a", "output")
+    assert (alert.channel, alert.value) == (1, 0.5)
+    assert "has 4 dead channels of 8, channel 1 the first" in alert.message
+    (alert,) = alerts(DeadChannels(), [layer(dead(0), dead(7))] * 30)
+    assert (alert.kind, alert.value) == ("grad_output", 0.875)
+    assert not alerts(DeadChannels(), [layer(dead(3), dead(3))] * 30)
+    # Small batches: it takes as many values.
+    (alert,) = alerts(DeadChannels(), [layer(dead(4, 32), dead(0, 32))] * 40)
+    assert alert.step == 31
+    # Other channels every time are not dead ones.
+    assert not alerts(DeadChannels(), [layer(dead(4).roll(step, 1), dead(0)) for step in range(30)])
+    # One that comes back to life is not.
+    assert not alerts(
+        DeadChannels(), [layer(dead(0 if step % 9 == 8 else 4), dead(0)) for step in range(40)]
+    )
+
+
+def test_outputs_without_a_gradient_may_have_constant_zeros() -> None:
+    inputs = {("flatten", "output"): dead(6), ("fc", "output"): normal(shape=(128, 8))}
+    gradients = {("fc", "grad_output"): normal(shape=(128, 8))}
+    assert not alerts(DeadChannels(), [inputs | gradients] * 30)
+    assert len(alerts(DeadChannels(), [inputs] * 30)) == 1  # not known to be inputs
+    parameters = {("embedding", "param_grad"): dead(6), ("a", "input"): dead(6)}
+    assert not alerts(DeadChannels(), [parameters | gradients] * 30)
+
+
+@pytest.mark.parametrize("bins", [None, LogBins(), LogBins(0), LinearBins(64, -2.0, 2.0)])
+def test_saturation_is_at_both_bounds(bins: Any) -> None:
+    torch.manual_seed(0)
+    z = torch.randn(2000, 4)
+    gains = torch.tensor([100.0, 50.0, 200.0, 100.0])
+    kwargs = {"bins": bins}
+    (alert,) = alerts(Saturation(), [{("a", "output"): (z * gains).tanh()}] * 12, **kwargs)
+    assert (alert.step, alert.site, alert.kind, alert.channel) == (9, "a", "output", 2)
+    true = ((z * gains).tanh().abs() >= 15 / 16).double().mean().item()
+    assert 0.8 <= alert.value <= true
+    for fine in (z.tanh(), z, (50 * z).sigmoid(), z.relu(), torch.full_like(z, 2.0), 0 * z):
+        assert not alerts(Saturation(), [{("a", "output"): fine}] * 12, **kwargs)
+    weights = {("a", "param"): (100 * z).tanh(), ("a", "grad_output"): (100 * z).tanh()}
+    assert not alerts(Saturation(), [weights] * 12, **kwargs)
+
+
+def test_sudden_shift_is_beyond_what_is_usual() -> None:
+    def steps(
+        last: float, spread: float = 1.1, n: int = 25, kind: str = "output"
+    ) -> list[dict[tuple[str, str], Tensor]]:
+        scales = [spread ** (-1) ** step for step in range(n)]
+        return [{("a", kind): normal(shape=(64, 64)) * scale} for scale in [*scales, last]]
+
+    (alert,) = alerts(SuddenShift(), steps(40.0))
+    assert (alert.step, alert.site) == (25, "a")
+    assert alert.value == pytest.approx(math.log2(40), abs=0.2)
+    (alert,) = alerts(SuddenShift(), steps(1 / 40))
+    assert alert.value == pytest.approx(-math.log2(40), abs=0.2)
+    assert not alerts(SuddenShift(), steps(10.0))  # not 4 octaves
+    assert not alerts(SuddenShift(), steps(40.0, spread=3.0))  # usual
+    assert not alerts(SuddenShift(), steps(40.0, n=19))  # too little is known
+    assert not alerts(SuddenShift(), steps(0.0))
+    assert alerts(SuddenShift(), steps(40.0, kind="param_grad"))
+    assert not alerts(SuddenShift(), steps(1 / 40, kind="param_grad"))  # converges
+    assert not alerts(SuddenShift(), steps(40.0, kind="grad_output"))
+    assert alerts(SuddenShift(octaves=3, deviations=0, steps=1), steps(10.0, n=1))
+
+
+def test_fp8_risk_is_the_share_lost_at_the_best_scale() -> None:
+    wide = torch.exp2(torch.linspace(-20, 20, 4096)).reshape(-1, 4)
+    x = {("a", kind): wide for kind in ("output", "grad_output", "param_grad", "param")}
+    got = alerts(FP8Risk(dtypes=None), [x] * 12)
+    assert [(a.step, a.kind) for a in got] == [(9, "output"), (9, "grad_output"), (9, "param")]
+    # 40 octaves, of which e4m3 holds 2**-10..464 and e5m2 2**-17..61440.
+    expected = [1 - (math.log2(464) + 10) / 40, 1 - (math.log2(61440) + 17) / 40]
+    assert [a.value for a in got] == pytest.approx([*expected, expected[0]], abs=0.005)
+    assert "of its values in fp8_e4m3 at the best scale, 2**" in got[0].message
+    assert not alerts(FP8Risk(dtypes=None), [{("a", "output"): normal()}] * 12)
+    assert not alerts(FP8Risk(), [x] * 12)  # 32 bits
+    half = {key: value.bfloat16() for key, value in x.items()}
+    assert len(alerts(FP8Risk(), [half] * 12)) == 3
+    assert not alerts(FP8Risk(), [half] * 12, bins=None)
+    assert not alerts(FP8Risk(), [half] * 12, bins=LinearBins(8, -1.0, 1.0))
+
+
+@pytest.mark.parametrize("rule", default_rules(), ids=lambda rule: rule.name)
+def test_rules_take_odd_records(rule: Rule) -> None:
+    odd = [sample(step) for step in range(15)]
+    odd += [record_of({}, step=15), sample(16, bins=None, channel_bins=None)]
+    history = History()
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        for record in odd:
+            history.push(record)
+            first = list(rule.check(record, history))
+            assert list(rule.check(record, history)) == first  # it changes nothing
+            for alert in first:
+                assert (alert.site, alert.kind) in record
+                assert alert.rule == rule.name
+                assert f"step {record.step}: {alert.kind} of {alert.site!r} " in alert.message
+
+
+# Thresholds and arguments
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: NonFinite(action="log"), 'action = \'log\': expected "warn", "raise" or'),
+        (lambda: NonFinite(patience=0), "patience = 0: expected an integer, 1 or more"),
+        (lambda: NonFinite(every=True), "every = True: expected an integer, 1 or more"),
+        (lambda: Exploding(growth=0.5), "growth = 0.5: expected 1 or more"),
+        (lambda: Exploding(limit=NAN), "limit = nan: expected 1 or more"),
+        (lambda: Vanishing(ratio=2), "ratio = 2: expected a fraction above 0, up to 1"),
+        (lambda: DeadChannels(share=0), "share = 0: expected a fraction above 0, up to 1"),
+        (lambda: DeadChannels(steps=0), "steps = 0: expected 1 or more"),
+        (lambda: Saturation(share=NAN), "share = nan: expected a fraction above 0, up to 1"),
+        (lambda: SuddenShift(octaves=-1), "octaves = -1: expected 0 or more"),
+        (lambda: FP8Risk(share=1.5), "share = 1.5: expected a fraction above 0, up to 1"),
+        (lambda: Monitor("all"), "rules = 'all': expected \"default\" or a sequence of Rule"),
+        (lambda: Monitor([NonFinite]), r"rules = \[.*\]: expected \"default\" or a sequence"),
+        (lambda: watch(nn.Linear(1, 1), rules=3), 'rules = 3: expected "default" or a seq'),
+    ],
+)
+def test_what_is_refused(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+# History
+
+
+def test_history_keeps_what_was_observed() -> None:
+    history = History()
+    seen: list[float] = []
+    for step in range(WINDOW + 5):
+        x = normal(1.0 + step)
+        sites = {("a", "output"): (x, 1)}
+        if step % 2:  # a site that comes and goes, and not in one place
+            sites = {("z", "output"): (normal(), 1), **sites}
+        history.push(record_of(sites, step, bins=None, channel_bins=None))
+        row = step % 2
+        past = history.past_rms[row]
+        assert history.past_rms.shape == (1 + step % 2, WINDOW)
+        assert past[~np.isnan(past)].tolist() == seen[-WINDOW:]
+        assert np.isnan(past[: max(WINDOW - len(seen), 0)]).all()
+        expected = x.double().square().mean().sqrt().item()
+        assert history.rms[row] == pytest.approx(expected, rel=1e-6)
+        seen.append(history.rms[row])
+
+
+def test_history_counts_steps_of_zeros() -> None:
+    history = History()
+    steps = [[0.0, 1.0, NAN], [0.0, 0.0, 0.0], [NAN, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    expected = [[1, 0, 0], [2, 1, 1], [2, 2, 2], [3, 3, 0]]
+    for step, (values, dead_steps) in enumerate(zip(steps, expected, strict=True)):
+        x = torch.tensor(values).expand(5, 3)
+        history.push(record_of({("a", "output"): (x, 1)}, step))
+        assert history.dead_steps.tolist() == dead_steps
+        assert history.dead_values.tolist() == [5 * n for n in dead_steps]
+
+
+# When an alert is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed(Rule):
+    """Finds the sites whose mean is 1."""
+
+    name = "listed"
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        for site in (history.tensors.mean == 1).nonzero().flatten().tolist():
+            yield self.alert(record, site, "is one", 1.0)
+
+
+def told(rule: Rule, pattern: str) -> list[int]:
+    """The steps of alerts where "x" is a step with the finding, "." without, "-" not observed."""
+    steps = [
+        {("a", "output"): torch.full((2, 2), float(c == "x"))} if c != "-" else {} for c in pattern
+    ]
+    return [alert.step for alert in alerts(rule, steps)]
+
+
+def test_what_stays_is_told_once() -> None:
+    assert told(Listed(), "..xxxxxxx" + 200 * "x") == [2]
+    assert told(Listed(), "x" + 120 * "-" + "x") == [0]  # nobody saw it go away
+
+
+def test_what_comes_back_is_told_again_after_a_while() -> None:
+    assert told(Listed(every=10), "x.x.x.......xx.") == [0, 12]
+    assert told(Listed(every=4), "x.xxxx") == [0, 4]
+    assert told(Listed(every=1), "x.x.xx") == [0, 2, 4]
+
+
+def test_patience_is_of_steps_in_a_row() -> None:
+    assert told(Listed(patience=3), "xx.xx.xxx") == [8]
+    assert told(Listed(patience=3), "x-x--xx") == [5]
+    assert told(Listed(patience=3, every=1), "xxxx.xxxx") == [2, 7]
+
+
+def test_each_site_has_findings_of_its_own() -> None:
+    one, zero = torch.ones(2, 2), torch.zeros(2, 2)
+    steps = [
+        {("a", "output"): one, ("b", "output"): zero},
+        {("a", "output"): one, ("b", "output"): one, ("b", "grad_output"): one},
+    ]
+    assert [(a.step, a.site, a.kind) for a in alerts(Listed(), steps)] == [
+        (0, "a", "output"),
+        (1, "b", "output"),
+        (1, "b", "grad_output"),
+    ]
+
+
+def test_a_training_that_goes_back_to_a_checkpoint_is_told_again() -> None:
+    monitor = Monitor([Listed()])
+    for step, value in ((50, 1.0), (51, 0.0), (10, 0.0), (11, 1.0)):
+        monitor.examine(record_of({("a", "output"): (torch.full((2, 2), value), 1)}, step))
+    assert [alert.step for alert in monitor.alerts] == [50, 11]
+
+
+# Actions
+
+
+def ones(n: int, step: int = 0) -> StepRecord:
+    return record_of({(f"layer{i}", "output"): (torch.ones(2, 2), 1) for i in range(n)}, step)
+
+
+def test_a_warning_is_one_a_step_and_rule() -> None:
+    monitor = Monitor([Listed()])
+    with pytest.warns(RuleWarning) as caught:
+        monitor(ones(6))
+    assert [str(w.message) for w in caught] == [
+        "listed: step 0: output of 'layer0' is one "
+        "(also output of 'layer1', output of 'layer2', output of 'layer3' and 2 more)"
+    ]
+    assert len(monitor.alerts) == 6
+    monitor(ones(6, step=1))  # no news
+
+
+def test_a_callable_gets_every_alert() -> None:
+    got: list[Alert] = []
+    monitor = Monitor([Listed(action=got.append)])
+    monitor(ones(2))
+    assert [alert.site for alert in got] == ["layer0", "layer1"]
+    assert got == monitor.alerts
+
+
+def test_an_error_is_kept_until_it_is_asked_for() -> None:
+    monitor = Monitor([Listed(action="raise")])
+    monitor.raise_pending()
+    monitor(ones(2))
+    with pytest.raises(RuleError, match="output of 'layer0' is one") as error:
+        monitor.raise_pending()
+    assert error.value.alert.site == "layer0"
+    monitor.raise_pending()  # once
+
+
+class Faulty(Listed):
+    """Fails."""
+
+    name = "faulty"
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        raise ArithmeticError("no")
+
+
+def test_a_rule_that_fails_is_disabled_alone() -> None:
+    def fail(alert: Alert) -> None:
+        raise OSError("mail server is down")
+
+    got: list[Alert] = []
+    monitor = Monitor([Faulty(), replace(Listed(), action=fail), Listed(action=got.append)])
+    with pytest.warns(RuntimeWarning) as caught:
+        list(map(monitor, [ones(1), ones(2, step=1)]))
+    assert [str(w.message) for w in caught] == [
+        "hookstats: rule 'faulty' failed: ArithmeticError: no; it is disabled",
+        "hookstats: rule 'listed' failed: OSError: mail server is down; it is disabled",
+    ]
+    assert [alert.site for alert in got] == ["layer0", "layer1"]
+    assert monitor.failures == {
+        "rule 'faulty'": "ArithmeticError: no",
+        "rule 'listed'": "OSError: mail server is down",
+    }
+
+
+# With a watch
+
+
+def steps(model: nn.Module, n: int, rules: str | Sequence[Rule], **kwargs: Any) -> Any:
+    """Train for n steps; the watch, still open."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    w = watch(model, optimizer, rules=rules, **kwargs)
+    for _ in range(n):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).square().mean().backward()
+        optimizer.step()
+    return w
+
+
+def trained(model: nn.Module, n: int, rules: str | Sequence[Rule], **kwargs: Any) -> Any:
+    """The same, closed."""
+    w = steps(model, n, rules, **kwargs)
+    w.close()
+    return w
+
+
+class Breaks(nn.Module):
+    """Gives NaN in channel 1 from a call on."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.left = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        return x if self.left >= 0 else torch.where(torch.arange(x.shape[-1]) == 1, NAN, x)
+
+
+def broken_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), Breaks(2), nn.Linear(4, 2))
+
+
+def test_a_watch_warns() -> None:
+    with pytest.warns(RuleWarning, match="non-finite: step 2: output of '1' has 8 NaN, first in"):
+        w = trained(broken_model(), 4, "default")
+    assert [(a.rule, a.site, a.channel) for a in w.alerts] == [("non-finite", "1", 1)]
+    assert w.coverage().failures == {}
+
+
+def test_a_watch_logs_where_a_warning_would_be_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR), steps(broken_model(), 4, [NonFinite()]) as w:
+        pass
+    assert len(w.alerts) == 1
+    assert "non-finite: step 2: output of '1'" in caplog.text
+    assert w.coverage().failures == {}
+
+
+def test_a_watch_raises_when_the_next_step_closes() -> None:
+    model = broken_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    w = watch(model, optimizer, rules=[NonFinite(action="raise")])
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).square().mean().backward()
+        if step < 3:
+            optimizer.step()
+            assert w.latest.step == step  # the rules have seen it
+        else:
+            with pytest.raises(RuleError, match="non-finite: step 2: output of '1'"):
+                optimizer.step()
+    w.close()
+
+
+def test_a_watch_raises_at_the_end_what_was_not_raised() -> None:
+    w = steps(broken_model(), 3, [NonFinite(action="raise")])
+    with pytest.raises(RuleError):
+        w.close()
+    w.close()
+    with pytest.raises(RuleError), steps(broken_model(), 3, [NonFinite(action="raise")]):
+        pass
+    # The training's own error comes first.
+    with pytest.raises(KeyError), steps(broken_model(), 3, [NonFinite(action="raise")]):
+        raise KeyError
+
+
+def test_a_watch_tells_of_rules_that_fail() -> None:
+    with pytest.warns(RuntimeWarning, match="rule 'faulty' failed"):
+        w = trained(nn.Linear(3, 2), 2, [Faulty()])
+    assert w.coverage().failures == {"rule 'faulty'": "ArithmeticError: no"}
+
+
+def test_replay_gives_the_alerts_of_a_stored_run(tmp_path: Path) -> None:
+    with pytest.warns(RuleWarning):
+        w = trained(broken_model(), 5, "default", out=tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert tuple(replay(run)) == w.alerts != ()
+    assert replay(run, [Saturation()]) == []
+    assert replay(run, rank=1) == []
+    with pytest.raises(ValueError, match="rules = 'none'"):
+        replay(run, "none")
+
+
+def test_a_watch_without_rules_has_no_alerts() -> None:
+    with steps(nn.Linear(3, 2), 2, ()) as w:
+        assert w.alerts == ()
+
+
+def test_saturation_agrees_with_the_values() -> None:
+    x = (5 * torch.randn(500, 2)).tanh()
+    (alert,) = alerts(Saturation(share=0.5, patience=1), [{("a", "output"): x}])
+    stats = channel_stats(x)
+    true = (x.abs() >= 15 / 16 * stats.amax.float()).double().mean().item()
+    assert alert.value == pytest.approx(true, abs=0.02)

@@ -1,0 +1,264 @@
+"""The default rules on real trainings: silent where they are healthy, and where one fault was
+planted they name it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from hookstats.cli.training import BAD_LAYER, DigitsNet, load_digits, plant_fault
+from hookstats.rules import Alert, Monitor
+from hookstats.watching.watch import watch
+
+IMAGES, LABELS = load_digits()
+KINDS = ("output", "grad_output", "param", "param_grad")
+
+
+def train(
+    model: nn.Module, optimizer: Optimizer, loss_of: Callable[[int], Tensor], steps: int
+) -> tuple[list[Alert], list[float]]:
+    """Train; the alerts, and the losses."""
+    monitor, losses = Monitor("default"), []
+
+    def examine(record: Any) -> None:  # without the warnings
+        monitor.examine(record)
+
+    with watch(model, optimizer, KINDS, sinks=[examine]) as w:
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = loss_of(step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+    assert w.coverage().failures == monitor.failures == {}
+    return monitor.alerts, losses
+
+
+def digits(
+    model: nn.Module, optimizer: Optimizer, steps: int = 100, batch: int = 64
+) -> tuple[list[Alert], list[float]]:
+    """Train on the digits."""
+
+    def loss_of(step: int) -> Tensor:
+        chosen = torch.randint(len(IMAGES), (batch,))
+        return nn.functional.cross_entropy(model(IMAGES[chosen]), LABELS[chosen])
+
+    return train(model, optimizer, loss_of, steps)
+
+
+def mlp(activation: type[nn.Module], hidden: int = 3, width: int = 64) -> nn.Sequential:
+    """Flatten, hidden layers "1", "3", ... with activations "2", "4", ..., and a linear head."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i in range(hidden):
+        layers += [nn.Linear(64 if i == 0 else width, width), activation()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+def found(alerts: list[Alert], rule: str) -> list[tuple[str, str]]:
+    """The site and kind of each alert of the rule."""
+    return [(alert.site, alert.kind) for alert in alerts if alert.rule == rule]
+
+
+# Healthy
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.Tanh])
+@pytest.mark.parametrize(("batch", "lr"), [(64, 1e-3), (64, 1e-2), (4, 1e-3)])
+def test_a_healthy_mlp(activation: type[nn.Module], batch: int, lr: float) -> None:
+    model = mlp(activation)
+    alerts, losses = digits(model, Adam(model.parameters(), lr=lr), 150, batch)
+    assert sum(losses[-20:]) < 0.7 * sum(losses[:20])
+    assert alerts == []
+
+
+def test_a_healthy_cnn() -> None:
+    model = DigitsNet()
+    alerts, losses = digits(model, Adam(model.parameters(), lr=3e-3))
+    assert losses[-1] < 0.5 < losses[0]
+    assert alerts == []
+
+
+def test_a_healthy_training_with_momentum() -> None:
+    model = mlp(nn.ReLU)
+    alerts, losses = digits(model, SGD(model.parameters(), lr=0.1, momentum=0.9), 200)
+    assert losses[-1] < 0.5 < losses[0]
+    assert alerts == []
+
+
+def tokens(
+    step: int, shape: tuple[int, int] = (8, 32), vocabulary: int = 500
+) -> tuple[Tensor, Tensor]:
+    """Arithmetic sequences, and what they go up by, 0..3 for 1..4."""
+    start = torch.randint(vocabulary, (shape[0], 1))
+    rise = torch.randint(1, 5, (shape[0], 1))
+    return (start + rise * torch.arange(shape[1])) % vocabulary, rise.squeeze(1) - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_healthy_gpt2(dtype: torch.dtype) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2,
+        n_embd=64,
+        n_head=4,
+        vocab_size=500,
+        n_positions=32,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = transformers.GPT2LMHeadModel(config).to(dtype)
+
+    def loss_of(step: int) -> Tensor:
+        x, _ = tokens(step)
+        loss: Tensor = model(x, labels=x).loss
+        return loss
+
+    alerts, losses = train(model, AdamW(model.parameters(), lr=3e-3), loss_of, 50)
+    assert losses[-1] < 0.9 * losses[0]
+    assert alerts == []
+
+
+def test_a_healthy_bert() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        intermediate_size=128,
+        vocab_size=500,
+        num_labels=4,
+    )
+    model = transformers.BertForSequenceClassification(config)
+
+    def loss_of(step: int) -> Tensor:
+        x, labels = tokens(step)
+        loss: Tensor = model(x, labels=labels).loss
+        return loss
+
+    alerts, losses = train(model, AdamW(model.parameters(), lr=1e-4), loss_of, 30)
+    assert all(map(math.isfinite, losses))
+    assert alerts == []
+
+
+def test_a_healthy_resnet() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        depths=[1, 1, 1, 1], hidden_sizes=[32, 64, 128, 256], embedding_size=16, num_labels=10
+    )
+    model = transformers.ResNetForImageClassification(config)
+
+    def loss_of(step: int) -> Tensor:
+        chosen = torch.randint(len(IMAGES), (16,))
+        x = nn.functional.interpolate(IMAGES[chosen], size=32).expand(-1, 3, -1, -1)
+        loss: Tensor = model(x, labels=LABELS[chosen]).loss
+        return loss
+
+    alerts, losses = train(model, AdamW(model.parameters(), lr=1e-3), loss_of, 30)
+    assert losses[-1] < losses[0]
+    assert alerts == []
+
+
+# One fault each
+
+
+def test_dead_channels_of_the_demo() -> None:
+    model = DigitsNet()
+    plant_fault(model)
+    alerts, _ = digits(model, Adam(model.parameters(), lr=3e-3), 20)
+    assert found(alerts, "dead channels") == [
+        (BAD_LAYER.replace("conv", "relu"), "output"),
+        (BAD_LAYER, "grad_output"),
+    ]
+    for alert in alerts:
+        assert (alert.channel, alert.value) == (0, 0.75)
+        assert "has 24 dead channels of 32, channel 0 the first" in alert.message
+
+
+@pytest.mark.parametrize(("optimizer", "lr", "at_most"), [(SGD, 100.0, 5), (Adam, 10.0, 2)])
+def test_an_exploding_learning_rate(
+    optimizer: Callable[..., Optimizer], lr: float, at_most: int
+) -> None:
+    model = mlp(nn.ReLU)
+    alerts, _ = digits(model, optimizer(model.parameters(), lr=lr), 40)
+    first = alerts[0]
+    assert (first.rule, first.severity) == ("exploding", "error")
+    assert first.step <= at_most
+    assert f"of {first.site!r} has an rms of" in first.message
+    assert "output" in [alert.kind for alert in alerts if alert.rule == "exploding"]
+
+
+def test_nan_in_one_channel() -> None:
+    model = mlp(nn.ReLU)
+    optimizer = Adam(model.parameters())
+
+    def poison(step: int) -> Tensor:
+        if step == 7:
+            with torch.no_grad():
+                model[3].bias[5] = torch.nan
+        return nn.functional.cross_entropy(model(IMAGES[:64]), LABELS[:64])
+
+    alerts, _ = train(model, optimizer, poison, 12)
+    first = alerts[0]
+    assert (first.rule, first.step) == ("non-finite", 7)
+    assert (first.site, first.kind, first.channel) == ("3", "output", 5)
+    assert first.value == 64
+    assert "step 7: output of '3' has 64 NaN, first in channel 5" in first.message
+    assert len(found(alerts, "non-finite")) == 1
+
+
+def test_a_deep_sigmoid_network_vanishes() -> None:
+    model = mlp(nn.Sigmoid, hidden=10)
+    alerts, _ = digits(model, Adam(model.parameters(), lr=1e-3), 20)
+    assert {alert.rule for alert in alerts} == {"vanishing"}
+    # The first layers, and not the last.
+    vanished = found(alerts, "vanishing")
+    assert ("1", "grad_output") in vanished
+    assert ("1.weight", "param_grad") in vanished
+    assert {site for site, _ in vanished}.isdisjoint({"17", "18", "19", "20", "21"})
+
+
+def test_a_saturated_tanh() -> None:
+    model = mlp(nn.Tanh)
+    with torch.no_grad():
+        model[3].weight *= 200
+    alerts, _ = digits(model, Adam(model.parameters(), lr=1e-3), 20)
+    assert found(alerts, "saturation") == [("4", "output")]
+    assert alerts[0].value > 0.9
+    assert "output of '4' is saturated" in alerts[0].message
+
+
+def test_a_sudden_shift_of_the_data() -> None:
+    model = mlp(nn.ReLU)
+
+    def loss_of(step: int) -> Tensor:
+        chosen = torch.randint(len(IMAGES), (64,))
+        x = IMAGES[chosen] * (50 if step == 30 else 1)  # one batch was not normalised
+        return nn.functional.cross_entropy(model(x), LABELS[chosen])
+
+    alerts, _ = train(model, Adam(model.parameters(), lr=1e-4), loss_of, 32)
+    shift = next(alert for alert in alerts if alert.rule == "sudden shift")
+    assert (shift.step, shift.site, shift.kind) == (30, "0", "output")
+    assert shift.value == pytest.approx(math.log2(50), abs=0.5)
+
+
+def test_fp8_risk_of_weights_that_are_far_apart() -> None:
+    model = mlp(nn.ReLU).bfloat16()
+    with torch.no_grad():
+        model[3].weight *= torch.exp2(torch.linspace(-20, 20, 64))[:, None]
+
+    def loss_of(step: int) -> Tensor:
+        loss: Tensor = model(IMAGES[:64].bfloat16()).float().square().mean()
+        return loss
+
+    alerts, _ = train(model, SGD(model.parameters(), lr=1e-20), loss_of, 12)
+    alert = next(a for a in alerts if (a.rule, a.site) == ("fp8 risk", "3.weight"))
+    # e4m3 holds 19 of the 40 octaves, and some more that the weights of each row spread over.
+    assert (alert.kind, alert.step) == ("param", 9)
+    assert alert.value == pytest.approx(0.5, abs=0.1)
+    assert "of '3.weight' would lose" in alert.message

@@ -1,0 +1,166 @@
+"""max_bytes: a run directory never holds more, and says what it gave up for that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.samples import BINS, CHANNEL_BINS, assert_same, sample
+from torch import nn
+
+from hookstats import open_run, watch
+from hookstats.records.record import StepRecord
+from hookstats.runs.writer import RunWriter
+
+HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
+SAMPLE = sample()
+
+
+def record(step: int) -> StepRecord:
+    """The same statistics in every step."""
+    return replace(SAMPLE, step=step)
+
+
+def size(out: Path) -> int:
+    return sum(path.stat().st_size for path in (out / "parts").iterdir())
+
+
+def writer_of(out: Path, max_bytes: int | None, **kwargs: Any) -> RunWriter:
+    return RunWriter(out, HEADER, max_bytes=max_bytes, seconds_per_part=0, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def part_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The size of a part with one step."""
+    out = tmp_path_factory.mktemp("one")
+    writer_of(out, None).write(record(0))
+    return size(out)
+
+
+def test_old_steps_are_thinned_evenly_and_new_ones_kept(tmp_path: Path, part_bytes: int) -> None:
+    limit = int(32.5 * part_bytes)
+    writer = writer_of(tmp_path, limit)
+    run = open_run(tmp_path)
+    for step in range(200):
+        writer.write(record(step))
+        assert size(tmp_path) <= limit
+    steps = np.array(run.steps)
+    assert 30 <= len(steps) <= 32
+    assert steps[0] == 0
+    assert steps[-8:].tolist() == list(range(192, 200))  # a quarter of 32
+    # 192 older steps in 24 places: every eighth; nearest to now some of those to go next.
+    gaps = np.diff(steps[steps < 192])
+    assert set(gaps.tolist()) <= {4, 8, 16}
+    assert run.thinned_of() == 200 - len(steps)
+    assert json.loads((tmp_path / "run.json").read_text())["thinned"] == 200 - len(steps)
+    writer.close()
+    assert json.loads((tmp_path / "run.json").read_text())["thinned"] == run.thinned_of()
+    assert run.table().column("step").unique().to_pylist() == run.steps
+    assert run["whole", "*"].steps.tolist() == run.steps
+    assert_same(run[199], record(199))
+
+
+def test_a_continued_run_goes_on_counting(tmp_path: Path, part_bytes: int) -> None:
+    for first in (0, 20, 40):
+        writer = writer_of(tmp_path, 8 * part_bytes, append=True)
+        for step in range(first, first + 20):
+            writer.write(record(step))
+        assert size(tmp_path) <= 8 * part_bytes
+    run = open_run(tmp_path)
+    assert run.thinned_of() + len(run) == 60
+    assert json.loads((tmp_path / "run.json").read_text())["thinned"] == 60 - len(run)
+
+
+def test_what_was_void_stays_void_without_the_part_that_made_it_so(tmp_path: Path) -> None:
+    def write(*steps: int) -> None:
+        writer = RunWriter(tmp_path, HEADER, append=True, seconds_per_part=3600)
+        for step in steps:
+            writer.write(record(step))
+        writer.close()
+
+    write(0, 3, 5, 7, 9, 10)
+    write(4, 6)
+    write(5, 8, 11)
+    write(12)
+    run = open_run(tmp_path)
+    assert run.steps == [0, 3, 4, 5, 8, 11, 12]
+    first, second, third, _ = sorted((tmp_path / "parts").iterdir())
+    second.unlink()
+    assert open_run(tmp_path).steps == run.steps == [0, 3, 5, 8, 11, 12]
+    third.unlink()
+    assert open_run(tmp_path).steps == run.steps == [0, 3, 12]
+    assert run.thinned_of() == 5
+    write(2)
+    first.unlink()
+    assert open_run(tmp_path).steps == run.steps == [2]
+
+
+def test_each_rank_has_its_own(tmp_path: Path, part_bytes: int) -> None:
+    for rank, limit in ((0, None), (1, 4 * part_bytes)):
+        writer = writer_of(tmp_path, limit, rank=rank)
+        for step in range(10):
+            writer.write(replace(SAMPLE, step=step, rank=rank))
+        writer.close()
+    run = open_run(tmp_path)
+    assert (run.thinned_of(0), len(run)) == (0, 10)
+    assert run.thinned_of(1) == 10 - len(run.steps_of(1)) >= 6
+
+
+def test_parts_are_small_beside_the_limit(tmp_path: Path, part_bytes: int) -> None:
+    limit = 200 * part_bytes
+    writer = RunWriter(tmp_path, HEADER, max_bytes=limit, seconds_per_part=3600)
+    for step in range(150):
+        writer.write(record(step))
+    writer.close()
+    sizes = [path.stat().st_size for path in (tmp_path / "parts").iterdir()]
+    assert max(sizes) < limit / 16
+    assert open_run(tmp_path).steps == list(range(150))
+
+
+def test_the_newest_part_stays_even_if_it_alone_is_too_large(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path, 1)
+    for step in range(5):
+        writer.write(record(step))
+    assert open_run(tmp_path).steps == [4]
+    assert open_run(tmp_path).thinned_of() == 4
+
+
+def test_a_reader_beside_sees_steps_go(tmp_path: Path, part_bytes: int) -> None:
+    writer = writer_of(tmp_path, int(6.5 * part_bytes))
+    for step in range(6):
+        writer.write(record(step))
+    run = open_run(tmp_path)
+    assert run.steps == [0, 1, 2, 3, 4, 5]
+    batches = run.batches()
+    next(batches)
+    for step in range(6, 20):
+        writer.write(record(step))
+    with pytest.raises(KeyError, match=r"step 1: .* has 6 steps of rank 0"):
+        run[1]
+    assert [batch["step"][0].as_py() for batch in batches] == [4]  # of those it knew, what is left
+    assert run[19].step == 19
+
+
+def test_watch_keeps_to_it(tmp_path: Path) -> None:
+    model = nn.Linear(3, 4)
+    w = watch(model, kinds=["output"], out=tmp_path, max_bytes=20_000)
+    for _ in range(12):
+        model(torch.randn(2, 3))
+        w.step()
+        w._flusher.drain()  # a part a step
+    w.close()
+    run = open_run(tmp_path)
+    assert size(tmp_path) <= 20_000
+    assert run.thinned_of() == 12 - len(run) > 0
+
+
+@pytest.mark.parametrize("max_bytes", [0, -1, float("nan")])
+def test_a_bad_limit_is_refused(tmp_path: Path, max_bytes: Any) -> None:
+    with pytest.raises(ValueError, match=r"max_bytes = .*: expected 1 or more, or None"):
+        RunWriter(tmp_path / "run", HEADER, max_bytes=max_bytes)
+    assert not (tmp_path / "run").exists()

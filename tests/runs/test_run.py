@@ -1,0 +1,460 @@
+"""open_run and Run: what was written comes back, while it is written, and damage is named."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.paths import DATA
+from support.samples import BINS, CHANNEL_BINS, OLD_SUMS, assert_same, record_of, sample, tensors
+
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.sparse import SparseCounts
+from hookstats.runs import parts as parts_module
+from hookstats.runs import writer as store_module
+from hookstats.runs.format import FORMAT_VERSION, part_schema
+from hookstats.runs.run import Run, open_run
+from hookstats.runs.writer import RunWriter
+from hookstats.stats.bins import LinearBins, LogBins
+
+HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
+
+
+def write_run(out: Path, *records: StepRecord, rank: int = 0) -> list[Path]:
+    """Write each record as a part; the parts."""
+    bins, channel_bins = records[0].bins, records[0].channel_bins
+    header = {"bins": bins, "channel_bins": channel_bins}
+    writer = RunWriter(out, header, rank=rank, seconds_per_part=0)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return sorted((out / "parts").glob(f"{rank:05d}-*"))
+
+
+@pytest.mark.parametrize("bins", [None, BINS, LinearBins(5, -1.0, 1.0)])
+@pytest.mark.parametrize("channel_bins", [None, CHANNEL_BINS, LogBins(0, -3, 3)])
+def test_records_come_back(tmp_path: Path, bins, channel_bins) -> None:
+    records = [sample(step, bins=bins, channel_bins=channel_bins) for step in range(3)]
+    out = tmp_path / "lr=0.1 and 层"
+    writer = RunWriter(out, {"bins": bins, "channel_bins": channel_bins})
+    for record in records:
+        writer.write(record)
+    writer.close()
+    run = open_run(str(out))
+    assert (run.bins, run.channel_bins) == (bins, channel_bins)
+    for record in records:
+        assert_same(run[record.step], record)
+
+
+FLOATS = st.floats(width=64)
+ROWS = st.lists(
+    st.tuples(
+        st.tuples(FLOATS, st.floats(0, 1e300, allow_subnormal=False), FLOATS, FLOATS, FLOATS),
+        st.tuples(*[st.integers(0, 2**62)] * 5),
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sites=st.lists(ROWS, max_size=4))
+def test_any_state_comes_back(tmp_path_factory, sites) -> None:
+    rows = [row for site in sites for row in site]
+    moments = np.array([moments for moments, _ in rows]).reshape(-1, 5)
+    tallies = np.array([tallies for _, tallies in rows], np.int64).reshape(-1, 5)
+    # What fits a variance that is a normal number; and without values it is the identity.
+    moments[:, 1] = np.where(moments[:, 1] < 1e-280, 0.0, moments[:, 1])
+    moments[tallies[:, 0] == 0, :2] = 0.0
+    record = StepRecord(
+        step=0,
+        rank=0,
+        sites=tuple(SiteInfo(f"{i}", "output", len(s), 0, (9,), "b") for i, s in enumerate(sites)),
+        observed=np.arange(len(sites)),
+        offsets=np.cumsum([0, *map(len, sites)], dtype=np.int64),
+        moments=moments,
+        tallies=tallies,
+        bins=None,
+        hist=SparseCounts.empty(len(sites)),
+        channel_bins=None,
+        channel_hist=SparseCounts.empty(len(rows)),
+    )
+    out = tmp_path_factory.mktemp("run")
+    write_run(out, record)
+    assert_same(open_run(out)[0], record)
+
+
+def test_a_step_without_sites_is_a_step(tmp_path: Path) -> None:
+    records = [sample(0), record_of({}, step=1), sample(2)]
+    writer = RunWriter(tmp_path, HEADER)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    run = open_run(tmp_path)
+    assert run.steps == [0, 1, 2]
+    for record in records:
+        assert_same(run[record.step], record)
+    assert run.table().num_rows == 2 * len(tensors())
+    write_run(tmp_path / "only", record_of({}, step=1))
+    assert_same(open_run(tmp_path / "only")[1], record_of({}, step=1))
+
+
+def test_a_step_back_makes_void_what_was_recorded_from_there_on(tmp_path: Path) -> None:
+    again = replace(sample(100), step=5)
+    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600)
+    for record in (sample(3), sample(5), sample(9), sample(12)):
+        writer.write(record)
+    writer.flush()
+    run = open_run(tmp_path)
+    assert run.steps == [3, 5, 9, 12]
+    assert_same(run[5], sample(5))
+    writer.write(again)
+    writer.write(sample(7))
+    writer.flush()
+    for fresh in (run, open_run(tmp_path)):
+        assert fresh.steps == list(fresh) == [3, 5, 7]
+        assert len(fresh) == 3
+        assert 7 in fresh
+        assert 9 not in fresh
+        assert_same(fresh[5], again)
+        assert_same(fresh[3], sample(3))
+        assert fresh.table()["step"].to_pylist() == np.repeat([3, 5, 7], len(tensors())).tolist()
+        assert fresh["whole", "*"]["whole", "param_grad"].steps.tolist() == [3, 5, 7]
+    writer.write(sample(3))  # within one part, too
+    writer.write(sample(2))
+    writer.close()
+    assert run.steps == [2]
+
+
+def test_ranks(tmp_path: Path) -> None:
+    write_run(tmp_path, *(sample(step, 1) for step in range(4)), rank=1)
+    write_run(tmp_path, *(sample(step, 0) for step in range(3)))
+    run = open_run(tmp_path)
+    assert run.ranks == [0, 1]
+    assert run.steps == [0, 1, 2]
+    assert run.steps_of(1) == [0, 1, 2, 3]
+    assert_same(run[2], sample(2, 0))
+    assert_same(run.record(2, rank=1), sample(2, 1))
+    assert run.table().column("rank").unique().to_pylist() == [0, 1]
+    with pytest.raises(KeyError, match=r"step 3: .* has 3 steps of rank 0 in 0\.\.2"):
+        run[3]
+    with pytest.raises(KeyError, match=r"rank 7: .* has the ranks 0, 1"):
+        run.record(0, rank=7)
+
+
+def test_each_call_sees_what_was_written_since(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, HEADER, seconds_per_part=0)
+    run = open_run(tmp_path)
+    assert run.steps == run.ranks == []
+    assert run.table().num_rows == 0
+    assert run.coverage is None
+    with pytest.raises(KeyError, match=r"step 0: .* has no steps yet"):
+        run[0]
+    for step in range(3):
+        writer.write(sample(step))
+        assert_same(run[step], sample(step))
+        assert run.steps == list(range(step + 1))
+        assert run.table().num_rows == (step + 1) * len(tensors())
+    writer.close({"sites": 7})
+    assert run.coverage == {"sites": 7}
+
+
+def test_a_reader_beside_a_writer_sees_whole_records_only(tmp_path: Path) -> None:
+    records = [sample(step) for step in range(30)]
+    writer = RunWriter(tmp_path, HEADER, seconds_per_part=0)
+
+    def write() -> None:
+        for record in records:
+            writer.write(record)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen, writing = [0], True
+    while writing:
+        writing = thread.is_alive()  # once more after its end
+        run = open_run(tmp_path)
+        seen.append(len(run))
+        assert run.steps[: seen[-1]] == list(range(seen[-1]))
+        for step in run.steps[-2:]:
+            assert_same(run[step], records[step])
+        assert run.table().num_rows >= seen[-1] * len(tensors())
+    assert seen == sorted(seen)
+    assert seen[-1] == len(records)
+
+
+def test_table_has_a_row_a_site_and_one_dictionary(tmp_path: Path) -> None:
+    write_run(
+        tmp_path, sample(0), sample(1), record_of({("new", "output"): tensors()[("", "output")]}, 2)
+    )
+    table = open_run(tmp_path).table()
+    keys = list(zip(table["site"].to_pylist(), table["kind"].to_pylist(), strict=True))
+    assert keys == [*tensors(), *tensors(), ("new", "output")]
+    assert len({tuple(chunk.dictionary.to_pylist()) for chunk in table["site"].chunks}) == 1
+    assert table.column_names == [
+        *("step", "rank", "site", "kind", "channel_dim", "shape", "dtype", "observed"),
+        *("tensor_count", "tensor_nan", "tensor_posinf", "tensor_neginf", "tensor_zero"),
+        *("tensor_mean", "tensor_var", "tensor_min", "tensor_max", "tensor_l1"),
+        *("count", "nan", "posinf", "neginf", "zero", "mean", "var", "min", "max", "l1"),
+        *("hist_slots", "hist_counts", "channel_hist_slots", "channel_hist_counts"),
+    ]
+
+
+def test_to_pandas(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    write_run(tmp_path, sample(0), sample(1))
+    frame = open_run(tmp_path).to_pandas()
+    assert list(frame["step"]) == [0] * len(tensors()) + [1] * len(tensors())
+    row = frame[(frame.step == 1) & (frame.kind == "param_grad")].iloc[0]
+    stats = sample(1)["whole", "param_grad"]
+    np.testing.assert_allclose(row["var"], stats.var.numpy(), rtol=1e-15)
+
+
+def test_to_polars(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    write_run(tmp_path, sample(0), record_of({("new", "output"): tensors()["", "output"]}, 1))
+    run = open_run(tmp_path)
+    frame = polars.DataFrame(run)
+    assert frame.columns == run.table().column_names
+    assert frame["site"].to_list() == run.table()["site"].to_pylist()
+    assert frame["mean"].to_list()[-1] == sample(0)["", "output"].mean.tolist()
+    assert frame["tensor_count"].to_list() == run.table()["tensor_count"].to_pylist()
+
+
+def test_the_arrow_stream_is_the_table(tmp_path: Path) -> None:
+    write_run(tmp_path, sample(0), sample(1), replace(sample(2), step=1))
+    run = open_run(tmp_path)
+    assert str(pa.table(run).to_pylist()) == str(run.table().to_pylist())  # NaN is not NaN
+    assert pa.concat_tables(run.batches()).num_rows == run.table().num_rows == 2 * len(tensors())
+
+
+def test_the_table_has_whole_tensors(tmp_path: Path) -> None:
+    write_run(tmp_path, sample(0), sample(1))
+    for row in open_run(tmp_path).table().to_pylist():
+        stats = sample(row["step"])[row["site"], row["kind"]].per_tensor()
+        for name in ("count", "nan", "posinf", "neginf", "zero", "min", "max"):
+            assert row[f"tensor_{name}"] == getattr(stats, name)[0], name
+        for name, expected in (("mean", stats.mean), ("var", stats.var), ("l1", stats.l1_norm)):
+            actual = row[f"tensor_{name}"]
+            np.testing.assert_allclose(actual, expected[0], rtol=1e-12, atol=1e-13)
+
+
+def test_old_formats_are_read() -> None:
+    run = open_run(DATA / "format-1")
+    assert run.steps == [0, 1, 2, 3, 4]
+    assert (run.version, run.coverage) == ("0.1.0", {"rows": []})
+    assert run.created is not None
+    assert run.closed is not None
+    for step in run:
+        assert_same(run[step], sample(step), rtol=OLD_SUMS)
+    table = run.table()
+    assert table.schema.equals(part_schema())
+    assert table["tensor_count"].to_pylist() == [sum(c) for c in table["count"].to_pylist()]
+    assert run.thinned_of() == 0
+
+
+def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(store_module, "_GROUP_BYTES", 10_000)
+    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600)
+    for step in range(10):
+        writer.write(sample(step))
+    writer.close()
+    run = open_run(tmp_path)
+    for step in (7, 0, 9):
+        assert_same(run[step], sample(step))
+    assert len(run._parts._groups) == 3
+    assert run.table()["step"].to_pylist() == np.repeat(np.arange(10), len(tensors())).tolist()
+    assert run["scalar", "*"]["scalar", "output"].steps.tolist() == list(range(10))
+
+
+def test_memory_for_parts_is_bounded(tmp_path: Path, monkeypatch) -> None:
+    write_run(tmp_path, *(sample(step) for step in range(4)))
+    run = open_run(tmp_path)
+    monkeypatch.setattr(parts_module, "_CACHE_BYTES", 2 * run.table().nbytes // 4)
+    for step in (0, 1, 2, 3, 0, 3):
+        assert_same(run[step], sample(step))
+        assert 1 <= len(run._parts._groups) <= 2
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"path = '.*missing': does not exist"):
+        open_run(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"path = '.*': expected a run directory, with run\.json"):
+        open_run(tmp_path)
+    with pytest.raises(ValueError, match=r"path = '.*': expected a run directory"):
+        open_run(__file__)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"7", b"[]", b"{}", b"\xff", b'{"format_version": 1', b'{"format_version": "x"}'),
+        b'{"format_version": 1, "header": {}}',
+        b'{"format_version": 1, "coverage": null}',
+    ],
+)
+def test_a_damaged_run_json_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"run\.json: damaged, or not written by hookstats"):
+        open_run(tmp_path)
+
+
+def test_a_newer_format_is_refused_as_such(tmp_path: Path) -> None:
+    (part,) = write_run(tmp_path / "part", sample(0))
+    table = pq.read_table(part)
+    about = json.loads(pq.read_metadata(part).metadata[b"hookstats"])
+    about["format_version"] = FORMAT_VERSION + 1
+    pq.write_table(table.replace_schema_metadata({"hookstats": json.dumps(about)}), part)
+    with pytest.raises(ValueError, match=r"\.parquet: format_version 3 is newer .* up to 2"):
+        open_run(tmp_path / "part")[0]
+    # A reader of this version cannot know what a newer run.json looks like.
+    (tmp_path / "run.json").write_text('{"format_version": 3}')
+    with pytest.raises(ValueError, match=r"run\.json: format_version 3 is newer .* up to 2"):
+        open_run(tmp_path)
+
+
+def flip_in_column(part: Path, name: str) -> None:
+    """Change a byte of the last page of a column."""
+    group = pq.read_metadata(part).row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    (column,) = (c for c in columns if c.path_in_schema.split(".")[0] == name)
+    start = column.dictionary_page_offset if column.has_dictionary_page else None
+    content = bytearray(part.read_bytes())
+    content[(start or column.data_page_offset) + column.total_compressed_size - 1] ^= 0x55
+    part.write_bytes(content)
+
+
+def damage_part(part: Path, damage: str) -> None:
+    content, table = part.read_bytes(), pq.read_table(part)
+    about = {"hookstats": pq.read_metadata(part).metadata[b"hookstats"]}
+    match damage:
+        case "empty":
+            part.write_bytes(b"")
+        case "truncated":
+            part.write_bytes(content[:-10])
+        case "text":
+            part.write_text("hello")
+        case "foreign":
+            pq.write_table(pa.table({"step": [0]}), part)
+        case "other rows":
+            pq.write_table(table.slice(1).replace_schema_metadata(about), part)
+        case "other columns":
+            pq.write_table(table.drop(["mean"]).replace_schema_metadata(about), part)
+        case "other rank":
+            other = json.loads(about["hookstats"]) | {"rank": 1}
+            metadata = {"hookstats": json.dumps(other)}
+            pq.write_table(table.replace_schema_metadata(metadata), part)
+        case "a page":
+            flip_in_column(part, "kind")
+
+
+def read_step(run: Run, step: int) -> None:
+    with pytest.raises(KeyError, match=rf"step {step}: .* has 2 steps of rank 0 in 0\.\.2"):
+        run[step]
+
+
+IN_THE_FOOTER = [
+    "empty",
+    "truncated",
+    "text",
+    "foreign",
+    "other rows",
+    "other columns",
+    "other rank",
+]
+
+
+@pytest.mark.parametrize("damage", IN_THE_FOOTER)
+def test_a_damaged_part_is_named_and_the_others_can_be_read(tmp_path: Path, damage: str) -> None:
+    bad, _ = write_run(tmp_path, sample(0), sample(1))
+    damage_part(bad, damage)
+    run = open_run(tmp_path)
+    assert_same(run[1], sample(1))
+    named = rf"{bad.name}: damaged, or not written by hookstats"
+    for read in (lambda: run[0], lambda: run.steps, run.table, run.series):
+        with pytest.raises(ValueError, match=named):
+            read()
+    bad.unlink()
+    assert run.steps == [1]
+
+
+@pytest.mark.parametrize("damage", [*IN_THE_FOOTER, "a page"])
+@pytest.mark.parametrize("first", ["record", "table", "series"])
+def test_damaged_parts_are_left_out_if_asked_for(tmp_path: Path, damage: str, first: str) -> None:
+    _, bad, _ = write_run(tmp_path, sample(0), sample(1), sample(2))
+    damage_part(bad, damage)
+    run = open_run(tmp_path, skip_damaged=True)
+    with pytest.warns(RuntimeWarning, match=f"left out: .*{bad.name}: damaged, or not") as w:
+        {"record": lambda: read_step(run, 1), "table": run.table, "series": run.series}[first]()
+    assert len(w) == 1
+    assert run.steps == [0, 2]
+    assert run.table()["step"].unique().to_pylist() == [0, 2]
+    assert run["whole", "*"]["whole", "param_grad"].mean.shape == (2,)
+    assert list(run.damaged) == [bad.name]
+    for step in run:
+        assert_same(run[step], sample(step))
+    run = open_run(tmp_path)
+    with pytest.raises(ValueError, match=rf"{bad.name}: damaged"):
+        run.table()
+
+
+def test_a_column_that_turns_out_to_be_damaged_is_named(tmp_path: Path) -> None:
+    bad, _ = write_run(tmp_path, sample(0), sample(1))
+    flip_in_column(bad, "mean")
+    run = open_run(tmp_path, skip_damaged=True)
+    site = run["whole", "*"]["whole", "param_grad"]
+    assert len(site.channels.max) == 2
+    with (
+        pytest.warns(RuntimeWarning, match=f"left out: .*{bad.name}"),
+        pytest.raises(ValueError, match=rf"{bad.name}: damaged"),
+    ):
+        site.channels.mean  # noqa: B018
+    assert run["whole", "*"]["whole", "param_grad"].channels.mean.shape == (1, 1)
+
+
+def test_flipped_bytes_are_never_taken_for_data(tmp_path: Path) -> None:
+    (part,) = write_run(tmp_path, sample(0))
+    content, whole = part.read_bytes(), open_run(tmp_path)[0]
+    errors = []
+    for position in range(4, len(content) - 8, 37):
+        flipped = bytearray(content)
+        flipped[position] ^= 0x10
+        part.write_bytes(flipped)
+        try:
+            run = open_run(tmp_path)
+            record, mean = run[0], run.series()["whole", "param_grad"].channels.mean
+        except (ValueError, KeyError) as error:
+            errors.append(error)
+        else:  # a byte of no consequence
+            np.testing.assert_array_equal(record.moments, whole.moments)
+            np.testing.assert_array_equal(record.tallies, whole.tallies)
+            assert mean[0, 0] == whole["whole", "param_grad"].mean[0]
+    assert len(errors) > 100
+    # The footer has no checksum: a flip may change the number of the step.
+    assert all(part.name in str(error) or "has 1 steps" in str(error) for error in errors)
+
+
+def test_a_part_that_vanishes_takes_its_steps_with_it(tmp_path: Path) -> None:
+    first, _ = write_run(tmp_path, sample(0), sample(1))
+    run = open_run(tmp_path)
+    assert run.steps == [0, 1]
+    first.unlink()
+    with pytest.raises(KeyError, match=r"step 0: .* has 1 steps of rank 0 in 1\.\.1"):
+        run[0]
+    assert_same(run[1], sample(1))
+    assert run.steps == [1]
+
+
+def test_files_with_other_names_are_not_parts(tmp_path: Path) -> None:
+    (part,) = write_run(tmp_path, sample(0))
+    for name in (f".{part.name}.0123abcd.tmp", f"{part.name}.bak", "notes.txt", "other.parquet"):
+        (part.parent / name).write_text("not a part")
+    run = open_run(tmp_path)
+    assert run.steps == [0]
+    assert repr(run) == f"Run({str(tmp_path)!r})"

@@ -1,0 +1,364 @@
+"""The report's page in a real browser: what it shows, by mouse, by keys, offline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.browser import chromium, requests, screen
+from torch import nn
+
+import hookstats as hs
+from hookstats.show import page as report
+
+STEPS, NAN_FROM = 30, 24
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+class Net(nn.Module):
+    """Dead channels after the second layer, a name that would be a tag, and a layer that is only
+    called in even steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.relu = nn.ReLU()
+        self.add_module(HOSTILE, nn.Linear(8, 4))
+        self.sometimes = nn.Tanh()
+        assert self.first.bias is not None
+        with torch.no_grad():
+            self.first.bias[:3] = -100.0
+
+    def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        out: torch.Tensor = self.get_submodule(HOSTILE)(self.relu(self.first(x)))
+        return out if step % 2 else self.sometimes(out)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> hs.Run:
+    """A training whose input is not a number from step 24 on."""
+    torch.manual_seed(0)
+    out = tmp_path_factory.mktemp("runs") / "net"
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with hs.watch(model, optimizer, kinds=("output", "grad_output", "param"), out=out):
+        for step in range(STEPS):
+            x = torch.randn(16, 6)
+            if step >= NAN_FROM:
+                x[0] = torch.nan
+            optimizer.zero_grad()
+            model(x, step).square().mean().backward()
+            for parameter in model.parameters():
+                parameter.grad = torch.nan_to_num(parameter.grad)
+            optimizer.step()
+    return hs.open_run(out)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def path(run: hs.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report.write(run, tmp_path_factory.mktemp("report") / "report.html")
+
+
+class Page:
+    """The report in the browser."""
+
+    def __init__(self, browser: Any, path: Path) -> None:
+        from selenium.webdriver.common.keys import Keys
+
+        self.browser, self.keys = browser, Keys
+        requests(browser), browser.get_log("browser")  # of the page before
+        browser.get(path.as_uri())
+        self.wait(lambda: self["readout"].text != "")
+
+    def __getitem__(self, name: str) -> Any:
+        return self.browser.find_element("id", name)
+
+    def all(self, selector: str) -> list[Any]:
+        found: list[Any] = self.browser.find_elements("css selector", selector)
+        return found
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, "the page did not get there"
+            time.sleep(0.02)
+
+    def script(self, code: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(code, *arguments)
+
+    def press(self, element: Any, *keys: str) -> None:
+        element.send_keys(*keys)
+
+    def click(self, element: Any, x: float, y: float) -> None:
+        """Click `element` at a share of its width and height."""
+        from selenium.webdriver import ActionChains
+
+        size = element.rect
+        offset = (round((x - 0.5) * size["width"]), round((y - 0.5) * size["height"]))
+        ActionChains(self.browser).move_to_element_with_offset(element, *offset).click().perform()
+
+    def choose(self, statistic: str) -> None:
+        from selenium.webdriver.support.select import Select
+
+        Select(self["statistic"]).select_by_value(statistic)
+
+    def kind(self, kind: str) -> None:
+        self.script("document.querySelector(`#kinds [value='${arguments[0]}']`).click()", kind)
+
+    def pixel(self, canvas: str, x: float, y: float) -> list[int]:
+        """Red, green, blue, opacity at a share of a canvas's width and height."""
+        code = """
+            const canvas = document.querySelector(arguments[0]);
+            const [x, y] = [arguments[1] * canvas.width, arguments[2] * canvas.height];
+            const pixel = new OffscreenCanvas(1, 1).getContext("2d");
+            pixel.drawImage(canvas, -Math.floor(x), -Math.floor(y));
+            return [...pixel.getImageData(0, 0, 1, 1).data];
+        """
+        found: list[int] = self.script(code, canvas, x, y)
+        return found
+
+    @property
+    def heatmap(self) -> Any:
+        return self["heatmap"]
+
+    @property
+    def chosen(self) -> tuple[str, str]:
+        """The layer and the step that the details show."""
+        return self["detail-title"].text, self["when"].text
+
+    def tiles(self) -> dict[str, str]:
+        return dict(
+            zip(
+                (tile.text for tile in self.all("#tiles dt")),
+                (tile.text for tile in self.all("#tiles dd")),
+                strict=True,
+            )
+        )
+
+
+@pytest.fixture
+def page(browser: Any, path: Path) -> Iterator[Page]:
+    """The page on a laptop's screen; it must not complain, nor ask for anything."""
+    screen(browser, 1280, 800)
+    page = Page(browser, path)
+    yield page
+    assert browser.get_log("browser") == []
+    assert requests(browser) == [path.as_uri()]
+
+
+def number(text: str) -> float:
+    return float(text.replace("\u2212", "-").replace("\u2013", "nan"))
+
+
+def test_numbers_are_those_of_the_run(page: Page, run: hs.Run) -> None:
+    page.press(page.heatmap, page.keys.HOME)
+    for kind in ("output", "grad_output"):
+        page.kind(kind)
+        page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+        for name in ("first", "relu", HOSTILE):
+            for step in (0, 1, 2):
+                stats = run[step][name, kind].per_tensor()
+                tiles = page.tiles()
+                assert page.chosen == (name, f"step {step}")
+                for label in ("rms", "mean", "std", "min", "max"):
+                    expected = float(getattr(stats, label))
+                    assert number(tiles[label]) == pytest.approx(expected, rel=0.01)
+                page.press(page.heatmap, page.keys.ARROW_RIGHT)
+            page.press(page.heatmap, page.keys.HOME, page.keys.ARROW_DOWN)
+
+
+def test_keys_move_and_stop_at_the_ends(page: Page) -> None:
+    keys, heatmap = page.keys, page.heatmap
+    page.press(heatmap, keys.CONTROL, keys.HOME)
+    assert page.chosen == ("first", "step 0")
+    page.press(heatmap, keys.ARROW_UP, keys.ARROW_LEFT)
+    assert page.chosen == ("first", "step 0")
+    page.press(heatmap, keys.ARROW_DOWN, keys.ARROW_RIGHT)
+    assert page.chosen == ("relu", "step 1")
+    page.press(heatmap, keys.END, keys.PAGE_DOWN)
+    assert page.chosen == ("sometimes", "step 29")
+    assert page["readout"].text.endswith("not recorded")
+    page.press(heatmap, keys.ARROW_UP)
+    assert page.chosen == (HOSTILE, "step 29")
+    assert "not finite" in page["live"].get_attribute("textContent")
+    page.press(heatmap, keys.ENTER)
+    assert page.browser.switch_to.active_element.get_attribute("id") == "detail"
+    chart = page["quantiles"]
+    page.press(chart, keys.ARROW_LEFT)
+    assert page.chosen == (HOSTILE, "step 28")
+    assert chart.get_attribute("aria-valuenow") == "28"
+    assert chart.get_attribute("aria-valuetext") == "step 28"
+
+
+def test_what_has_the_focus_is_seen(page: Page) -> None:
+    page.script("document.activeElement.blur()")
+    body, seen = page.all("body")[0], []
+    for _ in range(40):
+        body.send_keys(page.keys.TAB)
+        seen.append(
+            page.script(
+                """
+                const node = document.activeElement;
+                const ring = node.type === "radio" ? node.parentElement : node;
+                const name = node.getAttribute("aria-label") || node.labels?.[0]?.textContent
+                  || node.textContent;
+                return [node.id || node.className || node.name || node.tagName, name.trim(),
+                        getComputedStyle(ring).outlineStyle];
+                """
+            )
+        )
+    reached = {name for name, *_ in seen}
+    assert {"theme", "kind", "statistic", "heatmap", "alert", "histogram", "channels"} <= reached
+    for name, label, outline in seen:
+        if name != "BODY":
+            assert label, f"{name} has no name"
+            assert outline != "none", f"{name}: the focus is not seen"
+
+
+def test_a_click_chooses_a_layer_and_a_step(page: Page) -> None:
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    canvas = page.all("#heatmap canvas")[0]
+    page.click(canvas, 0.999, 1.5 / 4)
+    assert page.chosen == ("relu", "step 29")
+    page.click(canvas, 0.01, 2.5 / 4)  # a label: the step stays
+    assert page.chosen == (HOSTILE, "step 29")
+    page.click(page["histogram"], 0.3, 0.5)
+    name, when = page.chosen
+    assert name == HOSTILE
+    assert 0 < int(when.removeprefix("step ")) < 29
+    page["earlier"].click()
+    assert page.chosen[1] == f"step {int(when.removeprefix('step ')) - 1}"
+
+
+def test_not_finite_zero_and_missing_are_told_from_values(page: Page) -> None:
+    rows = 4
+
+    def colour(name: str) -> tuple[int, ...]:
+        text = page.script(
+            "return getComputedStyle(document.documentElement).getPropertyValue(arguments[0])", name
+        )
+        return (*bytes.fromhex(text.strip().removeprefix("#")), 255)
+
+    def shown(row: int, x: float) -> set[tuple[int, ...]]:
+        """The colours around a place in a row: a hatch has several."""
+        places = ((x + dx, (row + dy) / rows) for dx in (0, 0.001, 0.002) for dy in (0.4, 0.5, 0.6))
+        return {tuple(page.pixel("#heatmap canvas", *place)) for place in places}
+
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    value, bad = shown(0, 0.5), shown(0, 0.97)
+    assert len(value) == 1  # no hatch
+    assert colour("--nonfinite") in bad
+    assert colour("--nonfinite") not in value
+    page.choose("dead")
+    assert shown(0, 0.5) == {colour("--none")}
+    (share,) = shown(1, 0.5)
+    assert share != colour("--none")
+    assert page["readout"].text.endswith("share of dead channels 0 %")
+    page.press(page.heatmap, page.keys.ARROW_DOWN)
+    assert page["readout"].text.endswith("3 of 8 channels dead")
+    missing = [shown(3, 0.97), shown(3, 0.94)]
+    assert any(any(pixel[3] < 255 for pixel in cell) for cell in missing)  # the card shows through
+
+
+def test_an_alert_leads_to_its_layer_and_step(page: Page, run: hs.Run) -> None:
+    from hookstats.rules import replay
+
+    alerts = replay(run)
+    buttons = page.all("#alert-list button")
+    assert len(buttons) == len(alerts)
+    worst = min(alerts, key=lambda alert: (alert.severity != "error", alert.step))
+    assert (worst.rule, worst.site, worst.step) == ("non-finite", "first", NAN_FROM)
+    assert page.chosen == ("first", f"step {NAN_FROM}")  # shown first
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    buttons[0].click()
+    assert page.chosen == ("first", f"step {NAN_FROM}")
+    assert buttons[0].get_attribute("aria-current") == "true"
+    page.press(page.heatmap, "n")
+    assert buttons[1 % len(buttons)].get_attribute("aria-current") == "true"
+
+
+def test_another_kind_stays_with_the_layer(page: Page) -> None:
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    page.kind("param")
+    assert page.chosen[0] == "first.weight"
+    page.kind("output")
+    assert page.chosen[0] == "first"
+
+
+def test_against_the_median_is_for_magnitudes(page: Page) -> None:
+    page["relative"].click()
+    assert "\u00d7" in page.all("#legend canvas")[0].get_attribute("aria-label")
+    page.choose("mean")
+    assert not page["relative"].is_enabled()
+
+
+def test_it_follows_the_preferred_colours_and_the_button(browser: Any, path: Path) -> None:
+    def background() -> str:
+        found: str = browser.execute_script(
+            "return getComputedStyle(document.body).backgroundColor"
+        )
+        return found
+
+    screen(browser, 1280, 800, dark=True)
+    page = Page(browser, path)
+    assert page.browser.find_element("css selector", "html").get_attribute("data-theme") == "dark"
+    dark = background()
+    page["theme"].click()
+    light = background()
+    assert light != dark
+    assert page["theme"].get_attribute("aria-label") == "Switch to the dark theme"
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280, 1920])
+def test_nothing_is_wider_than_the_screen(browser: Any, path: Path, width: int) -> None:
+    screen(browser, width, 844, phone=width < 600)
+    page = Page(browser, path)
+    assert page.script("return document.documentElement.scrollWidth") <= width
+    for name in ("overview", "alerts", "detail", "coverage", "about"):
+        box = page[name].rect
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["height"] > 40
+    bottom = max(page[name].rect["y"] + page[name].rect["height"] for name in ("coverage", "about"))
+    assert page.script("return document.documentElement.scrollHeight") < bottom + 100
+
+
+def test_coverage_says_what_was_missed(browser: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    model.add_module("unused", nn.Linear(2, 2))
+    watch = hs.watch(model, out=tmp_path / "run")
+    for _ in range(2):
+        model[1](model[0](torch.randn(4, 3)))  # no backward: gradients are missing
+        watch.step()
+    open_run = hs.open_run(tmp_path / "run")
+    watch.close()
+    screen(browser, 1280, 800)
+    page = Page(browser, report.write(open_run, tmp_path / "page.html"))
+    said = page["coverage"].text
+    assert "0 grad_output 2 0 2" in said
+    assert "tensors that never came" in said
+    assert page["alerts"].text.startswith("Alerts")
+
+
+def test_a_run_that_is_not_closed_says_so(browser: Any, tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    with hs.watch(model, kinds=("output",), out=tmp_path / "run") as watch:
+        model(torch.randn(4, 3))
+        watch.step()
+        watch._flusher.drain()
+        path = report.write(hs.open_run(tmp_path / "run"), tmp_path / "page.html")
+    page = Page(browser, path)
+    assert "still running, or killed" in page["subtitle"].text
+    assert "not ended" in page["coverage"].text
+    assert "found nothing" in page["alerts"].text

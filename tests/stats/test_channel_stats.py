@@ -1,0 +1,380 @@
+"""channel_stats, ChannelStats and Histogram: what a user gets, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.oracle import DTYPES, State, check
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hookstats.kernels.of_tensor import channel_stats
+from hookstats.stats import state
+from hookstats.stats.bins import Bins, LinearBins, LogBins
+from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.histogram import Histogram
+
+FLOAT_STATISTICS = ("mean", "var", "std", "min", "max", "l1_norm", "l2_norm", "rms", "amax")
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def both_histograms(x: Tensor, bins: Bins, channel_bins: Bins) -> ChannelStats:
+    """What a watched site holds: one histogram of the tensor and one a channel."""
+    whole, channels = channel_stats(x, None, bins), channel_stats(x, 1, channel_bins)
+    assert whole.hist is not None
+    assert channels.hist is not None
+    return ChannelStats(
+        channels.moments,
+        channels.tallies,
+        counts=whole.hist.slot_counts[0],
+        bins=bins,
+        channel_counts=channels.hist.slot_counts,
+        channel_bins=channel_bins,
+    )
+
+
+def test_every_statistic_against_torch() -> None:
+    x = normal(4, 3, 50) * 2 + 1
+    s = channel_stats(x, channel_dim=1)
+    rows = x.transpose(0, 1).reshape(3, -1)
+    expected = {
+        "mean": rows.mean(1),
+        "var": rows.var(1, correction=0),
+        "std": rows.std(1, correction=0),
+        "min": rows.amin(1),
+        "max": rows.amax(1),
+        "l1_norm": rows.abs().sum(1),
+        "l2_norm": rows.square().sum(1).sqrt(),
+        "rms": rows.square().mean(1).sqrt(),
+        "amax": rows.abs().amax(1),
+    }
+    assert tuple(expected) == FLOAT_STATISTICS
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(s, name), value, rtol=1e-12, atol=0)
+    torch.testing.assert_close(s.variance(correction=1), rows.var(1), rtol=1e-12, atol=0)
+    assert s.count.tolist() == [200] * 3
+    assert len(s) == 3
+    assert s.hist is None
+    assert s.tensor_hist is None
+
+
+def test_counts_by_hand() -> None:
+    x = torch.tensor([[1.0, -0.0, 0.0, math.nan], [math.inf, -math.inf, -math.inf, -3.0]])
+    s = channel_stats(x, channel_dim=0)
+    assert s.count.tolist() == [3, 1]
+    assert s.nan.tolist() == [1, 0]
+    assert s.posinf.tolist() == [0, 1]
+    assert s.neginf.tolist() == [0, 2]
+    assert s.zero.tolist() == [2, 0]
+    assert s.amax.tolist() == [1, 3]
+    assert s.variance(correction=1)[1].isnan()
+
+
+def test_dtypes_of_the_statistics() -> None:
+    s = channel_stats(normal(4, 3).half(), 1, LogBins())
+    for name in state.TALLIES:
+        assert getattr(s, name).dtype == torch.int64
+        assert getattr(s, name).shape == (3,)
+    for name in FLOAT_STATISTICS:
+        assert getattr(s, name).dtype == torch.float64
+        assert getattr(s, name).shape == (3,)
+
+
+def test_no_values_is_the_identity() -> None:
+    for x, channel_dim, channels in (
+        (torch.zeros(0, 3), 1, 3),
+        (torch.zeros(3, 0), 0, 3),
+        (torch.zeros(0), None, 1),
+        (torch.full((2, 3), math.nan), 1, 3),
+    ):
+        s = channel_stats(x, channel_dim, LinearBins(4, 0.0, 1.0))
+        assert s.hist is not None
+        assert len(s) == channels
+        assert not s.count.any()
+        for name in ("mean", "var", "std", "rms"):
+            assert getattr(s, name).isnan().all()
+        assert (s.min == math.inf).all()
+        assert (s.max == -math.inf).all()
+        assert (s.amax == -math.inf).all()
+        assert not s.l1_norm.any()
+        assert not s.l2_norm.any()
+        assert s.hist.quantile(0.5).isnan().all()
+        whole = s.per_tensor()
+        assert whole.mean.isnan()
+        assert whole.min == math.inf
+
+
+def test_no_channels() -> None:
+    s = channel_stats(torch.zeros(3, 0), 1, LogBins())
+    assert s.hist is not None
+    assert len(s) == 0
+    assert s.mean.shape == (0,)
+    assert s.hist.quantile([0.1, 0.9]).shape == (2, 0)
+    assert s.merge(s).count.shape == (0,)
+    assert s.per_tensor().count.tolist() == [0]
+    assert repr(s)
+
+
+@pytest.mark.parametrize("bins", [None, LogBins(), LinearBins(8, -2.0, 2.0)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(dtype: torch.dtype, bins: Bins | None) -> None:
+    x = normal(20, 3).abs().mul(3).to(dtype)
+    for channel_dim in (None, 0, 1, -1):
+        s = channel_stats(x, channel_dim, bins)
+        counts = None if s.hist is None else s.hist.slot_counts
+        check(State(s.moments, s.tallies, None, counts), x, channel_dim, None, bins)
+
+
+def test_histogram_reconciles() -> None:
+    bins = LinearBins(8, -1.0, 1.0)
+    hist = channel_stats(normal(100, 3), channel_dim=1, bins=bins).hist
+    assert hist is not None
+    assert hist.counts.shape == (3, 8)
+    assert torch.equal(hist.edges, torch.linspace(-1, 1, 9))
+    total = hist.counts.sum(1) + hist.underflow + hist.overflow
+    assert total.tolist() == [100] * 3
+    assert hist.underflow.all()
+    assert hist.overflow.all()
+
+
+@pytest.mark.parametrize("q", [0.0, 0.01, 0.25, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize(
+    "bins", [LinearBins(64, -3.0, 3.0), LinearBins(2, -0.5, 0.25), LogBins(), LogBins(1, -3, 0)]
+)
+def test_quantile_lies_in_the_bin_of_the_true_one(bins: Bins, q: float) -> None:
+    x = normal(3, 1001)
+    hist = channel_stats(x, 0, bins).hist
+    assert hist is not None
+    got = hist.quantile(q)
+    edges = torch.cat((torch.tensor([-math.inf]), hist.edges, torch.tensor([math.inf]))).double()
+    for channel, values in enumerate(x.sort(1).values):
+        rank = max(math.ceil(q * 1001), 1)
+        true = values[rank - 1]
+        left = edges[edges <= true].amax().clamp(min=values[0])
+        right = edges[edges >= true].amin().clamp(max=values[-1])
+        assert left <= got[channel] <= right
+
+
+def test_quantile_by_hand() -> None:
+    hist = channel_stats(torch.tensor([0.5, 1.0, 1.5, 3.0]), bins=LinearBins(2, 0.0, 2.0)).hist
+    assert hist is not None
+    assert hist.slot_counts.tolist() == [[0, 1, 2, 1]]
+    # Bins [0.5, 1), [1, 2] and overflow [2, 3] once they are cut to the values.
+    assert hist.quantile([0.0, 0.25, 0.5, 0.75, 1.0]).flatten().tolist() == [0.5, 1, 1.5, 2, 3]
+    assert hist.quantile(0.875).tolist() == [2.5]
+
+
+def test_quantile_shapes_and_constants() -> None:
+    hist = channel_stats(torch.full((5, 3), 0.3), 1, LogBins()).hist
+    assert hist is not None
+    assert hist.quantile(0.5).shape == (3,)
+    assert hist.quantile([0.1, 0.5]).shape == (2, 3)
+    assert hist.quantile(torch.rand(2, 4)).shape == (2, 4, 3)
+    assert (hist.quantile([0.0, 0.3, 1.0]) == torch.tensor(0.3).double()).all()
+
+
+@pytest.mark.parametrize("q", [-0.1, 1.1, math.nan, [0.5, 2.0]])
+def test_quantile_refuses_what_is_no_fraction(q: Any) -> None:
+    hist = channel_stats(normal(5), bins=LogBins()).hist
+    assert hist is not None
+    with pytest.raises(ValueError, match=r"q = .*expected fractions in 0..1"):
+        hist.quantile(q)
+
+
+def test_huge_values_have_a_quantile() -> None:
+    x = torch.tensor([-1e308, 1e308, 3e38, 3.5e38], dtype=torch.float64)
+    hist = channel_stats(x, bins=LogBins()).hist
+    assert hist is not None
+    assert hist.quantile([0.0, 1.0]).flatten().tolist() == [-1e308, 1e308]
+    assert hist.underflow.tolist() == [1]
+    assert hist.overflow.tolist() == [2]
+
+
+def test_per_tensor_is_the_whole() -> None:
+    x = normal(50, 4) * torch.tensor([1.0, 1e3, 1e-3, 1.0]) + torch.tensor([0.0, 1e4, 1.0, -5.0])
+    bins = LogBins()
+    parts, whole = channel_stats(x, 1, bins).per_tensor(), channel_stats(x, None, bins)
+    assert len(parts) == 1
+    for name in FLOAT_STATISTICS:
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=0)
+    assert torch.equal(parts.tallies, whole.tallies)
+    assert parts.hist is not None
+    assert whole.hist is not None
+    assert torch.equal(parts.hist.slot_counts, whole.hist.slot_counts)
+    assert torch.equal(parts.hist.min, whole.min)
+
+
+def test_per_tensor_prefers_the_tensors_histogram() -> None:
+    s = both_histograms(normal(50, 4), LogBins(), LinearBins(4, -1.0, 1.0))
+    assert s.tensor_hist is not None
+    assert s.tensor_hist.counts.shape == (1, LogBins().bins)
+    assert s.tensor_hist.min == s.min.min()
+    assert s.tensor_hist.max == s.max.max()
+    whole = s.per_tensor()
+    assert whole.hist is not None
+    assert whole.hist.bins == LogBins()
+    assert torch.equal(whole.hist.slot_counts, s.tensor_hist.slot_counts)
+    again = whole.per_tensor().hist
+    assert again is not None
+    assert torch.equal(again.slot_counts, whole.hist.slot_counts)
+    assert channel_stats(normal(5, 4), 1).per_tensor().hist is None
+
+
+def test_merge_is_the_whole_and_changes_neither() -> None:
+    x = normal(60, 3)
+    bins, channel_bins = LogBins(), LinearBins(4, -1.0, 1.0)
+    one, two = (both_histograms(part, bins, channel_bins) for part in (x[:17], x[17:]))
+    before = one.moments.clone(), one.tallies.clone()
+    merged, whole = one.merge(two), both_histograms(x, bins, channel_bins)
+    torch.testing.assert_close(merged.moments, whole.moments, rtol=1e-12, atol=1e-12)
+    assert torch.equal(merged.tallies, whole.tallies)
+    for got, expected in ((merged.hist, whole.hist), (merged.tensor_hist, whole.tensor_hist)):
+        assert got is not None
+        assert expected is not None
+        assert torch.equal(got.slot_counts, expected.slot_counts)
+    assert torch.equal(one.moments, before[0])
+    assert torch.equal(one.tallies, before[1])
+
+
+def test_histograms_merge() -> None:
+    x = normal(60, 3)
+    one, two, whole = (channel_stats(part, 1, LogBins()).hist for part in (x[:17], x[17:], x))
+    assert one is not None
+    assert two is not None
+    assert whole is not None
+    merged = one.merge(two)
+    assert torch.equal(merged.slot_counts, whole.slot_counts)
+    assert torch.equal(merged.quantile(0.3), whole.quantile(0.3))
+    with pytest.raises(ValueError, match=r"other has 1 channels: expected 3"):
+        one.merge(Histogram(LogBins(), one.slot_counts[:1], one.min[:1], one.max[:1]))
+    other = channel_stats(x, 1, LogBins(2)).hist
+    assert other is not None
+    with pytest.raises(ValueError, match=r"expected bins LogBins\(subdivision_bits=3"):
+        one.merge(other)
+
+
+def test_merge_refuses_what_is_not_alike() -> None:
+    x = normal(10, 3)
+    plain, log = channel_stats(x, 1), channel_stats(x, 1, LogBins())
+    with pytest.raises(ValueError, match="other has 10 channels: expected 3"):
+        plain.merge(channel_stats(x, 0))
+    with pytest.raises(ValueError, match=r"other has hist with bins LogBins.*: expected None"):
+        plain.merge(log)
+    with pytest.raises(ValueError, match="expected LogBins"):
+        log.merge(channel_stats(x, 1, LinearBins(4, 0.0, 1.0)))
+
+
+def test_a_state_comes_from_numpy_arrays() -> None:
+    s = channel_stats(normal(10, 3), 1, LogBins())
+    assert s.hist is not None
+    arrays = [t.numpy().copy() for t in (s.moments, s.tallies, s.hist.slot_counts)]
+    moments, tallies, counts = map(torch.from_numpy, arrays)
+    twin = ChannelStats(moments, tallies, channel_counts=counts, channel_bins=LogBins())
+    assert twin.hist is not None
+    assert torch.equal(twin.hist.quantile(0.5), s.hist.quantile(0.5))
+    assert repr(twin) == repr(s)
+    with pytest.raises(ValueError, match="in pairs"):
+        ChannelStats(moments, tallies, channel_counts=counts)
+
+
+def test_pickle() -> None:
+    s = channel_stats(normal(10, 3), 1, LogBins())
+    twin = pickle.loads(pickle.dumps(s))
+    assert torch.equal(twin.moments, s.moments)
+    assert twin.hist.bins == LogBins()
+
+
+def test_repr_is_short() -> None:
+    s = channel_stats(torch.tensor([[1.0, 2.0, math.nan, 3.0]]), 0, LogBins())
+    assert repr(s) == "ChannelStats(channels=1, count=3, mean=2, std=0.8165, min=1, max=3, nan=1)"
+    assert repr(s.hist).startswith("Histogram(channels=1, bins=LogBins(")
+
+
+def test_the_input_is_left_alone() -> None:
+    leaf = normal(4, 3).requires_grad_()
+    x = leaf * 1
+    bits, version, node = x.detach().clone(), x._version, x.grad_fn
+    s = channel_stats(x, 1, LogBins())
+    assert torch.equal(x, bits)
+    assert x._version == version
+    assert x.grad_fn is node
+    assert not s.moments.requires_grad
+
+
+def test_inference_tensors_and_negative_bits() -> None:
+    with torch.inference_mode():
+        x = normal(4, 3)
+        inside = channel_stats(x, 1, LogBins())
+    outside = channel_stats(x, 1, LogBins())
+    merged = inside.merge(outside)
+    assert merged.count.tolist() == [8] * 3
+    negative = torch.complex(normal(4, 3), normal(4, 3, seed=1)).conj().imag
+    assert negative.is_neg()
+    assert torch.equal(channel_stats(negative, 1).max, -normal(4, 3, seed=1).amin(0))
+
+
+def quantised() -> Tensor:
+    return torch._empty_affine_quantized([4, 3], scale=1.0, zero_point=0, dtype=torch.quint8)
+
+
+def nested() -> Tensor:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+def fake() -> Tensor:
+    with FakeTensorMode():
+        return torch.ones(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.ones(4, 3, dtype=torch.complex64), "x has dtype torch.complex64: expected"),
+        (quantised, "x has dtype torch.quint8: expected a strided tensor of bfloat16, bool"),
+        (lambda: torch.ones(4, 3).to_sparse(), "x has layout torch.sparse_coo"),
+        (lambda: torch.ones(4, 3, device="meta"), "x has device meta"),
+        (fake, "x has no data (a FakeTensor)"),
+        (nested, "x has a nested tensor"),
+        (lambda: np.ones((4, 3)), "x = ndarray: expected a torch.Tensor"),
+        (lambda: None, "x = NoneType"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*:UserWarning")
+def test_refused_tensors_are_named(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        channel_stats(make(), 1, LogBins())
+
+
+def test_torch_func_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"inside a torch.func transform"):
+        torch.vmap(lambda row: channel_stats(row).mean)(normal(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"channel_dim": 2}, "channel_dim = 2: expected None or a dimension of x, which has shape"),
+        ({"channel_dim": -3}, "channel_dim = -3"),
+        ({"channel_dim": "last"}, "channel_dim = 'last'"),
+        ({"bins": 64}, "bins = 64: expected LinearBins, LogBins or None"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        channel_stats(normal(4, 3), **arguments)
+
+
+def test_a_scalar_has_no_dimension() -> None:
+    assert channel_stats(torch.tensor(2.0)).mean.tolist() == [2.0]
+    with pytest.raises(ValueError, match="channel_dim = 0"):
+        channel_stats(torch.tensor(2.0), 0)

@@ -1,0 +1,393 @@
+"""Flusher: what is submitted is recorded, whatever fails, forks, interrupts or ends."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.paths import python_path
+from support.samples import BINS, CHANNEL_BINS, assert_same, sample
+
+from hookstats.records.record import StepRecord
+from hookstats.runs.run import open_run
+from hookstats.runs.writer import RunWriter
+from hookstats.watching.flush import Flusher
+from hookstats.watching.world import current_rank
+
+HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
+
+
+class Closed:
+    """A closed step, as an arena would hand out; counts how often it was released."""
+
+    def __init__(self, wait: threading.Event | None = None, error: Exception | None = None) -> None:
+        self.wait = wait
+        self.error = error
+        self.released = 0
+        self.thread = ""
+
+    def to_record(self, step: int, rank: int) -> StepRecord:
+        self.thread = threading.current_thread().name
+        if self.wait is not None:
+            assert self.wait.wait(20)
+        if self.error is not None:
+            raise self.error
+        return sample(step, rank)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def eventually(condition: Callable[[], object]) -> bool:
+    """Whether `condition` comes true within some seconds."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return bool(condition())
+
+
+def record(flusher: Flusher, *steps: Closed) -> None:
+    """Submit `steps`, numbered from 0, and wait for them."""
+    for step, closed in enumerate(steps):
+        flusher.submit(closed, step)
+    flusher.drain()
+
+
+def test_steps_reach_latest_the_writer_and_every_sink_in_order(tmp_path: Path) -> None:
+    one: list[StepRecord] = []
+    two: list[StepRecord] = []
+    flusher = Flusher(RunWriter(tmp_path, HEADER), [one.append, two.append])
+    assert flusher.latest is None
+    steps = [Closed() for _ in range(20)]
+    record(flusher, *steps)
+    assert [closed.released for closed in steps] == [1] * 20
+    assert {closed.thread for closed in steps} == {"hookstats-flush"}
+    assert flusher.latest is one[-1]
+    assert [record.step for record in one] == [record.step for record in two] == list(range(20))
+    run = open_run(tmp_path)
+    assert run.steps == list(range(20))
+    assert_same(run[7], sample(7))
+    flusher.close({"sites": 1})
+    assert run.coverage == {"sites": 1}
+    assert flusher.failures == {}
+
+
+def test_the_thread_lives_from_the_first_step_to_close() -> None:
+    before = threading.enumerate()
+    flusher = Flusher(None)
+    flusher.drain()
+    assert threading.enumerate() == before
+    flusher.submit(Closed(), 0)
+    (thread,) = set(threading.enumerate()) - set(before)
+    assert (thread.name, thread.daemon) == ("hookstats-flush", True)
+    for _ in range(2):
+        flusher.close()
+        flusher.drain()
+        assert threading.enumerate() == before
+    assert flusher.latest is not None
+    with pytest.raises(ValueError, match="step = 1: the flusher is closed"):
+        flusher.submit(Closed(), 1)
+
+
+def test_closing_before_any_step_closes_the_writer(tmp_path: Path) -> None:
+    flusher = Flusher(RunWriter(tmp_path, HEADER))
+    flusher.close({"sites": 0})
+    flusher.close({"again": 1})
+    assert open_run(tmp_path).coverage == {"sites": 0}
+
+
+def test_submit_does_not_wait_for_the_step_before() -> None:
+    go = threading.Event()
+    flusher = Flusher(None)
+    steps = [Closed(wait=go), Closed(), Closed()]
+    for step, closed in enumerate(steps):
+        flusher.submit(closed, step)
+    assert flusher.latest is None
+    go.set()
+    flusher.drain()
+    assert flusher.latest is not None
+    assert flusher.latest.step == 2
+    flusher.close()
+
+
+def test_buffers_are_given_back_before_slow_sinks(tmp_path: Path) -> None:
+    go = threading.Event()
+    flusher = Flusher(None, [lambda record: go.wait(20)])
+    closed = Closed()
+    flusher.submit(closed, 0)
+    assert eventually(lambda: closed.released and flusher.latest)
+    go.set()
+    flusher.close()
+
+
+def test_a_finished_step_is_written_although_no_other_follows(tmp_path: Path) -> None:
+    flusher = Flusher(RunWriter(tmp_path, HEADER, seconds_per_part=0.05))
+    flusher.submit(Closed(), 3)
+    assert eventually(lambda: open_run(tmp_path).steps == [3])
+    flusher.close()
+
+
+def test_draining_need_not_end_a_part(tmp_path: Path) -> None:
+    flusher = Flusher(RunWriter(tmp_path, HEADER))
+    for step in range(3):
+        flusher.submit(Closed(), step)
+        flusher.drain(disk=False)
+        assert flusher.latest is not None
+        assert flusher.latest.step == step
+    assert open_run(tmp_path).steps == []
+    flusher.close()
+    assert len(list((tmp_path / "parts").iterdir())) == 1
+
+
+def test_a_sink_that_raises_is_disabled_and_the_others_go_on(tmp_path: Path) -> None:
+    calls: list[int] = []
+    seen: list[int] = []
+
+    def bad_sink(record: StepRecord) -> None:
+        calls.append(record.step)
+        raise SystemExit("no")
+
+    flusher = Flusher(
+        RunWriter(tmp_path, HEADER), [bad_sink, lambda record: seen.append(record.step)]
+    )
+    message = r"sink .*bad_sink failed: SystemExit: no; it is disabled"
+    with pytest.warns(RuntimeWarning, match=message) as w:
+        record(flusher, Closed(), Closed(), Closed())
+    flusher.close()
+    assert len(w) == 1
+    assert calls == [0]
+    assert seen == [0, 1, 2]
+    assert open_run(tmp_path).steps == [0, 1, 2]
+    assert list(flusher.failures) == [
+        "sink test_a_sink_that_raises_is_disabled_and_the_others_go_on.<locals>.bad_sink"
+    ]
+
+
+class ClosedSink:
+    """Takes records until `broken_from`, and remembers the thread that closed it."""
+
+    def __init__(self, broken_from: int = 1000) -> None:
+        self.broken_from = broken_from
+        self.events: list[object] = []
+
+    def __call__(self, record: StepRecord) -> None:
+        if record.step >= self.broken_from:
+            raise OSError("broken")
+        self.events.append(record.step)
+
+    def close(self) -> None:
+        self.events.append(threading.current_thread().name)
+
+
+def test_sinks_are_closed_once_after_their_last_record() -> None:
+    whole, broken, without = ClosedSink(), ClosedSink(broken_from=1), []
+    flusher = Flusher(None, [whole, broken, without.append])
+    with pytest.warns(
+        RuntimeWarning, match=r"ClosedSink.* failed: OSError: broken; it is dis"
+    ) as w:
+        record(flusher, Closed(), Closed(), Closed())
+    assert broken.events == [0, "hookstats-flush"]
+    flusher.close()
+    flusher.close()
+    assert len(w) == 1
+    assert whole.events == [0, 1, 2, "hookstats-flush"]
+    assert broken.events == [0, "hookstats-flush"]
+    unused = ClosedSink()
+    Flusher(None, [unused]).close()
+    assert unused.events == [threading.current_thread().name]
+
+
+def test_a_sink_that_cannot_be_closed_is_warned_of(tmp_path: Path) -> None:
+    class Bad(ClosedSink):
+        def close(self) -> None:
+            raise OSError("full")
+
+    good = ClosedSink()
+    flusher = Flusher(RunWriter(tmp_path, HEADER), [Bad(), good])
+    record(flusher, Closed())
+    with pytest.warns(RuntimeWarning, match="closing sink .*Bad.* failed: OSError: full"):
+        flusher.close({"sites": 1})
+    assert good.events == [0, "hookstats-flush"]
+    assert open_run(tmp_path).coverage == {"sites": 1}
+
+
+def test_a_writer_that_fails_is_disabled_and_the_sinks_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    seen: list[int] = []
+    flusher = Flusher(
+        RunWriter(out, HEADER, seconds_per_part=0), [lambda record: seen.append(record.step)]
+    )
+    record(flusher, Closed())
+    out.rename(tmp_path / "elsewhere")
+    with pytest.warns(RuntimeWarning, match=r"writing to out = '.*run' failed: FileNotFound") as w:
+        record(flusher, Closed(), Closed())
+    flusher.close({"sites": 1})
+    assert len(w) == 1
+    assert seen == [0, 0, 1]
+    assert open_run(tmp_path / "elsewhere").steps == [0]
+
+
+def test_a_step_that_cannot_be_read_is_lost_alone() -> None:
+    flusher = Flusher(None)
+    steps = [Closed(), Closed(error=MemoryError("full")), Closed(error=OSError()), Closed()]
+    with pytest.warns(RuntimeWarning, match="recording a step failed: MemoryError: full; ") as w:
+        record(flusher, *steps)
+    assert len(w) == 1
+    assert [closed.released for closed in steps] == [1, 1, 1, 1]
+    assert flusher.latest is not None
+    assert flusher.latest.step == 3
+    flusher.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_warnings_made_errors_do_not_reach_the_training(caplog) -> None:
+    flusher = Flusher(None)
+    with caplog.at_level(logging.ERROR):
+        flusher.submit(Closed(error=OSError("gone")), 0)
+        flusher.submit(Closed(), 1)
+        flusher.close()
+    assert caplog.messages == [
+        "hookstats: recording a step failed: OSError: gone; the step is lost"
+    ]
+    assert flusher.latest is not None
+
+
+def test_a_sink_may_drain_and_close() -> None:
+    threads: list[threading.Thread] = []
+
+    def sink(record: StepRecord) -> None:
+        threads.append(threading.current_thread())
+        flusher.drain()
+        flusher.close()
+
+    flusher = Flusher(None, [sink])
+    flusher.submit(Closed(), 0)
+    while not threads:
+        time.sleep(0.01)
+    threads[0].join(20)
+    assert not threads[0].is_alive()
+    assert flusher.failures == {}
+
+
+def test_the_thread_outlives_what_is_thrown_into_it() -> None:
+    before = set(threading.enumerate())
+    flusher = Flusher(None)
+    record(flusher, Closed())
+    (thread,) = set(threading.enumerate()) - before
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+    )
+    with pytest.warns(RuntimeWarning, match="failed: SystemExit"):
+        record(flusher, *(Closed() for _ in range(5)))
+    flusher.close()
+    assert flusher.latest is not None
+    assert flusher.latest.step == 4
+
+
+def test_an_interrupt_while_waiting_breaks_nothing(tmp_path: Path) -> None:
+    go = threading.Event()
+    flusher = Flusher(RunWriter(tmp_path, HEADER))
+    flusher.submit(Closed(wait=go), 0)
+    for wait in (flusher.drain, flusher.close, flusher.close):
+        timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        timer.join()
+    go.set()
+    flusher.close()
+    assert open_run(tmp_path).steps == [0]
+
+
+def run_script(script: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run `script`, which has what this module imports, in an interpreter of its own."""
+    code = "from test_flush import *\n" + textwrap.dedent(script)
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        env={**os.environ, "PYTHONPATH": python_path(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_what_was_submitted_is_written_when_the_interpreter_ends(tmp_path: Path) -> None:
+    script = """
+        flusher = Flusher(RunWriter(sys.argv[1], HEADER, seconds_per_part=3600))
+        for step in range(50):
+            flusher.submit(Closed(), step)
+        raise SystemExit(3)
+    """
+    ended = run_script(script, tmp_path)
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert open_run(tmp_path).steps == list(range(50))
+
+
+def test_a_forked_child_ends_and_leaves_the_run_alone(tmp_path: Path) -> None:
+    script = """
+        import warnings
+        unstarted = Flusher(RunWriter(sys.argv[1] + "/a", HEADER, seconds_per_part=0))
+        flusher = Flusher(RunWriter(sys.argv[1] + "/b", HEADER, seconds_per_part=0))
+        flusher.submit(Closed(), 0)
+        child = os.fork()
+        step = 1 if child else 100
+        closed = Closed()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for flush in (flusher, unstarted):
+                for _ in range(2):
+                    flush.submit(closed, step)
+                flush.drain()
+        assert closed.released == 4, closed.released
+        print(len(caught), *{str(w.message) for w in caught}, flush=True)
+        if child:
+            _, status = os.waitpid(child, 0)
+            assert status == 0, status
+        flusher.close({"pid": os.getpid()})
+    """
+    ended = run_script(script, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lost = "hookstats: recording in a forked process failed: it has no flush thread; steps are lost"
+    assert sorted(ended.stdout.splitlines()) == ["0", f"2 {lost}"]
+    assert open_run(tmp_path / "a").steps == [1]
+    assert open_run(tmp_path / "b").steps == [0, 1]
+    assert open_run(tmp_path / "b").table().column("step").to_pylist().count(1) == len(sample())
+
+
+def test_rank(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert current_rank() == 0
+    monkeypatch.setenv("RANK", "3")
+    assert current_rank() == 3
+    flusher = Flusher(None)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ValueError, match="RANK = 'first' in the environment: expected an integer"):
+        current_rank()
+    flusher.submit(Closed(), 0)
+    flusher.close()
+    assert flusher.latest is not None
+    assert flusher.latest.rank == 3
+    assert Flusher(RunWriter(tmp_path, HEADER, rank=2)).rank == 2
+
+
+def test_rank_of_torch_distributed(tmp_path: Path, monkeypatch) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    monkeypatch.setenv("RANK", "3")
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        assert current_rank() == 0
+    finally:
+        distributed.destroy_process_group()
