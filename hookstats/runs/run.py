@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from hookstats.records.alike import did_you_mean
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
@@ -27,7 +28,7 @@ def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run
             what needs one raises a ValueError that names it.
 
     Raises:
-        FileNotFoundError: nothing is at `path`.
+        FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
         ValueError: `path` is no run directory, run.json is damaged, or a newer hookstats wrote it.
         ImportError: pyarrow is not installed.
     """
@@ -49,7 +50,8 @@ class Run:
         require_pyarrow()
         self.path = Path(path)
         if not self.path.exists():
-            raise FileNotFoundError(f"path = {str(path)!r}: does not exist, expected a run")
+            alike = did_you_mean(str(self.path), _runs_beside(self.path))
+            raise FileNotFoundError(f"path = {str(path)!r}: no such run{alike}")
         if not (self.path / RUN_JSON).is_file():
             raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
         content = read_run_json(self.path)
@@ -222,3 +224,10 @@ class Run:
             f"step {step}: {self.path} has {len(steps)} steps of rank {rank} "
             f"in {steps[0]}..{steps[-1]}"
         )
+
+
+def _runs_beside(path: Path) -> list[str]:
+    """The runs in the directory where `path` would be."""
+    if not path.parent.is_dir():
+        return []
+    return [str(other) for other in path.parent.iterdir() if (other / RUN_JSON).is_file()]
