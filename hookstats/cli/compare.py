@@ -14,6 +14,7 @@ from hookstats.cli.output import count, stdout
 from hookstats.records.difference import STATISTICS, Comparison, Difference, compare
 from hookstats.records.keys import Key
 from hookstats.runs.run import Run
+from hookstats.runs.series import span
 from hookstats.show.grid import Cell, print_grid
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _print(console: Console, found: Differences, options: argparse.Namespace) ->
     what = f"{count(found.steps, 'step')} of {count(len(found.compared), 'site')}"
     to = f" to {options.rtol:g}" if options.rtol else ""
     for path, rank, steps in found.only:
-        console.print(f"only {path} has {_steps(steps)}{_of(rank)}", soft_wrap=True)
+        console.print(f"only {path} has {span(steps)}{_of(rank)}", soft_wrap=True)
     if found.first is not None:
         step, rank, differences = found.first
         console.print(f"{both} first differ in step {step}{_of(rank)}, at", soft_wrap=True)
@@ -175,12 +176,6 @@ def _print_worst(console: Console, found: Differences, limit: int) -> None:
 
 def _cells(*texts: str) -> list[Cell]:
     return [(text, "") for text in texts]
-
-
-def _steps(steps: list[int]) -> str:
-    if len(steps) == 1:
-        return f"step {steps[0]}"
-    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
 
 
 def _of(rank: int) -> str:

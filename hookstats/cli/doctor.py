@@ -75,7 +75,7 @@ def _examine() -> Iterator[Finding]:
         yield Finding("torch", f"{describe(error)}; run `pip install torch`", broken=True)
         return
     yield Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
-    crashes = _crashes([_OPS, _NATIVE])
+    crashes = _crashes([name for name in (_OPS, _NATIVE) if name not in sys.modules])
     yield _cpu(crashes.get(_OPS))
     yield Finding("CUDA kernels", _cuda(crashes.get(_OPS)))
     yield _native(crashes.get(_NATIVE))

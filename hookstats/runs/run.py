@@ -13,7 +13,7 @@ from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.runs.format import RUN_JSON, naming, part_schema, read_run_json, require_pyarrow
 from hookstats.runs.parts import Parts, Where
-from hookstats.runs.series import Series
+from hookstats.runs.series import Series, span
 from hookstats.stats.bins import Bins, bins_from_dict
 
 if TYPE_CHECKING:
@@ -68,7 +68,26 @@ class Run:
         self._parts = Parts(self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        try:
+            return f"Run({str(self.path)!r}, {self._holds()})"
+        except (OSError, ValueError) as error:
+            return f"Run({str(self.path)!r}, unreadable: {error})"
+
+    def _holds(self) -> str:
+        """What the run holds, in words."""
+        self._parts.refresh()
+        if not self._parts.index:
+            return "no steps yet"
+        records = next(iter(self._parts.index.values()))
+        sites = next(reversed(records.values())).rows
+        ranks = list(self._parts.index)
+        of = "" if ranks == [0] else f", ranks {', '.join(map(str, ranks))}"
+        return f"{span(list(records))}, {sites} sites{of}"
+
+    def _ipython_key_completions_(self) -> list[int | Key]:
+        """What notebooks offer after ``run[``: steps, and the sites of the last of them."""
+        steps = self.steps
+        return [*steps, *(self.record(steps[-1]) if steps else ())]
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))
