@@ -175,12 +175,10 @@ inline void check_shape(const HigherChannel& got, const HigherChannel& expected,
   }
 }
 
-// CHECKs that `state` holds the tensor's statistics `times` times over.
-inline void check_state(const Case& c, const State& state, const Bins& tensor_bins,
-                        const Bins& channel_bins, const Bounds& bounds = {}, int64_t times = 1) {
-  const int64_t channels = channels_of(c);
-  std::vector<HigherChannel> expected(static_cast<size_t>(channels));
-  State counted(channels, tensor_bins, channel_bins);
+// The statistics of the tensor's channels by the definition; its histograms go into `counted`.
+inline std::vector<HigherChannel> expected_of(const Case& c, const Bins& tensor_bins,
+                                              const Bins& channel_bins, State& counted) {
+  std::vector<HigherChannel> expected(static_cast<size_t>(channels_of(c)));
   std::vector<long double> sum(expected.size()), squares(expected.size());
   std::vector<long double> cubes(expected.size()), fourths(expected.size());
   each_element(c, [&](int64_t channel, double x) {
@@ -215,11 +213,22 @@ inline void check_state(const Case& c, const State& state, const Bins& tensor_bi
     cubes[static_cast<size_t>(channel)] += d * d * d;
     fourths[static_cast<size_t>(channel)] += d * d * d * d;
   });
+  for (size_t i = 0; i < expected.size(); ++i) {
+    expected[i].m2 = static_cast<double>(squares[i]);
+    expected[i].m3 = static_cast<double>(cubes[i]);
+    expected[i].m4 = static_cast<double>(fourths[i]);
+  }
+  return expected;
+}
+
+// CHECKs that `state` holds the tensor's statistics `times` times over.
+inline void check_state(const Case& c, const State& state, const Bins& tensor_bins,
+                        const Bins& channel_bins, const Bounds& bounds = {}, int64_t times = 1) {
+  const int64_t channels = channels_of(c);
+  State counted(channels, tensor_bins, channel_bins);
+  std::vector<HigherChannel> expected = expected_of(c, tensor_bins, channel_bins, counted);
   for (int64_t i = 0; i < channels; ++i) {
     HigherChannel& e = expected[static_cast<size_t>(i)];
-    e.m2 = static_cast<double>(squares[static_cast<size_t>(i)]);
-    e.m3 = static_cast<double>(cubes[static_cast<size_t>(i)]);
-    e.m4 = static_cast<double>(fourths[static_cast<size_t>(i)]);
     repeat(e, times);
     const HigherChannel got = state.channel(i);
     const char* name = c.name.c_str();
