@@ -170,6 +170,7 @@ def read_until(terminal: int, text: str, seconds: float = 60.0) -> str:
     return seen.decode()
 
 
+@pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
 @pytest.mark.parametrize("how", ["q", "interrupt"])
 def test_the_live_view_refreshes_and_quits(tmp_path: Path, how: str) -> None:
