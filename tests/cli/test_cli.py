@@ -242,6 +242,7 @@ def test_a_traceback_is_there_for_those_who_ask(tmp_path: Path) -> None:
         call("--traceback", "show", tmp_path / "run")
 
 
+@pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     x = torch.randn(4, 2)
@@ -254,6 +255,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1] == "141"
 
 
+@pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_an_interrupt_ends_quietly(tmp_path: Path) -> None:
     process = subprocess.Popen(
@@ -288,6 +290,7 @@ def in_terminal(command: str, run: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.check
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script, of util-linux")
 def test_colours_are_for_terminals_that_want_them(tmp_path: Path) -> None:
     x = torch.randn(8, 4)

@@ -15,6 +15,8 @@ from support.paths import ROOT
 
 import hookstats
 
+pytestmark = pytest.mark.check  # many processes that import torch
+
 PACKAGE = Path(hookstats.__file__).parent
 
 

@@ -200,6 +200,7 @@ def test_a_small_terminal_has_a_line_for_each_layer(
     assert all(row.startswith("tr") and " grad_output " in row for row in rows)
 
 
+@pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
 @pytest.mark.parametrize("how", ["q", "interrupt"])
 def test_the_live_view_refreshes_and_quits(tmp_path: Path, how: str) -> None:

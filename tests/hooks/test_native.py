@@ -125,7 +125,7 @@ def test_every_container_is_taken_apart_as_in_python(monkeypatch: pytest.MonkeyP
     ]
 
 
-def network() -> nn.Sequential:
+def convolutional_network() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 5)
     )
@@ -138,7 +138,7 @@ def train(model: nn.Module, close_step: Callable[[], object], steps: int) -> Non
 
 
 def test_python_is_left_alone_once_the_sites_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network()
+    model = convolutional_network()
     with watch(model, kinds=("input", "grad_input", "output", "grad_output")) as w:
         train(model, w.step, 1)
 
@@ -160,7 +160,7 @@ def test_results_are_those_of_the_python_hooks_bit_for_bit(
 ) -> None:
     def run() -> tuple[StepRecord, list[SiteCoverage]]:
         torch.manual_seed(0)
-        model = network()
+        model = convolutional_network()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with watch(model, optimizer, kinds=KINDS, channel_bins=LinearBins(9, -1, 1)) as w:
             train(model, optimizer.step, 4)
@@ -322,7 +322,7 @@ def test_a_parameter_may_lose_its_memory_during_a_kernel(kind: str, one_thread: 
 
 
 def test_copies_are_inert() -> None:
-    model = network()
+    model = convolutional_network()
     with watch(model, kinds=KINDS) as w:
         train(model, w.step, 1)
         twin = copy.deepcopy(model)
@@ -331,7 +331,7 @@ def test_copies_are_inert() -> None:
 
 
 def test_a_graph_outlives_its_watch() -> None:
-    model = network()
+    model = convolutional_network()
     w = watch(model)
     train(model, w.step, 1)
     loss = model(torch.randn(2, 3, 6, 6)).sum()

@@ -206,6 +206,7 @@ def test_table_has_a_row_a_site_and_one_dictionary(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.check
 def test_to_pandas(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     write_run(tmp_path, sample(0), sample(1))
@@ -216,6 +217,7 @@ def test_to_pandas(tmp_path: Path) -> None:
     np.testing.assert_allclose(row["var"], stats.var.numpy(), rtol=1e-15)
 
 
+@pytest.mark.check
 def test_to_polars(tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
     write_run(tmp_path, sample(0), record_of({("new", "output"): tensors()["", "output"]}, 1))
