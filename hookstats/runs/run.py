@@ -82,7 +82,7 @@ class Run:
         sites = next(reversed(records.values())).rows
         ranks = list(self._parts.index)
         of = "" if ranks == [0] else f", ranks {', '.join(map(str, ranks))}"
-        return f"{span(list(records))}, {sites} sites{of}"
+        return f"{span(list(records))}, {sites} site{'s' * (sites != 1)}{of}"
 
     def _ipython_key_completions_(self) -> list[int | Key]:
         """What notebooks offer after ``run[``: steps, and the sites of the last of them."""

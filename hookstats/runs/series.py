@@ -267,7 +267,8 @@ class Series(Mapping[Key, SiteSeries]):
         some = ", ".join(map(repr, list(self._sites)[:_NAMED]))
         more = ", ..." if len(self) > _NAMED else ""
         of = f", rank {self.rank}" if self.rank else ""
-        return f"Series({len(self)} sites, {span(self.steps.tolist())}{of}: {some}{more})"
+        sites = f"{len(self)} site{'s' * (len(self) != 1)}"
+        return f"Series({sites}, {span(self.steps.tolist())}{of}: {some}{more})"
 
     def _ipython_key_completions_(self) -> list[Key]:
         """What notebooks offer after ``series[``."""
