@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     out: Path = options.out
     format = options.format or out.suffix.removeprefix(".")
     if format not in FORMATS:
-        raise ValueError(f"--out {out}: expected a name in .parquet or .csv, or --format")
+        raise ValueError(f"--out {out}: expected the suffix .parquet or .csv, or a --format")
     if options.channels and format != "csv":
         raise ValueError(f"--channels: expected the format csv, not {format}")
     recorded = open_path(options.run)

@@ -105,9 +105,9 @@ def test_a_run_without_steps_is_an_empty_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "run.json"], "--out run.json: ends in neither .parquet nor .csv: give a --format"),
-        (["-o", "events"], "--out events: ends in neither .parquet nor .csv: give a --format"),
-        (["-o", "a.parquet", "--channels"], "--channels: for csv, not for parquet"),
+        (["-o", "run.json"], "--out run.json: expected the suffix .parquet or .csv, or a --format"),
+        (["-o", "events"], "--out events: expected the suffix .parquet or .csv, or a --format"),
+        (["-o", "a.parquet", "--channels"], "--channels: expected the format csv, not parquet"),
     ],
 )
 def test_what_cannot_be_meant_is_an_error(run: Path, arguments: list[str], message: str) -> None:

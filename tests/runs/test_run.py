@@ -462,25 +462,24 @@ def test_files_with_other_names_are_not_parts(tmp_path: Path) -> None:
 
 
 def test_a_representation_says_what_the_run_holds(tmp_path: Path) -> None:
-    def shown() -> str:
-        text = repr(open_run(tmp_path))
-        start = f"Run({str(tmp_path)!r}, "
+    def shown(path: Path) -> str:
+        text = repr(open_run(path))
+        start = f"Run({str(path)!r}, "
         assert text.startswith(start)
         return text.removeprefix(start).removesuffix(")")
 
-    RunWriter(tmp_path, HEADER).close()
-    assert shown() == "no steps yet"
+    sites = len(sample(0))
+    RunWriter(tmp_path / "empty", HEADER).close()
+    assert shown(tmp_path / "empty") == "no steps yet"
     write_run(tmp_path / "one", sample(7))
-    sites = len(sample(7))
-    assert repr(open_run(tmp_path / "one")).endswith(f", step 7, {sites} sites)")
-    (tmp_path / "run.json").unlink()
-    write_run(tmp_path, sample(0), sample(4))
-    assert shown() == f"2 steps, 0 to 4, {sites} sites"
-    write_run(tmp_path, sample(0, rank=2), rank=2)
-    assert shown() == f"2 steps, 0 to 4, {sites} sites, ranks 0, 2"
-    for part in (tmp_path / "parts").iterdir():
+    assert shown(tmp_path / "one") == f"step 7, {sites} sites"
+    write_run(tmp_path / "run", sample(0), sample(4))
+    assert shown(tmp_path / "run") == f"2 steps, 0 to 4, {sites} sites"
+    write_run(tmp_path / "run", sample(0, rank=2), rank=2)
+    assert shown(tmp_path / "run") == f"2 steps, 0 to 4, {sites} sites, ranks 0, 2"
+    for part in (tmp_path / "run" / "parts").iterdir():
         part.write_bytes(b"damaged")
-    assert shown().startswith("unreadable: ")
+    assert shown(tmp_path / "run").startswith("unreadable: ")
 
 
 def test_notebooks_complete_steps_and_sites(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Payload:
         self._description.update(description)
 
     def add(self, name: str, array: UInt8 | UInt16) -> None:
-        """Add an array; of 16-bit numbers first all high bytes, then all low: they compress better."""
+        """Add an array; of 16-bit numbers, all high bytes come first: they compress better."""
         if array.dtype == np.uint16:
             array = np.stack((array >> 8, array & 255))
         self._arrays[name] = np.ascontiguousarray(array, np.uint8).tobytes()
