@@ -13,6 +13,7 @@ DISTRIBUTIONS = tuple(f"distributions, in cache: {what}" for what in HISTOGRAMS)
 SIZES = "scaling with the size"
 CALLS = "calls on small tensors"
 STEPS = "training step"
+START = "starting the command line"
 MB = 1 << 20
 
 
@@ -69,6 +70,12 @@ def _call(results: Results) -> Found:
         yield case.name, case.value("hookstats")
 
 
+def _started(results: Results) -> Found:
+    for case in results.of(START):
+        for command in case.table.ours:
+            yield command, case.value(command) / case.table.scale
+
+
 def _added(model: str, peer: str) -> Callable[[Results], Found]:
     def figures(results: Results) -> Found:
         for case in results.of(STEPS):
@@ -120,6 +127,7 @@ TARGETS = (
     Target("over 1 MB: two threads faster than one", 1.8, _threads, "x", True),
     Target("16 KB: threads started", 0, _woken),
     Target("up to 16 KB: a call", 3.0, _call, " us"),
+    Target("command line: CPU time of help and typos", 0.25, _started, " s"),
     *_steps("", "bins=None"),
     *_steps(" and log bins", "watch"),
 )

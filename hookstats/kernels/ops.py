@@ -22,7 +22,7 @@ def _load() -> tuple[Callable[..., None], Callable[..., None]]:
     if not found:
         raise ImportError(
             f"hookstats: no operator library _C.*so in {LIBRARIES}: "
-            "run `pip install .`, or `make build` in a checkout"
+            "run `pip install .`, or `make clean build` in a checkout"
         )
     try:
         torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ def _load() -> tuple[Callable[..., None], Callable[..., None]]:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ImportError(
             f"hookstats: {found[0].name} does not fit torch {torch.__version__} ({reason}): "
-            "run `pip install .`, or `make build` in a checkout, to build it again"
+            "run `pip install .`, or `make clean build` in a checkout, to build it again"
         ) from None
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hookstats.records.display import view_of
 from hookstats.records.keys import Key, finder, hint
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
@@ -19,6 +20,15 @@ from hookstats.runs.format import TENSOR_COLUMNS, PartName
 from hookstats.runs.parts import Parts, Where
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
+
+_NAMED = 3  # sites in the representation of a series
+
+
+def span(steps: Sequence[int]) -> str:
+    """Ascending steps in words: "84 steps, 0 to 83", "step 7"."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "no steps"
 
 
 class Statistics(ABC):
@@ -126,12 +136,10 @@ class SiteSeries(Statistics):
         return len(self.steps)
 
     def __repr__(self) -> str:
-        return f"SiteSeries({self.name!r}, {self.kind!r}, steps={len(self)})"
+        return f"SiteSeries({self.name!r}, {self.kind!r}, {span(self.steps.tolist())})"
 
     def _repr_html_(self) -> str:
-        from hookstats.show import notebook as fragments
-
-        return fragments.site_html(self)
+        return str(view_of(self, "html"))
 
     @property
     def bins(self) -> Bins | None:
@@ -256,12 +264,18 @@ class Series(Mapping[Key, SiteSeries]):
         return len(self._sites)
 
     def __repr__(self) -> str:
-        return f"Series({list(self._sites)})"
+        some = ", ".join(map(repr, list(self._sites)[:_NAMED]))
+        more = ", ..." if len(self) > _NAMED else ""
+        of = f", rank {self.rank}" if self.rank else ""
+        sites = f"{len(self)} site{'s' * (len(self) != 1)}"
+        return f"Series({sites}, {span(self.steps.tolist())}{of}: {some}{more})"
+
+    def _ipython_key_completions_(self) -> list[Key]:
+        """What notebooks offer after ``series[``."""
+        return list(self._sites)
 
     def _repr_html_(self) -> str:
-        from hookstats.show import notebook as fragments
-
-        return fragments.series_html(self)
+        return str(view_of(self, "html"))
 
 
 class _Selection:

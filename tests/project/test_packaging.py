@@ -332,7 +332,7 @@ def test_where_the_hooks_do_not_compile_the_python_hooks_serve(project: Path) ->
     used = run(sys.executable, "-c", use, cwd=project)
     assert used.stdout == f"None {project / 'hookstats' / '__init__.py'}\n", used.stderr
     assert "RuntimeWarning: hookstats: no C++ hooks" in used.stderr
-    assert "make build" in used.stderr
+    assert "make clean build" in used.stderr
     strict = run(
         sys.executable, "setup.py", "build_ext", "--inplace", cwd=project, HOOKSTATS_WERROR="1"
     )
