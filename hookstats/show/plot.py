@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.runs.series import SiteSeries, Statistics
+from hookstats.runs.series import SiteSeries
 from hookstats.show.distribution import QUANTILES, distributions
 from hookstats.show.overview import execution_order
 
@@ -147,9 +147,9 @@ class Plots:
         """
         _check(statistic)
         site = self._site(name, kind, rank)
-        channels: Statistics = site.channels
+        channels = site.channels
         values = np.asarray(getattr(channels, statistic), np.float64).T
-        dead = ((channels.count > 0) & (channels.zero == channels.count)).T
+        dead = channels.dead.T
         figure, ax = _axes(ax, (6.0, 3.5))
         edges = np.arange(len(values) + 1) - 0.5
         _mesh(ax, site.steps, edges, np.where(dead, np.nan, values), statistic)
