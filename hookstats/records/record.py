@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from hookstats.records.display import view_of
 from hookstats.records.keys import Key, finder, hint
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
@@ -59,9 +60,7 @@ class StepRecord:
     channel_hist: SparseCounts
 
     def _repr_html_(self) -> str:
-        from hookstats.show import notebook as fragments
-
-        return fragments.record_html(self)
+        return str(view_of(self, "html"))
 
     @cached_property
     def _index(self) -> dict[Key, int]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hookstats.records.display import view_of
 from hookstats.records.keys import Key, finder, hint
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
@@ -68,9 +69,7 @@ class SiteSeries(ArrayStatistics):
         return f"SiteSeries({self.name!r}, {self.kind!r}, steps={len(self)})"
 
     def _repr_html_(self) -> str:
-        from hookstats.show import notebook as fragments
-
-        return fragments.site_html(self)
+        return str(view_of(self, "html"))
 
     @property
     def bins(self) -> Bins | None:
@@ -206,9 +205,7 @@ class Series(Mapping[Key, SiteSeries]):
         return f"Series({list(self._sites)})"
 
     def _repr_html_(self) -> str:
-        from hookstats.show import notebook as fragments
-
-        return fragments.series_html(self)
+        return str(view_of(self, "html"))
 
 
 class _Selection:
