@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.sparse import Float64, Int64
-from hookstats.stats.derived import statistic
+from hookstats.stats.derived import columns_of, statistic
 from hookstats.stats.state import HIGHER, IDENTITY, MOMENTS, TALLIES, moment_columns
 
 _DERIVED = {"mean": "mean", "m2": "var"}
@@ -27,14 +27,14 @@ def to_columns(moments: Float64, tallies: Int64) -> dict[str, NDArray[Any]]:
 
     These are `COLUMNS`, followed by `HIGHER_COLUMNS` where the moments have 7 columns.
     """
-    names = [column.name for column in moment_columns(moments.shape[1])]
     # Of an arena's records the columns are contiguous: these are views.
-    state = dict(zip(TALLIES, np.ascontiguousarray(tallies.T), strict=True))
-    state |= zip(names, np.ascontiguousarray(moments.T), strict=True)
-    columns = {name: state[name] for name in TALLIES}
-    for name in names:
-        stored = _DERIVED.get(name)
-        columns[stored or name] = statistic(stored, state.__getitem__) if stored else state[name]
+    state = columns_of(np.ascontiguousarray(moments.T).T, np.ascontiguousarray(tallies.T).T)
+    columns = {name: state(name) for name in TALLIES}
+    for column in moment_columns(moments.shape[1]):
+        derived = _DERIVED.get(column.name)
+        columns[derived or column.name] = (
+            statistic(derived, state) if derived else state(column.name)
+        )
     return columns
 
 

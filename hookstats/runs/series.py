@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class ArrayStatistics(Statistics[Int64, Float64]):
 
     @abstractmethod
     def _column(self, name: str) -> NDArray[Any]:
-        """One of `columns.COLUMNS` or `columns.HIGHER_COLUMNS`."""
+        """One of `columns.COLUMNS` or `columns.HIGHER_COLUMNS`; see `derived.no_column`."""
 
 
 class SiteSeries(ArrayStatistics):
@@ -70,6 +70,11 @@ class SiteSeries(ArrayStatistics):
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))
+
+    @property
+    def higher(self) -> bool:
+        """Whether there are third and fourth moments, and so skewness and kurtosis."""
+        return "tensor_m3" in self._selection.numbers
 
     @property
     def bins(self) -> Bins | None:
@@ -163,6 +168,10 @@ class _Channels(ArrayStatistics):
 
     def __init__(self, site: SiteSeries) -> None:
         self._site = site
+
+    @property
+    def higher(self) -> bool:
+        return self._site.higher
 
     def _column(self, name: str) -> NDArray[Any]:
         return self._site._channel_column(name)
@@ -351,7 +360,7 @@ def _in_order(
     return values, offsets
 
 
-def choose(keys: Sequence[Key], names: str = "*", kinds: str = "*") -> list[Key]:
+def choose(keys: Collection[Key], names: str = "*", kinds: str = "*") -> list[Key]:
     """Those of `keys`, (name, kind) each, that are meant; in their order.
 
     Args:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hookstats.stats import state
 from hookstats.stats.bins import Bins
-from hookstats.stats.derived import Array, Statistics, dead, no_column, statistic, variance
+from hookstats.stats.derived import Columns, Statistics, columns_of, dead, statistic, variance
 from hookstats.stats.histogram import Histogram, check_channels
 
 
@@ -54,28 +54,28 @@ class ChannelStats(Statistics[Tensor, Tensor]):
 
     def _value_of(self, name: str) -> Tensor:
         # NumPy: small tensors, and torch might start the threads that training computes with.
-        return torch.from_numpy(statistic(name, self._column))
+        return torch.from_numpy(statistic(name, self._columns))
 
-    def _column(self, name: str) -> Array:
-        """A column of the state, [C]."""
-        if name in state.TALLIES:
-            return self.tallies.numpy()[:, state.TALLIES.index(name)]
-        for i, column in enumerate(state.moment_columns(self.moments.shape[1])):
-            if column.name == name:
-                return self.moments.numpy()[:, i]
-        raise no_column(name)
+    @property
+    def _columns(self) -> Columns:
+        return columns_of(self.moments.numpy(), self.tallies.numpy())
+
+    @property
+    def higher(self) -> bool:
+        """Whether there are third and fourth moments, and so skewness and kurtosis."""
+        return self.moments.shape[1] > len(state.MOMENTS)
 
     def variance(self, correction: float = 0) -> Tensor:
         """float64 [C]: sum of squared deviations / (count - correction); NaN where that is <= 0.
 
         0 is the population variance, 1 the unbiased estimate, as in torch.var.
         """
-        return torch.from_numpy(variance(self._column, correction))
+        return torch.from_numpy(variance(self._columns, correction))
 
     @property
     def dead(self) -> Tensor:
         """bool [C]: channels with finite values, every one of them zero; see `insight.dead`."""
-        return torch.from_numpy(dead(self._column))
+        return torch.from_numpy(dead(self._columns))
 
     @property
     def hist(self) -> Histogram | None:
@@ -134,9 +134,8 @@ class ChannelStats(Statistics[Tensor, Tensor]):
 
     def _whole(self) -> tuple[Tensor, Tensor]:
         """The moments [1, 5 or 7] and tallies [1, 5] of all channels; the identity where C = 0."""
-        higher = self.moments.shape[1] > len(state.MOMENTS)
         return state.combine(
-            torch.cat((state.identity_moments(1, higher=higher), self.moments))[:, None],
+            torch.cat((state.identity_moments(1, higher=self.higher), self.moments))[:, None],
             torch.cat((state.identity_tallies(1), self.tallies))[:, None],
         )
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.stats.state import HIGHER, TALLIES
+from hookstats.stats.state import HIGHER, TALLIES, moment_columns
 
 Array = NDArray[Any]
 Columns = Callable[[str], Array]
@@ -28,8 +28,22 @@ class Statistic(NamedTuple):
     """How the statistic is best drawn: an integer, a magnitude, a number of either sign."""
     label: str
     """The statistic in words, for people."""
-    group: Literal["core", "higher"] = "core"
-    """Which columns the statistic needs, see `state.Column.group`."""
+    column: str | None = None
+    """The one column that this statistic tells of, if it is of one alone."""
+
+
+def columns_of(moments: Array, tallies: Array) -> Columns:
+    """The columns of the states in the last dimension of `moments` and `tallies`; views."""
+    places = {column.name: i for i, column in enumerate(moment_columns(moments.shape[-1]))}
+
+    def column(name: str) -> Array:
+        if name in places:
+            return moments[..., places[name]]
+        if name in TALLIES:
+            return tallies[..., TALLIES.index(name)]
+        raise no_column(name)
+
+    return column
 
 
 def mean(columns: Columns) -> Array:
@@ -108,35 +122,32 @@ def _column(name: str) -> Callable[[Columns], Array]:
 
 
 STATISTICS = {
-    statistic.name: statistic
-    for statistic in (
-        *(
-            Statistic(name, _column(name), "count", label)
-            for name, label in zip(
-                TALLIES,
-                ("finite values", "NaN", "+infinity", "-infinity", "zeros"),
-                strict=True,
-            )
-        ),
-        Statistic("mean", mean, "signed", "mean"),
-        Statistic("var", variance, "log", "variance"),
+    one.name: one
+    for one in (
+        Statistic("count", _column("count"), "count", "finite values", "count"),
+        Statistic("nan", _column("nan"), "count", "NaN", "nan"),
+        Statistic("posinf", _column("posinf"), "count", "+infinity", "posinf"),
+        Statistic("neginf", _column("neginf"), "count", "-infinity", "neginf"),
+        Statistic("zero", _column("zero"), "count", "zeros", "zero"),
+        Statistic("mean", mean, "signed", "mean", "mean"),
+        Statistic("var", variance, "log", "variance", "m2"),
         Statistic("std", std, "log", "standard deviation"),
-        Statistic("min", _column("min"), "signed", "least value"),
-        Statistic("max", _column("max"), "signed", "greatest value"),
-        Statistic("l1_norm", _column("l1"), "log", "l1 norm"),
+        Statistic("min", _column("min"), "signed", "least value", "min"),
+        Statistic("max", _column("max"), "signed", "greatest value", "max"),
+        Statistic("l1_norm", _column("l1"), "log", "l1 norm", "l1"),
         Statistic("l2_norm", l2_norm, "log", "l2 norm"),
         Statistic("rms", rms, "log", "rms"),
         Statistic("amax", amax, "log", "greatest magnitude"),
-        Statistic("skewness", skewness, "signed", "skewness", "higher"),
-        Statistic("kurtosis", kurtosis, "signed", "excess kurtosis", "higher"),
+        Statistic("skewness", skewness, "signed", "skewness", "m3"),
+        Statistic("kurtosis", kurtosis, "signed", "excess kurtosis", "m4"),
     )
 }
 """Every statistic by its name, in the order in which tables and files list them."""
 
 
 def statistic_names(*, higher: bool = False) -> tuple[str, ...]:
-    """The names of the statistics that states have, with `higher` of those with higher moments."""
-    return tuple(s.name for s in STATISTICS.values() if higher or s.group == "core")
+    """The names of the statistics; those of higher moments are left out unless `higher`."""
+    return tuple(s.name for s in STATISTICS.values() if higher or s.column not in HIGHER)
 
 
 def statistic(name: str, columns: Columns) -> Array:
@@ -165,6 +176,11 @@ class Statistics(ABC, Generic[Counts, Values]):
     All but `nan`, `posinf` and `neginf` are over the finite values. Without any, mean, var, std and
     rms are NaN, min is +inf, max and amax are -inf, the norms are 0.
     """
+
+    @property
+    @abstractmethod
+    def higher(self) -> bool:
+        """Whether there are third and fourth moments, and so skewness and kurtosis."""
 
     @abstractmethod
     def _count_of(self, name: str) -> Counts:

@@ -69,7 +69,7 @@ def test_a_plain_kind_names_the_first_tensor_of_several() -> None:
 def test_a_record_is_a_mapping_in_order_of_observation() -> None:
     record = sample()
     keys = list(tensors())
-    assert record.keys() == list(record) == keys
+    assert list(record.keys()) == list(record) == keys
     assert len(record) == len(keys)
     assert ("", "output") in record
     assert ("", "input") not in record
@@ -125,6 +125,6 @@ def test_an_unknown_key_names_those_that_are_alike(key, hint: str) -> None:
 
 def test_a_record_without_sites() -> None:
     record = record_of({})
-    assert record.keys() == []
+    assert list(record) == []
     with pytest.raises(KeyError, match="no site"):
         record["a", "output"]
