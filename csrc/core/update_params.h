@@ -15,7 +15,7 @@ struct UpdateParams {
   const void* data;
   DType dtype;
   ChannelView view;
-  double* moments;          // [channels, kMomentColumns]
+  double* moments;          // [channels, kMomentColumns], or kHigherColumns
   int64_t* tallies;         // [channels, kTallyColumns]
   Bins tensor_bins;         // one histogram of the tensor, into
   int64_t* tensor_counts;   // [tensor_bins.slots()]
@@ -25,6 +25,7 @@ struct UpdateParams {
   const float* device_scale = nullptr;  // the same where the host cannot look, else null
   // A row of marks of tensor_counts (core/marks.h); null where nobody asks. CPU kernels alone mark.
   int64_t* tensor_marks = nullptr;
+  bool higher = false;  // moments have the columns m3 and m4, to be filled too
 };
 
 }  // namespace hookstats

@@ -7,10 +7,14 @@
 
 namespace hookstats::cpu {
 
-inline void fold_channel(const UpdateParams& params, int64_t channel, const Channel& seen) {
-  double* moments = params.moments + channel * kMomentColumns;
+// Inlined always: what is instantiated in a file for one instruction set might be linked into all.
+template <class C>
+inline __attribute__((always_inline)) void fold_channel(const UpdateParams& params, int64_t channel,
+                                                        const C& seen) {
+  double* moments = params.moments + channel * C::kColumns;
   int64_t* tallies = params.tallies + channel * kTallyColumns;
-  Channel state = load_row(moments, tallies);
+  C state;
+  load_row(state, moments, tallies);
   // A step's first tensor, as a rule: no need to merge.
   const bool empty = (state.count | state.nan | state.posinf | state.neginf) == 0;
   if (!empty) merge(state, seen);

@@ -19,7 +19,8 @@ struct Job {
   const Plan& plan;
   Pack pack;  // set if plan.packed
   bool packs_to_double;
-  Channel* partials;  // [plan.splits()][plan.width]; unused if plan.direct
+  void* partials;  // of the Channel that params.higher says, [plan.splits()][plan.width]; unused if
+                   // plan.direct
 };
 
 using RunTasks = void (*)(const Job& job, int64_t begin, int64_t end);
@@ -42,6 +43,7 @@ struct Scratch {
   std::vector<uint16_t> channel_counters;
   std::vector<double> packed;  // double for its alignment; may hold floats
   std::vector<Channel> partials;
+  std::vector<HigherChannel> higher_partials;
   std::vector<float> tensor_edges;
   std::vector<float> channel_edges;
 };

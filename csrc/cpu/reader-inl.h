@@ -24,10 +24,12 @@ class Reader {
   }
 
   // Hands on what was seen of the channels that the first `count` lanes are, from `first` on.
-  void put(const Task& task, int64_t first, int count, const ChannelSums& sums) {
-    const ChannelRows rows(sums);
+  template <bool kHigher>
+  void put(const Task& task, int64_t first, int count, const ChannelSums<kHigher>& sums) {
+    const ChannelRows<kHigher> rows(sums);
     if (!plan_.direct) {
-      Channel* partials = job_.partials + task.split * plan_.width + first;
+      ChannelOf<kHigher>* partials =
+          static_cast<ChannelOf<kHigher>*>(job_.partials) + task.split * plan_.width + first;
       for (int i = 0; i < count; ++i) partials[i] = rows.at(i);
       return;
     }

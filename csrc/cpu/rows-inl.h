@@ -1,6 +1,6 @@
 // Channels last: each vector holds neighbouring channels.
 
-template <class Source, class Real>
+template <class Source, class Real, bool kHigher>
 class Rows : Reader<Source> {
   using Base = Reader<Source>;
   using Base::p_, Base::plan_, Base::scratch_, Base::view_;
@@ -34,37 +34,39 @@ class Rows : Reader<Source> {
   }
 
  private:
+  using Totals = ChannelSums<kHigher>;
+
   template <class R, bool kMasked>
   struct RowSums {
-    Sums<R, kMasked> sums;
-    WideSums wide;
-    Lanes<R> shift;
+    Sums<R, kMasked, kHigher> sums;
+    WideSums<kHigher> wide;
+    Frame<Lanes<R>, kHigher> frame;
 
     void reset() {
       clear(sums);
       clear(wide);
-      shift = fill(R{0});
+      frame = make_frame<kHigher>(fill(R{0}), fill(R{1}));
     }
 
     // `ahead` is the distance to the next group of rows: neighbours too far apart for the
     // processor's own prefetching.
     void add_rows(const Source* const* rows, int64_t count, int64_t column, int64_t lanes,
                   bool narrow, int64_t ahead) {
-      Sums<R, kMasked> local = sums;
-      const Lanes<R> k = shift;
+      Sums<R, kMasked, kHigher> local = sums;
+      const Origin<R, kHigher> origin(frame);
       if (lanes == kLanes) {
         for (int64_t r = 0; r < count; ++r) {
           prefetch(rows[r] + column, ahead);
-          add<kMasked, R>(local, load<R, Source>(rows[r] + column), k);
+          add(local, load<R, Source>(rows[r] + column), origin);
         }
       } else if (!narrow) {  // the lanes left over belong to no channel
         for (int64_t r = 0; r < count; ++r) {
-          add<kMasked, R>(local, load_first<R, Source>(rows[r] + column, lanes), k);
+          add(local, load_first<R, Source>(rows[r] + column, lanes), origin);
         }
       } else {  // the lanes left over hold what wider rows brought
         const Mask<R> valid = first_lanes<R>(lanes);
         for (int64_t r = 0; r < count; ++r) {
-          add<kMasked, R>(local, load_first<R, Source>(rows[r] + column, lanes), k, &valid);
+          add(local, load_first<R, Source>(rows[r] + column, lanes), origin, &valid);
         }
       }
       sums = local;
@@ -75,14 +77,14 @@ class Rows : Reader<Source> {
   // the other. 0.87 of the time at 64 channels a row.
   static void add_pair(RowSums<Real, false>& left, RowSums<Real, false>& right,
                        const Source* const* rows, int64_t count, int64_t column, int64_t ahead) {
-    Sums<Real, false> a = left.sums, b = right.sums;
-    const Lanes<Real> k = left.shift, l = right.shift;
+    Sums<Real, false, kHigher> a = left.sums, b = right.sums;
+    const Origin<Real, kHigher> of_a(left.frame), of_b(right.frame);
     for (int64_t r = 0; r < count; ++r) {
       const Source* p = rows[r] + column;
       prefetch(p, ahead);
       if constexpr (sizeof(Source) > 2) prefetch(p + kLanes, ahead);
-      add<false, Real>(a, load<Real, Source>(p), k);
-      add<false, Real>(b, load<Real, Source>(p + kLanes), l);
+      add(a, load<Real, Source>(p), of_a);
+      add(b, load<Real, Source>(p + kLanes), of_b);
     }
     left.sums = a;
     right.sums = b;
@@ -161,12 +163,17 @@ class Rows : Reader<Source> {
   }
 
   template <class R, bool kMasked>
-  ChannelSums to_channels(const Task& task, int64_t v, const RowSums<R, kMasked>& row) const {
-    ChannelSums sums;
-    sums.shift = to_double(row.shift);
+  Totals to_channels(const Task& task, int64_t v, const RowSums<R, kMasked>& row) const {
+    Totals sums;
+    sums.shift = to_double(row.frame.shift);
     sums.s1 = lanes_at<double>(&row.wide.s1);
     sums.s2 = lanes_at<double>(&row.wide.s2);
     sums.l1 = lanes_at<double>(&row.wide.l1);
+    if constexpr (kHigher) {
+      sums.unit = fill(1.0) / to_double(row.frame.inverse);
+      sums.s3 = lanes_at<double>(&row.wide.s3);
+      sums.s4 = lanes_at<double>(&row.wide.s4);
+    }
     sums.least = to_double(row.sums.least);
     sums.greatest = to_double(row.sums.greatest);
     sums.zero = to_int64(row.sums.zero);
@@ -192,48 +199,40 @@ class Rows : Reader<Source> {
     const int64_t first = task.channel_begin + v * kLanes;
     const int64_t left = task.channel_end - first;
     const int lanes = static_cast<int>(left < kLanes ? left : kLanes);
-    ChannelSums sums = to_channels(task, v, row);
+    Totals sums = to_channels(task, v, row);
     if (any(judge<Real>(sums))) sum_again(task, v, sums);
     this->put(task, first, lanes, sums);
   }
 
-  void sum_again(const Task& task, int64_t v, ChannelSums& sums) {
+  void sum_again(const Task& task, int64_t v, Totals& sums) {
     Lanes<int64_t> verdict = judge<Real>(sums);
     if (!has(verdict, kMask) && !has(verdict, kWiden)) {
-      sums = sum_vector<Real, false>(task, v, to_real(mean(sums)));
+      sums = sum_vector<Real, false>(task, v, frame_of<Real>(sums));
     } else if (!has(verdict, kWiden)) {
-      sums = sum_vector<Real, true>(task, v, to_real(finite_mean(task, v)));
+      sums = sum_vector<Real, true>(task, v, frame_finite<Real>(task, v));
       verdict = judge<Real>(sums);
       if (any(verdict) && !has(verdict, kMask) && !has(verdict, kWiden)) {
-        sums = sum_vector<Real, true>(task, v, to_real(mean(sums)));
+        sums = sum_vector<Real, true>(task, v, frame_of<Real>(sums));
       }
     }
     if (!any(judge<Real>(sums))) return;
-    sums = sum_vector<double, true>(task, v, finite_mean(task, v));
+    sums = sum_vector<double, true>(task, v, frame_finite<double>(task, v));
   }
 
   template <class R, bool kMasked>
-  ChannelSums sum_vector(const Task& task, int64_t v, const Lanes<R>& shift) {
+  Totals sum_vector(const Task& task, int64_t v, const Frame<Lanes<R>, kHigher>& frame) {
     RowSums<R, kMasked> sums;
     sums.reset();
-    sums.shift = shift;
+    sums.frame = frame;
     sum_rows(task, &sums, v, v + 1);
     return to_channels(task, v, sums);
   }
 
-  static Lanes<Real> to_real(const Lanes<double>& x) {
-    double values[kLanes];
-    Real narrow[kLanes];
-    store(values, x);
-    for (int i = 0; i < kLanes; ++i) narrow[i] = static_cast<Real>(values[i]);
-    return lanes_at<Real>(narrow);
-  }
-
-  // The mean of each lane's first finite values, which one group of rows has as a rule; 0 where
-  // there are none.
-  Lanes<double> finite_mean(const Task& task, int64_t v) {
+  // The frame of each lane's first finite values, which one group of rows has as a rule.
+  template <class R>
+  Frame<Lanes<R>, kHigher> frame_finite(const Task& task, int64_t v) {
     const Lanes<double> share = fill(1.0 / kRowGroup);  // so that no sum overflows
-    Lanes<double> sum = fill(0.0), found = fill(0.0);
+    Lanes<double> sum = fill(0.0), squares = fill(0.0), found = fill(0.0);
     Mask<double> missing = fill(int64_t{-1});
     each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
       const int64_t left = width - v * kLanes;
@@ -243,11 +242,13 @@ class Rows : Reader<Source> {
         const Lanes<double> x = load_first<double, Source>(p, left < kLanes ? left : kLanes);
         const Mask<double> use = missing & equal(x - x, fill(0.0));
         sum = sum + select(use, x * share, fill(0.0));
+        if constexpr (kHigher) squares = squares + select(use, x * x * share, fill(0.0));
         found = found + select(use, share, fill(0.0));
       }
       missing = equal(found, fill(0.0));
     });
-    return select(missing, fill(0.0), sum / found);
+    const Lanes<double> mean = select(missing, fill(0.0), sum / found);
+    return frame_of<R, kHigher>(mean, squares / found - mean * mean);
   }
 
   // The mean of a few rows: one row alone would be more than a standard deviation off for one
@@ -271,7 +272,14 @@ class Rows : Reader<Source> {
           for (int64_t r = 0; r < half; ++r) tree[r] = tree[r] + tree[r + half];
         }
         const Lanes<Real> mean = tree[0] * fill(share);
-        sums[v].shift = select(equal(mean - mean, fill(Real{0})), mean, fill(Real{0}));
+        const Lanes<Real> shift = select(equal(mean - mean, fill(Real{0})), mean, fill(Real{0}));
+        Lanes<Real> size = fill(Real{0});
+        if constexpr (kHigher) {
+          for (int64_t r = 0; r < few; ++r) {
+            size = max(size, abs(load_first<Real, Source>(rows[r] + v * kLanes, lanes) - shift));
+          }
+        }
+        sums[v].frame = make_frame<kHigher>(shift, inverse_unit(size));
       }
     });
   }

@@ -1,6 +1,6 @@
 // Channels first, rows, whole tensors: each vector holds elements of one channel.
 
-template <class Source, class Real>
+template <class Source, class Real, bool kHigher>
 class Runs : Reader<Source> {
   using Base = Reader<Source>;
   using Base::p_, Base::plan_, Base::scratch_, Base::view_;
@@ -24,7 +24,7 @@ class Runs : Reader<Source> {
       sum_runs(task, sums, tensor, by_channel);
       for (int c = 0; c < channels; ++c) by_channel[c].empty();
     }
-    ChannelSums total = to_channels(task, channels, sums);
+    Totals total = to_channels(task, channels, sums);
     if (any(judge<Real>(total))) sum_again(task, channels, total);
     this->put(task, task.channel_begin, channels, total);
   }
@@ -32,22 +32,24 @@ class Runs : Reader<Source> {
   void finish() {}
 
  private:
+  using Totals = ChannelSums<kHigher>;
+
   template <class R, bool kMasked>
   struct RunSums {
-    Sums<R, kMasked> sums;
-    R shift;
+    Sums<R, kMasked, kHigher> sums;
+    Frame<R, kHigher> frame;
     int pending;   // additions since the last spill
     bool spilled;  // into `wide`
-    WideSums wide;
+    WideSums<kHigher> wide;
 
-    void reset(R k) {
+    void reset(const Frame<R, kHigher>& in) {
       clear(sums);
-      shift = k;
+      frame = in;
       pending = 0;
       spilled = false;
     }
 
-    HOOKSTATS_INLINE void spill_into_wide(Sums<R, kMasked>& from) {
+    HOOKSTATS_INLINE void spill_into_wide(Sums<R, kMasked, kHigher>& from) {
       if (!spilled) clear(wide);
       spilled = true;
       spill(from, wide);
@@ -56,8 +58,8 @@ class Runs : Reader<Source> {
 
     // Adds `runs` runs of `n` elements, the first elements of which are `stride` apart.
     void add_runs(const Source* p, int64_t n, int64_t runs, int64_t stride) {
-      Sums<R, kMasked> local = sums;  // in registers
-      const Lanes<R> k = fill(shift);
+      Sums<R, kMasked, kHigher> local = sums;  // in registers
+      const Origin<R, kHigher> origin(frame);
       for (; runs > 0; --runs, p += stride) {
         int64_t i = 0;
         while (i + kLanes <= n) {
@@ -69,24 +71,24 @@ class Runs : Reader<Source> {
           // take turns, 0.8 of the time. With more of them, registers are few and waits are short.
           if constexpr (!kMasked && Lanes<R>::kParts == 1) {
             if (steps >= 4) {
-              Sums<R, kMasked> other;
+              Sums<R, kMasked, kHigher> other;
               clear(other);
               for (; step + 2 <= steps; step += 2, i += 2 * kLanes) {
-                add<kMasked, R>(local, load<R, Source>(p + i), k);
-                add<kMasked, R>(other, load<R, Source>(p + i + kLanes), k);
+                add(local, load<R, Source>(p + i), origin);
+                add(other, load<R, Source>(p + i + kLanes), origin);
               }
               join(local, other);
             }
           }
           for (; step < steps; ++step, i += kLanes) {
-            add<kMasked, R>(local, load<R, Source>(p + i), k);
+            add(local, load<R, Source>(p + i), origin);
           }
           pending += static_cast<int>(steps);
         }
         if (i < n) {
           if (pending == kSpill) spill_into_wide(local);
           const Mask<R> valid = first_lanes<R>(n - i);
-          add<kMasked, R>(local, load_first<R, Source>(p + i, n - i), k, &valid);
+          add(local, load_first<R, Source>(p + i, n - i), origin, &valid);
           ++pending;
         }
       }
@@ -123,9 +125,16 @@ class Runs : Reader<Source> {
     for (int c = count; c < kLanes; ++c) store(&heads[c], fill(Real{0}));
     const Lanes<Real> sum = sum_each<Real>(count, [&](int c) -> const auto& { return heads[c]; });
     const Lanes<Real> mean = sum * fill(Real{1} / static_cast<Real>(n));
-    Real shift[kLanes];
-    store(shift, select(equal(mean - mean, fill(Real{0})), mean, fill(Real{0})));
-    for (int c = 0; c < count; ++c) sums[first + c].reset(shift[c]);
+    const Lanes<Real> shift = select(equal(mean - mean, fill(Real{0})), mean, fill(Real{0}));
+    Lanes<Real> inverse = fill(Real{1});
+    if constexpr (kHigher) {
+      Real shifts[kLanes];
+      store(shifts, shift);
+      for (int c = 0; c < kLanes; ++c) store(&heads[c], abs(heads[c] - fill(shifts[c])));
+      inverse = inverse_unit(max_each<Real>(count, [&](int c) -> const auto& { return heads[c]; }));
+    }
+    const Frames<Real, kHigher> frames(make_frame<kHigher>(shift, inverse));
+    for (int c = 0; c < count; ++c) sums[first + c].reset(frames.at(c));
   }
 
   // Calls f(p, n) on each piece of the channel's part of the task.
@@ -188,14 +197,20 @@ class Runs : Reader<Source> {
   }
 
   template <class R, bool kMasked>
-  ChannelSums to_channels(const Task& task, int channels, RunSums<R, kMasked>* sums) const {
+  Totals to_channels(const Task& task, int channels, RunSums<R, kMasked>* sums) const {
     using Int = typename MaskOf<R>::type;
-    ChannelSums total;
+    Totals total;
     if (sums[0].spilled) {  // then all are: their runs are as long
       for (int c = 0; c < channels; ++c) sums[c].spill_into_wide(sums[c].sums);
       total.s1 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s1; });
       total.s2 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s2; });
       total.l1 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.l1; });
+      if constexpr (kHigher) {
+        total.s3 =
+            sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s3; });
+        total.s4 =
+            sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s4; });
+      }
     } else {
       total.s1 =
           to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s1; }));
@@ -203,6 +218,12 @@ class Runs : Reader<Source> {
           to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s2; }));
       total.l1 =
           to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.l1; }));
+      if constexpr (kHigher) {
+        total.s3 =
+            to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s3; }));
+        total.s4 =
+            to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s4; }));
+      }
     }
     total.least =
         to_double(min_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.least; }));
@@ -220,23 +241,27 @@ class Runs : Reader<Source> {
     } else {
       total.nan = total.posinf = total.neginf = fill(int64_t{0});
     }
-    R shift[kLanes];
-    for (int c = 0; c < kLanes; ++c) shift[c] = sums[c < channels ? c : 0].shift;
-    total.shift = to_double(lanes_at<R>(shift));
+    const auto frame = [&](int c) -> const auto& { return sums[c < channels ? c : 0].frame; };
+    R each[kLanes];
+    for (int c = 0; c < kLanes; ++c) each[c] = frame(c).shift;
+    total.shift = to_double(lanes_at<R>(each));
+    if constexpr (kHigher) {
+      for (int c = 0; c < kLanes; ++c) each[c] = R{1} / frame(c).inverse;
+      total.unit = to_double(lanes_at<R>(each));
+    }
     total.seen = fill(seen(task));
     return total;
   }
 
-  void sum_again(const Task& task, int channels, ChannelSums& total) {
+  void sum_again(const Task& task, int channels, Totals& total) {
     int64_t verdict[kLanes];
-    double means[kLanes];
     store(verdict, judge<Real>(total));
-    store(means, mean(total));
+    const Frames<Real, kHigher> frames(frame_of<Real>(total));
     for (int c = 0; c < channels; ++c) {
       const int64_t channel = task.channel_begin + c;
       if (verdict[c] == kShiftAgain) {
-        const Real shift = static_cast<Real>(means[c]);
-        copy_lane(total, c, sum_channel<Real, false>(task, channel, &shift), 0);
+        const Frame<Real, kHigher> frame = frames.at(c);
+        copy_lane(total, c, sum_channel<Real, false>(task, channel, &frame), 0);
       } else if (verdict[c] == kMask) {
         copy_lane(total, c, sum_finite(task, channel), 0);
       }
@@ -249,40 +274,46 @@ class Runs : Reader<Source> {
   }
 
   // A channel that is not all finite, in lane 0.
-  ChannelSums sum_finite(const Task& task, int64_t channel) {
-    const ChannelSums sums = sum_channel<Real, true>(task, channel, nullptr);
+  Totals sum_finite(const Task& task, int64_t channel) {
+    const Totals sums = sum_channel<Real, true>(task, channel, nullptr);
     if (!has(judge<Real>(sums), kShiftAgain)) return sums;
-    double means[kLanes];
-    store(means, mean(sums));
-    const Real shift = static_cast<Real>(means[0]);
-    return sum_channel<Real, true>(task, channel, &shift);
+    const Frame<Real, kHigher> frame = Frames<Real, kHigher>(frame_of<Real>(sums)).at(0);
+    return sum_channel<Real, true>(task, channel, &frame);
   }
 
-  // One channel, in lane 0; `shift` may be null where there are masks.
+  // One channel, in lane 0; `frame` may be null where there are masks.
   template <class R, bool kMasked>
-  ChannelSums sum_channel(const Task& task, int64_t channel, const R* shift) {
+  Totals sum_channel(const Task& task, int64_t channel, const Frame<R, kHigher>* frame) {
     RunSums<R, kMasked> sums;
-    sums.reset(shift != nullptr ? *shift : R{0});
-    bool shifted = shift != nullptr;
+    sums.reset(frame != nullptr ? *frame : make_frame<kHigher>(R{0}, R{1}));
+    bool framed = frame != nullptr;
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       each_segment(task, channel, view_.outer_offset(row), [&](const Source* p, int64_t n) {
-        if (kMasked && !shifted) shifted = finite_mean(p, n, sums.shift);
+        if (kMasked && !framed) framed = frame_finite(p, n, sums.frame);
         sums.add_runs(p, n, 1, 0);
       });
     }
     return to_channels(task, 1, &sums);
   }
 
-  // Sets `mean` to that of the first finite elements, if there are any.
+  // Sets `frame` to that of the first finite elements, if there are any.
   template <class R>
-  static bool finite_mean(const Source* p, int64_t n, R& mean) {
+  static bool frame_finite(const Source* p, int64_t n, Frame<R, kHigher>& frame) {
     R few[kLanes];
     int count = 0;
     for (int64_t i = 0; i < n && count < kLanes; ++i) {
       few[count] = static_cast<R>(widen(p[i]));
       count += few[count] - few[count] == R{0};
     }
+    R mean = 0, size = 0;
     for (int i = 0; i < count; ++i) mean += few[i] / static_cast<R>(count);  // no sum overflows
+    for (int i = 0; i < count; ++i) {
+      const R deviation = few[i] < mean ? mean - few[i] : few[i] - mean;
+      size = size < deviation ? deviation : size;
+    }
+    if (count > 0) {
+      frame = make_frame<kHigher>(mean, inverse_unit(fill(size)).part[0][0]);
+    }
     return count > 0;
   }
 };

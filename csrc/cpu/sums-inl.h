@@ -4,43 +4,114 @@
 // kSpill vectors, and tests nothing on the way: a NaN, an infinity, an overflow or a bad shift
 // shows in the sums. What cannot be trusted is summed again: with a better shift, with masks over
 // what is not finite, or with masks in fp64. The task is in the cache by then.
+//
+// kHigher: sums of third and fourth powers too.
 
 constexpr int kSpill = 64;  // fp32 additions a lane, and a tree of 4: rounding below 68 * 2^-24
 
-template <class Real, bool kMasked>
-struct Sums {
-  Lanes<Real> s1, s2, l1, least, greatest;  // of x - shift, its square, |x|, x, x
+// Where deviations are measured from and, where higher powers of them are summed, in which unit.
+// Powers of two near the standard deviation keep a fourth power in the range of fp32; they cost no
+// rounding, and no time: x / unit - shift / unit is one instruction. T: a number or Lanes of them.
+template <class T, bool kHigher>
+struct Frame {
+  T shift;
+};
+template <class T>
+struct Frame<T, true> {
+  T shift, inverse;  // of the unit
+};
+
+template <bool kHigher, class T>
+HOOKSTATS_INLINE Frame<T, kHigher> make_frame(const T& shift, [[maybe_unused]] const T& inverse) {
+  if constexpr (kHigher) {
+    return {shift, inverse};
+  } else {
+    return {shift};
+  }
+}
+
+// As loops use it.
+template <class Real, bool kHigher>
+struct Origin {
+  Lanes<Real> shift;
+
+  HOOKSTATS_INLINE explicit Origin(const Frame<Lanes<Real>, false>& frame) : shift(frame.shift) {}
+  HOOKSTATS_INLINE explicit Origin(const Frame<Real, false>& frame) : shift(fill(frame.shift)) {}
+  HOOKSTATS_INLINE Lanes<Real> deviation(const Lanes<Real>& x) const { return x - shift; }
+};
+template <class Real>
+struct Origin<Real, true> {
+  Lanes<Real> inverse, start;
+
+  HOOKSTATS_INLINE explicit Origin(const Frame<Lanes<Real>, true>& frame)
+      : inverse(frame.inverse), start(fill(Real{0}) - frame.shift * frame.inverse) {}
+  HOOKSTATS_INLINE explicit Origin(const Frame<Real, true>& frame)
+      : inverse(fill(frame.inverse)), start(fill(-frame.shift * frame.inverse)) {}
+  HOOKSTATS_INLINE Lanes<Real> deviation(const Lanes<Real>& x) const {
+    return multiply_add(x, inverse, start);
+  }
+};
+
+template <class Real, bool kHigher>
+struct PowerSums {
+  Lanes<Real> s1, s2, l1, least, greatest;  // of the deviation, its square, |x|, x, x
   Mask<Real> zero;                          // a counter
 };
 template <class Real>
-struct Sums<Real, true> : Sums<Real, false> {
+struct PowerSums<Real, true> : PowerSums<Real, false> {
+  Lanes<Real> s3, s4;  // of the third and fourth power of the deviation
+};
+
+template <class Real, bool kMasked, bool kHigher>
+struct Sums : PowerSums<Real, kHigher> {};
+template <class Real, bool kHigher>
+struct Sums<Real, true, kHigher> : PowerSums<Real, kHigher> {
   Mask<Real> nan, posinf, neginf;  // counters
 };
 
+template <bool kHigher>
 struct WideSums {
   Lanes<double> s1, s2, l1;
 };
+template <>
+struct WideSums<true> : WideSums<false> {
+  Lanes<double> s3, s4;
+};
 
 // Lane by lane: GCC clears whole structs by `rep stos`, which took half the time of short channels.
-template <class Real, bool kMasked>
-HOOKSTATS_INLINE void clear(Sums<Real, kMasked>& sums) {
+template <class Real, bool kMasked, bool kHigher>
+HOOKSTATS_INLINE void clear(Sums<Real, kMasked, kHigher>& sums) {
   using Int = typename MaskOf<Real>::type;
   constexpr Real kInf = std::numeric_limits<Real>::infinity();
   sums.s1 = sums.s2 = sums.l1 = fill(Real{0});
+  if constexpr (kHigher) sums.s3 = sums.s4 = fill(Real{0});
   sums.least = fill(kInf);
   sums.greatest = fill(-kInf);
   sums.zero = fill(Int{0});
   if constexpr (kMasked) sums.nan = sums.posinf = sums.neginf = fill(Int{0});
 }
-HOOKSTATS_INLINE void clear(WideSums& wide) { wide.s1 = wide.s2 = wide.l1 = fill(0.0); }
+template <bool kHigher>
+HOOKSTATS_INLINE void clear(WideSums<kHigher>& wide) {
+  wide.s1 = wide.s2 = wide.l1 = fill(0.0);
+  if constexpr (kHigher) wide.s3 = wide.s4 = fill(0.0);
+}
 
-template <bool kMasked, class Real>
-HOOKSTATS_INLINE void add(Sums<Real, kMasked>& sums, const Lanes<Real>& x, const Lanes<Real>& shift,
-                          const Mask<Real>* valid = nullptr) {
+template <class Real, bool kHigher>
+HOOKSTATS_INLINE void add_powers(PowerSums<Real, kHigher>& sums, const Lanes<Real>& d) {
+  sums.s1 = sums.s1 + d;
+  sums.s2 = multiply_add(d, d, sums.s2);
+  if constexpr (kHigher) {
+    const Lanes<Real> square = d * d;
+    sums.s3 = multiply_add(square, d, sums.s3);
+    sums.s4 = multiply_add(square, square, sums.s4);
+  }
+}
+
+template <class Real, bool kMasked, bool kHigher>
+HOOKSTATS_INLINE void add(Sums<Real, kMasked, kHigher>& sums, const Lanes<Real>& x,
+                          const Origin<Real, kHigher>& origin, const Mask<Real>* valid = nullptr) {
   if (!kMasked && valid == nullptr) {
-    const Lanes<Real> d = x - shift;
-    sums.s1 = sums.s1 + d;
-    sums.s2 = multiply_add(d, d, sums.s2);
+    add_powers(sums, origin.deviation(x));
     sums.l1 = sums.l1 + abs(x);
     sums.least = min(sums.least, x);
     sums.greatest = max(sums.greatest, x);
@@ -59,39 +130,52 @@ HOOKSTATS_INLINE void add(Sums<Real, kMasked>& sums, const Lanes<Real>& x, const
   } else {
     use = *valid;
   }
-  const Lanes<Real> d = select(use, x - shift, fill(Real{0}));
-  sums.s1 = sums.s1 + d;
-  sums.s2 = multiply_add(d, d, sums.s2);
+  add_powers(sums, select(use, origin.deviation(x), fill(Real{0})));
   sums.l1 = sums.l1 + select(use, abs(x), fill(Real{0}));
   sums.least = min(sums.least, select(use, x, fill(kInf)));
   sums.greatest = max(sums.greatest, select(use, x, fill(-kInf)));
   count_lanes(sums.zero, equal(x, fill(Real{0})) & use);
 }
 
-template <class Real>
-HOOKSTATS_INLINE void join(Sums<Real, false>& into, const Sums<Real, false>& from) {
+template <class Real, bool kHigher>
+HOOKSTATS_INLINE void join(Sums<Real, false, kHigher>& into,
+                           const Sums<Real, false, kHigher>& from) {
   into.s1 = into.s1 + from.s1;
   into.s2 = into.s2 + from.s2;
+  if constexpr (kHigher) {
+    into.s3 = into.s3 + from.s3;
+    into.s4 = into.s4 + from.s4;
+  }
   into.l1 = into.l1 + from.l1;
   into.least = min(into.least, from.least);
   into.greatest = max(into.greatest, from.greatest);
   into.zero = into.zero + from.zero;
 }
 
-template <bool kMasked, class Real>
-HOOKSTATS_INLINE void spill(Sums<Real, kMasked>& sums, WideSums& wide) {
+template <class Real, bool kMasked, bool kHigher>
+HOOKSTATS_INLINE void spill(Sums<Real, kMasked, kHigher>& sums, WideSums<kHigher>& wide) {
   wide.s1 = wide.s1 + to_double(sums.s1);
   wide.s2 = wide.s2 + to_double(sums.s2);
   wide.l1 = wide.l1 + to_double(sums.l1);
   sums.s1 = sums.s2 = sums.l1 = fill(Real{0});
+  if constexpr (kHigher) {
+    wide.s3 = wide.s3 + to_double(sums.s3);
+    wide.s4 = wide.s4 + to_double(sums.s4);
+    sums.s3 = sums.s4 = fill(Real{0});
+  }
 }
 
 // --- from sums to channels ----------------------------------------------------------------------
 
 // The sums of sixteen channels, a lane each.
+template <bool kHigher>
 struct ChannelSums {
   Lanes<double> shift, s1, s2, l1, least, greatest;
   Lanes<int64_t> seen, zero, nan, posinf, neginf;
+};
+template <>
+struct ChannelSums<true> : ChannelSums<false> {
+  Lanes<double> unit, s3, s4;  // all powers are in this unit
 };
 
 template <class T>
@@ -99,32 +183,94 @@ inline void copy_lane(Lanes<T>& to, int lane, const Lanes<T>& from, int from_lan
   constexpr int kPerPart = Lanes<T>::kPerPart;
   to.part[lane / kPerPart][lane % kPerPart] = from.part[from_lane / kPerPart][from_lane % kPerPart];
 }
-inline void copy_lane(ChannelSums& to, int lane, const ChannelSums& from, int from_lane) {
-  for (Lanes<double> ChannelSums::* each :
-       {&ChannelSums::shift, &ChannelSums::s1, &ChannelSums::s2, &ChannelSums::l1,
-        &ChannelSums::least, &ChannelSums::greatest}) {
+inline void copy_lane(ChannelSums<false>& to, int lane, const ChannelSums<false>& from,
+                      int from_lane) {
+  using Each = ChannelSums<false>;
+  for (Lanes<double> Each::* each :
+       {&Each::shift, &Each::s1, &Each::s2, &Each::l1, &Each::least, &Each::greatest}) {
     copy_lane(to.*each, lane, from.*each, from_lane);
   }
-  for (Lanes<int64_t> ChannelSums::* each :
-       {&ChannelSums::seen, &ChannelSums::zero, &ChannelSums::nan, &ChannelSums::posinf,
-        &ChannelSums::neginf}) {
+  for (Lanes<int64_t> Each::* each :
+       {&Each::seen, &Each::zero, &Each::nan, &Each::posinf, &Each::neginf}) {
+    copy_lane(to.*each, lane, from.*each, from_lane);
+  }
+}
+inline void copy_lane(ChannelSums<true>& to, int lane, const ChannelSums<true>& from,
+                      int from_lane) {
+  using Each = ChannelSums<true>;
+  copy_lane(static_cast<ChannelSums<false>&>(to), lane, from, from_lane);
+  for (Lanes<double> Each::* each : {&Each::unit, &Each::s3, &Each::s4}) {
     copy_lane(to.*each, lane, from.*each, from_lane);
   }
 }
 
 // How many elements are finite.
-HOOKSTATS_INLINE Lanes<int64_t> finite(const ChannelSums& sums) {
+HOOKSTATS_INLINE Lanes<int64_t> finite(const ChannelSums<false>& sums) {
   return sums.seen - sums.nan - sums.posinf - sums.neginf;
 }
-HOOKSTATS_INLINE Lanes<double> mean(const ChannelSums& sums) {
+HOOKSTATS_INLINE Lanes<double> mean(const ChannelSums<false>& sums) {
   return sums.shift + sums.s1 / to_double(finite(sums));
+}
+HOOKSTATS_INLINE Lanes<double> mean(const ChannelSums<true>& sums) {
+  return sums.shift + sums.s1 / to_double(finite(sums)) * sums.unit;
+}
+
+// The inverse of the power of two at or below a size that is not negative; 1 where there is none,
+// and for fp64, which holds all fourth powers that a state can.
+HOOKSTATS_INLINE Lanes<float> inverse_unit(const Lanes<float>& size) {
+  const Lanes<int32_t> top = fill(0x7f000000);
+  const Lanes<int32_t> exponent = bit_cast_lanes<int32_t>(size) & fill(0x7f800000);
+  const Mask<float> normal = less(fill(0), exponent) & less(exponent, top);
+  return select(normal, bit_cast_lanes<float>(top - exponent), fill(1.0f));
+}
+HOOKSTATS_INLINE Lanes<double> inverse_unit(const Lanes<double>&) { return fill(1.0); }
+
+// The frames of sixteen channels, one by one.
+template <class Real, bool kHigher>
+struct Frames {
+  Real shift[kLanes], inverse[kHigher ? kLanes : 1];
+
+  HOOKSTATS_INLINE explicit Frames(const Frame<Lanes<Real>, kHigher>& frame) {
+    store(shift, frame.shift);
+    if constexpr (kHigher) store(inverse, frame.inverse);
+  }
+  HOOKSTATS_INLINE Frame<Real, kHigher> at(int i) const {
+    if constexpr (kHigher) {
+      return {shift[i], inverse[i]};
+    } else {
+      return {shift[i]};
+    }
+  }
+};
+
+// The frame of values whose mean and variance are known.
+template <class Real, bool kHigher>
+Frame<Lanes<Real>, kHigher> frame_of(const Lanes<double>& mean, const Lanes<double>& variance) {
+  double means[kLanes], variances[kLanes];
+  Real shift[kLanes], size[kLanes];
+  store(means, mean);
+  store(variances, variance);
+  for (int i = 0; i < kLanes; ++i) {
+    shift[i] = static_cast<Real>(means[i]);
+    size[i] = static_cast<Real>(__builtin_sqrt(variances[i] > 0.0 ? variances[i] : 0.0));
+  }
+  return make_frame<kHigher>(lanes_at<Real>(shift), inverse_unit(lanes_at<Real>(size)));
+}
+
+// The frame to sum in again, as far as sums tell it.
+template <class Real, bool kHigher>
+Frame<Lanes<Real>, kHigher> frame_of(const ChannelSums<kHigher>& sums) {
+  const Lanes<double> n = to_double(finite(sums)), ahead = sums.s1 / n;
+  Lanes<double> variance = sums.s2 / n - ahead * ahead;
+  if constexpr (kHigher) variance = variance * sums.unit * sums.unit;
+  return frame_of<Real, kHigher>(mean(sums), variance);
 }
 
 // Can sums made in precision Real be trusted, or how are they to be made again?
 enum Verdict : int64_t { kTrusted, kShiftAgain, kMask, kWiden };
 
-template <class Real>
-HOOKSTATS_INLINE Lanes<int64_t> judge(const ChannelSums& sums) {
+template <class Real, bool kHigher>
+HOOKSTATS_INLINE Lanes<int64_t> judge(const ChannelSums<kHigher>& sums) {
   constexpr bool kSingle = sizeof(Real) == sizeof(float);
   const Lanes<double> inf = fill(std::numeric_limits<double>::infinity());
   const Lanes<double> n = to_double(finite(sums));
@@ -133,11 +279,13 @@ HOOKSTATS_INLINE Lanes<int64_t> judge(const ChannelSums& sums) {
   const Mask<double> clean = less(sums.l1, inf);
   const Mask<double> constant = equal(sums.s2, fill(0.0)) & equal(sums.least, sums.greatest);
   // Squares below the normal range of Real lose digits: 1e-30 leaves them 1e-8 of the sum.
-  const Mask<double> normal =
-      at_least(sums.s2, n * fill(kSingle ? 1e-30 : 0.0)) & less(sums.s2, inf);
+  const Lanes<double> least = n * fill(kSingle ? 1e-30 : 0.0);
+  const Mask<double> normal = at_least(sums.s2, least) & less(sums.s2, inf);
   // A shift far from the mean costs digits: s2 is then much more than m2.
   const Lanes<double> off = sums.s1 * sums.s1 / n;
-  const Mask<double> near = at_least(fill(kSingle ? 2.0 : 1e4) * (sums.s2 - off), off);
+  Mask<double> near = at_least(fill(kSingle ? 2.0 : 1e4) * (sums.s2 - off), off);
+  // A unit that does not suit the fourth powers is, like a shift, another the next time.
+  if constexpr (kHigher) near = near & at_least(sums.s4, least) & less(sums.s4, inf);
   Lanes<int64_t> verdict =
       select(clean & normal, fill(int64_t{kShiftAgain}), fill(int64_t{kWiden}));
   verdict = select(clean, verdict, fill(int64_t{kMask}));
@@ -149,21 +297,34 @@ HOOKSTATS_INLINE bool has(const Lanes<int64_t>& verdict, Verdict which) {
 }
 
 // The channels that the lanes amount to. In one struct: GCC would hold the address of each array.
+template <bool kHigher>
 struct ChannelRows {
   int64_t count[kLanes], nan[kLanes], posinf[kLanes], neginf[kLanes], zero[kLanes];
   double mean[kLanes], m2[kLanes], min[kLanes], max[kLanes], l1[kLanes];
 
-  HOOKSTATS_INLINE explicit ChannelRows(const ChannelSums& sums) {
-    const Lanes<int64_t> counts = finite(sums);
-    const Lanes<double> n = to_double(counts);
-    const Mask<double> some = less(fill(0.0), n);
-    const Lanes<double> offset = sums.s1 / n;
+  HOOKSTATS_INLINE ChannelRows() {}
+  HOOKSTATS_INLINE explicit ChannelRows(const ChannelSums<false>& sums) {
+    const Lanes<double> offset = sums.s1 / to_double(finite(sums));
+    fill_rows(sums, sums.shift + offset, spread(sums, offset));
+  }
+
+ protected:
+  // m2, in the unit of the sums.
+  static HOOKSTATS_INLINE Lanes<double> spread(const ChannelSums<false>& sums,
+                                               const Lanes<double>& offset) {
     const Lanes<double> spread = sums.s2 - sums.s1 * offset;
     // Rounding may leave m2 just below zero; fp64 squares that overflowed leave inf - inf.
     const Lanes<double> inf = fill(std::numeric_limits<double>::infinity());
     const Lanes<double> none = select(less(sums.s2, inf), fill(0.0), sums.s2);
-    store(mean, select(some, sums.shift + offset, fill(0.0)));
-    store(m2, select(some, select(less(fill(0.0), spread), spread, none), fill(0.0)));
+    return select(less(fill(0.0), spread), spread, none);
+  }
+
+  HOOKSTATS_INLINE void fill_rows(const ChannelSums<false>& sums, const Lanes<double>& center,
+                                  const Lanes<double>& squares) {
+    const Lanes<int64_t> counts = finite(sums);
+    const Mask<double> some = less(fill(0.0), to_double(counts));
+    store(mean, select(some, center, fill(0.0)));
+    store(m2, select(some, squares, fill(0.0)));
     store(min, sums.least);
     store(max, sums.greatest);
     store(l1, sums.l1);
@@ -174,7 +335,47 @@ struct ChannelRows {
     store(zero, sums.zero);
   }
 
+ public:
   HOOKSTATS_INLINE Channel at(int i) const {
-    return {count[i], nan[i], posinf[i], neginf[i], zero[i], mean[i], m2[i], min[i], max[i], l1[i]};
+    Channel c;
+    c.count = count[i];
+    c.nan = nan[i];
+    c.posinf = posinf[i];
+    c.neginf = neginf[i];
+    c.zero = zero[i];
+    c.mean = mean[i];
+    c.m2 = m2[i];
+    c.min = min[i];
+    c.max = max[i];
+    c.l1 = l1[i];
+    return c;
+  }
+};
+template <>
+struct ChannelRows<true> : ChannelRows<false> {
+  double m3[kLanes], m4[kLanes];
+
+  HOOKSTATS_INLINE explicit ChannelRows(const ChannelSums<true>& sums) {
+    const Lanes<double> offset = sums.s1 / to_double(finite(sums)), unit = sums.unit;
+    const Lanes<double> squares = spread(sums, offset), unit2 = unit * unit;
+    fill_rows(sums, sums.shift + offset * unit, squares * unit2);
+    // About the mean, from the powers about the shift, by Horner's rule. Of a constant all are
+    // zero.
+    const Lanes<double> s1 = sums.s1, s2 = sums.s2, s3 = sums.s3, s4 = sums.s4;
+    const Lanes<double> cubes = s3 - offset * (fill(3.0) * s2 - fill(2.0) * offset * s1);
+    const Lanes<double> fourths =
+        s4 - offset * (fill(4.0) * s3 - offset * (fill(6.0) * s2 - fill(3.0) * offset * s1));
+    const Lanes<double> inf = fill(std::numeric_limits<double>::infinity());
+    const Mask<double> some = less(fill(0.0), squares);
+    store(m3, select(some, cubes * unit2 * unit, fill(0.0)));
+    store(m4, select(some, select(less(s4, inf), fourths * unit2 * unit2, inf), fill(0.0)));
+  }
+
+  HOOKSTATS_INLINE HigherChannel at(int i) const {
+    HigherChannel c;
+    static_cast<Channel&>(c) = ChannelRows<false>::at(i);
+    c.m3 = m3[i];
+    c.m4 = m4[i];
+    return c;
   }
 };

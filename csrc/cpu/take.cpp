@@ -76,12 +76,15 @@ void mark_nonzero(const int64_t* counts, int64_t width, int64_t* marks) {
 
 }  // namespace
 
+template <class C>
 void take_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total) {
-  double empty[kMomentColumns];
+  double empty[C::kColumns];
   int64_t no_tallies[kTallyColumns];
-  store_row(Channel{}, empty, no_tallies);
+  store_row(C{}, empty, no_tallies);
   take_columns(moments, rows, empty, columns + first, total);
 }
+template void take_moments<Channel>(double*, int64_t, double*, int64_t, int64_t);
+template void take_moments<HigherChannel>(double*, int64_t, double*, int64_t, int64_t);
 
 void take_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total) {
   constexpr int64_t empty[kTallyColumns] = {};

@@ -52,15 +52,16 @@ void pack(const void* source, int64_t stride, int64_t count, float scale, void* 
   }
 }
 
+template <class C>
 struct Merge {
   const UpdateParams& params;
   const Plan& plan;
-  const Channel* partials;
+  const C* partials;
 
-  Channel total(int64_t channel) const {
-    Channel total = partials[channel];
+  C total(int64_t channel) const {
+    C total = partials[channel];
     for (int64_t split = 0; split < plan.splits(); ++split) {
-      const Channel* row = partials + split * plan.width + channel;
+      const C* row = partials + split * plan.width + channel;
       for (int64_t j = split == 0; j < plan.joined; ++j) {
         merge(total, row[j * params.view.channels]);
       }
@@ -72,7 +73,7 @@ struct Merge {
   void channels(int64_t begin, int64_t end) const {
     int64_t nan = 0, posinf = 0, neginf = 0;
     for (int64_t c = begin; c < end; ++c) {
-      const Channel seen = total(c);
+      const C seen = total(c);
       fold_channel(params, c, seen);
       discount_channel(params, c, seen);
       nan += seen.nan;
@@ -83,23 +84,14 @@ struct Merge {
   }
 };
 
-}  // namespace
-
-Scratch& thread_scratch() {
-  thread_local Scratch scratch;
-  return scratch;
-}
-
-const char* capability() { return instruction_set().name; }
-
-void update(const UpdateParams& params, ParallelFor parallel_for) {
-  if (params.view.numel() == 0) return;
+// Fills the states with the columns of C.
+template <class C>
+void update_as(const UpdateParams& params, std::vector<C>& partials, ParallelFor parallel_for) {
   const Plan plan = make_plan(params);
-  Scratch& scratch = thread_scratch();
   const size_t needed = plan.direct ? 0 : static_cast<size_t>(plan.splits() * plan.width);
-  if (scratch.partials.size() < needed) scratch.partials.resize(needed);
+  if (partials.size() < needed) partials.resize(needed);
 
-  Job job{params, plan, nullptr, false, scratch.partials.data()};
+  Job job{params, plan, nullptr, false, partials.data()};
   dispatch(params.dtype, [&job](auto* type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
     job.pack = job.params.scale == 1.0f ? pack<T, false> : pack<T, true>;
@@ -116,7 +108,7 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
   }
 
   if (plan.direct) return;
-  const Merge merge{params, plan, scratch.partials.data()};
+  const Merge<C> merge{params, plan, partials.data()};
   constexpr int64_t kMergesATask = 4096;
   const int64_t step = std::max<int64_t>(1, kMergesATask / (plan.splits() * plan.joined));
   if (params.view.channels <= step) {
@@ -124,7 +116,7 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
     return;
   }
   struct Steps {
-    const Merge& merge;
+    const Merge<C>& merge;
     int64_t step;
   } steps{merge, step};
   const auto run_steps = [](int64_t begin, int64_t end, void* context) {
@@ -133,6 +125,22 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
     s.merge.channels(begin * s.step, std::min(channels, end * s.step));
   };
   parallel_for(ceil_div(params.view.channels, step), run_steps, &steps);
+}
+
+}  // namespace
+
+Scratch& thread_scratch() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+const char* capability() { return instruction_set().name; }
+
+void update(const UpdateParams& params, ParallelFor parallel_for) {
+  if (params.view.numel() == 0) return;
+  Scratch& scratch = thread_scratch();
+  if (params.higher) return update_as(params, scratch.higher_partials, parallel_for);
+  update_as(params, scratch.partials, parallel_for);
 }
 
 void update_many(const UpdateParams* params, int64_t count, ParallelFor parallel_for) {

@@ -9,13 +9,15 @@
 
 namespace hookstats::cuda {
 
-template <class Source, bool kCounts>
+template <class Source, bool kCounts, bool kHigher>
 class Columns {
   using Real = typename Source::Real;
   static constexpr int kRows = Source::kRows;
   using Values = typename Source::template Values<kOwned>;
 
  public:
+  using Seen = ChannelOf<kHigher>;
+
   // Counters of a slot: one a channel of the block.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common&, const Item& item) {
     return static_cast<int32_t>(item.slots.divisor) * kOwned;
@@ -37,7 +39,7 @@ class Columns {
         row_stride_(item.outer_dims == 1 ? outer[0].stride : 0) {}
 
   // The pieces that are this block's, the `block`-th of the item's.
-  HOOKSTATS_DEVICE void run(int block, Channel* scratch) {
+  HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
     const int64_t pieces = int64_t{item_.groups} * item_.row_splits;
     for (int64_t piece = block; piece < pieces; piece += item_.blocks) {
       const int group = static_cast<int>(piece % item_.groups);
@@ -112,8 +114,8 @@ class Columns {
     sync_block();
   }
 
-  HOOKSTATS_DEVICE void run_piece(int group, int split, Channel* scratch) {
-    Sums<Real> sums[kOwned];
+  HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
+    Sums<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
     find_shift(shift, reinterpret_cast<Real*>(scratch));
     const uint32_t step = static_cast<uint32_t>(down_ * kRows);
@@ -132,7 +134,7 @@ class Columns {
     }
     HOOKSTATS_NO_UNROLL
     for (int c = 0; c < kOwned; ++c) {
-      Sums<Real> channel_sums = pick(sums, c);
+      Sums<Real, kHigher> channel_sums = pick(sums, c);
       double wide_shift = static_cast<double>(pick(shift, c));
       if (!channel_sums.trusted()) {
         wide_shift = channel_sums.mean(wide_shift);
@@ -141,12 +143,12 @@ class Columns {
       merge_rows(scratch, channel_sums.channel(wide_shift), row_, column_, across_, down_);
       const int64_t channel = begin_ + owned(c);
       if (row_ != 0 || channel >= item_.channels) continue;
-      Channel seen = scratch[column_];
+      Seen seen = scratch[column_];
       seen.nan = rows_ - seen.count - seen.posinf - seen.neginf;
       if (item_.row_splits == 1) {
         fold(item_, channel, seen);
       } else {
-        item_.partials[split * item_.channels + channel] = seen;
+        partials<Seen>(item_)[split * item_.channels + channel] = seen;
       }
     }
     sync_block();  // before scratch is used again
@@ -157,7 +159,7 @@ class Columns {
     }
   }
 
-  HOOKSTATS_DEVICE void sum_rows(Sums<Real> (&sums)[kOwned], const Real (&shift)[kOwned],
+  HOOKSTATS_DEVICE void sum_rows(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
                                  uint32_t first) const {
     Values values[kRows];
     Real x[kOwned];
@@ -183,15 +185,15 @@ class Columns {
     }
   }
 
-  static HOOKSTATS_DEVICE Real finite(const Sums<Real> (&sums)[kOwned]) {
+  static HOOKSTATS_DEVICE Real finite(const Sums<Real, kHigher> (&sums)[kOwned]) {
     Real finite = 0;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) finite += sums[c].finite;
     return finite;
   }
 
-  HOOKSTATS_DEVICE WideSums sum_again(int c, double shift) const {
-    WideSums sums;
+  HOOKSTATS_DEVICE WideSums<kHigher> sum_again(int c, double shift) const {
+    WideSums<kHigher> sums;
     HOOKSTATS_NO_UNROLL
     for (uint32_t row = static_cast<uint32_t>(row_); row < rows_;
          row += static_cast<uint32_t>(down_)) {

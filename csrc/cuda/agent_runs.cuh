@@ -8,13 +8,15 @@
 
 namespace hookstats::cuda {
 
-template <class Source, bool kCounts>
+template <class Source, bool kCounts, bool kHigher>
 class Runs {
   using Real = typename Source::Real;
   static constexpr int kElements = Source::kElements;
   using Values = typename Source::template Values<kElements>;
 
  public:
+  using Seen = ChannelOf<kHigher>;
+
   // Counters of a slot of a channel's table: copies would be too much for a table a warp.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item& item) {
     return item.teams > 1 ? 1 : common.shared.channel_copies;
@@ -38,7 +40,7 @@ class Runs {
   }
 
   // The pieces that are this block's, the `block`-th of the item's; there are fewer than 2^31.
-  HOOKSTATS_DEVICE void run(int block, Channel* scratch) {
+  HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
     const uint32_t teams = static_cast<uint32_t>(item_.teams);
     const uint32_t pieces = static_cast<uint32_t>(item_.groups * item_.splits());
     for (uint32_t first = static_cast<uint32_t>(block) * teams; first < pieces;
@@ -109,8 +111,8 @@ class Runs {
   }
 
   // What this warp has of the piece; every lane gets it. NaN are counted by the caller.
-  HOOKSTATS_DEVICE Channel sum(const Piece& p) {
-    Sums<Real> sums;
+  HOOKSTATS_DEVICE Seen sum(const Piece& p) {
+    Sums<Real, kHigher> sums;
     Real shift = 0;
     const uint32_t step = static_cast<uint32_t>(team_threads_) * kInFlight;
     for (uint32_t first = 0; first < p.slots; first += step) {
@@ -151,8 +153,8 @@ class Runs {
     return sums.channel(wide_shift);
   }
 
-  HOOKSTATS_DEVICE WideSums sum_again(const Piece& p, double shift) const {
-    WideSums sums;
+  HOOKSTATS_DEVICE WideSums<kHigher> sum_again(const Piece& p, double shift) const {
+    WideSums<kHigher> sums;
     HOOKSTATS_NO_UNROLL
     for (uint32_t slot = static_cast<uint32_t>(thread_); slot < p.slots;
          slot += static_cast<uint32_t>(team_threads_)) {
@@ -191,7 +193,7 @@ class Runs {
   }
 
   HOOKSTATS_DEVICE void run_warp(const Piece& p) {
-    Channel seen = sum(p);
+    Seen seen = sum(p);
     sync_warp();
     add_channel_table(p);
     sync_warp();
@@ -199,19 +201,19 @@ class Runs {
     if (lane() == 0) fold(item_, p.channel, seen);
   }
 
-  HOOKSTATS_DEVICE void run_block(const Piece& p, Channel* scratch) {
-    const Channel mine = sum(p);
+  HOOKSTATS_DEVICE void run_block(const Piece& p, Seen* scratch) {
+    const Seen mine = sum(p);
     if (lane() == 0) scratch[warp()] = mine;
     sync_block();
     add_channel_table(p);
     if (thread_index() == 0) {
-      Channel seen = scratch[0];
+      Seen seen = scratch[0];
       for (int w = 1; w < block_threads() / kWarp; ++w) merge(seen, scratch[w]);
       count_nan(p, seen);
       if (item_.splits() == 1) {
         fold(item_, p.channel, seen);
       } else {
-        item_.partials[p.split * item_.channels + p.channel] = seen;
+        partials<Seen>(item_)[p.split * item_.channels + p.channel] = seen;
       }
     }
     if (item_.splits() > 1) {

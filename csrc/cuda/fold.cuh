@@ -8,17 +8,26 @@
 namespace hookstats::cuda {
 
 // Folds what was seen of a channel into its state.
-HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, Channel seen) {
+template <class C>
+HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, C seen) {
   repeat(seen, item.repeat);
-  double* const moments = item.moments + channel * kMomentColumns;
+  double* const moments = item.moments + channel * C::kColumns;
   int64_t* const tallies = item.tallies + channel * kTallyColumns;
-  Channel state = load_row(moments, tallies);
+  C state;
+  load_row(state, moments, tallies);
   merge(state, seen);
   store_row(state, moments, tallies);
 }
 
-HOOKSTATS_DEVICE Channel load_partial(const Channel* partial) {
-  Channel c;
+// The partial results of an item, a row of channels for each split.
+template <class C>
+HOOKSTATS_DEVICE C* partials(const Item& item) {
+  return static_cast<C*>(item.partials);
+}
+
+template <class C>
+HOOKSTATS_DEVICE C load_partial(const C* partial) {
+  C c;
   c.count = load_fresh(&partial->count);
   c.nan = load_fresh(&partial->nan);
   c.posinf = load_fresh(&partial->posinf);
@@ -29,13 +38,18 @@ HOOKSTATS_DEVICE Channel load_partial(const Channel* partial) {
   c.min = load_fresh(&partial->min);
   c.max = load_fresh(&partial->max);
   c.l1 = load_fresh(&partial->l1);
+  if constexpr (C::kColumns == kHigherColumns) {
+    c.m3 = load_fresh(&partial->m3);
+    c.m4 = load_fresh(&partial->m4);
+  }
   return c;
 }
 
 // Merges, for each of `width` columns, the `rows` rows of threads (row r, column t in entry
 // r * width + t of `scratch`) into row 0, by a tree. All threads of the block call it.
-HOOKSTATS_DEVICE void merge_rows(Channel* scratch, const Channel& mine, int row, int column,
-                                 int width, int rows) {
+template <class C>
+HOOKSTATS_DEVICE void merge_rows(C* scratch, const C& mine, int row, int column, int width,
+                                 int rows) {
   if (row < rows) scratch[row * width + column] = mine;
   int half = 1;
   while (2 * half < rows) half *= 2;
@@ -60,18 +74,18 @@ HOOKSTATS_DEVICE bool last_of(uint32_t* ticket, int32_t blocks) {
 }
 
 // The block folds the partial results of the channels [begin, begin + width) into their state.
-HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int width,
-                                         Channel* scratch) {
+template <class C>
+HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int width, C* scratch) {
   const int rows = width >= block_threads() ? 1 : block_threads() / width;
   const int splits = item.splits();
   for (int first = 0; first < width; first += block_threads()) {
     const int columns = width - first < block_threads() ? width - first : block_threads();
     const int row = thread_index() / columns, column = thread_index() % columns;
-    Channel total;
+    C total;
     if (row < rows) {
       const int64_t from = int64_t{splits} * row / rows, to = int64_t{splits} * (row + 1) / rows;
       for (int64_t s = from; s < to; ++s) {
-        merge(total, load_partial(item.partials + s * item.channels + begin + first + column));
+        merge(total, load_partial(partials<C>(item) + s * item.channels + begin + first + column));
       }
     }
     merge_rows(scratch, total, row, column, columns, rows);

@@ -55,7 +55,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
     sync_block();
   }
   Agent agent(common, item, table.outer + index * Table<kItems>::kDims, tensor, channels);
-  agent.run(block_index() - item.first_block, shared_at<Channel>(shared.scratch));
+  agent.run(block_index() - item.first_block, shared_at<typename Agent::Seen>(shared.scratch));
   if (!kCounts || tensor.table == nullptr) return;
   sync_block();
   if (tensor.patterns) {
@@ -66,34 +66,46 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   }
 }
 
-template <class Source, bool kCounts, int kItems>
+template <class Source, bool kCounts, bool kHigher, int kItems>
 HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, 3)
     runs(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
-  run_agent<Runs<Source, kCounts>, kCounts>(table);
+  run_agent<Runs<Source, kCounts, kHigher>, kCounts>(table);
 }
 
-template <class Source, bool kCounts, int kItems>
+template <class Source, bool kCounts, bool kHigher, int kItems>
 HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, 2)
     columns(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
-  run_agent<Columns<Source, kCounts>, kCounts>(table);
+  run_agent<Columns<Source, kCounts, kHigher>, kCounts>(table);
+}
+
+template <class Source, bool kCounts, bool kHigher, int kItems>
+void launch_one(const Table<kItems>& table, AgentKind agent, const LaunchConfig& config) {
+  const bool by_runs = agent == AgentKind::kRuns;
+  launch(
+      by_runs ? runs<Source, kCounts, kHigher, kItems> : columns<Source, kCounts, kHigher, kItems>,
+      config, table);
 }
 
 template <class Source, int kItems>
-void launch_agent(const Table<kItems>& table, AgentKind agent, const LaunchConfig& config) {
-  // What comes rarely is compiled once.
+void launch_agent(const Table<kItems>& table, AgentKind agent, bool higher,
+                  const LaunchConfig& config) {
+  // What comes rarely is compiled once: with counting, which is passed over where there is nothing
+  // to count.
   const bool counts = !Source::kVectors || table.common.tensor_bins.kind != BinKind::kNone ||
                       table.common.channel_bins.kind != BinKind::kNone;
-  const bool by_runs = agent == AgentKind::kRuns;
-  if (counts) {
-    launch(by_runs ? runs<Source, true, kItems> : columns<Source, true, kItems>, config, table);
+  if (higher) {
+    launch_one<Source, true, true>(table, agent, config);
+  } else if (counts) {
+    launch_one<Source, true, false>(table, agent, config);
   } else if constexpr (Source::kVectors) {
-    launch(by_runs ? runs<Source, false, kItems> : columns<Source, false, kItems>, config, table);
+    launch_one<Source, false, false>(table, agent, config);
   }
 }
 
 }  // namespace hookstats::cuda
 
 // Each source has a file of its own, so that they compile side by side.
-#define HOOKSTATS_INSTANTIATE(Source)                                                     \
-  template void launch_agent<Source, 1>(const Table<1>&, AgentKind, const LaunchConfig&); \
-  template void launch_agent<Source, kMany>(const Table<kMany>&, AgentKind, const LaunchConfig&)
+#define HOOKSTATS_INSTANTIATE(Source)                                                           \
+  template void launch_agent<Source, 1>(const Table<1>&, AgentKind, bool, const LaunchConfig&); \
+  template void launch_agent<Source, kMany>(const Table<kMany>&, AgentKind, bool,               \
+                                            const LaunchConfig&)

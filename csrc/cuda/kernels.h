@@ -12,7 +12,9 @@ struct Scalars;
 
 enum class AgentKind : uint8_t { kRuns, kColumns };
 
+// `higher`: the moments of all items have the columns m3 and m4.
 template <class Source, int kItems>
-void launch_agent(const Table<kItems>& table, AgentKind agent, const LaunchConfig& config);
+void launch_agent(const Table<kItems>& table, AgentKind agent, bool higher,
+                  const LaunchConfig& config);
 
 }  // namespace hookstats::cuda

@@ -26,6 +26,11 @@ struct Plan {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Of what is seen of a channel.
+inline size_t channel_bytes(bool higher) {
+  return higher ? sizeof(HigherChannel) : sizeof(Channel);
+}
+
 inline int64_t element_size(DType dtype) {
   return dispatch(dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
 }
@@ -72,7 +77,7 @@ inline int32_t patterns(const UpdateParams& p, bool vectors) {
 inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vectors,
                           int64_t channel_counters) {
   constexpr int64_t kBytes = sizeof(uint32_t);
-  const int64_t room = static_cast<int64_t>(device.shared_bytes) - kBlock * sizeof(Channel);
+  const int64_t room = static_cast<int64_t>(device.shared_bytes - kBlock * channel_bytes(p.higher));
   Shared shared;
   int64_t edges = 0, counters = 4;
   const auto add = [&](const Bins& bins, int64_t more, int32_t& edges_at, int32_t& table_at) {

@@ -43,9 +43,23 @@ HOOKSTATS_DEVICE bool is_finite(Real x) {
   return std::fabs(x) < kInfinity<Real>;
 }
 
-// Sums in Real since the last spill, in fp64 before it.
+// The sums of third and fourth powers, where they are asked for.
+template <bool kHigher>
+struct HigherWideSums {};
+template <>
+struct HigherWideSums<true> {
+  double wide_s3 = 0, wide_s4 = 0;
+};
+template <class Real, bool kHigher>
+struct HigherSums {};
 template <class Real>
-struct Sums {
+struct HigherSums<Real, true> : HigherWideSums<true> {
+  Real s3 = 0, s4 = 0;
+};
+
+// Sums in Real since the last spill, in fp64 before it.
+template <class Real, bool kHigher>
+struct Sums : HigherSums<Real, kHigher> {
   Real s1 = 0, s2 = 0, l1 = 0;  // of x - shift, its square, |x|
   Real least = kInfinity<Real>, greatest = -kInfinity<Real>;
   Real finite = 0, zero = 0;  // counted in Real, whose additions are the cheaper ones
@@ -53,12 +67,18 @@ struct Sums {
   double wide_s1 = 0, wide_s2 = 0, wide_l1 = 0;
 
   HOOKSTATS_DEVICE void add(Real x, Real shift) {
-    if constexpr (sizeof(Real) == sizeof(float)) {
+    if constexpr (sizeof(Real) == sizeof(float) && kHigher) {
+      add_powers_if_finite(x, shift, s1, s2, this->s3, this->s4, l1, least, greatest, finite);
+    } else if constexpr (sizeof(Real) == sizeof(float)) {
       add_if_finite(x, shift, s1, s2, l1, least, greatest, finite);
     } else if (is_finite(x)) {
       const Real d = x - shift;
       s1 += d;
       s2 += d * d;
+      if constexpr (kHigher) {
+        this->s3 += d * d * d;
+        this->s4 += d * d * (d * d);
+      }
       l1 += std::fabs(x);
       least = std::fmin(least, x);
       greatest = std::fmax(greatest, x);
@@ -79,6 +99,11 @@ struct Sums {
     wide_finite += static_cast<uint32_t>(finite);
     wide_zero += static_cast<uint32_t>(zero);
     s1 = s2 = l1 = finite = zero = 0;
+    if constexpr (kHigher) {
+      this->wide_s3 += static_cast<double>(this->s3);
+      this->wide_s4 += static_cast<double>(this->s4);
+      this->s3 = this->s4 = 0;
+    }
   }
 
   // Every lane gets the sums of all lanes of its warp, which have one shift.
@@ -88,6 +113,10 @@ struct Sums {
       wide_s1 += shuffle_xor(wide_s1, mask);
       wide_s2 += shuffle_xor(wide_s2, mask);
       wide_l1 += shuffle_xor(wide_l1, mask);
+      if constexpr (kHigher) {
+        this->wide_s3 += shuffle_xor(this->wide_s3, mask);
+        this->wide_s4 += shuffle_xor(this->wide_s4, mask);
+      }
       least = std::fmin(least, shuffle_xor(least, mask));
       greatest = std::fmax(greatest, shuffle_xor(greatest, mask));
       wide_finite += shuffle_xor(wide_finite, mask);
@@ -106,6 +135,9 @@ struct Sums {
     const double n = static_cast<double>(wide_finite);
     // Squares below the normal range of fp32 lose digits.
     if (kSingle && wide_s2 < n * 1e-30) return false;
+    if constexpr (kSingle && kHigher) {  // as fourth powers do, and leave it, much sooner
+      if (!(this->wide_s4 >= n * 1e-30 && this->wide_s4 < kInfinity<double>)) return false;
+    }
     // A shift far from the mean costs digits: s2 is then much more than m2. The CPU adds 64 times
     // and lets s2 be 3 times m2; half the additions may have twice that.
     constexpr double kMost = kSingle ? 3.0 * 64 / kAdditions - 1 : 1e4;
@@ -120,8 +152,8 @@ struct Sums {
   }
 
   // All but the count of NaN: how many elements there were is known to the caller.
-  HOOKSTATS_DEVICE Channel channel(double shift) const {
-    Channel c;
+  HOOKSTATS_DEVICE ChannelOf<kHigher> channel(double shift) const {
+    ChannelOf<kHigher> c;
     c.count = wide_finite;
     c.posinf = posinf;
     c.neginf = neginf;
@@ -135,12 +167,21 @@ struct Sums {
     c.min = static_cast<double>(least);
     c.max = static_cast<double>(greatest);
     c.l1 = wide_l1;
+    if constexpr (kHigher) {
+      // About the mean, from the powers about the shift, by Horner's rule. A constant keeps zeros.
+      const double s3 = this->wide_s3, s4 = this->wide_s4;
+      if (!(c.m2 > 0.0)) return c;
+      c.m3 = s3 - ahead * (3.0 * wide_s2 - 2.0 * ahead * wide_s1);
+      c.m4 = s4 - ahead * (4.0 * s3 - ahead * (6.0 * wide_s2 - 3.0 * ahead * wide_s1));
+      if (!(s4 < kInfinity<double>)) c.m4 = kInfinity<double>;
+    }
     return c;
   }
 };
 
 // What fp32 could not hold is summed again: the sums alone, the rest was right.
-struct WideSums {
+template <bool kHigher>
+struct WideSums : HigherWideSums<kHigher> {
   double s1 = 0, s2 = 0, l1 = 0;
 
   HOOKSTATS_DEVICE void add(double x, double shift) {
@@ -148,6 +189,10 @@ struct WideSums {
     const double d = x - shift;
     s1 += d;
     s2 += d * d;
+    if constexpr (kHigher) {
+      this->wide_s3 += d * d * d;
+      this->wide_s4 += d * d * (d * d);
+    }
     l1 += std::fabs(x);
   }
   HOOKSTATS_DEVICE void reduce_warp() {
@@ -156,13 +201,21 @@ struct WideSums {
       s1 += shuffle_xor(s1, mask);
       s2 += shuffle_xor(s2, mask);
       l1 += shuffle_xor(l1, mask);
+      if constexpr (kHigher) {
+        this->wide_s3 += shuffle_xor(this->wide_s3, mask);
+        this->wide_s4 += shuffle_xor(this->wide_s4, mask);
+      }
     }
   }
   template <class Real>
-  HOOKSTATS_DEVICE void replace(Sums<Real>& sums) const {
+  HOOKSTATS_DEVICE void replace(Sums<Real, kHigher>& sums) const {
     sums.wide_s1 = s1;
     sums.wide_s2 = s2;
     sums.wide_l1 = l1;
+    if constexpr (kHigher) {
+      sums.wide_s3 = this->wide_s3;
+      sums.wide_s4 = this->wide_s4;
+    }
   }
 };
 

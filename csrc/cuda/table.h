@@ -35,7 +35,7 @@ struct Item {
   int64_t* tallies;
   int64_t* tensor_counts;
   int64_t* channel_counts;
-  Channel* partials;  // [splits][channels], if splits > 1
+  void* partials;     // ChannelOf<higher>, [splits][channels], if splits > 1
   uint32_t* tickets;  // one a channel (a block of channels), if splits > 1
   int64_t channels, channel_stride;
   int64_t inner_size, inner_stride;

@@ -23,6 +23,7 @@ template <int kItems>
 struct Batch {
   AgentKind agent;
   SourceKind source;
+  bool higher;
   int64_t partials, blocks;
   int32_t tickets, scratch;
   Table<kItems> table;
@@ -30,6 +31,7 @@ struct Batch {
   void begin(const UpdateParams& p, const Plan& plan) {
     agent = plan.agent;
     source = plan.source;
+    higher = p.higher;
     partials = blocks = 0;
     tickets = scratch = 0;
     table.common = {p.dtype,       static_cast<int32_t>(element_size(p.dtype)),
@@ -45,9 +47,10 @@ struct Batch {
       return a.kind == b.kind && a.bins == b.bins && a.edges == b.edges &&
              a.descriptor == b.descriptor && a.shift == b.shift && a.base == b.base;
     };
-    return agent == plan.agent && source == plan.source && common.dtype == p.dtype &&
-           same(common.tensor_bins, p.tensor_bins) && same(common.channel_bins, p.channel_bins) &&
-           common.scale == p.scale && common.device_scale == p.device_scale &&
+    return agent == plan.agent && source == plan.source && higher == p.higher &&
+           common.dtype == p.dtype && same(common.tensor_bins, p.tensor_bins) &&
+           same(common.channel_bins, p.channel_bins) && common.scale == p.scale &&
+           common.device_scale == p.device_scale &&
            std::memcmp(&common.shared, &plan.shared, sizeof(Shared)) == 0;
   }
 
@@ -63,8 +66,8 @@ struct Batch {
     const uintptr_t memory = reinterpret_cast<uintptr_t>(workspace);
     item.tickets =
         reinterpret_cast<uint32_t*>(memory + static_cast<size_t>(tickets) * sizeof(uint32_t));
-    item.partials = reinterpret_cast<Channel*>(memory + kTicketBytes +
-                                               static_cast<size_t>(partials) * sizeof(Channel));
+    item.partials = reinterpret_cast<void*>(memory + kTicketBytes +
+                                            static_cast<size_t>(partials) * channel_bytes(higher));
     item.first_block = static_cast<int32_t>(blocks);
     std::copy_n(p.view.outer, p.view.outer_dims, table.outer + table.count * table.kDims);
     ++table.count;
@@ -75,7 +78,7 @@ struct Batch {
   }
 
   size_t workspace_bytes() const {
-    return partials == 0 ? 0 : kTicketBytes + static_cast<size_t>(partials) * sizeof(Channel);
+    return partials == 0 ? 0 : kTicketBytes + static_cast<size_t>(partials) * channel_bytes(higher);
   }
 
   void launch(Workspace workspace, Stream stream) const {
@@ -84,17 +87,17 @@ struct Batch {
                                   " bytes; expected " + std::to_string(workspace_bytes()));
     }
     const size_t shared = static_cast<size_t>(table.common.shared.scratch) +
-                          static_cast<size_t>(scratch) * sizeof(Channel);
+                          static_cast<size_t>(scratch) * channel_bytes(higher);
     const LaunchConfig config{blocks, kBlock, shared, stream};
     switch (source) {
       case SourceKind::kFloat32:
-        return launch_agent<Vectors<float>>(table, agent, config);
+        return launch_agent<Vectors<float>>(table, agent, higher, config);
       case SourceKind::kFloat16:
-        return launch_agent<Vectors<Half>>(table, agent, config);
+        return launch_agent<Vectors<Half>>(table, agent, higher, config);
       case SourceKind::kBFloat16:
-        return launch_agent<Vectors<BFloat16>>(table, agent, config);
+        return launch_agent<Vectors<BFloat16>>(table, agent, higher, config);
       case SourceKind::kScalars:
-        return launch_agent<Scalars>(table, agent, config);
+        return launch_agent<Scalars>(table, agent, higher, config);
     }
   }
 };

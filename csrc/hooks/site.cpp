@@ -118,6 +118,7 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   for (size_t buffer = 0; buffer < 2; ++buffer) {
     const State& state = bound->states[buffer];
     params.moments = state.moments.mutable_data_ptr<double>();
+    params.higher = state.moments.size(1) == kHigherColumns;
     params.tallies = state.tallies.mutable_data_ptr<int64_t>();
     params.tensor_counts = counts_of(state.counts);
     params.channel_counts = counts_of(state.channel_counts);

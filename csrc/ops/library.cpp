@@ -3,19 +3,21 @@
 
 STABLE_TORCH_LIBRARY(hookstats, m) {
   // Folds the statistics of `x` into the state of its channels. Shapes, columns and
-  // dtypes of the state are those of core/state.h; `bins` is described in core/bins.h.
+  // dtypes of the state are those of core/state.h, where the columns of `moments` say whether there
+  // are third and fourth moments; `bins` is described in core/bins.h.
   m.def(
       "update_(Tensor x, int? channel_dim, Tensor(a!) moments, Tensor(b!) tallies, "
       "Tensor(c!)? counts=None, Tensor? bins=None, "
       "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None) -> ()");
   // The same for many tensors, each into a state of its own: the i-th of every list. `counts` and
-  // `channel_counts` are empty where there are no such bins. Values are divided by `scale`.
+  // `channel_counts` are empty where there are no such bins. Values are divided by `scale`. All
+  // moments have the same columns.
   m.def(
       "update_many_(Tensor[] xs, int? channel_dim, Tensor(a!)[] moments, Tensor(b!)[] tallies, "
       "Tensor(c!)[] counts, Tensor? bins, Tensor(d!)[] channel_counts, Tensor? channel_bins, "
       "Tensor? scale=None) -> ()");
   // Takes the states out of blocks of rows on the CPU, which it leaves empty: moments and tallies
-  // by column, [5, rows], and the nonzero entries of the histograms, row by row (cpu/take.h).
+  // by column, [columns, rows], and the nonzero entries of the histograms, row by row (cpu/take.h).
   // `marks` say which counts to look at where all of the `folds` of a histogram are marked
   // (core/marks.h).
   m.def(

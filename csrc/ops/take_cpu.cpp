@@ -106,7 +106,9 @@ using Taken = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
 Taken take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vector<Tensor> counts,
                std::vector<Tensor> marks, Tensor folds, std::vector<Tensor> channel_counts) {
   STD_TORCH_CHECK(!moments.empty(), "moments has no block; expected one or more");
-  const int64_t rows = check_blocks(moments, "moments", ScalarType::Double, kMomentColumns);
+  const bool higher = moments.front().dim() == 2 && moments.front().size(1) == kHigherColumns;
+  const int64_t columns = higher ? kHigherColumns : kMomentColumns;
+  const int64_t rows = check_blocks(moments, "moments", ScalarType::Double, columns);
   const int64_t others = check_blocks(tallies, "tallies", ScalarType::Long, kTallyColumns);
   STD_TORCH_CHECK(rows == others, "tallies have ", others, " rows; expected ", rows,
                   ", as many as moments");
@@ -124,7 +126,8 @@ Taken take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::ve
   const Sparse tensor =
       take_counts(counts, &marks, static_cast<const int64_t*>(folds.const_data_ptr()), like);
   const Sparse channel = take_counts(channel_counts, nullptr, nullptr, like);
-  return {take_columns(moments, rows, kMomentColumns, ScalarType::Double, cpu::take_moments),
+  return {take_columns(moments, rows, columns, ScalarType::Double,
+                       higher ? cpu::take_moments<HigherChannel> : cpu::take_moments<Channel>),
           take_columns(tallies, rows, kTallyColumns, ScalarType::Long, cpu::take_tallies),
           tensor.offsets,
           tensor.slots,

@@ -13,7 +13,7 @@ from hookstats.stats.channel_stats import ChannelStats
 
 
 def channel_stats(
-    x: Tensor, channel_dim: int | None = None, bins: Bins | None = None
+    x: Tensor, channel_dim: int | None = None, bins: Bins | None = None, *, moments: int = 2
 ) -> ChannelStats:
     """The statistics of every channel of one tensor, in one read of it.
 
@@ -22,12 +22,13 @@ def channel_stats(
             float8_e4m3fn, float8_e5m2, an integer dtype or bool. It is detached, never changed.
         channel_dim: the dimension of `x` with the channels, negative from the end; None takes the
             whole tensor as one channel.
-        bins: LinearBins or LogBins for one histogram a channel; None for none.
+        bins: LinearBins or LogBins for one histogram per channel; None for none.
+        moments: 4 for third and fourth central moments, too: `skewness` and `kurtosis`; else 2.
     Returns:
         The statistics of `x.shape[channel_dim]` channels, on the CPU.
     Raises:
         ValueError: x is sparse, nested, meta, fake, inside a torch.func transform, or of another
-            dtype; x has no dimension channel_dim; bins is something else.
+            dtype; x has no dimension channel_dim; bins or moments is something else.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"x = {type(x).__name__}: expected a torch.Tensor")
@@ -35,18 +36,20 @@ def channel_stats(
         raise ValueError(f"x has {reason}: expected {reference.SUPPORTED}")
     if bins is not None and not isinstance(bins, Bins):
         raise ValueError(f"bins = {bins!r}: expected LinearBins, LogBins or None")
+    if isinstance(moments, bool) or moments not in (2, 4):
+        raise ValueError(f"moments = {moments!r}: expected 2 or 4")
     channels = reference.channel_count(x, channel_dim)
     x = x.detach().resolve_neg()
     device = torch.device("cpu") if x.device.type == "mps" else x.device  # mps has no float64
-    moments = state.identity_moments(channels, device)
+    sums = state.identity_moments(channels, device, higher=moments == 4)
     tallies = state.identity_tallies(channels, device)
     counts = descriptor = None
     if bins is not None:
         counts = torch.zeros(channels, bins.slots, dtype=torch.int64, device=device)
         descriptor = bins.descriptor(device)
-    ops.update_(x, channel_dim, moments, tallies, None, None, counts, descriptor)
+    ops.update_(x, channel_dim, sums, tallies, None, None, counts, descriptor)
     return ChannelStats(
-        moments.cpu(),
+        sums.cpu(),
         tallies.cpu(),
         channel_counts=None if counts is None else counts.cpu(),
         channel_bins=bins,

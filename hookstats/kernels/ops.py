@@ -73,7 +73,8 @@ channel_bins=None) -> None: folds the statistics of `x` into the state of its ch
 
 x: any strides; a dtype of `reference.DTYPES`; detached by the caller, never changed.
 channel_dim: the dimension of x that has the C channels, or None for C = 1.
-moments, tallies: float64 and int64 [C, 5], the columns of `hookstats.state`.
+moments, tallies: float64 and int64 [C, 5], the columns of `hookstats.state`; moments [C, 7] get the
+    higher ones too.
 counts, bins: int64 [slots] and `Bins.descriptor`, for one histogram of the whole tensor, or None.
 channel_counts, channel_bins: int64 [C, slots] and the like, for one histogram a channel.
 Bad arguments are a ValueError, from the C++ kernels a RuntimeError; `reference.check` says which.
@@ -83,7 +84,7 @@ update_many_ = _operators[1]
 """update_many_(xs, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins,
 scale=None) -> None: `update_` of many tensors on one device, each into a state of its own.
 
-xs, moments, tallies: lists as long as each other.
+xs, moments, tallies: lists as long as each other; all moments have the same columns.
 counts, channel_counts: the like; empty where `bins` or `channel_bins` is None.
 scale: float32 [] on the device of xs: values are divided by it, in float32 (in float64 where they
     are float64 or integers of 32 bits and more), before they are counted; None divides nothing.
@@ -96,7 +97,7 @@ class Taken(NamedTuple):
     """What `take_` returns."""
 
     moments: Tensor
-    """float64 [5, rows]."""
+    """float64 [5, rows], or [7, rows] with the higher ones."""
     tallies: Tensor
     """int64 [5, rows]."""
     offsets: Tensor
@@ -129,7 +130,8 @@ def take_(
 ) -> Taken:
     """Take the states out of their rows, which are left empty, without the GIL.
 
-    moments, tallies: blocks [rows, 5] on the CPU, with as many rows in all; one or more.
+    moments, tallies: blocks [rows, 5] on the CPU, with as many rows in all; one or more. All blocks
+        of moments are [rows, 7] where they have the higher ones.
     counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
     marks: for each block of counts int64 [histograms, `mark_columns`]: how many tensors were
         counted by writers that mark, then the marks.

@@ -40,14 +40,16 @@ def per_site(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64,
         away = np.where(count > 0, mean - np.repeat(shift, rows), 0.0)
         offset = over_site(np.add, count * away, offsets, 0.0) / total[:, COUNT]
         sums = [moments[:, i] for i, c in enumerate(columns) if c.merge == "central"]
-        added = iter(between(count, away - np.repeat(offset, rows), sums))
+        away = away - np.repeat(offset, rows)
+        moved = (count > 0) & (away != 0)  # else nothing is added, where 0 * inf would be NaN
+        added = iter(between(count, away, sums))
         for i, column in enumerate(columns):
             values = moments[:, i]
             if column.merge == "mean":
                 out[:, i] = shift + offset
                 continue
             if column.merge == "central":
-                values = values + np.where(count > 0, next(added), 0.0)
+                values = values + np.where(moved, next(added), 0.0)
             out[:, i] = over_site(_MERGED[column.merge], values, offsets, column.identity)
     out[total[:, COUNT] == 0] = IDENTITY[: len(columns)]
     return out, total

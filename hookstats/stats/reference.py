@@ -47,6 +47,7 @@ _WIDENED = dict.fromkeys(
 )
 """What values are divided in by a scale, where it is not float32: as csrc/core/dtype.h widens."""
 
+_ALL_MOMENTS = len(state.MOMENTS) + len(state.HIGHER)
 _PIECE = 1 << 22  # elements brought to float64 at a time
 _FLOAT32 = torch.finfo(torch.float32)
 _FLOAT32_BIAS = 127
@@ -95,7 +96,9 @@ def check(
     if reason := unsupported(x):
         raise ValueError(f"x has {reason}: expected {SUPPORTED}")
     channels = channel_count(x, channel_dim)
-    _check_state("moments", moments, (channels, len(state.MOMENTS)), torch.float64, x.device)
+    higher = moments.shape[1:] == (_ALL_MOMENTS,)
+    columns = _ALL_MOMENTS if higher else len(state.MOMENTS)
+    _check_state("moments", moments, (channels, columns), torch.float64, x.device)
     _check_state("tallies", tallies, (channels, len(state.TALLIES)), torch.int64, x.device)
     _check_histogram("", (), counts, bins, x.device)
     _check_histogram("channel_", (channels,), channel_counts, channel_bins, x.device)
@@ -113,8 +116,9 @@ def update_(
 ) -> None:
     """Fold the statistics of `x` into the state of its channels, in place.
 
-    The arguments are those of the operator `hookstats::update_`; the state may also be on the CPU
-    where the device of `x` has no float64.
+    The arguments are those of the operator `hookstats::update_`: `moments` [C, 7] are filled with
+    third and fourth moments too. The state may also be on the CPU where the device of `x` has no
+    float64.
 
     Raises:
         ValueError: arguments that `check` refuses.
@@ -173,6 +177,11 @@ def update_many_(
     ]
     for i, arguments in enumerate(one_by_one):
         _check_nth(i, xs, *arguments)
+        if moments[i].shape[1] != moments[0].shape[1]:
+            raise ValueError(
+                f"moments[{i}] has {moments[i].shape[1]} columns: expected "
+                f"{moments[0].shape[1]}, as moments[0] has"
+            )
     for arguments in one_by_one:
         _fold(*arguments, scale)
 
@@ -195,7 +204,7 @@ def _fold(
         if scale is not None:
             piece = piece.to(_WIDENED.get(x.dtype, torch.float32)) / scale
         values = piece.to(moments.device).to(torch.float64).reshape(len(moments), -1).contiguous()
-        state.merge_(moments, tallies, *_reduce(values))
+        state.merge_(moments, tallies, *_reduce(values, moments.shape[1] == _ALL_MOMENTS))
         if counts is not None and bins is not None:
             _count_(counts.unsqueeze(0), values.reshape(1, -1), bins)
         if channel_counts is not None and channel_bins is not None:
@@ -213,8 +222,11 @@ def _pieces(rows: Tensor) -> Iterator[Tensor]:
         yield from _pieces(half)
 
 
-def _reduce(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The moments and tallies, [C, 5] each, of `values`, float64 [C, n], n >= 1."""
+def _reduce(values: Tensor, higher: bool) -> tuple[Tensor, Tensor]:
+    """The moments, [C, 5] or with the higher ones [C, 7], and tallies of `values`.
+
+    `values` is float64 [C, n], n >= 1.
+    """
     finite = values.isfinite()
     count = finite.sum(1)
     clean = torch.where(finite, values, 0.0)
@@ -222,16 +234,18 @@ def _reduce(values: Tensor) -> tuple[Tensor, Tensor]:
     share = 1.0 / count.clamp(min=1).to(torch.float64)
     mean = _sum(clean * share[:, None])
     mean = mean + _sum(torch.where(finite, values - mean[:, None], 0.0) * share[:, None])
-    moments = torch.stack(
-        (
-            mean,
-            _sum(torch.where(finite, values - mean[:, None], 0.0).square()),
-            torch.where(finite, values, torch.inf).amin(1) + 0.0,  # + 0.0 makes -0 a +0
-            torch.where(finite, values, -torch.inf).amax(1) + 0.0,
-            _sum(clean.abs()),
-        ),
-        dim=1,
-    )
+    deviations = torch.where(finite, values - mean[:, None], 0.0)
+    squares = deviations.square()
+    columns = [
+        mean,
+        _sum(squares),
+        torch.where(finite, values, torch.inf).amin(1) + 0.0,  # + 0.0 makes -0 a +0
+        torch.where(finite, values, -torch.inf).amax(1) + 0.0,
+        _sum(clean.abs()),
+    ]
+    if higher:
+        columns += [_sum(squares * deviations), _sum(squares.square())]
+    moments = torch.stack(columns, dim=1)
     tallies = torch.stack(
         (
             count,

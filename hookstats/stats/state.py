@@ -43,7 +43,8 @@ COLUMNS = (
 )
 """The columns of `moments` and then of `tallies`, in the order in which these have them.
 
-m2, m3 and m4 are the sums of the second, third and fourth powers of the deviations from the mean;
+m2, m3 and m4 are the sums of the second, third and fourth powers of the deviations from the mean,
+infinite or NaN where float64 cannot hold them;
 l1 is the sum of magnitudes; count holds the finite values, zero the zeros of either sign.
 """
 
@@ -150,14 +151,16 @@ def combine(moments: Tensor, tallies: Tensor) -> tuple[Tensor, Tensor]:
     offset = (offsets * (counts / total.clamp(min=1))).sum(0)
     columns = moment_columns(moments.shape[-1])
     sums = [moments[..., i] for i, c in enumerate(columns) if c.merge == "central"]
-    added = iter(between(counts, offsets - offset, sums))
+    away = offsets - offset
+    moved = (counts > 0) & (away != 0)  # else nothing is added, where 0 * inf would be NaN
+    added = iter(between(counts, away, sums))
     merged = []
     for i, column in enumerate(columns):
         values = moments[..., i]
         if column.merge == "mean":
             merged.append(shift + offset)
         elif column.merge == "central":
-            merged.append(values.sum(0) + torch.where(counts > 0, next(added), 0.0).sum(0))
+            merged.append(values.sum(0) + torch.where(moved, next(added), 0.0).sum(0))
         else:
             merged.append(_MERGED[column.merge](values, 0))
     return torch.stack(merged, dim=-1), tallies.sum(0)

@@ -103,33 +103,40 @@ void test_marks_past_the_width(int64_t width) {
   CHECK(sparse.entries == width && is_empty(left) && is_empty(marks), "width %d", int(width));
 }
 
+template <class C>
 void test_rows(int64_t rows) {
+  constexpr int64_t kColumns = C::kColumns;
   constexpr int64_t kBefore = 2, kAfter = 3;
   const int64_t total = kBefore + rows + kAfter;
-  std::vector<double> moments(static_cast<size_t>(rows * kMomentColumns));
+  std::vector<double> moments(static_cast<size_t>(rows * kColumns));
   std::vector<int64_t> tallies(static_cast<size_t>(rows * kTallyColumns));
   for (size_t i = 0; i < moments.size(); ++i) moments[i] = 0.5 + static_cast<double>(i);
   for (size_t i = 0; i < tallies.size(); ++i) tallies[i] = 7 + static_cast<int64_t>(i);
   const std::vector<double> all_moments = moments;
   const std::vector<int64_t> all_tallies = tallies;
-  std::vector<double> moment_columns(static_cast<size_t>(total * kMomentColumns), -1.0);
+  std::vector<double> moment_columns(static_cast<size_t>(total * kColumns), -1.0);
   std::vector<int64_t> tally_columns(static_cast<size_t>(total * kTallyColumns), -1);
-  cpu::take_moments(moments.data(), rows, moment_columns.data(), kBefore, total);
+  cpu::take_moments<C>(moments.data(), rows, moment_columns.data(), kBefore, total);
   cpu::take_tallies(tallies.data(), rows, tally_columns.data(), kBefore, total);
   for (int64_t r = -kBefore; r < rows + kAfter; ++r) {
     const bool taken = 0 <= r && r < rows;
-    for (int64_t c = 0; c < kMomentColumns; ++c) {
-      const auto row = static_cast<size_t>(r * kMomentColumns + c);
+    for (int64_t c = 0; c < kColumns; ++c) {
+      const auto row = static_cast<size_t>(r * kColumns + c);
       const auto column = static_cast<size_t>(c * total + kBefore + r);
       CHECK(moment_columns[column] == (taken ? all_moments[row] : -1.0), "moment %d", int(c));
+    }
+    for (int64_t c = 0; c < kTallyColumns; ++c) {
+      const auto row = static_cast<size_t>(r * kTallyColumns + c);
+      const auto column = static_cast<size_t>(c * total + kBefore + r);
       CHECK(tally_columns[column] == (taken ? all_tallies[row] : -1), "tally %d", int(c));
     }
     if (!taken) continue;
-    const Channel left =
-        load_row(moments.data() + r * kMomentColumns, tallies.data() + r * kTallyColumns);
-    const Channel none;
+    C left;
+    const C none;
+    load_row(left, moments.data() + r * kColumns, tallies.data() + r * kTallyColumns);
     CHECK(left.count == 0 && left.nan == 0 && left.mean == 0.0 && left.m2 == 0.0, "row %d", int(r));
     CHECK(left.min == none.min && left.max == none.max && left.l1 == 0.0, "row %d", int(r));
+    if constexpr (kColumns == kHigherColumns) CHECK(left.m3 == 0.0 && left.m4 == 0.0, "row");
   }
 }
 
@@ -144,6 +151,9 @@ int main() {
     }
   }
   for (int64_t width : {1, 17, 997, 1024, 1025}) test_marks_past_the_width(width);
-  for (int64_t rows : {0, 1, 31, 33}) test_rows(rows);
+  for (int64_t rows : {0, 1, 31, 33}) {
+    test_rows<hookstats::Channel>(rows);
+    test_rows<hookstats::HigherChannel>(rows);
+  }
   return check::finish("take");
 }

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from support.devices import on_cuda, on_gpu
+from support.grid import LINEAR, LOG, MEANS, STDS, layouts, normal, of_dtype
 from support.oracle import DTYPES, FLOATS, INTEGERS, State, check, fold
 from support.paths import python_path
 from torch import Tensor
@@ -23,48 +24,18 @@ from torch import Tensor
 import hookstats
 from hookstats.kernels import ops
 from hookstats.stats import reference, state
-from hookstats.stats.bins import Bins, LinearBins, LogBins
+from hookstats.stats.bins import Bins
 
 UPDATES = [
     pytest.param(ops.update_, id="op"),
     pytest.param(on_cuda(ops.update_), id="cuda", marks=on_gpu),
     pytest.param(reference.update_, id="reference"),
 ]
-MEANS = (0.0, 1e2, 1e4, 1e6)
-STDS = (1e-20, 1e-2, 1.0, 1e19)
 SIZES = (0, 1, 2, 31, 32, 33, 100_000)
-LINEAR = LinearBins(16, -3.0, 3.0)
-LOG = LogBins(2)
-
 Update = Callable[..., None]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def of_dtype(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Values that fit the dtype, with zeros and repeats among them."""
-    values = normal(*shape)
-    if dtype == torch.bool:
-        return values > 0
-    if dtype in INTEGERS:
-        values = (values * 30).trunc()
-        return (values if dtype.is_signed else values.abs()).to(dtype)
-    return torch.where(values.abs() < 0.1, 0.0, values).to(dtype)
-
-
-def layouts(values: Tensor) -> Iterator[tuple[Tensor, int | None]]:
-    """`values` [C, n] as rows, channels last and channels first; and one channel as a whole."""
-    channels, n = values.shape
-    yield values, 0
-    yield values.T.contiguous(), -1
-    outer = next(k for k in (4, 3, 1) if n % k == 0)
-    yield values.view(channels, outer, n // outer).transpose(0, 1).contiguous(), 1
-    yield values[0], None
 
 
 def same_bits(one: State, two: State) -> bool:

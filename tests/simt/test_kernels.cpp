@@ -105,7 +105,7 @@ const std::vector<TestBins>& channel_bins() {
 Bounds bounds_of(DType dtype) {
   const bool wide = dispatch(
       dtype, [](auto* type) { return sizeof(widen(Element<decltype(type)>{})) == sizeof(double); });
-  return wide ? Bounds{1e-12, 1e-12, 1e-12} : Bounds{};
+  return wide ? Bounds{1e-12, 1e-12, 1e-12, 1e-8} : Bounds{};
 }
 
 // Zero as it was made, and used again by one update after another.
@@ -121,10 +121,10 @@ struct TestWorkspace {
 // The state after `times` updates of an empty one.
 State folded(const Case& c, const TestBins& tensor, const TestBins& channel,
              const cuda::Device& device, uint64_t seed, int times = 1,
-             const float* device_scale = nullptr) {
+             const float* device_scale = nullptr, bool higher = false) {
   simt::shared_limit = device.shared_bytes;
   simt::seed(seed);
-  State state(channels_of(c), tensor.host, channel.host);
+  State state(channels_of(c), tensor.host, channel.host, higher);
   UpdateParams params = params_of(c, state, tensor.device, channel.device);
   if (device_scale != nullptr) params.scale = 1.0f;
   params.device_scale = device_scale;
@@ -153,8 +153,15 @@ void check_case(Case c, const TestBins& tensor, const TestBins& channel, const c
     CHECK(state.tallies == on_cpu.tallies && state.tensor_counts == on_cpu.tensor_counts &&
               state.channel_counts == on_cpu.channel_counts,
           "%s: unlike the CPU", c.name.c_str());
-    if (seed % 4 == 0) {
-      const State three = folded(c, tensor, channel, device, seed, 3);
+    const bool higher = seed % 2 == 0;
+    if (higher) {
+      const State more = folded(c, tensor, channel, device, seed, 1, nullptr, true);
+      check_state(c, more, tensor.host, channel.host, bounds_of(c.dtype));
+      CHECK(folded(c, tensor, channel, device, ~seed, 1, nullptr, true) == more,
+            "%s: order, higher moments", c.name.c_str());
+    }
+    if (seed % 4 == 0 || seed % 4 == 1) {
+      const State three = folded(c, tensor, channel, device, seed, 3, nullptr, higher);
       check_state(c, three, tensor.host, channel.host, bounds_of(c.dtype), 3);
     }
   } catch (const std::exception& error) {
@@ -347,7 +354,7 @@ void test_many() {
       for (size_t i = 0; i < all.size(); ++i) {
         const bool counts = i % 4 != 0;
         const TestBins &t = counts ? tensor : none, &c = counts ? channel : none;
-        states.emplace_back(channels_of(all[i]), t.host, c.host);
+        states.emplace_back(channels_of(all[i]), t.host, c.host, i % 3 == 1);
         params.push_back(params_of(all[i], states.back(), t.device, c.device));
         if (i % 2 == 0 && all[i].scale == scale) {
           params.back().scale = 1.0f;

@@ -1,0 +1,41 @@
+"""Tensors that kernels are held to: means, spreads, dtypes and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from support.oracle import INTEGERS
+from torch import Tensor
+
+from hookstats.stats.bins import LinearBins, LogBins
+
+MEANS = (0.0, 1e2, 1e4, 1e6)
+STDS = (1e-20, 1e-2, 1.0, 1e19)
+LINEAR = LinearBins(16, -3.0, 3.0)
+LOG = LogBins(2)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def of_dtype(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Values that fit the dtype, with zeros and repeats among them."""
+    values = normal(*shape)
+    if dtype == torch.bool:
+        return values > 0
+    if dtype in INTEGERS:
+        values = (values * 30).trunc()
+        return (values if dtype.is_signed else values.abs()).to(dtype)
+    return torch.where(values.abs() < 0.1, 0.0, values).to(dtype)
+
+
+def layouts(values: Tensor) -> Iterator[tuple[Tensor, int | None]]:
+    """`values` [C, n] as rows, channels last and channels first; and one channel as a whole."""
+    channels, n = values.shape
+    yield values, 0
+    yield values.T.contiguous(), -1
+    outer = next(k for k in (4, 3, 1) if n % k == 0)
+    yield values.view(channels, outer, n // outer).transpose(0, 1).contiguous(), 1
+    yield values[0], None
