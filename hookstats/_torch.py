@@ -152,7 +152,7 @@ def trace_with_caller(code: CodeType) -> None:
 
 
 def end_graph_at(function: Callable[..., object], reason: str) -> None:
-    """Have dynamo end its graph at a call of `function`, as torch.compiler.disable does, which would
+    """Have dynamo end its graph at calls of `function`, as torch.compiler.disable does, which would
     import dynamo (2.13; without the marks: dynamo traces the function)."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
@@ -204,8 +204,8 @@ def guard_identity(variable: str) -> None:
 
 
 def compiled_functions() -> Iterator[tuple[CodeType, list[str]]]:
-    """The code that dynamo compiled, with the guards of each result as text (2.13; without it: none,
-    and functions compiled before a hook was set run without the hook)."""
+    """The code that dynamo compiled, with the guards of each result as text (2.13; without it: no
+    code, and functions compiled before a hook was set run without the hook)."""
     # Not imported here: where dynamo is not loaded, nothing was compiled.
     if "torch._dynamo.convert_frame" not in sys.modules:
         return

@@ -19,7 +19,7 @@ def run_untraced(function: Callable[..., object]) -> None:
 
 
 def break_graphs(function: Callable[..., object], reason: str) -> None:
-    """Have dynamo end its graph at every call of `function`; an error of fullgraph says `reason`."""
+    """Have dynamo end its graph at calls of `function`; an error of fullgraph says `reason`."""
     _torch.end_graph_at(function, reason)
     run_untraced(function)
 
