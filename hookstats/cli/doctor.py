@@ -111,8 +111,8 @@ def _cuda() -> str:
         ops = importlib.import_module("hookstats.kernels.ops")
     except ImportError:
         return "no: they need the CPU's library"
-    if ops.why_no_cuda is not None:
-        return f"no: {ops.why_no_cuda}"
+    if ops.why_missing["cuda"] is not None:
+        return f"no: {ops.why_missing['cuda']}"
     if not torch.cuda.is_available():
         return "yes, but torch finds no CUDA device"
     return f"yes, with {torch.cuda.device_count()} of {torch.cuda.get_device_name()}"

@@ -14,17 +14,17 @@ Leaf = tuple[str, Tensor]
 
 
 def leaves(value: object) -> Iterator[Leaf]:
-    """(path, tensor) of every tensor in `value`, in order; what is not a tensor is left out.
+    """(path, tensor) of every tensor in `value`, in order; other values are left out.
 
-    Walks tuples, lists, mappings and dataclasses (so also named tuples and ModelOutputs), in any
-    nesting. A path is what one would write after `value`: "[1]", ".logits", "['a b']". The first
-    tensor of a sequence, and a value that is a tensor, have the path "".
+    Walks tuples, lists, mappings and dataclasses (hence named tuples and ModelOutputs), in any
+    nesting. A path is the text that leads from `value` to the tensor in Python: "[1]", ".logits",
+    "['a b']". The first tensor of a sequence, and a value that is a tensor, have the path "".
     """
     return _walk(value, "")
 
 
 def argument_leaves(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[Leaf]:
-    """The leaves of a call's arguments: `args` as in `leaves`, `kwargs` by their names."""
+    """The leaves of a call's arguments: those of `args` as in `leaves`, of `kwargs` by name."""
     yield from _walk(args, "")
     for name, value in kwargs.items():
         yield from _walk(value, f".{name}")

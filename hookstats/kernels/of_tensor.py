@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from hookstats._torch import FakeTensor, is_functorch_wrapped_tensor
 from hookstats.kernels import ops
+from hookstats.kernels.backends import home
 from hookstats.stats import reference, state
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
@@ -18,11 +19,11 @@ def channel_stats(
     """The statistics of every channel of one tensor, in one read of it.
 
     Args:
-        x: a strided tensor of any strides and device; float32, float64, float16, bfloat16,
-            float8_e4m3fn, float8_e5m2, an integer dtype or bool. It is detached, never changed.
-        channel_dim: the dimension of `x` with the channels, negative from the end; None takes the
-            whole tensor as one channel.
-        bins: LinearBins or LogBins for one histogram per channel; None for none.
+        x: a tensor with any strides, on any device; float32, float64, float16, bfloat16,
+            float8_e4m3fn, float8_e5m2, an integer dtype or bool. It is detached and never changed.
+        channel_dim: the dimension of `x` that has the channels, negative from the end; None takes
+            the whole tensor as one channel.
+        bins: LinearBins or LogBins for one histogram per channel; None for no histograms.
         moments: 4 for third and fourth central moments, too: `skewness` and `kurtosis`; else 2.
     Returns:
         The statistics of `x.shape[channel_dim]` channels, on the CPU.
@@ -40,7 +41,7 @@ def channel_stats(
         raise ValueError(f"moments = {moments!r}: expected 2 or 4")
     channels = reference.channel_count(x, channel_dim)
     x = x.detach().resolve_neg()
-    device = torch.device("cpu") if x.device.type == "mps" else x.device  # mps has no float64
+    device = home(x.device)
     sums = state.identity_moments(channels, device, higher=moments == 4)
     tallies = state.identity_tallies(channels, device)
     counts = descriptor = None
@@ -57,11 +58,11 @@ def channel_stats(
 
 
 def _without_data(x: Tensor) -> str | None:
-    """Why the values of `x` cannot be read; None where they can."""
+    """Why the values of `x` cannot be read; None if they can."""
     if x.is_meta:
         return "device meta"
     if isinstance(x, FakeTensor):
         return "no data (a FakeTensor)"
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if is_functorch_wrapped_tensor(x):
         return "no data of its own (inside a torch.func transform)"
     return None

@@ -13,14 +13,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
-from torch.nn.modules.module import (
-    _global_forward_hooks_with_kwargs,
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from hookstats._torch import DisableTorchFunction, forget_global_hook
 from hookstats.hooks.attach import check_model, make_reachable, select
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
@@ -142,8 +138,7 @@ class Trace:
         while self._handles:
             handle = self._handles.pop()
             handle.remove()
-            # Of a global hook that takes keyword arguments, torch leaves this behind.
-            _global_forward_hooks_with_kwargs.pop(handle.id, None)
+            forget_global_hook(handle.id)
         self._known.clear()
         self._threads = threading.local()
 

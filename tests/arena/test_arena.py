@@ -12,7 +12,8 @@ from support.expected import assert_stats
 from support.forks import in_child
 from torch import Tensor
 
-from hookstats.arena.arena import Accumulator, Arena, Snapshot
+from hookstats.arena.arena import Accumulator, Arena
+from hookstats.arena.snapshot import Snapshot
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.stats.bins import Bins, LinearBins, LogBins
 

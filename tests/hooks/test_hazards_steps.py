@@ -23,7 +23,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookstats as hs
-from hookstats.watching.watch import KINDS
+from hookstats.watching.settings import KINDS
 
 pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread")
 

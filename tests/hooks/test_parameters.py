@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from hookstats.hooks import parameters
 from hookstats.hooks.sites import Site
 from hookstats.records.record import StepRecord
-from hookstats.watching.watch import Watch, watch
+from hookstats.watching.handle import Watch
+from hookstats.watching.watch import watch
 
 GRADIENTS = ("param_grad",)
 
@@ -332,7 +333,7 @@ def test_a_scale_that_cannot_be_used_does_not_touch_the_training(scale: object) 
     with watch(model, optimizer, kinds=("param", "param_grad")) as w:
         model(batch(0)).sum().backward()
         optimizer.grad_scale = scale
-        with pytest.warns(RuntimeWarning, match="records param_grad of .* no more"):
+        with pytest.warns(RuntimeWarning, match="no longer records param_grad of"):
             optimizer.step()
         optimizer.step()
         assert [kind for _, kind in w.latest] == ["param"] * 4

@@ -168,7 +168,7 @@ def test_a_step_that_fails_to_be_read_leaves_nothing(monkeypatch: pytest.MonkeyP
     site.fold(data("extreme"), "c++")
     snapshot = arena.swap()
     with monkeypatch.context() as patch:
-        patch.setattr("hookstats.arena.arena.take_", fail)
+        patch.setattr("hookstats.arena.shelf.take_", fail)
         with pytest.raises(MemoryError):
             snapshot.to_record(0, 0)
     snapshot.release()
