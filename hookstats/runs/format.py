@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hookstats.runs.columns import COLUMNS
 from hookstats.stats.state import TALLIES
 
 FORMAT_VERSION = 2
@@ -30,11 +31,8 @@ PART_KEY = b"hookstats"
 """Key in a part's metadata: JSON, format_version, rank, records, a list of [step, rows]; written,
 the number of records that the rank wrote into the parts before; and rewinds, see `Footer`."""
 
-COLUMNS = (*TALLIES, "mean", "var", "min", "max", "l1")
-"""The columns with a list over channels; var is m2 / count."""
-
 TENSOR_COLUMNS = tuple(f"tensor_{name}" for name in COLUMNS)
-"""The same of the whole tensor, one number."""
+"""`COLUMNS` of the whole tensor, one number each."""
 
 
 def require_pyarrow() -> Any:

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from hookstats.records.groups import per_site
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
-from hookstats.runs.columns import to_columns, to_state
+from hookstats.runs.columns import COLUMNS, to_columns, to_state
 from hookstats.runs.format import (
-    COLUMNS,
     PARTS,
     Footer,
     PartName,

@@ -24,7 +24,6 @@ from uuid import uuid4
 import numpy as np
 
 from hookstats._version import __version__
-from hookstats.records.groups import per_site
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.runs.columns import to_columns
@@ -407,7 +406,7 @@ def _encode(record: StepRecord) -> Any:
             columns[name] = pa.ListArray.from_arrays(starts, pa.array(array), type=type)
 
     lists(record.offsets, **to_columns(record.moments, record.tallies))
-    tensors = to_columns(*per_site(record.moments, record.tallies, record.offsets))
+    tensors = to_columns(record.whole.moments.numpy(), record.whole.tallies.numpy())
     columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
     hist, channel_hist = record.hist, record.channel_hist
     lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)
