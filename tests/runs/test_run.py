@@ -259,6 +259,24 @@ def test_old_formats_are_read() -> None:
     assert run.thinned_of() == 0
 
 
+def test_format_2_is_read_with_its_ranks_and_rewinds() -> None:
+    run = open_run(DATA / "format-2")
+    assert (run.header["model"], run.version) == ("Older", "0.1.0")
+    assert (run.bins, run.channel_bins) == (BINS, CHANNEL_BINS)
+    assert run.coverage == {"rows": [], "rank": 0}
+    assert run.closed is not None
+    assert run.ranks == [0, 1]
+    for rank in run.ranks:
+        assert run.steps_of(rank) == [0, 1, 2, 4]  # 3 is void
+        for step in run.steps_of(rank):
+            assert_same(run.record(step, rank), sample(step, rank), rtol=OLD_SUMS)
+        means = run.series("whole", "param_grad", rank)["whole", "param_grad"].mean
+        expected = [sample(step, rank)["whole", "param_grad"].mean[0] for step in (0, 1, 2, 4)]
+        np.testing.assert_allclose(means, expected, rtol=OLD_SUMS)
+    assert run.table().num_rows == 2 * 4 * len(tensors())
+    assert run.thinned_of() == 0
+
+
 def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "_GROUP_BYTES", 10_000)
     writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600)
