@@ -179,7 +179,8 @@ def _merge(records: Iterable[StepRecord], rows: _Rows, bins: Bins | None) -> _Co
             owner = np.repeat(row, np.diff(record.hist.offsets))
             counts[owner, record.hist.slots] += record.hist.counts
     size = len(rows.sites)
-    moments = np.tile(state.IDENTITY, (len(tensors), size, 1))
+    identity = state.IDENTITY[: tensors[0][1].shape[1]]
+    moments = np.tile(identity, (len(tensors), size, 1))
     tallies = np.zeros((len(tensors), size, len(state.TALLIES)), np.int64)
     observed = np.zeros(size, np.int64)
     for i, (row, moments_i, tallies_i, observed_i) in enumerate(tensors):
@@ -204,12 +205,13 @@ def _join(
     with np.errstate(invalid="ignore"):
         rms = np.sqrt(squares / count)
     hists = [c.hist for c in columns]
+    identity = state.IDENTITY[: columns[0].moments.shape[1]]
     return Overview(
         rank=rank,
         steps=tuple(steps),
         spans=spans,
         sites=tuple(rows.sites[i] for i in order),
-        moments=np.stack([_grown(c.moments, 0, size, state.IDENTITY) for c in columns])[:, order],
+        moments=np.stack([_grown(c.moments, 0, size, identity) for c in columns])[:, order],
         tallies=np.stack([_grown(c.tallies, 0, size) for c in columns])[:, order],
         observed=np.stack([_grown(c.observed, 0, size) for c in columns])[:, order],
         channels=tuple(
