@@ -26,7 +26,8 @@ from hookstats.hooks.selection import Selection, Selector
 from hookstats.hooks.sites import Site, Sites
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, Rule, RuleError
-from hookstats.runs.writer import RunWriter, check_settings
+from hookstats.runs.headers import check_settings
+from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import Bins, LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
 from hookstats.watching.world import current_rank
