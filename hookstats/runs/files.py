@@ -101,12 +101,16 @@ def require_regular(path: Path) -> None:
         raise ValueError("it is not a regular file")
 
 
+class _DamagedError(ValueError):
+    """The content of a file is not what it should be; the message names the file."""
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Within this, whatever is wrong with the content of the file is a ValueError that names it."""
     try:
         yield
-    except NewerError:
+    except (NewerError, _DamagedError):  # they name the file
         raise
     except (
         require_pyarrow().ArrowException,
@@ -115,4 +119,4 @@ def naming(path: Path) -> Iterator[None]:
         # Not the content: missing, not permitted. Arrow calls a bad offset an invalid argument.
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
-        raise ValueError(f"{path}: damaged, or not written by hookstats ({error!r})") from error
+        raise _DamagedError(f"{path}: damaged, or not written by hookstats ({error!r})") from error
