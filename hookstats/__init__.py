@@ -59,6 +59,11 @@ __all__ = [
     "watch",
 ]
 
+# So that records and runs, which stand lower, need not import what draws them.
+import_module("hookstats.records.display").on_first_use(
+    lambda: import_module("hookstats.show.bindings")
+)
+
 # Each module is imported when one of its names is first used: torch takes a second, and reading a
 # run needs no kernels.
 _HOMES = {

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from hookstats.stats.arguments import check_optional_integer
+
 ChannelDim = str | int | None | Mapping[type[nn.Module], int | None]
 """What `watch` takes as channel_dim: "auto", a dimension, None, or dimensions by module type."""
 
@@ -67,4 +69,8 @@ def _fixed(dim: int | None) -> Rule:
 
 
 def _is_dim(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+    try:
+        check_optional_integer("channel_dim", value, None)
+    except ValueError:
+        return False
+    return True

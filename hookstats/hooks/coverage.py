@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hookstats.records.keys import label
+
 
 class Counts:
     """What became of one site so far, as SiteCoverage has it; `_hooks.Site` is the same in C++."""
@@ -82,7 +84,7 @@ class Coverage:
         header = ("name", "kind", "forwards", "observed", "missing", "backwards", "skipped")
         lines = [header] + [
             (
-                row.name or "(root)",
+                label(row.name),
                 row.kind,
                 str(row.forwards),
                 str(row.observed),

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hookstats.records.keys import leaf_path
+
 Leaf = tuple[str, Tensor]
 
 
@@ -30,7 +32,7 @@ def argument_leaves(args: tuple[object, ...], kwargs: Mapping[str, object]) -> I
 
 def _walk(value: object, path: str) -> Iterator[Leaf]:
     if isinstance(value, Tensor):
-        yield ("" if not path.strip("[0]") else path), value
+        yield leaf_path(path), value
     elif isinstance(value, (tuple, list)):
         names: tuple[str, ...] = getattr(value, "_fields", ())  # of a named tuple
         for i, item in enumerate(value):

@@ -11,14 +11,9 @@ from numpy.typing import NDArray
 
 from hookstats.records.groups import per_site
 from hookstats.records.sparse import Float64, Int64, SparseCounts
-from hookstats.runs.columns import to_columns, to_state
+from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_columns, to_state
 from hookstats.runs.footer import Footer
-from hookstats.runs.format import (
-    COLUMNS,
-    HIGHER_COLUMNS,
-    SPARSE_COLUMNS,
-    part_schema,
-)
+from hookstats.runs.format import SPARSE_COLUMNS, part_schema
 from hookstats.runs.part_file import PartFile
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import TALLIES

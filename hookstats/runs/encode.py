@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from hookstats.records.groups import per_site
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.runs.checksums import placeholder, seal
@@ -112,7 +111,7 @@ def encode(record: StepRecord) -> Any:
             columns[name] = pa.ListArray.from_arrays(starts, pa.array(array), type=type)
 
     lists(record.offsets, **to_columns(record.moments, record.tallies))
-    tensors = to_columns(*per_site(record.moments, record.tallies, record.offsets))
+    tensors = to_columns(record.whole.moments.numpy(), record.whole.tallies.numpy())
     columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
     hist, channel_hist = record.hist, record.channel_hist
     lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)

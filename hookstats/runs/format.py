@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookstats.stats.state import HIGHER, MOMENTS, TALLIES
+from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS
+from hookstats.stats.state import TALLIES
 
 FORMAT_VERSION = 3
 """Raised whenever a reader of the version before could misread a run.
@@ -31,17 +32,8 @@ PART_KEY = b"hookstats"
 SUMS_KEY = b"hookstats.crc32"
 """Key in the metadata of a part: its checksums, see `checksums`."""
 
-STORED = {"m2": "var"}
-"""Moments whose column holds something else: m2 = var * count."""
-
-COLUMNS = (*TALLIES, *(STORED.get(name, name) for name in MOMENTS))
-"""The columns that hold a list over the channels."""
-
-HIGHER_COLUMNS = HIGHER
-"""More of them, in parts that have third and fourth moments."""
-
 TENSOR_COLUMNS = tuple(f"tensor_{name}" for name in COLUMNS)
-"""The same statistics of the whole tensor, one number per row."""
+"""`COLUMNS` of the whole tensor, one number per row."""
 
 SPARSE_COLUMNS = ("hist_slots", "hist_counts", "channel_hist_slots", "channel_hist_counts")
 """The columns of histograms: the slots that are not zero, and their counts."""

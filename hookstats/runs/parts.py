@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
+from hookstats.runs.columns import COLUMNS
 from hookstats.runs.decode import (
     DESCRIBED,
     Group,
@@ -31,7 +32,6 @@ from hookstats.runs.decode import (
 from hookstats.runs.files import naming
 from hookstats.runs.footer import Footer
 from hookstats.runs.format import (
-    COLUMNS,
     PARTS,
     PartName,
     list_parts,
@@ -153,6 +153,10 @@ class Parts:
     def schema(self) -> Any:
         """The pyarrow.Schema of `tables`; higher moments are null where a part has none."""
         return part_schema(higher=any(footer.higher for footer in self._footers.values()))
+
+    def all_higher(self, names: Iterable[PartName]) -> bool:
+        """Whether all parts of these names have the columns of third and fourth moments."""
+        return all(self._known_footer(name).higher for name in names)
 
     def tables(self, schema: Any) -> Iterator[Any]:
         """The valid rows of every part, one pyarrow.Table of the `schema` each."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.runs.format import RUN_JSON, require_pyarrow
@@ -70,9 +71,7 @@ class Run:
         return f"Run({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        from hookstats.show import notebook as fragments
-
-        return fragments.run_html(self)
+        return str(view_of(self, "html"))
 
     @property
     def closed(self) -> str | None:
@@ -103,9 +102,8 @@ class Run:
     @property
     def plot(self) -> Plots:
         """Figures of the run; they need matplotlib."""
-        from hookstats.show.plot import Plots
-
-        return Plots(self)
+        plots: Plots = view_of(self, "plots")
+        return plots
 
     @property
     def steps(self) -> list[int]:

@@ -1,45 +1,41 @@
-"""What notebooks show of a run, a step, some sites or one: small pieces of HTML, no script."""
+"""What notebooks show of a run, a step, a series or a site: HTML without scripts."""
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.records.summary import summarise
 from hookstats.runs.run import Run
 from hookstats.runs.series import Series, SiteSeries
-from hookstats.show.distribution import distributions
-from hookstats.show.overview import execution_order
-from hookstats.show.palette import NONE, NONFINITE, SEQUENTIAL, rgb, shades
-from hookstats.show.png import png
+from hookstats.show.plot import Plots, draw_histogram
 
-_STEPS = 160  # of a run in its picture
-_COLUMNS = 160  # of a site's histogram
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _ROWS = 40  # of a table
-_SHADES = 200
-
-_MISSING, _NONE, _NONFINITE, _FIRST = range(4)
-_COLOURS = np.vstack(
-    (
-        [[0, 0, 0, 0]],
-        np.hstack((rgb((NONE, NONFINITE)), [[255], [255]])),
-        np.hstack((shades(SEQUENTIAL, _SHADES), np.full((_SHADES, 1), 255))),
-    )
-).astype(np.uint8)
+_DPI = 100
+_POINTS = 80  # of a line in a table
 
 
 def run_html(run: Run) -> str:
-    """What the run is, and its layers' rms over its steps."""
+    """What the run is, and a heatmap of its layers' rms by step."""
     parts = [about_html(run)]
     if run.steps:
-        parts.append(_heatmap(run.series()))
+        kinds = [kind for _, kind in run.record(run.steps[-1])]
+        kind = "output" if "output" in kinds else next(iter(kinds), None)
+        if kind is not None:
+            caption = f"rms of every {kind}, layers in order of execution by steps"
+            parts.append(_figure(lambda: Plots(run).heatmap(kind=kind), caption))
     return _fragment(parts)
 
 
@@ -50,18 +46,18 @@ def about_html(run: Run) -> str:
         "model": run.header.get("model"),
         "steps": f"{len(steps)} ({steps[0]} to {steps[-1]})" if steps else "none yet",
         "ranks": ", ".join(map(str, run.ranks)),
-        "began": run.created,
+        "started": run.created,
         "ended": run.closed or "not ended",
     }
     return _title("Run", str(run.path)) + _facts(facts)
 
 
 def record_html(record: StepRecord) -> str:
-    """A table of the sites of a step."""
+    """A table with one row per site of a step."""
     head = ("name", "kind", "shape", "mean", "std", "min", "max", "non-finite", "dead channels")
     rows = [
         (
-            site.name or "(root)",
+            label(site.name),
             site.kind,
             " x ".join(map(str, site.shape)),
             *(_number(x) for x in (site.mean, site.std, site.min, site.max)),
@@ -75,12 +71,12 @@ def record_html(record: StepRecord) -> str:
 
 
 def series_html(series: Series) -> str:
-    """A table of sites, each with its rms over the steps as a line."""
+    """A table with one row per site; a line draws its rms over the steps."""
     head = ("name", "kind", "steps", "rms", "last rms")
     sites = list(series.values())
     rows = [
         (
-            site.name or "(root)",
+            label(site.name),
             site.kind,
             str(len(site)),
             _Markup(_sparkline(site.rms)),
@@ -92,7 +88,7 @@ def series_html(series: Series) -> str:
 
 
 def site_html(site: SiteSeries) -> str:
-    """A tensor's histogram over its steps, and what it was last."""
+    """What a tensor was in its last step, and its histogram by step."""
     facts = {
         "tensor": f"{site.dtype} [{', '.join(map(str, site.shape))}]",
         "steps": f"{len(site)} ({site.steps[0]} to {site.steps[-1]})",
@@ -101,66 +97,33 @@ def site_html(site: SiteSeries) -> str:
             for name in ("mean", "std", "min", "max")
         ),
     }
-    parts = [_title("SiteSeries", f"{site.name or '(root)'} {site.kind}"), _facts(facts)]
-    return _fragment([*parts, _histogram(site)])
+    parts = [_title("SiteSeries", f"{label(site.name)} {site.kind}"), _facts(facts)]
+    if site.bins is not None and (site.count > 0).any():
+        caption = "share of the values by step, linear near zero and logarithmic beyond"
+        parts.append(_figure(lambda: draw_histogram(site), caption))
+    return _fragment(parts)
 
 
-def _heatmap(series: Series) -> str:
-    """The rms of the outputs, or else of the first kind: a row a site, a column a step."""
-    keys = list(series)
-    kind = "output" if any(kind == "output" for _, kind in keys) else keys[0][1]
-    names = [keys[i][0] for i in execution_order(keys) if keys[i][1] == kind]
-    steps = np.unique(np.concatenate([series[name, kind].steps for name in names]))
-    chosen = np.linspace(0, len(steps) - 1, min(_STEPS, len(steps))).astype(int)
-    rms = np.full((len(names), len(steps)), np.nan)
-    bad = np.zeros(rms.shape, bool)
-    for row, name in enumerate(names):
-        site = series[name, kind]
-        columns = np.searchsorted(steps, site.steps)
-        rms[row, columns] = site.rms
-        bad[row, columns] = site.nan + site.posinf + site.neginf > 0
-    rms, bad = rms[:, chosen], bad[:, chosen]
-    low, high = _log_range(rms)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        level = np.log(rms / low) / np.log(high / low) * (_SHADES - 1)
-    codes = _FIRST + np.clip(np.nan_to_num(level), 0, _SHADES - 1).round()
-    codes[rms == 0], codes[np.isnan(rms)], codes[bad] = _NONE, _MISSING, _NONFINITE
-    sample = f", {len(chosen)} of {len(steps)}" if len(chosen) < len(steps) else ""
-    return _figure(
-        png(codes.astype(np.uint8), _COLOURS),
-        min(max(4 * len(names), 60), 400),
-        f"rms of {kind}: {len(names)} layers from {names[0] or '(root)'} at the top to "
-        f"{names[-1] or '(root)'}, steps {steps[0]} to {steps[-1]}{sample}; "
-        f"dark {_number(low)} to bright {_number(high)} on a log scale, grey zero, red not finite",
-    )
-
-
-def _histogram(site: SiteSeries) -> str:
-    """Of evenly chosen steps."""
-    if site.bins is None or site.hist is None:
-        return ""
-    chosen = np.linspace(0, len(site) - 1, min(_COLUMNS, len(site))).astype(int)
-    columns = [(np.flatnonzero(h).astype(np.int32), h[h > 0]) for h in site.hist[chosen]]
-    found = distributions(site.bins, columns, site.min[chosen], site.max[chosen], 48)
-    if found is None:
-        return ""
-    with np.errstate(divide="ignore"):
-        level = (1 + np.log10(found.shares) / 4) * (_SHADES - 1)
-    codes = _FIRST + np.clip(np.nan_to_num(level, neginf=0), 0, _SHADES - 1).round()
-    codes[~(found.shares > 1e-9)] = _MISSING
-    ends = found.axis.values(2)
-    return _figure(
-        png(codes[::-1].astype(np.uint8), _COLOURS),
-        160,
-        f"histogram over the steps, from {_number(ends[0])} at the bottom to {_number(ends[1])}, "
-        "linear near zero and logarithmic beyond; dark 0.01 % to bright 100 % of the values",
+def _figure(draw: Callable[[], Figure], caption: str) -> str:
+    """The figure as a picture, or how to get one where matplotlib is missing."""
+    try:
+        figure = draw()
+    except ImportError as error:
+        return f'<div style="opacity: 0.75">{html.escape(str(error))}</div>'
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI)
+    data = base64.b64encode(file.getvalue()).decode("ascii")
+    return (
+        f'<img src="data:image/png;base64,{data}" alt="{html.escape(caption)}" '
+        'style="max-width: 100%; background: white; margin: 6px 0 2px">'
+        f'<div style="opacity: 0.75; font-size: 12px">{html.escape(caption)}</div>'
     )
 
 
 def _sparkline(values: Float64) -> str:
     """A line over the steps, on a log scale, as SVG."""
-    width, height, most = 160, 20, 80
-    chosen = values[np.linspace(0, len(values) - 1, min(most, len(values))).astype(int)]
+    width, height = 160, 20
+    chosen = values[np.linspace(0, len(values) - 1, min(_POINTS, len(values))).astype(int)]
     low, high = _log_range(chosen)
     with np.errstate(divide="ignore", invalid="ignore"):
         y = height - 2 - np.log(chosen / low) / np.log(high / low) * (height - 4)
@@ -173,7 +136,7 @@ def _sparkline(values: Float64) -> str:
     )
 
 
-def _log_range(values: NDArray[Any]) -> tuple[float, float]:
+def _log_range(values: Float64) -> tuple[float, float]:
     some = values[np.isfinite(values) & (values > 0)]
     if not some.size:
         return 1.0, 10.0
@@ -204,15 +167,9 @@ def _facts(facts: Mapping[str, str | None]) -> str:
     return f'<div style="opacity: 0.75">{" · ".join(said)}</div>'
 
 
-def _figure(source: str, height: int, caption: str) -> str:
-    return (
-        f'<img src="{source}" alt="{html.escape(caption)}" style="width: 100%; height: {height}px; '
-        'image-rendering: pixelated; margin: 6px 0 2px">'
-        f'<div style="opacity: 0.75; font-size: 12px">{html.escape(caption)}</div>'
-    )
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = None) -> str:
+    """At most `_ROWS` of the rows; `of`, by default their number, counts those left out too."""
+
     def cells(tag: str, row: Sequence[str]) -> str:
         texts = (text if isinstance(text, _Markup) else html.escape(text) for text in row)
         style = 'style="text-align: left; padding: 1px 10px 1px 0; white-space: nowrap"'

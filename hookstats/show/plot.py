@@ -1,4 +1,4 @@
-"""run.plot: figures for papers, by matplotlib; every recorded step, nothing merged."""
+"""run.plot: figures by matplotlib that show every recorded step; notebooks show them too."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.runs.series import SiteSeries, Statistics
-from hookstats.show.distribution import QUANTILES, distributions
+from hookstats.records.keys import label
+from hookstats.runs.series import SiteSeries
+from hookstats.show.distribution import QUANTILES, Distributions, distributions
 from hookstats.show.overview import execution_order
+from hookstats.show.palette import NONE, NONFINITE
+from hookstats.stats.derived import STATISTICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,22 +21,17 @@ if TYPE_CHECKING:
 
     from hookstats.runs.run import Run
 
-_LOG = ("std", "rms", "amax", "l1_norm", "l2_norm", "var")
-_SIGNED = ("mean", "min", "max")
-_COUNTS = ("count", "nan", "posinf", "neginf", "zero")
-STATISTICS = (*_LOG, *_SIGNED, *_COUNTS)
-"""What can be plotted."""
-
 _ROWS = 96  # parts of a histogram's axis
-_FAINTEST = 1e-6  # share of a step's values that is shown
+_FAINTEST = 1e-6  # the least share of a step's values that is drawn
 
 
 class Plots:
-    """Figures of a run; `Run.plot` makes it.
+    """Figures of a run, from `Run.plot`.
 
-    Colours are viridis, or RdBu for either sign: both safe for colour-blind eyes. Figures belong
-    to no window and no pyplot state: save them with ``figure.savefig``; notebooks show them.
-    Where `ax` is given, a figure is drawn there, and its own figure is returned.
+    Magnitudes are drawn in viridis, values of either sign in RdBu; both palettes are safe for
+    colour-blind eyes. A figure belongs to no window and to no pyplot state: save it with
+    ``figure.savefig``, or let a notebook show it. If `ax` is given, the method draws into those
+    axes and returns the figure that they belong to.
 
     Raises:
         ImportError: (every method) matplotlib is not installed.
@@ -51,31 +49,41 @@ class Plots:
         rank: int = 0,
         ax: Axes | None = None,
     ) -> Figure:
-        """Layers by steps, the layers in order of execution; what was not recorded is white.
+        """One statistic of many tensors: layers in order of execution by steps.
 
-        Magnitudes are on a log scale; zero and what is not finite are white there, too.
+        Magnitudes are drawn on a log scale. A cell is white where the step did not record the
+        layer, red where the tensor has a NaN or an infinity, and grey where a magnitude is zero.
+        Counts are drawn as they are, from zero.
 
         Args:
             statistic: one of `STATISTICS`, of the whole tensor.
-            kind, names: which tensors, as in ``run[names, kind]``.
+            kind, names: the tensors, chosen as by ``run[names, kind]``.
         Raises:
-            ValueError: another statistic.
-            KeyError: nothing matches.
+            ValueError: `statistic` is none of `STATISTICS`.
+            KeyError: no tensor matches.
         """
         _check(statistic)
         series = self._run.series(names, kind, rank)
         steps = np.unique(np.concatenate([site.steps for site in series.values()]))
-        known = self._run.record(int(steps[-1]), rank).keys()  # with kinds that tell the order
+        known = list(self._run.record(int(steps[-1]), rank))  # with kinds that tell the order
         ordered = (known[i] for i in execution_order(known))
         sites = [series[key] for key in dict.fromkeys((*ordered, *series)) if key in series]
         values = np.full((len(sites), len(steps)), np.nan)
+        nonfinite = np.zeros(values.shape, bool)
         for row, site in enumerate(sites):
-            values[row, np.searchsorted(steps, site.steps)] = getattr(site, statistic)
+            columns = np.searchsorted(steps, site.steps)
+            values[row, columns] = getattr(site, statistic)
+            nonfinite[row, columns] = site.nan + site.posinf + site.neginf > 0
         height = min(max(1.5 + 0.18 * len(sites), 2.5), 12.0)
         figure, ax = _axes(ax, (7.0, height))
-        _mesh(ax, steps, np.arange(len(sites) + 1) - 0.5, values, statistic)
+        edges = np.arange(len(sites) + 1) - 0.5
+        _mesh(ax, steps, edges, values, statistic)
+        if _scale(statistic) == "log":
+            _mark(ax, steps, edges, values == 0, NONE)
+        if _scale(statistic) != "count":
+            _mark(ax, steps, edges, nonfinite, NONFINITE)
         every = -(-len(sites) // 60)
-        shown = [site.name or "(root)" for site in sites[::every]]
+        shown = [label(site.name) for site in sites[::every]]
         ax.set_yticks(range(0, len(sites), every), shown, parse_math=False)
         ax.tick_params("y", labelsize=7)
         ax.invert_yaxis()
@@ -86,31 +94,22 @@ class Plots:
     def histogram(
         self, name: str, kind: str = "output", *, rank: int = 0, ax: Axes | None = None
     ) -> Figure:
-        """The histogram of a tensor over the steps: each column the shares of a step's values.
+        """The histogram of a tensor over the steps: each column has the shares of a step's values.
 
         Raises:
-            KeyError: no such tensor.
-            ValueError: the run has no histograms, or there were no finite values.
+            KeyError: the run has no such tensor.
+            ValueError: the run has no histograms, or the tensor never had a finite value.
         """
-        site = self._site(name, kind, rank)
-        found = _distributions(site)
-        figure, ax = _axes(ax, (6.0, 3.5))
-        edges = found.axis.values(_ROWS + 1)
-        # Fainter ones are the part of a bin that lies beyond, no value.
-        shares = np.where(found.shares > _FAINTEST, found.shares, np.nan)
-        _mesh(ax, site.steps, edges, shares, "share of values")
-        _value_axis(ax, found.axis.scale, edges)
-        _label(ax, site)
-        return figure
+        return draw_histogram(self._site(name, kind, rank), ax)
 
     def quantiles(
         self, name: str, kind: str = "output", *, rank: int = 0, ax: Axes | None = None
     ) -> Figure:
-        """Median, quartiles, 1 and 99 %, least and greatest value of a tensor over the steps.
+        """Median, quartiles, 1 % and 99 % quantiles, minimum and maximum of a tensor by step.
 
         Raises:
-            KeyError: no such tensor.
-            ValueError: the run has no histograms, or there were no finite values.
+            KeyError: the run has no such tensor.
+            ValueError: the run has no histograms, or the tensor never had a finite value.
         """
         site = self._site(name, kind, rank)
         found = _distributions(site)
@@ -122,8 +121,8 @@ class Plots:
         ax.fill_between(site.steps, first, third, color=colour, alpha=0.35, lw=0, label="quartiles")
         ax.plot(site.steps, median, color=colour, label="median")
         finite = site.count > 0
-        for ends, label in ((site.min, "min, max"), (site.max, None)):
-            ax.plot(site.steps, np.where(finite, ends, np.nan), "k:", lw=0.8, label=label)
+        for ends, said in ((site.min, "min, max"), (site.max, None)):
+            ax.plot(site.steps, np.where(finite, ends, np.nan), "k:", lw=0.8, label=said)
         _value_axis(ax, found.axis.scale, found.axis.values(2))
         _label(ax, site)
         ax.margins(x=0)
@@ -139,37 +138,53 @@ class Plots:
         rank: int = 0,
         ax: Axes | None = None,
     ) -> Figure:
-        """The channels of a tensor by steps; dead ones, all values zero, are grey.
+        """One statistic per channel of a tensor, by step; dead channels, all zero, are grey.
 
         Raises:
-            KeyError: no such tensor.
-            ValueError: another statistic; the number of channels changed from step to step.
+            KeyError: the run has no such tensor.
+            ValueError: `statistic` is none of `STATISTICS`, or the number of channels changed from
+                step to step.
         """
         _check(statistic)
         site = self._site(name, kind, rank)
-        channels: Statistics = site.channels
+        channels = site.channels
         values = np.asarray(getattr(channels, statistic), np.float64).T
-        dead = ((channels.count > 0) & (channels.zero == channels.count)).T
+        dead = channels.dead.T
         figure, ax = _axes(ax, (6.0, 3.5))
         edges = np.arange(len(values) + 1) - 0.5
         _mesh(ax, site.steps, edges, np.where(dead, np.nan, values), statistic)
-        if dead.any():
-            from matplotlib.colors import ListedColormap
-
-            shown = np.where(dead, 1.0, np.nan)
-            grey = ListedColormap(["#b0b0b0"])
-            ax.pcolormesh(_edges(site.steps), edges, shown, cmap=grey, rasterized=True)
+        _mark(ax, site.steps, edges, dead, NONE)
         ax.invert_yaxis()
         ax.set_ylabel("channel")
         _label(ax, site)
         return figure
 
     def _site(self, name: str, kind: str, rank: int) -> SiteSeries:
-        """The one tensor that is meant, `name` being no glob."""
+        """The one tensor that `name`, which must not be a glob, and `kind` choose."""
         found = self._run.series(name, kind, rank)
         if len(found) > 1:
-            raise ValueError(f"name = {name!r}, kind = {kind!r}: {len(found)} match, expected one")
+            raise ValueError(
+                f"name = {name!r}, kind = {kind!r}: expected one tensor, {len(found)} match"
+            )
         return next(iter(found.values()))
+
+
+def draw_histogram(site: SiteSeries, ax: Axes | None = None) -> Figure:
+    """What `Plots.histogram` draws of one site.
+
+    Raises:
+        ValueError: the site has no histograms, or never had a finite value.
+        ImportError: matplotlib is not installed.
+    """
+    found = _distributions(site)
+    figure, ax = _axes(ax, (6.0, 3.5))
+    edges = found.axis.values(_ROWS + 1)
+    # A fainter share is the part of a bin that lies beyond the extremes: no value is there.
+    shares = np.where(found.shares > _FAINTEST, found.shares, np.nan)
+    _mesh(ax, site.steps, edges, shares, "share of values")
+    _value_axis(ax, found.axis.scale, edges)
+    _label(ax, site)
+    return figure
 
 
 def _check(statistic: str) -> None:
@@ -177,13 +192,13 @@ def _check(statistic: str) -> None:
         raise ValueError(f"statistic = {statistic!r}: expected one of {', '.join(STATISTICS)}")
 
 
-def _distributions(site: SiteSeries) -> Any:
+def _distributions(site: SiteSeries) -> Distributions:
     if site.bins is None or site.hist is None:
         raise ValueError(f"{site.name!r}, {site.kind!r}: expected a run with histograms (bins)")
     columns = [(np.flatnonzero(h).astype(np.int32), h[h > 0]) for h in site.hist]
     found = distributions(site.bins, columns, site.min, site.max, _ROWS)
     if found is None:
-        raise ValueError(f"{site.name!r}, {site.kind!r}: expected finite values, there are none")
+        raise ValueError(f"{site.name!r}, {site.kind!r}: expected finite values, found none")
     return found
 
 
@@ -199,31 +214,48 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, ax
 
 
+def _scale(label: str) -> str:
+    """How a statistic is drawn, see `Statistic.scale`; all else is a magnitude."""
+    return STATISTICS[label].scale if label in STATISTICS else "log"
+
+
 def _mesh(
     ax: Axes, steps: NDArray[np.int64], edges: NDArray[Any], values: NDArray[Any], label: str
 ) -> None:
-    """values [len(edges) - 1, len(steps)] in the colours and on the scale that suit the name."""
+    """Draw values [len(edges) - 1, len(steps)] in the colours and on the scale of `label`."""
     from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 
     values = np.ma.masked_invalid(values)
     sizes = np.ma.masked_equal(np.abs(values), 0).compressed()
     norm: Normalize
-    if label in _SIGNED:
+    if _scale(label) == "signed":
         reach = sizes.max(initial=0.0) or 1.0
         linear = float(np.quantile(sizes, 0.25)) if sizes.size else 0.1
         norm = SymLogNorm(max(linear, reach * 1e-3), vmin=-reach, vmax=reach)
-    elif label in _COUNTS or not sizes.size:
+    elif _scale(label) == "count" or not sizes.size:
         norm = Normalize(0, sizes.max(initial=0.0) or 1.0)
     else:
         norm = LogNorm(sizes.min(), max(sizes.max(), sizes.min() * 1.01))
         values = np.ma.masked_equal(values, 0)
-    colours = "RdBu_r" if label in _SIGNED else "viridis"
+    colours = "RdBu_r" if _scale(label) == "signed" else "viridis"
     mesh = ax.pcolormesh(_edges(steps), edges, values, norm=norm, cmap=colours, rasterized=True)
     ax.figure.colorbar(mesh, ax=ax, label=label, pad=0.02)
 
 
+def _mark(
+    ax: Axes, steps: NDArray[np.int64], edges: NDArray[Any], cells: NDArray[np.bool_], colour: str
+) -> None:
+    """Fill the cells that are True, bool [len(edges) - 1, len(steps)], with one colour."""
+    from matplotlib.colors import ListedColormap
+
+    if cells.any():
+        shown = np.where(cells, 1.0, np.nan)
+        colours = ListedColormap([colour])
+        ax.pcolormesh(_edges(steps), edges, shown, cmap=colours, rasterized=True)
+
+
 def _edges(steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Where each step's column begins and ends; after a gap a column is as wide as the first."""
+    """The edges of the steps' columns: halfway to the neighbours, the outer ones symmetric."""
     if len(steps) == 1:
         return np.array([steps[0] - 0.5, steps[0] + 0.5])
     middle = (steps[1:] + steps[:-1]) / 2
@@ -245,4 +277,4 @@ def _value_axis(ax: Axes, scale: float, ends: Sequence[float] | NDArray[np.float
 
 def _label(ax: Axes, site: SiteSeries) -> None:
     ax.set_xlabel("step")
-    ax.set_title(f"{site.name or '(root)'} {site.kind}", parse_math=False)
+    ax.set_title(f"{label(site.name)} {site.kind}", parse_math=False)

@@ -102,7 +102,7 @@ def moment_columns(width: int) -> tuple[Column, ...]:
 
 
 def identity_moments(
-    channels: int, device: torch.device | str = "cpu", *, higher: bool = False
+    channels: int, device: torch.device | str = "cpu", higher: bool = False
 ) -> Tensor:
     """float64 [channels, 5], or 7 with `higher`: the moments of no values."""
     row = IDENTITY if higher else IDENTITY[: len(MOMENTS)]

@@ -27,6 +27,8 @@ from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import argument_leaves, leaves
 from hookstats.hooks.readable import detour
 from hookstats.hooks.selection import Selection, Selector, check_selector
+from hookstats.records.keys import label
+from hookstats.stats.arguments import check_optional_integer
 from hookstats.tensors.calls import CALL_COLUMNS, GRADIENT_COLUMNS, Call, TracedTensor
 from hookstats.tensors.trace_table import as_text, print_trace
 
@@ -344,8 +346,7 @@ def trace(
     if model is not None:
         check_model(model)
         make_reachable(dict(model.named_modules()))
-    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
-        raise ValueError(f"depth = {depth!r}: expected an integer, 0 or more, or None")
+    check_optional_integer("depth", depth, 0)
     result = Trace(model, depth, include, exclude)
     if model is None or not (args or kwargs):
         if backward is not None:
@@ -385,4 +386,4 @@ def _add_note(error: BaseException, frame: _Frame) -> None:
         return
     call = frame.call
     given = ", ".join(f"{tensor.dtype} {tensor.shape}" for tensor in call.inputs)
-    error.add_note(f"{start}{call.name or '(root)'!r} ({call.type}), given {given or 'no tensor'}")
+    error.add_note(f"{start}{label(call.name)!r} ({call.type}), given {given or 'no tensor'}")

@@ -418,7 +418,7 @@ def test_a_gradient_hook_that_cannot_be_set_disables_the_site(
             model(torch.randn(2, 4, 3)).sum().backward()
         model(torch.randn(2, 4, 3)).sum().backward()
         w.step()
-        assert w.latest.keys() == [("", "output")]
+        assert list(w.latest) == [("", "output")]
         row = w.coverage()["", "grad_output"]
         assert row.forwards == row.missing + sum(row.skipped.values()) == 2
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,14 +14,14 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from support.commands import healthy, write_run
 from support.samples import BINS, record_of, sample
 
 import hookstats as hs
+from hookstats.records.display import view_of
 from hookstats.runs.writer import RunWriter
-from hookstats.show.palette import SEQUENTIAL, shades
-from hookstats.show.png import png
+from hookstats.show.plot import draw_histogram
 
 NAME = "<script>alert(1)</script>"
 
@@ -54,11 +56,17 @@ class Reader(HTMLParser):
             self.cells[-1] += data
 
 
-def pixels(text: str) -> np.ndarray:
-    """The picture in a fragment, uint8 [height, width, 4]."""
+def picture(text: str) -> np.ndarray:
+    """The picture in a fragment, float32 [height, width, 4]."""
     (source,) = re.findall(r'src="data:image/png;base64,([^"]*)"', text)
-    read = matplotlib.image.imread(io.BytesIO(base64.b64decode(source)))
-    return (read * 255).round().astype(np.uint8)
+    return matplotlib.image.imread(io.BytesIO(base64.b64decode(source)))
+
+
+def drawn(figure: Figure) -> np.ndarray:
+    """The same of a figure."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return matplotlib.image.imread(io.BytesIO(file.getvalue()))
 
 
 @pytest.fixture
@@ -73,15 +81,46 @@ def run(tmp_path: Path) -> hs.Run:
     return hs.open_run(tmp_path)
 
 
-def test_a_run_shows_its_layers(run: hs.Run) -> None:
+def test_a_run_shows_the_heatmap_of_its_outputs(run: hs.Run) -> None:
     text = run._repr_html_()
     assert Reader(text).tags <= {"div", "b", "img"}
     assert "5 (0 to 4)" in text
-    picture = pixels(text)
-    assert picture.shape[:2] == (2, 5)
-    red = (picture[..., :3] == [0xE0, 0x10, 0x3F]).all(-1)
-    assert red.tolist() == [[False] * 5, [False, False, True, True, True]]
-    assert (picture[..., 3] == 255).all()
+    np.testing.assert_array_equal(picture(text), drawn(run.plot.heatmap("rms", "output")))
+
+
+def test_a_run_without_outputs_shows_its_first_kind(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {"bins": None, "channel_bins": None})
+    writer.write(record_of({("a", "input"): (torch.ones(2), None)}, bins=None, channel_bins=None))
+    writer.close()
+    assert "rms of every input" in hs.open_run(tmp_path)._repr_html_()
+
+
+def test_without_matplotlib_the_words_stay(run: hs.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    text = run._repr_html_()
+    assert "5 (0 to 4)" in text
+    assert "pip install matplotlib" in text
+    assert "img" not in Reader(text).tags
+
+
+def test_classes_show_themselves_however_they_were_imported(tmp_path: Path) -> None:
+    """Nothing but the module that defines a class has to be imported."""
+    run = write_run(tmp_path / "run", healthy(0))
+    code = (
+        "import sys\n"
+        "from hookstats.runs.run import Run\n"
+        "assert not any(name.startswith('hookstats.show') for name in sys.modules)\n"
+        "run = Run(sys.argv[1])\n"
+        "for shown in (run, run[0], run['*', 'output'], run['head', 'output']['head', 'output']):\n"
+        "    assert shown._repr_html_().startswith('<div')\n"
+        "assert type(run.plot).__name__ == 'Plots'\n"
+    )
+    subprocess.run([sys.executable, "-c", code, run], check=True, timeout=120)
+
+
+def test_a_view_that_nothing_gives_is_named(run: hs.Run) -> None:
+    with pytest.raises(LookupError, match="view = 'video': no such view of Run"):
+        view_of(run, "video")
 
 
 def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
@@ -114,18 +153,13 @@ def test_series_have_lines(run: hs.Run) -> None:
 
 def test_a_site_shows_its_histogram(run: hs.Run) -> None:
     site = run["a", "output"]["a", "output"]
-    picture = pixels(site._repr_html_())
-    assert picture.shape[:2] == (48, 5)
-    filled = picture[..., 3] > 0
-    assert filled.any(0).all()
-    # Columns are upright: their highest filled rows are in the order of the greatest values.
-    top = filled.argmax(0)
-    assert (np.diff(top[np.argsort(site.max)]) <= 0).all()
+    np.testing.assert_array_equal(picture(site._repr_html_()), drawn(draw_histogram(site)))
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_png_is_read_by_others(height: int, width: int, seed: int) -> None:
-    codes = np.random.default_rng(seed).integers(0, 5, (height, width)).astype(np.uint8)
-    colours = np.hstack((shades(SEQUENTIAL, 5), [[255]] * 4 + [[0]])).astype(np.uint8)
-    read = pixels(f'src="{png(codes, colours)}"')
-    np.testing.assert_array_equal(read, colours[codes])
+def test_a_site_without_histograms_or_values_has_no_picture(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {"bins": BINS, "channel_bins": None})
+    x = torch.full((4,), torch.nan)
+    writer.write(record_of({("a", "output"): (x, None)}, channel_bins=None))
+    writer.close()
+    site = hs.open_run(tmp_path)["a", "output"]["a", "output"]
+    assert "img" not in Reader(site._repr_html_()).tags

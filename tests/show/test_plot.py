@@ -15,8 +15,8 @@ from support.samples import BINS, record_of, sample
 
 import hookstats as hs
 from hookstats.runs.writer import RunWriter
-from hookstats.show.plot import STATISTICS
 from hookstats.stats.bins import Bins
+from hookstats.stats.derived import statistic_names
 
 STEPS = [0, 1, 2, 10, 11]
 
@@ -66,6 +66,23 @@ def test_the_heatmap_has_every_layer_and_step(run: hs.Run) -> None:
                 assert shown.mask[row, column]
 
 
+def test_zeros_and_what_is_not_finite_are_marked(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, {"bins": None, "channel_bins": None})
+    for step in range(3):
+        bad = torch.ones(4)
+        bad[0] = torch.nan if step == 1 else 1.0
+        zero = torch.full((4,), float(step != 2))
+        data = {("bad", "output"): (bad, None), ("zero", "output"): (zero, None)}
+        writer.write(record_of(data, step, bins=None, channel_bins=None))
+    writer.close()
+    run = hs.open_run(tmp_path)
+    figure = run.plot.heatmap()
+    assert (mesh(figure, 1).filled(0.0) == [[0, 0, 0], [0, 0, 1]]).all()
+    assert (mesh(figure, 2).filled(0.0) == [[0, 1, 0], [0, 0, 0]]).all()
+    assert (mesh(run.plot.heatmap("mean"), 1).filled(0.0) == [[0, 1, 0], [0, 0, 0]]).all()
+    assert len(run.plot.heatmap("nan").axes[0].collections) == 1
+
+
 def test_gradients_are_in_order_of_execution_too(run: hs.Run) -> None:
     assert labels(run.plot.heatmap("amax", "grad_output")) == ["b", "a"]
     assert labels(run.plot.heatmap("mean", "grad_output", "a")) == ["a"]
@@ -78,7 +95,7 @@ def test_names_are_no_formulas(run: hs.Run) -> None:
     assert not run.plot.channels("$x$", "param").axes[0].title.get_parse_math()
 
 
-@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("statistic", statistic_names())
 def test_every_statistic_is_drawn(run: hs.Run, statistic: str, tmp_path: Path) -> None:
     run.plot.heatmap(statistic).savefig(tmp_path / "figure.png")
     run.plot.channels("a", "output", statistic).savefig(tmp_path / "figure.png")
@@ -114,9 +131,11 @@ def test_a_figure_is_drawn_where_it_is_wanted(run: hs.Run) -> None:
 
 
 def test_bad_arguments_are_named(run: hs.Run, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="statistic = 'median': expected one of std, rms"):
+    with pytest.raises(ValueError, match="statistic = 'median': expected one of count, nan"):
         run.plot.heatmap("median")
-    with pytest.raises(ValueError, match=r"name = '\*', kind = 'output': 2 match, expected one"):
+    with pytest.raises(
+        ValueError, match=r"name = '\*', kind = 'output': expected one tensor, 2 match"
+    ):
         run.plot.histogram("*")
     with pytest.raises(KeyError, match="'c'"):
         run.plot.quantiles("c")

@@ -21,7 +21,8 @@ def render(run: Run, *, rank: int = 0) -> str:
     """The report of what `rank` recorded, as the text of an HTML file.
 
     The file is self-contained: it loads nothing, and works from a disk. Long runs are shown in at
-    most 240 columns, each merging neighbouring steps, and the page says so. Reads every step once.
+    most 240 columns, each merging neighbouring steps, and the page says so. Steps that have alerts
+    get columns of their own, up to as many again. Reads every step once.
 
     Raises:
         ValueError: `rank` recorded no step.

@@ -1,0 +1,16 @@
+"""Binds what notebooks and `run.plot` show to the classes of records and runs."""
+
+from __future__ import annotations
+
+from hookstats.records.display import bind
+from hookstats.records.record import StepRecord
+from hookstats.runs.run import Run
+from hookstats.runs.series import Series, SiteSeries
+from hookstats.show import notebook
+from hookstats.show.plot import Plots
+
+bind(StepRecord, "html", notebook.record_html)
+bind(Run, "html", notebook.run_html)
+bind(Series, "html", notebook.series_html)
+bind(SiteSeries, "html", notebook.site_html)
+bind(Run, "plots", Plots)
