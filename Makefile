@@ -33,11 +33,11 @@ PINS := $(if $(filter $(abspath .venv),$(abspath $(VENV))),constraints.txt,/dev/
 LOGS := build/logs
 CXX_FILES := $(shell find csrc tests/cpp tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
-PRESETS := default asan tsan
+PRESETS := default races asan tsan
 CUDA_ARCHITECTURES := 8.0;9.0;10.0
 # What fails soon comes first, then what takes longest.
 TEST_PARTS := lint pytest ctest-default
-CHECK_PARTS := docs pytest-check cuda-compile ctest-asan ctest-tsan bench-smoke
+CHECK_PARTS := docs pytest-check cuda-compile ctest-races ctest-asan ctest-tsan bench-smoke
 # A part's output comes in one piece, when it ends; a make that cannot do this runs one by one.
 PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)
 
@@ -69,20 +69,20 @@ help:  ## List the targets
 demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was seen
 	$(BIN)/python -m hookstats demo
 
-test: | $(LOGS)  ## Build, lint, pytest, CTest: what a change is tested with (MINUTES_TEST from a fresh clone)
+test: | $(LOGS)  ## Build, lint, pytest, CTest; to take at most 8 minutes on 2 cores, from a fresh clone, too
 	$(call run_parts,test,test,$(TEST_PARTS))
 	@{ echo "ctest (default): $$(grep 'tests passed' $(LOGS)/ctest-default.log)"; \
 	  echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)"; } | tee $(LOGS)/test.txt
 
-check: | $(LOGS)  ## All else: the rest of pytest, sanitizers, nvcc, docs, benchmarks in small (MINUTES_CHECK)
+check: | $(LOGS)  ## All else: slow tests, sanitizers, nvcc, docs, small benchmarks; with test at most 35 minutes
 	$(call run_parts,check,dev,$(CHECK_PARTS))
-	@{ for preset in asan tsan; do \
+	@{ for preset in races asan tsan; do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done; \
 	  grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log; \
 	  echo "benchmarks in small: $$(tail -n 1 $(LOGS)/bench-smoke.log)"; \
 	  echo "pytest, the rest: $$(tail -n 1 $(LOGS)/pytest-check.log)"; } | tee $(LOGS)/check.txt
 
-full: test check bench  ## test, check and the whole of bench (MINUTES_FULL)
+full: test check bench  ## test, check and all benchmarks, which take about 12 minutes more
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # For every architecture, whatever torch has; HOOKSTATS_WERROR=1 makes warnings errors here too.
@@ -112,7 +112,7 @@ $(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/test | $(LOGS)
 	cmake --build --preset $* --parallel $(CTEST_JOBS)
 	ctest --preset $* --parallel $(CTEST_JOBS) 2>&1 | tee $(LOGS)/ctest-$*.log
 
-lint: $(STAMPS)/test  ## Check style and types: ruff, mypy, clang-format
+lint: $(STAMPS)/test  ## Check style, types and imports: ruff, mypy, import-linter, clang-format
 	ruff check
 	ruff format --check
 	mypy

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from hookstats.stats.histogram import Histogram
     from hookstats.tensors import pictures
     from hookstats.tensors.calls import Call, TracedTensor
-    from hookstats.tensors.capture import Capture, TensorCapture, capture
+    from hookstats.tensors.capture import capture
+    from hookstats.tensors.capture_handles import Capture, TensorCapture
     from hookstats.tensors.captured import CapturedCall
     from hookstats.tensors.edit import Edit, edit
     from hookstats.tensors.editor import EditError
     from hookstats.tensors.trace import Trace, trace
-    from hookstats.watching.watch import Watch, watch
+    from hookstats.watching.handle import Watch
+    from hookstats.watching.watch import watch
 
 __all__ = [
     "Call",
@@ -81,12 +83,14 @@ _HOMES = {
     "stats.channel_stats": ("ChannelStats",),
     "stats.histogram": ("Histogram",),
     "tensors.calls": ("Call", "TracedTensor"),
-    "tensors.capture": ("Capture", "TensorCapture", "capture"),
+    "tensors.capture": ("capture",),
+    "tensors.capture_handles": ("Capture", "TensorCapture"),
     "tensors.captured": ("CapturedCall",),
     "tensors.edit": ("Edit", "edit"),
     "tensors.editor": ("EditError",),
     "tensors.trace": ("Trace", "trace"),
-    "watching.watch": ("Watch", "watch"),
+    "watching.handle": ("Watch",),
+    "watching.watch": ("watch",),
 }
 _MODULES = {
     "insight": "insight",

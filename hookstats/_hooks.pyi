@@ -5,15 +5,16 @@ from typing import Any
 
 from torch import Tensor
 
-State = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+from hookstats.stats.state import State
 
 TORCH_VERSION: str
 PARAMS_SIZE: int
+REASONS: dict[str, str]
 
 class Arena:
     recording: bool
     front: int
-    def __init__(self, cpu: int, cuda: int) -> None: ...
+    def __init__(self, kernels: dict[str, int]) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *exc: object) -> None: ...
 

@@ -141,7 +141,7 @@ NO_KERNELS = (ctypes.c_void_p * 2)(ctypes.cast(ctypes.CDLL(None).getppid, ctypes
 def no_statistics() -> Watched:
     """As `Accumulated`, with kernels that do nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accumulators, "cpu_entry", lambda params_size: ctypes.addressof(NO_KERNELS))
+        patch.setattr(accumulators, "entries", lambda size: {"cpu": ctypes.addressof(NO_KERNELS)})
         return Accumulated()
 
 

@@ -1,10 +1,12 @@
-// What all hooks of a watch share: whether to record, into which buffer, by which kernels, and the
+// What all hooks of a watch share: whether to record, which buffer to fill, the kernels, and the
 // lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
+#include <c10/core/DeviceType.h>
 
+#include <array>
 #include <atomic>
 #include <mutex>
 
@@ -12,29 +14,32 @@
 
 namespace hookstats::hooks {
 
-// Lock order: nobody waits for `mutex` while holding the GIL. So the GIL may be taken, and Python
-// be run, under the mutex, and backward threads need no GIL at all.
-struct Arena {
-  // `cuda`: null where CUDA tensors are Python's.
-  Arena(const Kernels& cpu, const Kernels* cuda) : cpu_(cpu), cuda_(cuda) {}
+// The kernels by device type; null for types whose tensors the Python hooks fold in.
+using KernelTable = std::array<const Kernels*, c10::COMPILE_TIME_MAX_DEVICE_TYPES>;
 
-  // The kernels for a tensor; none where it is Python's, as all that is captured into a graph is.
+// Lock order: no thread waits for `mutex` while it holds the GIL. A thread that has the mutex may
+// therefore take the GIL and run Python, and backward threads need no GIL at all.
+struct Arena {
+  explicit Arena(const KernelTable& kernels) : kernels_(kernels) {}
+
+  // The kernels for a tensor; null where the Python hook has to look at it, as at any tensor while
+  // its device captures a graph.
   const Kernels* kernels(const at::Tensor& x) const {
-    if (x.is_cpu()) return &cpu_;
-    if (!x.is_cuda() || cuda_ == nullptr || cuda_->is_capturing(x.get_device())) return nullptr;
-    return cuda_;
+    const c10::Device device = x.device();
+    const Kernels* const found = kernels_[static_cast<size_t>(device.type())];
+    if (found == nullptr || found->is_capturing == nullptr) return found;
+    return found->is_capturing(device.index()) ? nullptr : found;
   }
 
   std::atomic<bool> recording{false};
-  int front = 0;  // the buffer that is being filled; under the mutex
+  int front = 0;  // the buffer to fill; guarded by the mutex
   std::recursive_mutex mutex;
 
  private:
-  const Kernels& cpu_;
-  const Kernels* const cuda_;
+  const KernelTable kernels_;
 };
 
-// Locks an arena on a thread that holds the GIL.
+// Locks an arena, on a thread that holds the GIL.
 class LockWithGil {
  public:
   explicit LockWithGil(Arena& arena) : arena_(arena) { lock(arena); }

@@ -1,4 +1,4 @@
-// The tensor hooks of autograd: one on a tensor, and one on its base where it is a view.
+// The tensor hooks of autograd: one on a tensor, and for a view a second one on its base.
 #include "hooks/gradient.h"
 
 #include <ATen/Functions.h>
@@ -16,13 +16,13 @@ namespace hookstats::hooks {
 
 namespace {
 
-// What the hooks of one tensor share.
+// State that the hooks of one tensor share.
 struct Awaited {
   explicit Awaited(std::shared_ptr<Site> site) : site(std::move(site)) {}
 
   std::shared_ptr<Site> site;
   std::atomic<bool> first{true};
-  // Of a view: its version counter, which it shares with its base, and the version it had.
+  // A view's version counter, which the view shares with its base, and its version at the start.
   c10::VariableVersion counter;
   std::optional<uint32_t> version;
 

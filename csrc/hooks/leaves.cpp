@@ -42,7 +42,7 @@ std::string key(py::handle key) {
   return "[" + py::repr(key).cast<std::string>() + "]";
 }
 
-// Of a container that holds itself, Python's limit is met before the stack's.
+// A container that holds itself meets Python's recursion limit before the stack overflows.
 struct Depth {
   Depth() {
     if (Py_EnterRecursiveCall(" in the output of a module") != 0) throw py::error_already_set();

@@ -12,9 +12,9 @@ namespace hookstats::hooks {
 struct Leaf {
   std::string path;
   at::Tensor owned;
-  // Where the value that was walked is a tensor itself, the place in it that has the tensor, as the
-  // first reference from C++ to what Python has takes the GIL. Good as long as the value is; it may
-  // hold another tensor (`torch.utils.swap_tensors`) whenever the GIL was given up.
+  // If the value itself is a tensor: where the value keeps it, since a first reference from C++ to
+  // a tensor of Python takes the GIL. Valid as long as the value lives. Whenever the GIL was
+  // released, another tensor may be there (`torch.utils.swap_tensors`).
   const at::Tensor* borrowed = nullptr;
 
   const at::Tensor& tensor() const { return borrowed != nullptr ? *borrowed : owned; }
@@ -22,8 +22,8 @@ struct Leaf {
 
 using Leaves = c10::SmallVector<Leaf, 4>;
 
-// Appends those of a value, as `leaves`, or of a call's arguments, as `argument_leaves`.
-// Throws py::error_already_set where a container raises.
+// Appends the leaves of a value, as Python's `leaves` does, or of a call's arguments, as Python's
+// `argument_leaves` does. Throws py::error_already_set where a container raises.
 void add_leaves(PyObject* value, Leaves& leaves);
 void add_argument_leaves(PyObject* args, PyObject* kwargs, Leaves& leaves);
 

@@ -17,10 +17,10 @@ namespace hookstats::hooks {
 
 namespace {
 
-// Elements from which on other Python threads may run during the kernel.
+// Kernels for this many elements or more release the GIL.
 constexpr int64_t kReleaseGil = 1 << 16;
 
-// Paths that change from call to call are left to Python, which has a limit of its own.
+// Python, which has a limit of its own, handles paths beyond this many: they change at every call.
 constexpr size_t kMostPlaces = 256;
 
 std::shared_ptr<Site> site_at(const py::object& sites, const std::string& path) {
@@ -37,7 +37,7 @@ void fold(Site& site, const at::Tensor& x) {
   ++site.forwards;
   const bool folded = site.attempt([&] {
     const UpdateParams& params = site.aim(x);
-    std::optional<c10::Storage> memory;  // other threads may take it from x, which is not read then
+    std::optional<c10::Storage> memory;  // other threads may change x, which is not read then
     std::optional<py::gil_scoped_release> released;
     if (x.numel() >= kReleaseGil) {
       memory = x.storage();
@@ -48,27 +48,27 @@ void fold(Site& site, const at::Tensor& x) {
   if (folded) {
     ++site.observed;
   } else {
-    site.skip("disabled");
+    site.skip(kDisabled);
   }
 }
 
 void await(const std::shared_ptr<Site>& site, const at::Tensor& x) {
   ++site->forwards;
-  const char* reason = nullptr;
+  const Reason* reason = nullptr;
   const bool done = site->attempt([&] {
     if (!x.requires_grad()) {
-      reason = "requires no gradient";
+      reason = &kNoGradient;
     } else if (x.grad_fn() == nullptr) {
-      reason = "leaf";
+      reason = &kLeaf;
     } else {
       await_gradient(site, x);
     }
   });
-  if (!done) reason = "disabled";
+  if (!done) reason = &kDisabled;
   if (reason == nullptr) {
     ++site->missing;
   } else {
-    site->skip(reason);
+    site->skip(*reason);
   }
 }
 
@@ -84,14 +84,15 @@ ModuleHook::ModuleHook(std::shared_ptr<Arena> arena, py::object python, py::obje
 PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   auto* hook = static_cast<ModuleHook*>(instance->simple_value_holder[0]);
-  // Above the macro, which sets up a handler of warnings: a hook that is off has to cost nothing.
+  // Before the macro, which sets up a handler of warnings: a hook that is off must cost nothing.
   if (!hook->arena_->recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
   HANDLE_TH_ERRORS
   bool done = false;
   try {
     done = PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
   } catch (const py::error_already_set& error) {
-    // A container's: Python meets it again, and copes. But an interrupt does not come twice.
+    // A container raised it. The Python hook meets it again and copes; an interrupt comes only
+    // once.
     if (!error.matches(PyExc_Exception)) throw;
   }
   if (done) Py_RETURN_NONE;
@@ -107,7 +108,7 @@ bool ModuleHook::observe(PyObject* args) {
 
   const LockWithGil lock(*arena_);
   const bool recomputation = torch::autograd::get_current_graph_task_id() != -1;
-  for (size_t i = 0; i < leaves.size(); ++i) {  // first of all, as Python may run
+  for (size_t i = 0; i < leaves.size(); ++i) {  // first, as this may run Python
     if (place(i, leaves[i].path) == nullptr) return false;
   }
   for (size_t i = 0; i < leaves.size() && !recomputation; ++i) {
@@ -123,13 +124,13 @@ bool ModuleHook::observe(PyObject* args) {
       for (Site* site : {value.get(), gradient.get()}) {
         if (site == nullptr) continue;
         ++site->forwards;
-        site->skip("recomputation");
+        site->skip(kRecomputation);
       }
       continue;
     }
     if (value && i > 0 && !value->fits(leaves[i].tensor())) {
       ++value->forwards;
-      value->skip("changed by another thread");  // while the one before was folded in
+      value->skip(kChangedByThread);  // while the tensor before was folded in
     } else if (value) {
       fold(*value, leaves[i].tensor());
     }

@@ -13,8 +13,8 @@
 
 namespace hookstats::hooks {
 
-// Takes the calls that need nothing from Python, the common ones: plain tensors like those of the
-// call before. All others it hands to `python`, the Python hook that it stands for, whole.
+// Handles the calls that need nothing from Python, as most do: plain tensors like those of the call
+// before. Hands all other calls to `python`, the Python hook that this hook stands for.
 class ModuleHook {
  public:
   // `values` and `gradients`: a Python `Sites`, or None.
@@ -22,21 +22,21 @@ class ModuleHook {
              pybind11::object gradients);
   virtual ~ModuleHook() = default;
 
-  // The slot that Python calls; never returns anything but None.
+  // The slot that Python calls; always returns None.
   static PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs);
 
  protected:
   virtual void add_leaves(PyObject* args, Leaves& leaves) const = 0;
 
  private:
-  // The sites of the leaf at one place of an output.
+  // The sites of the leaf at one path of an output.
   struct Place {
     std::string path;
     std::shared_ptr<Site> value, gradient;  // either may be missing
   };
 
   bool observe(PyObject* args);
-  // That of a path, the i-th of its call; none where there are too many.
+  // The place of a path, which is the i-th of its call; null where there are too many paths.
   const Place* place(size_t i, const std::string& path);
 
   std::shared_ptr<Arena> arena_;

@@ -1,5 +1,4 @@
-// Two passes over an optimizer's parameters: one that may decline, and one that counts and
-// collects.
+// Two passes over an optimizer's parameters: the first may decline, the second counts and collects.
 #include "hooks/parameters.h"
 
 #include <c10/util/Exception.h>
@@ -14,7 +13,7 @@ namespace hookstats::hooks {
 
 namespace {
 
-// Interned, as the caches of Python's attributes want it; never destroyed.
+// Interned, as Python's attribute caches want names; never destroyed.
 PyObject* parameters_name() {
   static PyObject* const name = PyUnicode_InternFromString("_parameters");
   return name;
@@ -93,7 +92,7 @@ bool Parameters::collect(const py::list& groups, const std::optional<at::Tensor>
   return parameters_.size() == entries_.size();
 }
 
-// Names say which parameter is watched, as modules may have others by them than before.
+// The names say which parameter is watched: a module may have another parameter by a name now.
 bool Parameters::is_still(const Entry& entry, PyObject* parameter) const {
   if (entry.parameter != parameter || !THPVariable_Check(parameter)) return false;
   if (!entry.owner) return true;
@@ -120,14 +119,14 @@ void Parameters::count(const std::optional<at::Tensor>& scale) {
     } else if (x.requires_grad()) {
       ++gradient->missing;
     } else {
-      gradient->skip("requires no gradient");
+      gradient->skip(kNoGradient);
     }
   }
 }
 
 void Parameters::add_to_batch(Site& site, const at::Tensor& x, const at::Tensor* scale) {
-  if (site.disabled) return site.skip("disabled");
-  const int32_t device = x.get_device();
+  if (site.disabled) return site.skip(kDisabled);
+  const c10::Device device = x.device();  // not its index alone: devices of two types have the same
   Batch* batch = nullptr;
   for (Batch& each : batches_) {
     if (each.device == device) batch = &each;
@@ -150,13 +149,13 @@ void Parameters::fold(Batch& batch) {
   try {
     const py::gil_scoped_release released;
     batch.kernels->update(batch.params.data(), static_cast<int64_t>(batch.params.size()),
-                          batch.device);
+                          batch.device.index());
   } catch (const c10::AcceleratorError&) {
     throw;  // the device is lost
   } catch (const std::exception& error) {
-    // Nothing in them is refused for what it is, so it is none of their faults alone.
+    // The batch failed as a whole, not for one of its tensors: disable every site in it.
     for (Site* site : batch.sites) {
-      site->skip("disabled");
+      site->skip(kDisabled);
       site->fail(error);
     }
     return;

@@ -1,8 +1,10 @@
-// The parameters of one optimizer: observed as `parameters.py` does, where all is as it was there.
+// The parameters of one optimizer, observed as `parameters.py` observes them, as long as they are
+// those that it saw.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
+#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <pybind11/pybind11.h>
 
@@ -24,17 +26,17 @@ class Parameters {
  public:
   explicit Parameters(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
 
-  // The next parameter in the optimizer's order, which is not watched.
+  // Adds the next parameter in the optimizer's order, which is not watched.
   void add(PyObject* parameter);
-  // The next, which is what the module `owner()`, a weak reference, has by the name `key`. A site
-  // may be null.
+  // Adds the next parameter, which the module `owner()`, a weak reference, has by the name `key`. A
+  // site may be null.
   void add_watched(PyObject* parameter, pybind11::object owner, pybind11::str key,
                    std::shared_ptr<Site> value, std::shared_ptr<Site> gradient);
 
-  // Counts the parameters in the lists `groups` and folds them in, their gradients divided by
-  // `scale`, or by nothing where that is None, by one call a device. Returns false, and did
-  // nothing, where they are not the ones that were added or one of their tensors is Python's to
-  // look at. Under the arena's lock.
+  // Counts the parameters in the lists `groups` and folds them in, by one call per device;
+  // gradients are divided by `scale` unless `scale` is None. Returns false, and has done nothing,
+  // if the parameters are not those that were added, or if Python has to look at one of their
+  // tensors. Under the arena's lock.
   bool observe(const pybind11::list& groups, const pybind11::object& scale);
 
  private:
@@ -44,13 +46,13 @@ class Parameters {
     std::shared_ptr<Site> value, gradient;
   };
 
-  // What is folded in by one call.
+  // The tensors that one call folds in.
   struct Batch {
     const Kernels* kernels;
-    int32_t device;
+    c10::Device device;
     std::vector<UpdateParams> params;
     std::vector<Site*> sites;
-    // What `params` point to: other threads may give a tensor other memory during a fold.
+    // Owns what `params` point to: other threads may give a tensor other memory during a fold.
     std::vector<c10::Storage> memory;
   };
 
@@ -62,8 +64,8 @@ class Parameters {
 
   std::shared_ptr<Arena> arena_;
   std::vector<Entry> entries_;
-  // Of the call under way. They keep their memory, but for the tensors' own. Parameters as Python
-  // has them: the first reference from C++ takes the GIL.
+  // The tensors of the call under way; the vectors keep their capacity. Parameters are Python
+  // objects, since a first reference from C++ to their tensors takes the GIL.
   std::vector<pybind11::object> parameters_;
   std::vector<at::Tensor> gradients_;
   std::vector<Batch> batches_;

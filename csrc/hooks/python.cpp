@@ -1,16 +1,17 @@
-// The module hookstats._hooks: what the Python hooks are sped up by, for one version of torch.
+// The module hookstats._hooks, which speeds the Python hooks up, for one version of torch.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/headeronly/version.h>
 
+#include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 
 #include "hooks/arena.h"
 #include "hooks/gradient.h"
 #include "hooks/module_hook.h"
 #include "hooks/parameters.h"
+#include "hooks/reasons.h"
 #include "hooks/site.h"
 
 namespace py = pybind11;
@@ -19,16 +20,38 @@ namespace hookstats::hooks {
 
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using StateTuple = std::tuple<at::Tensor, at::Tensor, OptionalTensor, OptionalTensor,
-                              OptionalTensor, OptionalTensor>;
-
-State to_state(const StateTuple& state) {
-  return std::apply([](const auto&... parts) { return State{parts...}; }, state);
+// From Python's `State`, by the names of its fields.
+State to_state(const py::handle& state) {
+  const auto tensor = [&](const char* name) { return state.attr(name).cast<at::Tensor>(); };
+  const auto optional = [&](const char* name) {
+    return state.attr(name).cast<std::optional<at::Tensor>>();
+  };
+  return {.moments = tensor("moments"),
+          .tallies = tensor("tallies"),
+          .counts = optional("counts"),
+          .bins = optional("bins"),
+          .channel_counts = optional("channel_counts"),
+          .channel_bins = optional("channel_bins")};
 }
 
-// Python calls a hook through ModuleHook::call; whoever reads its `__call__`, as a tracer does,
-// finds the Python function `traced`.
+// From the addresses of Kernels by the names of their device types.
+KernelTable to_table(const std::map<std::string, size_t>& addresses) {
+  KernelTable table{};
+  for (const auto& [type, address] : addresses) {
+    table[static_cast<size_t>(c10::Device(type).type())] =
+        reinterpret_cast<const Kernels*>(address);
+  }
+  return table;
+}
+
+py::dict reasons() {
+  py::dict by_name;
+  for (const Reason& reason : kReasons) by_name[reason.name] = reason.text;
+  return by_name;
+}
+
+// Python calls a hook through ModuleHook::call. A tracer, which reads `__call__` instead, finds the
+// Python function `traced`.
 void set_traced(py::type type, const py::function& traced) {
   type.attr("__call__") = traced;
   reinterpret_cast<PyTypeObject*>(type.ptr())->tp_call = ModuleHook::call;
@@ -46,19 +69,18 @@ void define_hook(py::module_& m, const char* name) {
 PYBIND11_MODULE(_hooks, m) {
   m.attr("TORCH_VERSION") = TORCH_VERSION;
   m.attr("PARAMS_SIZE") = sizeof(UpdateParams);
+  m.attr("REASONS") = reasons();
 
   py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
-      // The addresses of Kernels; that for CUDA may be 0.
-      .def(py::init([](size_t cpu, size_t cuda) {
-             return std::make_shared<Arena>(*reinterpret_cast<const Kernels*>(cpu),
-                                            reinterpret_cast<const Kernels*>(cuda));
+      .def(py::init([](const std::map<std::string, size_t>& kernels) {
+             return std::make_shared<Arena>(to_table(kernels));
            }),
-           py::arg("cpu"), py::arg("cuda"))
+           py::arg("kernels"))
       .def_property(
           "recording", [](const Arena& a) { return a.recording.load(); },
           [](Arena& a, bool recording) { a.recording = recording; })
       .def_readwrite("front", &Arena::front)
-      // A lock, as threading.RLock is one.
+      // Python uses an arena as it would use a threading.RLock.
       .def("__enter__", [](Arena& a) { LockWithGil::lock(a); })
       .def("__exit__", [](Arena& a, const py::args&) { a.mutex.unlock(); });
 
@@ -73,11 +95,13 @@ PYBIND11_MODULE(_hooks, m) {
       .def_readwrite("missing", &Site::missing)
       .def_readwrite("disabled", &Site::disabled)
       .def_property_readonly("skipped", [](const Site& s) { return s.skipped; })
-      .def("skip", &Site::skip, py::arg("reason"))
+      .def(
+          "skip", [](Site& s, const std::string& reason) { ++s.skipped[reason]; },
+          py::arg("reason"))
       .def(
           "bind",
           [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,
-             const std::array<StateTuple, 2>& states, const std::array<at::Tensor, 2>& calls,
+             const std::array<py::object, 2>& states, const std::array<at::Tensor, 2>& calls,
              const std::optional<std::array<at::Tensor, 2>>& marks) {
             s.bind(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls, marks);
           },

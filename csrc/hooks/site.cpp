@@ -18,17 +18,17 @@ namespace hookstats::hooks {
 
 namespace {
 
-// The keys that a tensor with plain memory may have. Python subclasses, functorch's wrappers, fake,
-// sparse, nested and quantised tensors, and lazy conj and neg bits have more.
+// The keys that a tensor with plain memory may have, on any device. Python subclasses, functorch's
+// wrappers, fake, sparse, nested and quantised tensors, and lazy conj and neg bits have other keys.
 constexpr c10::DispatchKeySet kPlainKeys =
-    c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) |
+    c10::DispatchKeySet(c10::DispatchKey::Dense) | c10::backend_bitset_mask |
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 
 bool has_only(const at::Tensor& x, c10::DispatchKeySet keys) {
   return (x.key_set().raw_repr() & ~keys.raw_repr()) == 0;
 }
 
-// Edges in other devices' memory are for their kernels to read.
+// Only kernels read edges in the memory of other devices.
 Bins read_bins(const std::optional<at::Tensor>& bins, std::vector<float>& edges) {
   if (!bins) return {};
   if (bins->scalar_type() == at::kFloat) {
@@ -45,7 +45,7 @@ int64_t* counts_of(const std::optional<at::Tensor>& counts) {
   return counts ? counts->mutable_data_ptr<int64_t>() : nullptr;
 }
 
-// Calls a method of the Python Site, if it still is; takes the GIL.
+// Calls a method of the Python Site, if the Site still exists; takes the GIL.
 template <class Call>
 void call_owner(PyObject* owner, const char* method, Call call) {
   py::gil_scoped_acquire gil;
@@ -53,7 +53,7 @@ void call_owner(PyObject* owner, const char* method, Call call) {
     const py::object site = py::handle(owner)();
     if (!site.is_none()) call(site.attr(method));
   } catch (py::error_already_set& raised) {
-    // In the form that autograd hands on to the thread that called backward.
+    // Autograd hands errors of this form on to the thread that called backward.
     raised.restore();
     python_error error;
     error.persist();
@@ -70,7 +70,7 @@ Site::Site(std::shared_ptr<Arena> arena, PyObject* owner)
 
 Site::~Site() {
   if (!Py_IsInitialized()) return;
-  // The last gradient hook may go on a backward thread.
+  // A backward thread may destroy the last gradient hook.
   py::gil_scoped_acquire gil;
   Py_DECREF(owner_);
 }
@@ -153,15 +153,15 @@ void Site::receive(const at::Tensor& gradient, bool first) {
     std::lock_guard<std::recursive_mutex> lock(arena_->mutex);
     const bool recording = arena_->recording;
     if (!recording || takes(gradient)) {
-      const char* reason = "step not recorded";
-      if (recording) reason = attempt([&] { fold(gradient); }) ? nullptr : "disabled";
+      const Reason* reason = &kNotRecorded;
+      if (recording) reason = attempt([&] { fold(gradient); }) ? nullptr : &kDisabled;
       ++backwards;
       if (!first) return;
       --missing;
       if (reason == nullptr) {
         ++observed;
       } else {
-        skip(reason);
+        skip(*reason);
       }
       return;
     }

@@ -1,5 +1,5 @@
-// The native half of a Python `Site`: its counts, and its state where a tensor like the last one
-// can be folded in without asking Python.
+// The C++ half of a Python `Site`: the site's counts, and what it takes to fold in a tensor like
+// the last one without asking Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,20 +17,22 @@
 
 #include "core/update_params.h"
 #include "hooks/arena.h"
+#include "hooks/reasons.h"
 #include "ops/kernels.h"
 
 namespace hookstats::hooks {
 
-// The arguments of `update_` after x and channel_dim, as Python's arena holds them.
+// The arguments of `update_` after x and channel_dim: Python's `State`, with the same names.
 struct State {
   at::Tensor moments, tallies;
   std::optional<at::Tensor> counts, bins, channel_counts, channel_bins;
 };
 
-// All but the constructor and destructor: under the arena's lock.
+// Every method but the constructor and destructor needs the arena's lock, unless it says otherwise.
 class Site {
  public:
-  // `owner` is the Python Site, which is not kept alive. Both need the GIL.
+  // `owner` is the Python Site, which this half does not keep alive. Constructor and destructor
+  // need the GIL.
   Site(std::shared_ptr<Arena> arena, PyObject* owner);
   ~Site();
   Site(const Site&) = delete;
@@ -40,27 +42,27 @@ class Site {
   std::map<std::string, int64_t> skipped;
   bool disabled = false;
 
-  void skip(const char* reason) { ++skipped[reason]; }
+  void skip(const Reason& reason) { ++skipped[reason.text]; }
 
-  // From now on tensors of this shape, dtype and device go into `states` (by buffer), and are
-  // counted in `calls`, int64 [1] by buffer. Those of devices without kernels stay with Python.
-  // `marks` are the rows of marks (core/marks.h) of `states`' counts, by buffer, if there are any.
+  // From now on, tensors of this shape, dtype and device go into `states` (by buffer), and `calls`,
+  // int64 [1] by buffer, counts them. Python keeps tensors of devices without kernels. `marks` are
+  // the rows of marks (core/marks.h) of the counts in `states`, by buffer, if there are any.
   void bind(const at::Tensor& x, std::optional<int64_t> channel_dim, std::array<State, 2> states,
             std::array<at::Tensor, 2> calls, const std::optional<std::array<at::Tensor, 2>>& marks);
 
-  // Whether `fold` takes this tensor; others are Python's.
+  // Whether `fold` takes this tensor; Python folds in all others.
   bool takes(const at::Tensor& x) const { return fits(x) && arena_->kernels(x) != nullptr; }
-  // Whether it does where its device has kernels now.
+  // The same, if the tensor's device has kernels now.
   bool fits(const at::Tensor& x) const { return is_plain(x) && matches(x); }
-  // Whether it does of a plain tensor.
+  // The same, if the tensor is plain and its device has kernels now.
   bool matches(const at::Tensor& x) const {
     return bound_ && !disabled && x.scalar_type() == bound_->dtype &&
            x.device() == bound_->device && x.sizes() == bound_->sizes;
   }
-  // Folds a tensor that `takes` said yes to into the open step. Needs no GIL.
+  // Folds a tensor that `takes` accepted into the open step. Needs no GIL.
   void fold(const at::Tensor& x) { fold(aim(x)); }
-  // The same in parts, for whoever gives up the GIL between them or folds many by one call: `aim`
-  // alone reads the tensor, whose memory the caller keeps.
+  // The same in two parts, for callers that release the GIL in between or fold many tensors by one
+  // call. Only `aim` reads the tensor; the caller keeps the tensor's memory alive.
   const UpdateParams& aim(const at::Tensor& x);
   void fold(const UpdateParams& aimed);
   void count_fold() {
@@ -69,13 +71,15 @@ class Site {
     if (int64_t* const marks = bound_->params[front].tensor_marks) ++marks[0];
   }
 
-  // Counts a gradient that came and folds it in, `first` of its tensor or not. Without the GIL,
-  // which is taken only where `takes` says no. Not under the lock.
+  // Counts a gradient that arrived and folds it in; `first`: no other gradient arrived for its
+  // tensor. Call it without the lock and without the GIL, which it takes only where `takes`
+  // refuses.
   void receive(const at::Tensor& gradient, bool first);
-  // Counts the gradient of a view's base, of which the view's part cannot be taken.
+  // Counts the gradient of a view's base if the view's part cannot be taken out of it.
   void refuse(const at::Tensor& gradient, bool first);
-  // Runs a step of the site's work, and disables the site, with a warning, where that throws:
-  // whether it did not. With or without the GIL. What is not ours to catch is thrown on.
+  // Runs one step of the site's work; if that throws, disables the site with a warning. Returns
+  // whether the work was done. With or without the GIL. Rethrows errors of the device and of
+  // Python.
   template <class Work>
   bool attempt(Work work);
   // Disables the site, with a warning. With or without the GIL.
@@ -83,9 +87,9 @@ class Site {
 
   Arena& arena() const { return *arena_; }
 
-  // Whether a tensor has plain memory with its values: no wrapper, lazy bit or special layout.
+  // Whether a tensor's memory holds its values: no wrapper, no lazy bit, no special layout.
   static bool is_plain(const at::Tensor& x);
-  // Whether it is plain but for lazy bits, so that parts of it can be told by sizes and strides.
+  // Whether a tensor is plain except for lazy bits, so that sizes and strides describe parts of it.
   static bool is_strided(const at::Tensor& x);
 
  private:
@@ -96,7 +100,7 @@ class Site {
     std::vector<int64_t> sizes, strides;
     int channel_dim;  // or -1
     std::array<UpdateParams, 2> params;
-    // What the pointers in `params` point into.
+    // Owns the memory that `params` points into.
     std::array<State, 2> states;
     std::array<at::Tensor, 2> calls;
     std::optional<std::array<at::Tensor, 2>> marks;

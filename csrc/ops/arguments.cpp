@@ -1,4 +1,4 @@
-// The checks of update_ and update_many_: what they refuse changes no state.
+// The checks of update_ and update_many_: a call that is refused changes no state.
 #include "ops/arguments.h"
 
 #include <torch/headeronly/util/Exception.h>
@@ -28,10 +28,10 @@ void check_state(const Tensor& t, const Name& name, const Place& place, ScalarTy
 
 void check_length(const std::vector<Tensor>& tensors, const char* name, size_t expected) {
   STD_TORCH_CHECK(tensors.size() == expected, name, " has ", tensors.size(), " tensors; expected ",
-                  expected, ", one a tensor of xs where there is something to fill");
+                  expected, ", one per tensor of xs, or none where there are no such bins");
 }
 
-// States are filled side by side, so no two may share memory.
+// Threads fill the states side by side, so no two states may share memory.
 void check_apart(const std::vector<Tensor>& tensors, const char* name) {
   struct Range {
     const char* begin;
@@ -50,14 +50,15 @@ void check_apart(const std::vector<Tensor>& tensors, const char* name) {
     STD_TORCH_CHECK(ranges[i - 1].end <= ranges[i].begin, name, "[",
                     std::min(ranges[i - 1].index, ranges[i].index), "] and ", name, "[",
                     std::max(ranges[i - 1].index, ranges[i].index),
-                    "] share memory; expected a state of its own for every tensor of xs");
+                    "] share memory; expected a separate state for every tensor of xs");
   }
 }
 
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Place& place) {
-  return place.cuda < 0 ? out << "CPU" : out << "cuda:" << place.cuda;
+  out << place.name;
+  return place.index < 0 ? out : out << ':' << place.index;
 }
 
 std::ostream& operator<<(std::ostream& out, const Name& name) {
@@ -111,7 +112,7 @@ UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> 
   }
   params.data = x.const_data_ptr();
   STD_TORCH_CHECK(params.data != nullptr || params.view.numel() == 0, name, " has shape ",
-                  shape_of(x), " and no memory; expected one that is not freed");
+                  shape_of(x), " and no memory; expected a tensor whose storage is not freed");
   params.moments = static_cast<double*>(fold.moments.mutable_data_ptr());
   params.tallies = static_cast<int64_t*>(fold.tallies.mutable_data_ptr());
   return params;
@@ -154,7 +155,7 @@ void check_pairs(bool counts, bool bins, bool channel_counts, bool channel_bins)
 
 void check_bins(const Tensor& bins, const char* name, const Place& place) {
   const bool edges = bins.scalar_type() == ScalarType::Float;
-  const Place read_at = edges ? place : Place{};
+  const Place& read_at = edges ? place : kCpu;
   STD_TORCH_CHECK(read_at.has(bins) && bins.dim() == 1 && bins.is_contiguous(), name,
                   " is not a contiguous ", read_at, " tensor of one dimension, but has shape ",
                   shape_of(bins));

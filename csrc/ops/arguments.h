@@ -1,7 +1,9 @@
 // The arguments of update_ and update_many_: checked for any device, and filled into UpdateParams.
 #pragma once
 
+#include <torch/csrc/stable/device.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/DeviceType.h>
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
@@ -14,19 +16,24 @@
 
 namespace hookstats {
 
-// The device that all tensors of a call have to be on; `cuda` is its index, -1 for the CPU.
+// The device that all tensors of a call must be on.
 struct Place {
-  int32_t cuda = -1;
+  torch::headeronly::DeviceType type;
+  const char* name;    // of the type, as errors give it
+  int32_t index = -1;  // -1: a type that has one device only
 
   bool has(const torch::stable::Tensor& t) const {
-    return cuda < 0 ? t.is_cpu() : t.is_cuda() && t.get_device_index() == cuda;
+    const torch::stable::Device device = t.device();
+    return device.type() == type && (index < 0 || device.index() == index);
   }
 };
 
-// As errors name it: "CPU", "cuda:0".
+inline constexpr Place kCpu{torch::headeronly::DeviceType::CPU, "CPU"};
+
+// As errors give it: "CPU", "cuda:0".
 std::ostream& operator<<(std::ostream& out, const Place& place);
 
-// An argument as errors name it: "moments", or "moments[3]" where it is one of a list.
+// An argument as errors name it: "moments", or "moments[3]" for an entry of a list.
 struct Name {
   const char* argument;
   int64_t index = -1;
@@ -36,7 +43,7 @@ std::ostream& operator<<(std::ostream& out, const Name& name);
 
 std::string shape_of(const torch::stable::Tensor& t);
 
-// One tensor and the state it goes to; null where there is no histogram.
+// One tensor and the state that takes it; a pointer is null where there is no such histogram.
 struct Fold {
   const torch::stable::Tensor& x;
   const torch::stable::Tensor& moments;
@@ -45,7 +52,7 @@ struct Fold {
   const torch::stable::Tensor* channel_counts;
 };
 
-// What update_many_ takes: the i-th of every list is one fold.
+// The lists that update_many_ takes: the i-th entries of all lists are one fold.
 struct Folds {
   const std::vector<torch::stable::Tensor>& xs;
   const std::vector<torch::stable::Tensor>& moments;
@@ -54,27 +61,29 @@ struct Folds {
   const std::vector<torch::stable::Tensor>& channel_counts;
 };
 
-// Checks one fold. `index` is its place in the lists, or -1.
+// Checks one fold. `index` is the fold's place in the lists, or -1 where there are no lists.
 UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> channel_dim,
                    const Bins& bins, const Bins& channel_bins, int64_t index = -1);
 
-// Checks all of them, whose states share no memory.
+// Checks all folds, and that their states share no memory.
 std::vector<UpdateParams> check(const Folds& folds, const Place& place,
                                 std::optional<int64_t> channel_dim, const Bins& bins,
                                 const Bins& channel_bins);
 
-// That lists are as long as they have to be, with bins or without, before anything is read.
+// Checks the lists' lengths, which depend on whether there are bins, before any entry is read.
 void check_lengths(const Folds& folds, bool bins, bool channel_bins);
 
-// That of either histogram there are both its counts and its bins, or neither.
+// Checks that each histogram has both counts and bins, or neither.
 void check_pairs(bool counts, bool bins, bool channel_counts, bool channel_bins);
 
-// Log bins from their descriptor, int32 [3], which is on the CPU whatever the device.
+// Log bins from their descriptor, int32 [3], which is on the CPU for every device.
 Bins read_log_bins(const torch::stable::Tensor& bins, const char* name);
 
-// That bins are a contiguous tensor of one dimension: float32 edges at `place`, or int32 [3].
+// Checks that bins are a contiguous tensor of one dimension: float32 edges at `place`, or the
+// int32 [3] of log bins on the CPU.
 void check_bins(const torch::stable::Tensor& bins, const char* name, const Place& place);
 
+// Checks that the scale is float32 [] at `place`.
 void check_scale(const torch::stable::Tensor& scale, const Place& place);
 
 }  // namespace hookstats

@@ -1,4 +1,4 @@
-// What an operator library offers to the C++ hooks, a library of their own, by one address.
+// What an operator library offers to the C++ hooks, which are another library: one address.
 #pragma once
 
 #include <torch/headeronly/util/Exception.h>
@@ -12,12 +12,12 @@ namespace hookstats {
 struct Kernels {
   // Folds `count` tensors of one device into states that share no memory; `device` is its index.
   void (*update)(const UpdateParams* params, int64_t count, int32_t device);
-  // Whether what the device is asked for now becomes a part of a graph, which would replay kernels
-  // and no hooks; null where there are no such graphs.
+  // Whether work that is submitted to the device now becomes part of a graph: replays of the graph
+  // run its kernels but no hooks. Null for devices without graphs.
   bool (*is_capturing)(int32_t device);
 };
 
-// The address of `kernels`, for whoever was built with the same UpdateParams.
+// The address of `kernels`, for callers that were built with the same UpdateParams.
 inline int64_t entry(const Kernels& kernels, int64_t params_size) {
   STD_TORCH_CHECK(params_size == int64_t{sizeof(UpdateParams)}, "params_size is ", params_size,
                   "; expected ", sizeof(UpdateParams), ", that of the same build");

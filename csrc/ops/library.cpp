@@ -1,4 +1,4 @@
-// The operators' schemas: the table of contents of what Python can call.
+// The operators' schemas: all that Python can call.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(hookstats, m) {
@@ -9,25 +9,25 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "update_(Tensor x, int? channel_dim, Tensor(a!) moments, Tensor(b!) tallies, "
       "Tensor(c!)? counts=None, Tensor? bins=None, "
       "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None) -> ()");
-  // The same for many tensors, each into a state of its own: the i-th of every list. `counts` and
-  // `channel_counts` are empty where there are no such bins. Values are divided by `scale`. All
-  // moments have the same columns.
+  // The same for many tensors: the i-th tensor goes into the state of the i-th entries of the other
+  // lists. `counts` and `channel_counts` are empty where there are no such bins. Values are divided
+  // by `scale`. All moments have the same columns.
   m.def(
       "update_many_(Tensor[] xs, int? channel_dim, Tensor(a!)[] moments, Tensor(b!)[] tallies, "
       "Tensor(c!)[] counts, Tensor? bins, Tensor(d!)[] channel_counts, Tensor? channel_bins, "
       "Tensor? scale=None) -> ()");
-  // Takes the states out of blocks of rows on the CPU, which it leaves empty: moments and tallies
-  // by column, [columns, rows], and the nonzero entries of the histograms, row by row (cpu/take.h).
-  // `marks` say which counts to look at where all of the `folds` of a histogram are marked
-  // (core/marks.h).
+  // Takes the states out of blocks of rows on the CPU and leaves the rows empty. It returns moments
+  // and tallies by column, [columns, rows], and the nonzero entries of the histograms, row by row
+  // (cpu/take.h). Where all `folds` of a histogram are marked, `marks` say which of its counts to
+  // look at (core/marks.h).
   m.def(
       "take_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
       "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts) -> (Tensor, Tensor, Tensor, "
       "Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
-  // The addresses of what the C++ hooks call (ops/kernels.h); that of CUDA is in a library of its
-  // own, and so is the next.
+  // The addresses of what the C++ hooks call (ops/kernels.h). The CUDA library, which is separate,
+  // implements cuda_entry and ignore_captures.
   m.def("cpu_entry(int params_size) -> int");
   m.def("cuda_entry(int params_size) -> int");
   // Lets this thread use CUDA while other threads capture graphs, which by default forbid it.

@@ -9,7 +9,7 @@
 
 namespace hookstats {
 
-// Nothing for types that have no statistics, such as complex and quantised ones.
+// No value for types without statistics, such as complex and quantised types.
 inline std::optional<DType> dtype_of(torch::headeronly::ScalarType type) {
   using torch::headeronly::ScalarType;
   switch (type) {

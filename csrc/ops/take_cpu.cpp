@@ -21,7 +21,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The number of rows of all blocks; each has to be contiguous, [rows, columns].
+// The number of rows of all blocks; each block must be contiguous, [rows, columns].
 int64_t check_blocks(const std::vector<Tensor>& blocks, const char* name, ScalarType dtype,
                      int64_t columns) {
   int64_t rows = 0;
@@ -36,7 +36,7 @@ int64_t check_blocks(const std::vector<Tensor>& blocks, const char* name, Scalar
   return rows;
 }
 
-// Every block of counts has one of marks.
+// Checks that every block of counts has a block of marks.
 void check_marks(const std::vector<Tensor>& counts, const std::vector<Tensor>& marks) {
   STD_TORCH_CHECK(marks.size() == counts.size(), "marks has ", marks.size(), " blocks; expected ",
                   counts.size(), ", as many as counts");
@@ -48,8 +48,8 @@ void check_marks(const std::vector<Tensor>& counts, const std::vector<Tensor>& m
   }
 }
 
-// Without a copy: most of the rest was never written to. Where the heap and not the system gave the
-// memory, it is kept with the result, in the worst case 16 times the entries.
+// The first entries, without a copy: most of the remaining memory was never written to. Memory from
+// the heap rather than the system stays with the result, at worst 16 times the entries.
 Tensor first_of(Tensor tensor, int64_t length) {
   return torch::stable::narrow(tensor, 0, 0, length);
 }
@@ -73,7 +73,7 @@ struct Sparse {
   Tensor offsets, slots, counts;
 };
 
-// `marks` and `folds` are null where all counts have to be looked at.
+// `marks` and `folds` are null where all counts must be looked at.
 Sparse take_counts(const std::vector<Tensor>& blocks, const std::vector<Tensor>* marks,
                    const int64_t* folds, const Tensor& like) {
   std::vector<cpu::Histograms> histograms;
@@ -105,7 +105,7 @@ using Taken = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
 
 Taken take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vector<Tensor> counts,
                std::vector<Tensor> marks, Tensor folds, std::vector<Tensor> channel_counts) {
-  STD_TORCH_CHECK(!moments.empty(), "moments has no block; expected one or more");
+  STD_TORCH_CHECK(!moments.empty(), "moments has no blocks; expected one or more");
   const bool higher = moments.front().dim() == 2 && moments.front().size(1) == kHigherColumns;
   const int64_t columns = higher ? kHigherColumns : kMomentColumns;
   const int64_t rows = check_blocks(moments, "moments", ScalarType::Double, columns);
@@ -120,7 +120,7 @@ Taken take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::ve
                       folds.is_contiguous() && (counts.empty() || folds.size(0) == histograms),
                   "folds is ", folds.scalar_type(), " ", shape_of(folds),
                   "; expected a contiguous CPU tensor of ", ScalarType::Long, " [", histograms,
-                  "], one a histogram of counts");
+                  "], one per histogram of counts");
   const Tensor& like = tallies.front();
   // First what allocates most, so that running out of memory loses least.
   const Sparse tensor =

@@ -1,37 +1,28 @@
-// hookstats::update_ and update_many_ on CUDA: check the arguments, fill the parameters, launch.
+// The CUDA backend of update_ and update_many_.
 //
-// All is asked of the current stream. Nothing waits for the device, and what is in its memory is
-// not looked at: linear bins are described to the kernels by the edges that are given.
+// All work goes to the current stream. Nothing waits for the device or reads its memory: the
+// kernels get a pointer to the edges of linear bins.
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/core/DeviceType.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <map>
 #include <mutex>
-#include <optional>
-#include <vector>
 
 #include "cuda/update.h"
 #include "ops/arguments.h"
 #include "ops/kernels.h"
+#include "ops/update.h"
 #include "ops/workspace_cuda.h"
 
 namespace hookstats {
 
 namespace {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-Bins read_bins(const std::optional<Tensor>& bins, const char* name, const Place& place) {
-  if (!bins.has_value()) return {};
-  check_bins(*bins, name, place);
-  if (bins->scalar_type() != ScalarType::Float) return read_log_bins(*bins, name);
-  return described_bins(bins->size(0) - 1, static_cast<const float*>(bins->const_data_ptr()));
-}
 
 cuda::Stream current_stream(int32_t device) {
   cuda::Stream stream = nullptr;
@@ -63,48 +54,28 @@ void launch(const UpdateParams* params, int64_t count, int32_t index) {
   });
 }
 
-void update_cuda(const Tensor& x, std::optional<int64_t> channel_dim, Tensor moments,
-                 Tensor tallies, std::optional<Tensor> counts, std::optional<Tensor> bins,
-                 std::optional<Tensor> channel_counts, std::optional<Tensor> channel_bins) {
-  check_pairs(counts.has_value(), bins.has_value(), channel_counts.has_value(),
-              channel_bins.has_value());
-  STD_TORCH_CHECK(x.is_cuda(), "x is not on CUDA, as its state is; expected both on one device");
-  const Place place{x.get_device_index()};
-  const Fold fold{x, moments, tallies, counts ? &*counts : nullptr,
-                  channel_counts ? &*channel_counts : nullptr};
-  const UpdateParams params = check(fold, place, channel_dim, read_bins(bins, "bins", place),
-                                    read_bins(channel_bins, "channel_bins", place));
-  launch(&params, 1, place.cuda);
-}
-
-void update_many_cuda(std::vector<Tensor> xs, std::optional<int64_t> channel_dim,
-                      std::vector<Tensor> moments, std::vector<Tensor> tallies,
-                      std::vector<Tensor> counts, std::optional<Tensor> bins,
-                      std::vector<Tensor> channel_counts, std::optional<Tensor> channel_bins,
-                      std::optional<Tensor> scale) {
-  const Folds folds{xs, moments, tallies, counts, channel_counts};
-  check_lengths(folds, bins.has_value(), channel_bins.has_value());
-  if (xs.empty()) return;
-  STD_TORCH_CHECK(xs[0].is_cuda(), "xs[0] is not on CUDA, as others are; expected one device");
-  const Place place{xs[0].get_device_index()};
-  const float* divisor = nullptr;
-  if (scale.has_value()) {
-    check_scale(*scale, place);
-    divisor = static_cast<const float*>(scale->const_data_ptr());
-  }
-  std::vector<UpdateParams> params =
-      check(folds, place, channel_dim, read_bins(bins, "bins", place),
-            read_bins(channel_bins, "channel_bins", place));
-  for (UpdateParams& each : params) each.device_scale = divisor;
-  launch(params.data(), static_cast<int64_t>(params.size()), place.cuda);
-}
-
 bool is_capturing(int32_t device) { return cuda::is_capturing(current_stream(device)); }
 
-int64_t cuda_entry(int64_t params_size) {
+struct CudaBackend {
+  static Place place(const Tensor& x) {
+    STD_TORCH_CHECK(x.is_cuda(),
+                    "the first tensor is not on CUDA, as its state is; expected both "
+                    "on one device");
+    return {torch::headeronly::DeviceType::CUDA, "cuda", x.get_device_index()};
+  }
+
+  static Bins linear(const Tensor& edges, Histogram) {
+    return described_bins(edges.size(0) - 1, static_cast<const float*>(edges.const_data_ptr()));
+  }
+
+  static void divide(UpdateParams& params, const Tensor& scale) {
+    params.device_scale = static_cast<const float*>(scale.const_data_ptr());
+  }
+
   static constexpr Kernels kernels{launch, is_capturing};
-  return entry(kernels, params_size);
-}
+};
+
+int64_t cuda_entry(int64_t params_size) { return entry(CudaBackend::kernels, params_size); }
 
 void ignore_captures() {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -116,8 +87,8 @@ void ignore_captures() {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(hookstats, CUDA, m) {
-  m.impl("update_", TORCH_BOX(&update_cuda));
-  m.impl("update_many_", TORCH_BOX(&update_many_cuda));
+  m.impl("update_", TORCH_BOX(&update<CudaBackend>));
+  m.impl("update_many_", TORCH_BOX(&update_many<CudaBackend>));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hookstats, CompositeExplicitAutograd, m) {

@@ -1,4 +1,4 @@
-"""GraphSite and GraphState: what compiled graphs count and fold in; GraphStates: a device's."""
+"""The counters and states that compiled graphs fill: of a site, and of all sites on a device."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hookstats._torch import foreach_add_, foreach_copy_, foreach_zero_
+from hookstats.records.reasons import NOT_RECORDED
 from hookstats.records.sparse import Int64
-from hookstats.stats.state import identity_moments, identity_tallies, merge_
-
-State = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""What `update_` takes after x and channel_dim."""
+from hookstats.stats.state import State, identity_moments, identity_tallies, merge_
 
 FOLDED = "folded in"
 AWAITED = "gradient awaited"
-LATE = "step not recorded"
-RECOMPUTED = "recomputation"
-"""Outcomes of a GraphSite beside the reasons to skip a tensor. FOLDED includes LATE."""
+"""Outcomes of a GraphSite beside the reasons to skip a tensor. FOLDED includes NOT_RECORDED."""
 
 
 class GraphSite:
-    """What becomes of one site's tensors in compiled graphs, counted on their devices.
+    """Counts on the devices what becomes of one site's tensors in compiled graphs.
 
-    A graph cannot count in Python. Each of its counters, int64 [], is a tensor that stays: the
-    graph holds it, adds to it, and guards nothing.
+    A graph cannot count in Python. Each counter, int64 [], is a tensor that lasts: the graph holds
+    the counter, adds to it, and guards nothing.
     """
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, torch.device], Tensor] = {}
 
     def counter(self, outcome: str, device: torch.device) -> Tensor:
-        """The counter of one outcome, for graphs on `device`."""
+        """The counter of an outcome, for graphs on `device`."""
         key = outcome, device
         if key not in self._counters:
             with torch.inference_mode(False):
@@ -40,7 +37,7 @@ class GraphSite:
         return self._counters[key]
 
     def totals(self) -> Counter[str]:
-        """By outcome, how many so far; waits for the devices."""
+        """The number of tensors so far, by outcome; waits for the devices."""
         totals: Counter[str] = Counter()
         for (outcome, _), counter in self._counters.items():
             totals[outcome] += int(counter)
@@ -48,57 +45,58 @@ class GraphSite:
 
 
 class GraphState:
-    """The state of a site that compiled graphs change: tensors of its own.
+    """The state of one site that compiled graphs change, in separate tensors.
 
-    Views of one block, as the arena has them, would not do: AOTAutograd copies the whole block for
-    each view that a graph changes.
+    The arena's rows would not do, as they are views of one block: AOTAutograd copies the whole
+    block for each view that a graph changes.
     """
 
     def __init__(self, rows: tuple[State, State], site: GraphSite) -> None:
-        """rows: the site's two in the arena."""
-        moments, _, counts, bins, channel_counts, channel_bins = rows[0]
+        """rows: the site's rows in the arena, by buffer."""
+        row = rows[0]
+        channels, device = len(row.moments), row.moments.device
         self.rows = rows
-        self.identity = identity_moments(len(moments), moments.device)
-        self.state: State = (
-            self.identity.clone(),
-            identity_tallies(len(moments), moments.device),
-            None if counts is None else torch.zeros_like(counts),
-            bins,
-            None if channel_counts is None else torch.zeros_like(channel_counts),
-            channel_bins,
+        self.identity = identity_moments(channels, device)
+        self.state = row._replace(
+            moments=self.identity.clone(),
+            tallies=identity_tallies(channels, device),
+            counts=None if row.counts is None else torch.zeros_like(row.counts),
+            channel_counts=(
+                None if row.channel_counts is None else torch.zeros_like(row.channel_counts)
+            ),
         )
-        # The same memory, with version counters of its own: graphs may wait for their backward.
+        # The same memory with separate version counters: graphs may still wait for their backward.
         self.memory = _alias(self.state)
-        self.folded = site.counter(FOLDED, moments.device)
-        self.late = site.counter(LATE, moments.device)
+        self.folded = site.counter(FOLDED, device)
+        self.late = site.counter(NOT_RECORDED, device)
 
 
 class GraphStates:
-    """The states on one device. No method makes the host wait for the device."""
+    """The states of all traced sites on one device. No method waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.sites: list[int] = []
-        """The arena's index of each."""
+        """The index in the arena of each site."""
         self._states: list[GraphState] = []
         self._seen = torch.zeros(0, dtype=torch.int64, device=device)
 
     def add(self, site: int, rows: tuple[State, State], counts: GraphSite) -> GraphState:
-        """The state of a site that has these rows in the arena, emptied by `collect` from now."""
+        """Make the state of a site that has these rows in the arena; `collect` empties it."""
         self.sites.append(site)
         self._states.append(GraphState(rows, counts))
         return self._states[-1]
 
     def folded(self) -> Tensor:
-        """int64 [sites]: how many tensors were folded into each since it was emptied."""
+        """int64 [sites]: the number of tensors folded into each state since it was emptied."""
         if not self._states:
             return self._seen
         ever = torch.stack([graph.folded for graph in self._states])
         return ever - pad(self._seen, (0, len(ever) - len(self._seen)))
 
     def collect(self, buffer: int, observed: Int64) -> Tensor:
-        """Move every state into its row of the arena's `buffer`; return what `folded` said.
+        """Move every state into its row of the arena's `buffer`; return what `folded` gave.
 
-        observed: by the arena's index, how many tensors are in the row already.
+        observed: by index in the arena, the number of tensors that are in the row already.
         """
         into_empty: list[GraphState] = []
         for site, graph in zip(self.sites, self._states, strict=True):
@@ -106,54 +104,55 @@ class GraphStates:
                 _merge_into(graph.rows[buffer], graph.memory)
             else:
                 into_empty.append(graph)
-        # torch._foreach_* take no empty lists.
-        for parts in (_moments, _integers) if into_empty else ():  # of one dtype each: one kernel
-            torch._foreach_copy_(
+        # The foreach operators take no empty lists, and run one kernel for tensors of one dtype.
+        for parts in (_moments, _integers) if into_empty else ():
+            foreach_copy_(
                 [row for graph in into_empty for row in parts(graph.rows[buffer])],
                 [part for graph in into_empty for part in parts(graph.memory)],
             )
         return self._empty()
 
     def discard(self) -> None:
-        """Empty the states; what was in them came too late."""
+        """Empty the states, whose tensors came too late, and count them as that."""
         late = self._empty()
         if self._states:
-            torch._foreach_add_([graph.late for graph in self._states], list(late))
+            foreach_add_([graph.late for graph in self._states], list(late))
 
     def _empty(self) -> Tensor:
         new = self.folded()
         if not self._states:
             return new
-        torch._foreach_copy_(
-            [graph.memory[0] for graph in self._states], [graph.identity for graph in self._states]
+        foreach_copy_(
+            [graph.memory.moments for graph in self._states],
+            [graph.identity for graph in self._states],
         )
-        torch._foreach_zero_([part for graph in self._states for part in _integers(graph.memory)])
+        foreach_zero_([part for graph in self._states for part in _integers(graph.memory)])
         self._seen = pad(self._seen, (0, len(new) - len(self._seen))) + new
         return new
 
 
 def _alias(state: State) -> State:
-    moments, tallies, counts, bins, channel_counts, channel_bins = state
-    return (
-        moments.data,
-        tallies.data,
-        None if counts is None else counts.data,
-        bins,
-        None if channel_counts is None else channel_counts.data,
-        channel_bins,
+    return state._replace(
+        moments=state.moments.data,
+        tallies=state.tallies.data,
+        counts=None if state.counts is None else state.counts.data,
+        channel_counts=None if state.channel_counts is None else state.channel_counts.data,
     )
 
 
 def _moments(state: State) -> list[Tensor]:
-    return [state[0]]
+    return [state.moments]
+
+
+def _histograms(state: State) -> list[Tensor]:
+    return [counts for counts in (state.counts, state.channel_counts) if counts is not None]
 
 
 def _integers(state: State) -> list[Tensor]:
-    _, tallies, counts, _, channel_counts, _ = state
-    return [tensor for tensor in (tallies, counts, channel_counts) if tensor is not None]
+    return [state.tallies, *_histograms(state)]
 
 
 def _merge_into(row: State, state: State) -> None:
-    merge_(*row[:2], *state[:2])
-    for mine, other in zip(_integers(row)[1:], _integers(state)[1:], strict=True):
+    merge_(row.moments, row.tallies, state.moments, state.tallies)
+    for mine, other in zip(_histograms(row), _histograms(state), strict=True):
         mine.add_(other)

@@ -1,4 +1,4 @@
-"""Rows in two buffers, one to be filled while the other is read; they never move."""
+"""Rows in two buffers: one is filled while the other is read. Rows never move."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from hookstats.records.sparse import Int64
 
 _BLOCK_ROWS = 4096
-_BLOCK_BYTES = 4 << 20  # of one buffer, unless one site alone needs more
+_BLOCK_BYTES = 4 << 20  # per buffer, unless a single site needs more
 
 
 class Table:
     """Rows of state, in groups of columns; grows by blocks."""
 
     def __init__(self, empty: Sequence[Tensor]) -> None:
-        """empty: what an empty row holds in each of the columns' groups, [1, columns] each."""
+        """empty: the values of an empty row, a tensor [1, columns] per group of columns."""
         self._empty = empty
         row_bytes = sum(row.nbytes for row in empty)
         self._capacity = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
@@ -27,15 +27,16 @@ class Table:
         self._views: list[tuple[int, list[list[Tensor]]]] = [(0, []), (0, [])]
 
     def take(self, rows: int) -> list[Tensor]:
-        """The next rows, one view [2, rows, columns] a group."""
+        """The next rows: one view [2, rows, columns] per group."""
         if not self._blocks or self._blocks[-1].free < rows:
             self._blocks.append(_Block(self._empty, max(rows, self._capacity)))
         return self._blocks[-1].take(rows)
 
     def first(self, rows: int, buffer: int) -> list[list[Tensor]]:
-        """The first `rows` rows that were taken: for each group one view [n, columns] a block."""
+        """The first `rows` rows that were taken: per group a list of views [n, columns], one per
+        block."""
         known, views = self._views[buffer]
-        if known != rows or not views:  # as a rule, they are those of the step before
+        if known != rows or not views:  # as a rule, the views of the last step serve
             left, views = rows, [[] for _ in self._empty]
             for block in self._blocks:
                 n = min(left, block.used)
@@ -53,7 +54,7 @@ class Table:
 
 
 class _Block:
-    """Rows allocated at once."""
+    """Rows that were allocated at once."""
 
     def __init__(self, empty: Sequence[Tensor], capacity: int) -> None:
         self.groups = [row.repeat(2, capacity, 1) for row in empty]
@@ -67,14 +68,14 @@ class _Block:
 
 
 class Counters:
-    """One int64 a row, on the host: no torch operator is called to count or to read."""
+    """One int64 per row, on the host: counting and reading call no torch operator."""
 
     def __init__(self) -> None:
         self._blocks: list[NDArray[np.int64]] = []
         self._rows = 0
 
     def take(self) -> tuple[Int64, Int64]:
-        """The next row, int64 [1] by buffer."""
+        """The next row: an int64 [1] per buffer."""
         place = self._rows % _BLOCK_ROWS
         if place == 0:
             self._blocks.append(np.zeros((2, _BLOCK_ROWS), np.int64))
@@ -92,6 +93,11 @@ class Counters:
         for block in self._blocks:
             block[buffer, :rows] = 0
             rows = max(0, rows - _BLOCK_ROWS)
+
+
+def offsets_of(lengths: Int64) -> Int64:
+    """int64 [n + 1]: where each of n consecutive runs begins, and where the last one ends."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
 
 
 def zeros(columns: int, device: torch.device) -> Tensor:

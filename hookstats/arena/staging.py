@@ -1,4 +1,4 @@
-"""Staging: what a device holds, brought to the host without a call that waits for the device."""
+"""Staging: copies a device's memory to the host without a call that waits for the device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 
 from hookstats.kernels.ops import ignore_captures
 
-_POLL_SECONDS = 2e-4  # often enough not to be noticed, seldom enough not to keep a core busy
+_POLL_SECONDS = 2e-4  # short enough to go unnoticed, long enough to leave the core idle
 
 
 class Staging:
-    """A stream of its own on one device other than the CPU, for one thread at a time.
+    """A separate stream on one device other than the CPU, for one thread at a time.
 
-    That thread sleeps until the device is done: it neither blocks in a call of the device's, which
-    `torch.cuda.set_sync_debug_mode` would see, nor disturbs a graph that another thread captures.
+    The thread sleeps until the device is done. It does not block in a call of the device's library,
+    which `torch.cuda.set_sync_debug_mode` would report, and does not disturb a graph that another
+    thread captures.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,7 +28,7 @@ class Staging:
 
     @contextmanager
     def work(self, behind: torch.Event | None = None) -> Iterator[None]:
-        """Ask the device on the stream, after the event `behind`; what is asked is done after."""
+        """Submit the block's work on the stream, after the event `behind`; done when this ends."""
         ignore_captures()
         with self._stream:
             if behind is not None:
@@ -38,12 +39,12 @@ class Staging:
             time.sleep(_POLL_SECONDS)
 
     def copy(self, x: Tensor) -> Tensor:
-        """A copy of `x` on the host, in pinned memory of torch's, right once `work` has ended."""
+        """A copy of `x` on the host, in torch's pinned memory; valid once `work` has ended."""
         return x.to("cpu", non_blocking=True)
 
 
 def event(device: torch.device) -> torch.Event:
-    """An event behind all that was asked of the device's current stream so far."""
+    """An event behind all work on the device's current stream so far."""
     event = torch.Event(device)
     event.record(torch.accelerator.current_stream(device))
     return event

@@ -153,8 +153,8 @@ def _cuda(crash: str | None) -> str:
         return "no: they need the library of the CPU kernels"
     import torch
 
-    if ops.why_no_cuda is not None:
-        return f"no: {ops.why_no_cuda}"
+    if ops.why_missing["cuda"] is not None:
+        return f"no: {ops.why_missing['cuda']}"
     if not torch.cuda.is_available():
         return "yes, but torch finds no CUDA device"
     return f"yes, with {torch.cuda.device_count()} of {torch.cuda.get_device_name()}"

@@ -14,7 +14,7 @@ import numpy as np
 
 from hookstats.cli.inputs import open_path
 from hookstats.cli.usage.export import FORMATS
-from hookstats.runs.format import part_schema, require_pyarrow
+from hookstats.runs.format import require_pyarrow
 from hookstats.runs.run import Run
 from hookstats.runs.series import SiteSeries
 
@@ -61,7 +61,7 @@ def _replacing(out: Path) -> Iterator[Path]:
 
 def _write_parquet(recorded: Run, out: Path) -> None:
     pa = require_pyarrow()
-    with pa.parquet.ParquetWriter(out, part_schema(), compression="zstd") as writer:
+    with pa.parquet.ParquetWriter(out, recorded.schema, compression="zstd") as writer:
         for table in recorded.batches():
             writer.write_table(table)
 

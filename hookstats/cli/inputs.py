@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def read_step(run: Run, step: int | None, rank: int) -> StepRecord:
     return run.record(step, rank)
 
 
-def choose(keys: Sequence[Key], layers: list[str] | None, kinds: list[str] | None) -> list[Key]:
+def choose(keys: Collection[Key], layers: list[str] | None, kinds: list[str] | None) -> list[Key]:
     """The keys that match any of the layers' globs and any of the kinds, in their order."""
     if not layers and not kinds:
         return list(keys)
@@ -42,7 +42,7 @@ def choose(keys: Sequence[Key], layers: list[str] | None, kinds: list[str] | Non
     return [key for key in keys if key in chosen]
 
 
-def check_chosen(keys: Sequence[Key], layers: list[str] | None, kinds: list[str] | None) -> None:
+def check_chosen(keys: Collection[Key], layers: list[str] | None, kinds: list[str] | None) -> None:
     """Refuse a choice that matches nothing.
 
     Raises:

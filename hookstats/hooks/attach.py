@@ -1,15 +1,15 @@
-"""Whether hooks set on a model's modules will run, and on which modules they are to be set."""
+"""Whether hooks on a model's modules will run, and which modules are to have hooks."""
 
 from __future__ import annotations
 
 import difflib
-import sys
 import warnings
 from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
 
+from hookstats._torch import is_compiled
 from hookstats.hooks.dynamo import reset_compiled
 from hookstats.hooks.selection import Selection, Selector, exact_names
 
@@ -18,14 +18,11 @@ MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 
 
 def check_model(model: object) -> None:
-    """Raise a ValueError where `model` is no module, or one on which hooks might never run."""
+    """Raise a ValueError if `model` is no module, or a module whose hooks might never run."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model = {model!r}: expected a torch.nn.Module")
-    # Not imported here: without it nothing was compiled, and it takes its time.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
     for name, module in model.named_modules():
-        optimized = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-        if optimized or module._compiled_call_impl is not None:
+        if is_compiled(module):
             raise ValueError(
                 f"model: {name or type(module).__name__!r} is compiled, and hooks set now might "
                 "never run; expected a model that is not compiled"
@@ -33,7 +30,7 @@ def check_model(model: object) -> None:
 
 
 def check_kinds(kinds: Collection[str], known: Collection[str]) -> None:
-    """Raise a ValueError where `kinds` are not one or more of `known`."""
+    """Raise a ValueError unless `kinds` are one or more of `known`."""
     if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
         raise ValueError(
             f"kinds = {kinds!r}: expected one or more of {', '.join(known)}, in a tuple"
@@ -56,10 +53,10 @@ def select(
 ) -> Selection:
     """The modules and parameters that have some of `kinds`.
 
-    purpose: what they are for, a verb, for the message.
+    purpose: a verb for the message: what the caller does with the modules.
 
     Raises:
-        ValueError: nothing is left, or include has a name without wildcards that is not there.
+        ValueError: nothing is left, or include has a name without wildcards that does not exist.
     """
     selection = Selection(model, include, exclude)
     of_modules = not set(kinds).isdisjoint(MODULE_KINDS)
@@ -67,7 +64,7 @@ def select(
     if not ((of_modules and selection.modules) or (of_parameters and selection.parameters)):
         raise ValueError(
             f"include = {include!r}, exclude = {exclude!r}: nothing is left to {purpose} for kinds "
-            f"= {tuple(kinds)}, expected some of {type(model).__name__}, which has "
+            f"= {tuple(kinds)}; available in {type(model).__name__}: "
             f"{', '.join(map(repr, selection.close_names(include, of_parameters)))}, ..."
         )
     for name in exact_names(include):
@@ -81,21 +78,21 @@ def select(
 
 
 def make_reachable(modules: Mapping[str, nn.Module]) -> None:
-    """Have code that was compiled before call hooks of `modules`; warn of it, and of modules that
-    take no hooks."""
+    """Have code that is compiled already call the hooks of `modules`; warn of such code, and of
+    modules that take no hooks."""
     scripted = [name for name, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         warnings.warn(
             f"model: {', '.join(map(repr, scripted[:3]))}{', ...' * (len(scripted) > 3)}: a "
-            "ScriptModule takes no hooks, so none of its calls are observed",
+            "ScriptModule takes no hooks, and none of its calls are observed",
             RuntimeWarning,
             stacklevel=3,
         )
     functions = reset_compiled({type(module) for module in modules.values()})
     if functions:
         warnings.warn(
-            f"hookstats: compiled before the hooks were set, and so without them: "
-            f"{', '.join(functions)}; they are compiled again at their next calls",
+            f"hookstats: compiled before the hooks were set, and therefore without them: "
+            f"{', '.join(functions)}; torch compiles these functions again at their next calls",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hookstats._torch import is_flattened
+from hookstats.stats.arguments import check_optional_integer
 
 ChannelDim = str | int | None | Mapping[type[nn.Module], int | None]
-"""What `watch` takes as channel_dim: "auto", a dimension, None, or dimensions by module type."""
+"""The argument channel_dim of `watch`: "auto", a dimension, None, or dimensions by module type."""
 
 Rule = Callable[[int], int | None]
-"""From a tensor's number of dimensions to its channel dimension, None for the whole tensor."""
+"""From a tensor's number of dimensions to its channel dimension; None for the whole tensor."""
 
 _NAMES = """Conv ConvTranspose InstanceNorm AvgPool MaxPool LPPool FractionalMaxPool
     AdaptiveAvgPool AdaptiveMaxPool MaxUnpool"""
-# By number of spatial dimensions: channels come right before these, with or without a batch.
+# By number of spatial dimensions: the channels come right before these, with or without a batch.
 _SPATIAL: dict[int, tuple[type[nn.Module], ...]] = {
     n: tuple(getattr(nn, f"{name}{n}d") for name in _NAMES.split() if hasattr(nn, f"{name}{n}d"))
     for n in (1, 2, 3)
@@ -34,14 +38,14 @@ def check_channel_dim(channel_dim: object) -> None:
 
 
 def channel_rule(module: nn.Module, channel_dim: ChannelDim) -> Rule:
-    """Where the inputs and outputs of `module`, and their gradients, have their channels.
+    """The channel dimension of the inputs and outputs of `module`, and of their gradients.
 
-    A mapping counts for modules of its types, the nearest base class first; for others, "auto".
-    "auto": dimension 1 for convolutions, pooling, batch, instance and group norms (0 without a
-    batch dimension); else 1 for tensors of 4 or 5 dimensions; else the last.
+    A mapping holds for modules of its types, the nearest base class first; "auto" for all others.
+    "auto" is dimension 1 for convolutions, pooling, batch, instance and group norms (0 without a
+    batch dimension); otherwise 1 for tensors of 4 or 5 dimensions, and the last for all others.
     A tensor without dimensions is one channel.
     """
-    # A lazy module is what it will become.
+    # A lazy module counts as the module that it will become.
     kind: type[nn.Module] = getattr(module, "cls_to_become", None) or type(module)
     if isinstance(channel_dim, Mapping):
         for base in kind.__mro__:
@@ -57,9 +61,18 @@ def channel_rule(module: nn.Module, channel_dim: ChannelDim) -> Rule:
     return lambda ndim: None if ndim == 0 else 1 if ndim in (4, 5) else ndim - 1
 
 
-def parameter_rule(ndim: int) -> int | None:
-    """Where a parameter and its gradient have their channels: dimension 0."""
-    return None if ndim == 0 else 0
+def parameter_rule(parameter: Tensor) -> Rule:
+    """The channel dimension of `parameter` and of its gradient: 0.
+
+    A parameter that FSDP1 flattened is a run of elements, which differs between ranks: it has no
+    channels, and so has a parameter that is flattened later.
+    """
+    if is_flattened(parameter):
+        return lambda ndim: None
+    if is_lazy(parameter):
+        return _fixed(0)
+    whole = parameter.dim()
+    return lambda ndim: 0 if ndim == whole > 0 else None
 
 
 def _fixed(dim: int | None) -> Rule:
@@ -67,4 +80,8 @@ def _fixed(dim: int | None) -> Rule:
 
 
 def _is_dim(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+    try:
+        check_optional_integer("channel_dim", value, None)
+    except ValueError:
+        return False
+    return True

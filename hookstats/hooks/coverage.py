@@ -1,4 +1,4 @@
-"""Coverage: what a watch did and did not see, site by site."""
+"""Coverage: what a watch observed and what it left out, site by site."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hookstats.records.keys import label
+
 
 class Counts:
-    """What became of one site so far, as SiteCoverage has it; `_hooks.Site` is the same in C++."""
+    """What became of one site's tensors so far, as in SiteCoverage; in C++ it is `_hooks.Site`."""
 
     __slots__ = ("backwards", "disabled", "forwards", "missing", "observed", "skipped")
 
@@ -16,7 +18,7 @@ class Counts:
         self.forwards = self.observed = self.backwards = self.missing = 0
         self.skipped: dict[str, int] = {}
         self.disabled = False
-        """Whether the site takes no tensor any more."""
+        """Whether the site takes no more tensors."""
 
     def skip(self, reason: str) -> None:
         """Count a tensor that was left out."""
@@ -33,32 +35,32 @@ class SiteCoverage:
     name: str
     kind: str
     forwards: int
-    """Calls that gave the tensor; for a parameter, steps of its optimizer."""
+    """The calls that had the tensor; for a parameter, the steps of its optimizer."""
     observed: int
-    """Of these, how many have their tensor, or its gradient, in the statistics."""
+    """The calls whose tensor, or its gradient, is in the statistics."""
     skipped: dict[str, int]
-    """How many were left out, by reason."""
+    """The calls that were left out, by reason."""
     backwards: int
-    """Gradients that came: several a call where a graph is gone through several times."""
+    """The gradients that arrived: several per call if several backwards go through a graph."""
     missing: int
-    """Calls whose gradient has not come (yet)."""
+    """The calls whose gradient has not arrived (yet)."""
     error: str | None
-    """Why the site was disabled, if it was."""
+    """The error that disabled the site; None if none did."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """One row a site, in order of choice; sites that never had a tensor are rows of zeros."""
+    """One row per site, in the order of selection; a site that never had a tensor has zeros."""
 
     rows: tuple[SiteCoverage, ...]
     steps: int
     """Steps closed, recorded or not."""
     discarded: int
-    """Tensors folded into a step that was still open when the watch was closed."""
+    """The tensors in a step that was still open when the watch was closed."""
     stalls: int
-    """How often the training waited for a step before to be read out."""
+    """The number of times that training waited for the previous step to be read out."""
     failures: dict[str, str]
-    """What stopped recording, such as a sink, with its error."""
+    """The errors of what failed and was disabled, such as a sink, by its description."""
 
     def __iter__(self) -> Iterator[SiteCoverage]:
         return iter(self.rows)
@@ -74,15 +76,23 @@ class Coverage:
         raise KeyError(key)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the fields, with a dict for each row."""
+        """The fields as JSON-able types, with one dict per row."""
         return asdict(self)
 
+    def __repr__(self) -> str:
+        observed = sum(row.observed for row in self.rows)
+        disabled = sum(row.error is not None for row in self.rows)
+        return (
+            f"Coverage({len(self.rows)} sites, {self.steps} steps, {observed} tensors observed, "
+            f"{disabled} sites disabled, {len(self.failures)} failures)"
+        )
+
     def __str__(self) -> str:
-        """A table, and below it what went wrong."""
+        """A table, with errors and failures below it."""
         header = ("name", "kind", "forwards", "observed", "missing", "backwards", "skipped")
         lines = [header] + [
             (
-                row.name or "(root)",
+                label(row.name),
                 row.kind,
                 str(row.forwards),
                 str(row.observed),

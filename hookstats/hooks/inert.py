@@ -1,17 +1,17 @@
-"""Hook: what all hooks are, and what becomes of them in a copy of the model."""
+"""Hook: the base of all hooks, and what becomes of hooks in a copy of the model."""
 
 from __future__ import annotations
 
 
 class Inert:
-    """What a copy of a watched model has in a hook's place: it does nothing."""
+    """Takes a hook's place in a copy of the model, and does nothing."""
 
     def __call__(self, *args: object, **kwargs: object) -> None:
         pass
 
 
 class Hook:
-    """A hook that belongs to one model: copied or pickled with it, it becomes inert."""
+    """A hook that belongs to one model: a copy or a pickle of the model has an `Inert` instead."""
 
     __slots__ = ()
 

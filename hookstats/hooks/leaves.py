@@ -8,21 +8,23 @@ from typing import Any
 
 from torch import Tensor
 
+from hookstats.records.keys import leaf_path
+
 Leaf = tuple[str, Tensor]
 
 
 def leaves(value: object) -> Iterator[Leaf]:
-    """(path, tensor) of every tensor in `value`, in order; what is not a tensor is left out.
+    """(path, tensor) of every tensor in `value`, in order; other values are left out.
 
-    Walks tuples, lists, mappings and dataclasses (so also named tuples and ModelOutputs), in any
-    nesting. A path is what one would write after `value`: "[1]", ".logits", "['a b']". The first
-    tensor of a sequence, and a value that is a tensor, have the path "".
+    Walks tuples, lists, mappings and dataclasses (hence named tuples and ModelOutputs), in any
+    nesting. A path is the text that leads from `value` to the tensor in Python: "[1]", ".logits",
+    "['a b']". The first tensor of a sequence, and a value that is a tensor, have the path "".
     """
     return _walk(value, "")
 
 
 def argument_leaves(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[Leaf]:
-    """The leaves of a call's arguments: `args` as in `leaves`, `kwargs` by their names."""
+    """The leaves of a call's arguments: those of `args` as in `leaves`, of `kwargs` by name."""
     yield from _walk(args, "")
     for name, value in kwargs.items():
         yield from _walk(value, f".{name}")
@@ -30,7 +32,7 @@ def argument_leaves(args: tuple[object, ...], kwargs: Mapping[str, object]) -> I
 
 def _walk(value: object, path: str) -> Iterator[Leaf]:
     if isinstance(value, Tensor):
-        yield ("" if not path.strip("[0]") else path), value
+        yield leaf_path(path), value
     elif isinstance(value, (tuple, list)):
         names: tuple[str, ...] = getattr(value, "_fields", ())  # of a named tuple
         for i, item in enumerate(value):

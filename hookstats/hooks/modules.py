@@ -1,7 +1,7 @@
-"""The hooks of modules and tensors: thin callables, and the sites they feed.
+"""The hooks of modules: thin callables that feed sites.
 
-None of them returns anything, holds a tensor with values, or raises. Each asks first whether its
-arena is recording: that is all it costs where it is not.
+A hook returns nothing, raises nothing and holds no tensor with values. It first asks whether its
+arena is recording; that is its whole cost while the arena is not.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch._C import (
-    DisableTorchFunction,
-)
 from torch.compiler import is_dynamo_compiling
 
+from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Arena
+from hookstats.hooks.calls import before_call
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.gradients import register, why_no_gradient
 from hookstats.hooks.inert import Hook
@@ -24,10 +23,11 @@ from hookstats.hooks.readable import detour
 from hookstats.hooks.sites import Site, Sites
 from hookstats.hooks.traced import TracedHook
 from hookstats.kernels import native
+from hookstats.records import reasons
 
 
 class _ModuleHook(Hook):
-    """Folds the tensors of one module's calls in, and has their gradients folded in."""
+    """Folds in the tensors of one module's calls, and has their gradients folded in."""
 
     __slots__ = ("_traced", "arena", "gradients", "values")
 
@@ -54,12 +54,12 @@ class _ModuleHook(Hook):
                     if gradients is not None:
                         _await_gradient(gradients[path], tensor, reason)
                 if empty:
-                    self._skip("no tensor")
-            except Exception as error:  # from a container of the user's
-                self._skip("disabled", error)
+                    self._skip(reasons.NO_TENSOR)
+            except Exception as error:  # a container of the user raised it
+                self._skip(reasons.DISABLED, error)
 
     def _skip(self, reason: str, error: Exception | None = None) -> None:
-        """Count a call of which there is no leaf to count."""
+        """Count a call that has no leaf to count."""
         for sites in (self.values, self.gradients):
             if sites is not None:
                 if error is not None:
@@ -83,19 +83,14 @@ class OutputHook(_ModuleHook):
 class InputHook(_ModuleHook):
     """Forward pre-hook of one module, with keyword arguments, for its inputs.
 
-    The gradient of an input is its total one, over all that use the tensor, not the module alone.
+    The gradient of an input is the total gradient, over all uses of the tensor in the model.
     """
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        module: nn.Module,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object] | None = None,
-    ) -> None:
-        # A hook that is removed by one before it is still called, but without them.
-        if self.arena.recording and kwargs is not None:
+    @before_call
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if self.arena.recording:
             if is_dynamo_compiling():
                 self._traced.observe(argument_leaves(args, kwargs))
             else:
@@ -107,11 +102,11 @@ for _hook in (OutputHook, InputHook):
 
 
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
-    """Register the hooks that fold the gradient of `tensor` in, or count why not."""
+    """Register the hooks that fold in the gradient of `tensor`, or count why not."""
     site.counts.forwards += 1
     try:
         if reason is None and site.counts.disabled:
-            reason = "disabled"
+            reason = reasons.DISABLED
         reason = reason or why_no_gradient(tensor)
         if reason is None:
             if site.native is not None and native.hooks is not None:
@@ -126,7 +121,7 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
 
 
 def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
-    """What to register with a module: the C++ hook that stands for `hook`, or `hook` itself."""
+    """The callable to register with a module: the C++ hook for `hook`, or `hook` itself."""
     arena = hook.arena.native
     if native.hooks is None or arena is None:
         return hook
@@ -137,7 +132,7 @@ def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
 
 
 def _as_traced(self: Any, *args: Any) -> None:
-    """What a tracer runs in a C++ hook's place."""
+    """What a tracer runs instead of a C++ hook."""
     self.python(*args)
 
 

@@ -1,22 +1,22 @@
 """Parameters: their values and gradients, as an optimizer is about to use them.
 
-A hook before the optimizer's step sees what no hook of the backward does: the gradient that was
+A hook before the optimizer's step sees what no hook of the backward sees: the gradient that was
 accumulated over micro-batches and reduced over ranks, whatever computed it and however often. One
-call of `update_many_` folds the gradients of all its parameters in.
+call of `update_many_` folds in the gradients of all parameters of the optimizer.
 
-- A gradient counts once a step of its optimizer. One that is None is missing, or skipped where the
-  parameter is frozen; one that is sparse is skipped.
+- A gradient counts once per step of its optimizer. A gradient that is None is missing, or skipped
+  if the parameter is frozen; a sparse gradient is skipped.
 - Gradients are unscaled. Under a `torch.amp.GradScaler` most optimizers get unscaled gradients, and
-  their `step` is not called where one of them is not finite: then this step stays open, and the
-  next one has the outputs and their gradients of both iterations, unless `Watch.step` closes it.
-  An optimizer that unscales by itself, as the fused ones do, is told the scale in its attribute
-  `grad_scale`: there gradients are divided by it on the way. It is called in any case, and what is
-  not finite is counted as such.
-- Given a closure, an optimizer computes the gradients itself, several times if it likes: there it
-  is the hook after its step that looks, and sees the last ones.
-- Optimizers that step inside the backward, one a parameter, each fold their own parameter in, and
-  free the gradient after. The last that has not stepped yet closes the step, as of several
-  optimizers in any case. If some of them do not step in every iteration, `Watch.step` closes it.
+  the scaler does not call their `step` if a gradient is not finite. This step then stays open, and
+  the next one has the outputs and their gradients of both iterations, unless `Watch.step` closes
+  it. Optimizers that unscale by themselves, as the fused ones do, have the scale in their attribute
+  `grad_scale`: their gradients are divided by it when they are folded in. The scaler always calls
+  the `step` of these, and gradients that are not finite are counted as such.
+- With a closure, an optimizer computes the gradients itself, possibly several times: the hook after
+  its step observes the last ones.
+- Optimizers that step inside the backward, one per parameter, each fold in their own parameter, and
+  free its gradient afterwards. As with any number of optimizers, the last one that has not stepped
+  yet closes the step. If some do not step in every iteration, `Watch.step` closes it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Accumulator, Arena
-from hookstats.arena.graph_states import State
-from hookstats.hooks import channels
-from hookstats.hooks.channels import Rule
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.sites import Site
 from hookstats.kernels.ops import update_many_
+from hookstats.records import reasons
+from hookstats.stats.state import State
 
 if TYPE_CHECKING:
     from hookstats import _hooks
 
 
 class StepHook(Hook):
-    """Step hook of one optimizer: observes its parameters, then says that it steps.
+    """Step hook of one optimizer: observes the parameters, then reports that the optimizer steps.
 
-    Registered twice: `after` the step for calls with a closure, before it for all others.
+    It is registered twice: `after` the step for calls with a closure, before it for all others.
     """
 
     __slots__ = ("_after", "_arena", "_batches", "_parameters", "_then")
@@ -79,9 +77,10 @@ class StepHook(Hook):
 class Parameters:
     """The watched parameters.
 
-    A parameter is what its module has by its name at the time, as sharding, a load or a conversion
-    may replace it. There are no weak references to parameters: `torch.utils.swap_tensors`, which
-    moves DTensors to other dtypes and devices, refuses a tensor that has any.
+    A parameter is whatever its module has by the parameter's name at the time: sharding, a load or
+    a conversion may replace it. There are no weak references to parameters, since
+    `torch.utils.swap_tensors`, which moves DTensors to other dtypes and devices, refuses tensors
+    that have any.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -98,9 +97,9 @@ class Parameters:
     def observe(
         self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None = None
     ) -> None:
-        """Fold in those of the parameters that are watched, their gradients divided by `scale`.
+        """Fold in the watched ones of the parameters, with their gradients divided by `scale`.
 
-        groups: lists of parameters. batches: of these parameters, from the step before.
+        groups: lists of parameters. batches: the batches of these parameters in the last step.
         """
         with self._arena.lock, DisableTorchFunction():
             if batches.native is not None and batches.native.observe(groups, scale):
@@ -124,12 +123,12 @@ class Parameters:
                 batches.let_go()
 
     def observe_all(self) -> None:
-        """Fold all of them in."""
+        """Fold in all watched parameters."""
         found = [watched.tensor() for watched in self._watched]
         self.observe([[p for p in found if p is not None]], self._batches)
 
     def look_again(self) -> None:
-        """Have the next step ask the modules anew for their parameters."""
+        """Have the next step ask the modules again for their parameters."""
         self._by_id = None
 
 
@@ -143,13 +142,13 @@ class _Parameter(NamedTuple):
     gradient: Site | None
 
     def tensor(self) -> Tensor | None:
-        """What the parameter is now; None where it is gone."""
+        """The parameter as it is now; None if it is gone."""
         owner = self.owner()
         if owner is None:
             return None
         if self.key in owner._parameters:
             return owner._parameters[self.key]
-        # Moved to another name, by a parametrization or by pruning.
+        # A parametrization or pruning moves a parameter to another name.
         return next((p for p in owner.parameters() if id(p) == self.identity), None)
 
     def check(self) -> None:
@@ -158,7 +157,9 @@ class _Parameter(NamedTuple):
             for site in (self.value, self.gradient):
                 if site is not None:
                     site.disable(
-                        LookupError("the parameter is gone: expected a watch after sharding")
+                        LookupError(
+                            "the parameter is gone: expected watch() to be called after sharding"
+                        )
                     )
 
 
@@ -172,14 +173,14 @@ def _collect(watched: _Parameter, parameter: Tensor, batches: Batches, *, scaled
         site.counts.backwards += 1
         batches.add(site, gradient, scaled=scaled)
     elif not parameter.requires_grad:
-        site.skip("requires no gradient")
+        site.skip(reasons.NO_GRADIENT)
     else:
         site.counts.forwards += 1
         site.counts.missing += 1
 
 
 def _hand_on(watched: _Parameter | None, parameter: Tensor, native: _hooks.Parameters) -> None:
-    """Have the C++ half know the next parameter, watched or not."""
+    """Tell the C++ half of the next parameter, watched or not."""
     if watched is None:
         native.add(parameter)
         return
@@ -188,33 +189,33 @@ def _hand_on(watched: _Parameter | None, parameter: Tensor, native: _hooks.Param
 
 
 class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
-    """What is collected for one call each: by device, channel dimension and whether it is scaled.
+    """One batch per call of `update_many_`, by device, channel dimension and whether it is scaled.
 
-    They are kept from step to step, with what of a call stays the same.
+    Batches last from step to step, with those arguments of the call that stay the same.
     """
 
     native: _hooks.Parameters | None = None
-    """What does it all by itself as long as parameters and gradients are like those before."""
+    """The C++ half, which suffices as long as parameters and gradients are like those before."""
 
     def __missing__(self, key: tuple[torch.device, int | None, bool]) -> _Batch:
         batch = self[key] = _Batch()
         return batch
 
     def add(self, site: Site, tensor: Tensor, *, scaled: bool) -> None:
-        """Count `tensor` and have `fold` fold it in, or skip it."""
+        """Count `tensor`, and have `fold` fold it in, or skip it."""
         site.counts.forwards += 1
         x = site.prepare(tensor)
         if isinstance(x, str):
             site.settle(x)
             return
-        assert site.accumulator is not None  # or there was a reason
+        assert site.accumulator is not None  # since there was no reason
         batch = self[x.device, site.channel_dim, scaled]
         batch.sites.append(site)
         batch.accumulators.append(site.accumulator)
         batch.tensors.append(x)
 
     def fold(self, front: int, scale: Tensor | None) -> None:
-        """Fold in what was added, into the buffer `front`."""
+        """Fold the added tensors into the buffer `front`."""
         for (device, channel_dim, scaled), batch in self.items():
             if batch.tensors:
                 batch.fold(front, channel_dim, device, scale if scaled else None)
@@ -226,7 +227,7 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
 
 
 class _Batch:
-    """Tensors that are folded in by one call, each with its site."""
+    """Tensors that one call folds in, each with its site."""
 
     __slots__ = ("_prepared_for", "_states", "accumulators", "sites", "tensors")
 
@@ -244,7 +245,7 @@ class _Batch:
     def fold(
         self, front: int, channel_dim: int | None, device: torch.device, scale: Tensor | None
     ) -> None:
-        """Fold them in."""
+        """Fold the tensors in."""
         if self._states is None or self._prepared_for != self.accumulators:
             self._prepared_for = self.accumulators
             first, second = zip(*(a.states for a in self.accumulators), strict=True)
@@ -258,7 +259,7 @@ class _Batch:
             self._count(-1)
             if isinstance(error, torch.AcceleratorError):
                 raise
-            # What is refused changes no state: one by one they show whose fault it is.
+            # A refused call changes no state. One by one, the tensors show which was refused.
             for site, accumulator, x in self._entries():
                 state = _by_argument([accumulator.states[front]])
                 site.settle(_fold_alone(site, accumulator, x, channel_dim, *state, scale))
@@ -275,7 +276,7 @@ class _Batch:
 
 
 def _fold_alone(site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any) -> str | None:
-    """Fold in one tensor of a batch, or give the reason not to."""
+    """Fold in one tensor of a batch, or return the reason not to."""
     accumulator.count(1)
     try:
         update_many_([x], *arguments)
@@ -288,30 +289,16 @@ def _fold_alone(site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any
 _States = tuple[
     list[Tensor], list[Tensor], list[Tensor], Tensor | None, list[Tensor], Tensor | None
 ]
-"""What `update_many_` takes after xs and channel_dim."""
+"""The arguments of `update_many_` after xs and channel_dim: the fields of `State`, in lists."""
 
 
 def _by_argument(states: Sequence[State]) -> _States:
-    """The states as lists, one an argument of `update_many_`."""
-    _, _, _, bins, _, channel_bins = states[0]
+    """The states as lists, one list per argument of `update_many_`."""
     return (
-        [state[0] for state in states],
-        [state[1] for state in states],
-        [state[2] for state in states if state[2] is not None],
-        bins,
-        [state[4] for state in states if state[4] is not None],
-        channel_bins,
+        [state.moments for state in states],
+        [state.tallies for state in states],
+        [state.counts for state in states if state.counts is not None],
+        states[0].bins,
+        [state.channel_counts for state in states if state.channel_counts is not None],
+        states[0].channel_bins,
     )
-
-
-def parameter_rule(parameter: Tensor) -> Rule:
-    """Where `parameter` and its gradient have their channels: dimension 0.
-
-    What FSDP1 flattened is a run of elements, on each rank another one: it has no channels.
-    """
-    if is_lazy(parameter):
-        return channels.parameter_rule
-    if getattr(parameter, "_fsdp_flattened", False):
-        return lambda ndim: None
-    whole = parameter.dim()
-    return lambda ndim: channels.parameter_rule(ndim) if ndim == whole else None

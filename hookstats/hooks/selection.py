@@ -1,4 +1,4 @@
-"""Which modules and parameters of a model are watched, and by what names."""
+"""Selection: which modules and parameters of a model are watched, and their names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator
 
 from torch import nn
 
+from hookstats._torch import WRAPPED
+
 Selector = (
     str
     | re.Pattern[str]
@@ -17,19 +19,17 @@ Selector = (
     | Collection["Selector"]
 )
 """A glob or a regular expression for names, a module type, a callable (name, module) -> bool, or
-several of these, of which one has to match."""
-
-_WRAPPED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+several of these, one of which must match."""
 
 
 class Selection:
     """The chosen modules and parameters of a model by their names, each once.
 
-    Without `include` these are all parameters, and the modules without children. With it, they are
-    the modules that it matches, and the parameters that it matches or whose module it matches.
-    Less those that `exclude` matches likewise. A glob has to match the whole name, a regular
-    expression some part of it. Names are qualified names without the prefixes of wrappers; where
-    a module or parameter has several, the first.
+    Without `include` these are all parameters, and all modules without children. With `include`,
+    they are the modules that it matches, and the parameters that it matches or whose module it
+    matches. `exclude` removes modules and parameters in the same way. A glob must match the whole
+    name, a regular expression some part of it. Names are qualified names without the prefixes of
+    wrappers; a module or parameter that has several names goes by the first.
 
     Raises:
         ValueError: include or exclude is no Selector.
@@ -43,7 +43,7 @@ class Selection:
         self.modules: dict[str, nn.Module] = {}
         self.parameters: dict[str, nn.Parameter] = {}
         self.owners: dict[str, tuple[nn.Module, str]] = {}
-        """Of each chosen parameter, the module that has it, and what it calls it."""
+        """The module that has each chosen parameter, and the module's name for it."""
         self._names: list[str] = []
         self._module_names: list[str] = []
         seen: set[nn.Parameter] = set()
@@ -67,14 +67,14 @@ class Selection:
     def has(self, name: str, parameters: bool) -> bool:
         """Whether a module in the model has that name, chosen or not.
 
-        parameters: or a parameter.
+        parameters: whether a parameter may have it, too.
         """
         return name in self._known(parameters)
 
     def close_names(self, selector: object, parameters: bool) -> list[str]:
-        """Names in the model like `selector`, for an error message; some names if none is.
+        """Names in the model like `selector`, or any names if none is like it, for error messages.
 
-        parameters: whether those of parameters are meant, too.
+        parameters: whether to include names of parameters.
         """
         names = self._known(parameters)
         if isinstance(selector, str) and (close := difflib.get_close_matches(selector, names, n=3)):
@@ -86,7 +86,7 @@ class Selection:
 
 
 def check_selector(argument: str, selector: Selector | None) -> None:
-    """Raise a ValueError where the value of `argument` is no Selector."""
+    """Raise a ValueError if the value of `argument` is no Selector."""
     if selector is not None:
         _Matcher(argument, selector)
 
@@ -102,7 +102,7 @@ def exact_names(selector: Selector | None) -> Iterator[str]:
 
 
 class _Matcher:
-    """A selector, taken apart."""
+    """A selector, as functions that match names and modules."""
 
     def __init__(self, argument: str, selector: Selector) -> None:
         self._names: list[Callable[[str], object]] = []
@@ -137,7 +137,8 @@ class _Matcher:
 
 
 def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module once, with its name; where wrappers make two names equal, the later is whole."""
+    """Every module once, with its name; if wrappers make two names equal, the later one keeps its
+    prefixes."""
     modules = dict(model.named_modules())
     given: set[str] = set()
     for full, module in modules.items():
@@ -156,15 +157,15 @@ def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _wrapped(module: nn.Module) -> set[str]:
-    """The names of children for which `module` is no more than a wrapper."""
+    """The names of those children of which `module` is a mere wrapper."""
     children = {name for name, _ in module.named_children()}
     # DataParallel, DistributedDataParallel, AveragedModel, ...: nothing but a `module`.
-    return children if children == {"module"} else children & _WRAPPED
+    return children if children == {"module"} else children & WRAPPED
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
     """Whether a module computes something and has no children that do."""
-    # A ScriptModule's class has no forward to ask for.
+    # The class of a ScriptModule has no forward.
     forward = getattr(type(module), "forward", None)
     if forward is nn.Module.forward or "parametrizations" in name.split("."):
         return False

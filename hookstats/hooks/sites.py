@@ -8,28 +8,29 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction, _has_storage
 
+from hookstats._torch import DisableTorchFunction, has_storage, is_plain
 from hookstats.arena.arena import Accumulator, Arena
-from hookstats.arena.graph_states import AWAITED, FOLDED, LATE, GraphSite, GraphState
+from hookstats.arena.graph_states import AWAITED, FOLDED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule
 from hookstats.hooks.coverage import Counts, SiteCoverage
-from hookstats.hooks.readable import is_plain, local_part, short, unreadable
+from hookstats.hooks.readable import local_part, short, unreadable
+from hookstats.records import reasons
 from hookstats.records.record import SiteInfo
 from hookstats.stats.reference import DTYPES
 
 MAX_LEAVES = 1024
-"""Tensors of one kind of one module that are told apart: keys that change from call to call, such
-as the names of images, would fill the memory with sites."""
+"""The most tensors of one kind of a module that are told apart: keys that change from call to call,
+such as the names of images, would otherwise fill the memory with sites."""
 
 if TYPE_CHECKING:
     from hookstats import _hooks
 
 
 class Site:
-    """One tensor that a model computes or owns: skips it, with a reason, or folds it in.
+    """One tensor that a model computes or owns: folds the tensor in, or skips it with a reason.
 
-    Its methods are called under the arena's lock, but for `receive`.
+    Callers hold the arena's lock, except for `receive` and `refuse`.
     """
 
     __slots__ = (
@@ -54,14 +55,14 @@ class Site:
         self.name = name
         self.kind = kind
         self.native = arena.native_site(self)
-        """Its half in C++, which folds tensors like the last one without this one; or None."""
+        """The C++ half, which folds in tensors like the last one; None without C++ hooks."""
         self.counts: Counts | _hooks.Site = self.native or Counts()
         self.error: str | None = None
         self.graph = GraphSite()
-        """What compiled graphs counted, beside the numbers above."""
+        """The counts of compiled graphs, which `counts` does not include."""
         self._arena = arena
         self._rule = rule
-        # The last tensor folded in, and what it needs; a tensor like it needs no second look.
+        # Of the last tensor that was folded in; a tensor like it needs no further look.
         self._shape: torch.Size | None = None
         self._dtype: torch.dtype | None = None
         self._device: torch.device | None = None
@@ -80,16 +81,19 @@ class Site:
         self.counts.skip(reason)
 
     def receive(self, gradient: Tensor, first: bool) -> None:
-        """Count a gradient that came and fold it in; `first`: no other came for its tensor yet."""
+        """Count a gradient that arrived and fold it in; `first`: no other gradient arrived for its
+        tensor."""
         with self._arena.lock, DisableTorchFunction():
-            self._received(first, self.fold(gradient) if self._arena.recording else LATE)
+            self._received(
+                first, self.fold(gradient) if self._arena.recording else reasons.NOT_RECORDED
+            )
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
-        """Count the gradient of a view's base, of which the view's part cannot be taken."""
+        """Count the gradient of a view's base if the view's part cannot be taken out of it."""
         with self._arena.lock, DisableTorchFunction():
-            # A view of shards is no part of their memory.
-            reason = unreadable(gradient) or "distributed view changed in place"
-            self._received(first, reason if self._arena.recording else LATE)
+            # The memory of shards has no part that is the view.
+            reason = unreadable(gradient) or reasons.CHANGED_VIEW
+            self._received(first, reason if self._arena.recording else reasons.NOT_RECORDED)
 
     def _received(self, first: bool, reason: str | None) -> None:
         self.counts.backwards += 1
@@ -98,21 +102,21 @@ class Site:
             self.settle(reason)
 
     def settle(self, reason: str | None) -> None:
-        """Say of a tensor that was counted why it was left out, None if it was folded in."""
+        """Count why a tensor was left out; None: it was folded in."""
         if reason is None:
             self.counts.observed += 1
         else:
             self.counts.skip(reason)
 
     def fold(self, tensor: Tensor) -> str | None:
-        """Fold `tensor` into the open step, or give the reason not to.
+        """Fold `tensor` into the open step, or return the reason not to.
 
         Raises nothing but torch.AcceleratorError, after which the device is lost.
         """
         x = self.prepare(tensor)
         if isinstance(x, str):
             return x
-        assert self.accumulator is not None  # or there was a reason
+        assert self.accumulator is not None  # since there was no reason
         try:
             self.accumulator.fold(x.detach(), self.channel_dim)
         except Exception as error:
@@ -120,10 +124,10 @@ class Site:
         return None
 
     def prepare(self, tensor: Tensor) -> Tensor | str:
-        """What of `tensor` is to be folded into `accumulator` along `channel_dim`, or the reason
-        to skip it."""
+        """What to fold into `accumulator` along `channel_dim`: `tensor` or this rank's part of it.
+        Or the reason to skip it."""
         if self.counts.disabled:
-            return "disabled"
+            return reasons.DISABLED
         try:
             reason = unreadable(tensor)
             if reason is not None:
@@ -136,37 +140,37 @@ class Site:
             return self._fail(tensor, error)
 
     def _fail(self, tensor: Tensor, error: Exception) -> str:
-        # Batched by the vmap of autograd.grad, or freed as shards are, to name two.
-        if not _has_storage(tensor) or not tensor.untyped_storage().nbytes():
-            return "no storage"
+        # Among others, the vmap of autograd.grad batches tensors, and sharding frees them.
+        if not has_storage(tensor) or not tensor.untyped_storage().nbytes():
+            return reasons.NO_STORAGE
         return self.disable(error)
 
     def disable(self, error: Exception) -> str:
-        """Fold nothing any more because of `error`; warn, once; give the reason to skip."""
+        """Fold in no more tensors because of `error`, and warn once; returns the reason to skip."""
         if isinstance(error, torch.AcceleratorError):
             raise error
         if self.error is None:
             self.counts.disabled = True
             self.error = f"{type(error).__name__}: {error}"
             warnings.warn(
-                f"hookstats records {self.kind} of {self.name!r} no more: {self.error}",
+                f"hookstats no longer records {self.kind} of {self.name!r}: {self.error}",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return "disabled"
+        return reasons.DISABLED
 
     def trace(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> GraphState | str:
-        """The state into which graphs fold tensors like that, or the reason to skip them.
+        """The state into which graphs fold such tensors, or the reason to skip them.
 
-        shape: -1 for sizes that vary; the number of channels must not.
+        shape: -1 for sizes that vary; the number of channels must not vary.
         """
         if self.error is not None:
-            return "disabled"
+            return reasons.DISABLED
         known = self._accumulators.get(device)
         if known is not None and known.is_traced() and len(known.info.shape) == len(shape):
-            # Which of its graphs runs is not known here.
+            # The site has several graphs, and a record cannot know which of them ran.
             sizes = zip(known.info.shape, shape, strict=True)
             shape = tuple([one if one == other else -1 for one, other in sizes])
         try:
@@ -190,21 +194,21 @@ class Site:
     def _place(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Accumulator | str:
-        """The state for tensors like that, or the reason to skip them."""
+        """The state for such tensors, or the reason to skip them."""
         if not dtype.is_floating_point or dtype not in DTYPES:
             return f"dtype {short(dtype)}"
         if device.type == "meta":
-            return "meta tensor"
+            return reasons.META
         ndim = len(shape)
         dim = self._rule(ndim)
         if dim is not None and not -ndim <= dim < ndim:
             return f"no dimension {dim}"
         channels = 1 if dim is None else shape[dim]
         if channels == 0:
-            return "no channels"
+            return reasons.NO_CHANNELS
         info = SiteInfo(self.name, self.kind, channels, dim, shape, short(dtype))
         if any(known.info.channels != channels for known in self._accumulators.values()):
-            return "other number of channels"
+            return reasons.OTHER_CHANNELS
         accumulator = self._accumulators.get(device)
         if accumulator is None:
             accumulator = self._accumulators[device] = self._arena.accumulator(info, device)
@@ -212,15 +216,15 @@ class Site:
         return accumulator
 
     def rows(self) -> list[SiteCoverage]:
-        """Its row of the coverage."""
+        """The site's row of the coverage, in a list as those of `Sites`."""
         skipped = self.graph.totals()
-        came, late = skipped.pop(FOLDED, 0), skipped.pop(LATE, 0)
+        came, late = skipped.pop(FOLDED, 0), skipped.pop(reasons.NOT_RECORDED, 0)
         of_gradients = AWAITED in skipped
         calls = skipped.pop(AWAITED) if of_gradients else came
         forwards = calls + skipped.total()
-        answered = min(came, calls)  # several gradients a call count as one
+        answered = min(came, calls)  # several gradients of a call count as one
         late = min(late, answered)
-        skipped[LATE] = late
+        skipped[reasons.NOT_RECORDED] = late
         return [
             SiteCoverage(
                 name=self.name,
@@ -236,7 +240,7 @@ class Site:
 
 
 class Sites(dict[str, Site]):
-    """The sites of one kind of a module, or of a parameter, by their leaf's path."""
+    """The sites of one kind of a module, by the paths of their leaves."""
 
     def __init__(self, arena: Arena, name: str, kind: str, rule: Rule) -> None:
         super().__init__()
@@ -253,10 +257,10 @@ class Sites(dict[str, Site]):
                 return self[path]
         site = self[path] = Site(self.arena, self.name, self.kind + path, self.rule)
         if full:
-            site.disable(ValueError(f"it has more than {MAX_LEAVES} tensors, by their paths"))
+            site.disable(ValueError(f"the module has tensors by more than {MAX_LEAVES} paths"))
         return site
 
     def rows(self) -> list[SiteCoverage]:
-        """A row a site; one of zeros where no tensor ever came."""
+        """One row per site; a single row of zeros if no tensor ever arrived."""
         sites = list(self.values()) or [Site(self.arena, self.name, self.kind, self.rule)]
         return [row for site in sites for row in site.rows()]

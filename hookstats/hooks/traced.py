@@ -1,39 +1,46 @@
-"""What the module hooks do where dynamo traces them: operators on tensors, which a graph can hold.
+"""What module hooks do while dynamo traces them: call operators, which a graph can hold.
 
-`TracedHook.observe` is traced, never run. Python that has to run at that time, and never again, is
-in functions whose results dynamo takes for constants: what they return has no guards. What needs
-autograd's own view of a tensor is in functions that dynamo puts into its graph as they are: "eager"
-backends run them, AOTAutograd traces through them.
+Dynamo traces `TracedHook.observe` and never runs it. Python that has to run during the trace, and
+never again, is in functions whose results dynamo takes for constants, without guards. Code that
+needs autograd's view of a tensor is in functions that dynamo puts into its graph as they are:
+"eager" backends run these functions, AOTAutograd traces through them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _current_graph_task_id
-from torch._C._autograd import _top_saved_tensors_default_hooks
-from torch._C._functorch import maybe_current_level
 from torch.compiler import allow_in_graph, is_exporting
 
+from hookstats._torch import (
+    current_graph_task_id,
+    has_static_value,
+    mark_constant,
+    maybe_current_level,
+    save_without_version,
+    top_saved_tensors_hooks,
+)
 from hookstats.arena.arena import Arena
-from hookstats.arena.graph_states import AWAITED, RECOMPUTED, State
+from hookstats.arena.graph_states import AWAITED
 from hookstats.hooks.dynamo import look_at_tracer
+from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
+from hookstats.hooks.readable import short
 from hookstats.hooks.sites import Sites
-from hookstats.hooks.views import ViewPart
+from hookstats.hooks.views import View, awaited_base
 from hookstats.kernels.once_ops import count_once_, update_once_
 from hookstats.kernels.ops import update_
+from hookstats.records.reasons import LEAF, NO_GRADIENT, RECOMPUTATION
+from hookstats.stats.state import State
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _while_tracing(function: _Function) -> _Function:
-    # All that torch.compiler.assume_constant_result does, but for importing dynamo: a second.
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    mark_constant(function)
     return function
 
 
@@ -46,15 +53,15 @@ def _in_graph(function: _Function) -> _Function:
 
 
 def _allow_in_graph() -> None:
-    """Tell dynamo of the functions that it is to put into graphs; where it traces, it is there."""
+    """Tell dynamo which functions to put into graphs; called in a trace, when dynamo is loaded."""
     while _in_graph_functions:
         function = allow_in_graph(_in_graph_functions.pop())  # type: ignore[no-untyped-call]
-        # Its result is nothing, and so nothing but this keeps a backend from leaving it out.
+        # Only this keeps a backend from leaving out a function without a result.
         torch.fx.node.has_side_effect(function)
 
 
 class TracedHook:
-    """One module hook's part in compiled code."""
+    """The part of one module hook in compiled code."""
 
     def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
         self.arena = arena
@@ -62,10 +69,7 @@ class TracedHook:
         self.gradients = gradients
 
     def observe(self, found: Iterable[Leaf]) -> None:
-        """Put into the graph what folds in the tensors `found`, and their gradients."""
-        # Imported here: it takes its time, and where dynamo traces it is there.
-        from torch.fx.experimental.symbolic_shapes import has_static_value
-
+        """Put into the graph the calls that fold in the tensors `found`, and their gradients."""
         if is_exporting() or _hookstats_in_transform():
             return
         for path, tensor in found:
@@ -93,12 +97,12 @@ class TracedHook:
 
 
 def _constant(n: int) -> int:
-    """`n`, which the graph is then specialised for where it was dynamic."""
+    """`n`; a graph with a dynamic size is specialised for it."""
     return len(range(n))
 
 
 class _Plan:
-    """What a graph is to do with one tensor: arguments of the functions below."""
+    """What a graph is to do with one tensor, as arguments of the functions below."""
 
     def __init__(self) -> None:
         self.skipped: tuple[tuple[Tensor, Tensor | None], ...] = ()
@@ -108,8 +112,8 @@ class _Plan:
 
 @_while_tracing
 def _hookstats_in_transform() -> bool:
-    """Whether the code is transformed by torch.func, which nothing outside may be changed in."""
-    _allow_in_graph()  # this function is the first that a trace runs
+    """Whether torch.func transforms the code, in which nothing outside may be changed."""
+    _allow_in_graph()  # here, since a trace runs this function first
     return maybe_current_level() is not None
 
 
@@ -132,17 +136,17 @@ def _hookstats_plan(
 ) -> _Plan:
     look_at_tracer()
     plan = _Plan()
-    unreadable = None if layout is torch.strided else f"layout {str(layout)[len('torch.') :]}"
-    # What a checkpoint runs now it will run in the backward too, but for a reentrant one, which
-    # had it run without gradients, and now has a graph of its own in the backward.
-    in_checkpoint = _top_saved_tensors_default_hooks(True) is not None
-    in_backward = _current_graph_task_id() != -1
+    unreadable = None if layout is torch.strided else f"layout {short(layout)}"
+    # A checkpoint will run the graph again in the backward. A reentrant checkpoint ran the code
+    # without gradients before, and compiles another graph for the backward now.
+    in_checkpoint = top_saved_tensors_hooks(True) is not None
+    in_backward = current_graph_task_id() != -1
 
     with hook.arena.lock:
         if hook.values is not None:
             site = hook.values[path]
             recomputed = (
-                site.graph.counter(RECOMPUTED, device) if in_checkpoint or in_backward else None
+                site.graph.counter(RECOMPUTATION, device) if in_checkpoint or in_backward else None
             )
             found = unreadable or site.trace(shape, dtype, device)
             if isinstance(found, str):
@@ -151,8 +155,8 @@ def _hookstats_plan(
                 plan.value = found.state, found.folded, recomputed
         if hook.gradients is not None:
             site = hook.gradients[path]
-            recomputed = site.graph.counter(RECOMPUTED, device) if in_checkpoint else None
-            without = "leaf" if is_leaf else None if requires_grad else "requires no gradient"
+            recomputed = site.graph.counter(RECOMPUTATION, device) if in_checkpoint else None
+            without = LEAF if is_leaf else None if requires_grad else NO_GRADIENT
             found = unreadable or without or site.trace(shape, dtype, device)
             if isinstance(found, str):
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
@@ -189,76 +193,47 @@ def _await_gradient(
     recomputed: Tensor | None,
 ) -> None:
     _count(awaited, recomputed)
-    if _is_run(came) and _current_graph_task_id() != -1:
-        return  # a recomputation: the gradient comes to the call before
-    _save_without_version((*state, came))
-    base = x._base
-    if base is None or base.is_leaf:
-        x.register_hook(_Gradient(dim, state, came, None))  # type: ignore[no-untyped-call]
-        return
-    hook = _Gradient(dim, state, came, x)
-    base.register_hook(_BaseGradient(hook, x, base))  # type: ignore[no-untyped-call]
-    x.register_hook(hook)  # type: ignore[no-untyped-call]
-
-
-def _save_without_version(tensors: Iterable[Tensor | None]) -> None:
-    """Have AOTAutograd's graphs keep `tensors` for the backward without a check of their versions.
-
-    They change in between, by another backward or because a step closes, and are meant to.
-    """
-    with suppress(ImportError, AttributeError):
-        from torch._dynamo import compiled_autograd, config
-        from torch.fx.experimental.proxy_tensor import _get_proxies
-
-        if config.compiled_autograd or compiled_autograd.compiled_autograd_enabled:
-            return  # it misses the tensors that are kept so
-        for tensor in tensors:
-            for proxy in () if tensor is None else _get_proxies(tensor):
-                proxy.node.meta["saved_tensor_with_no_vc_check"] = True
+    if _is_run(came) and current_graph_task_id() != -1:
+        return  # a recomputation: the hooks of the first call get the gradient
+    save_without_version((*state, came))
+    base = awaited_base(x)
+    view = None if base is None else View(x, base)
+    if base is not None:
+        on_base = _Gradient(dim, state, came, view, of_base=True)
+        base.register_hook(on_base)  # type: ignore[no-untyped-call]
+    x.register_hook(_Gradient(dim, state, came, view, of_base=False))  # type: ignore[no-untyped-call]
 
 
 def _is_run(counter: Tensor) -> bool:
-    """Whether the graph is run as it is, by an "eager" backend, rather than traced once more.
+    """Whether an "eager" backend runs the graph as it is; others trace the graph once more.
 
-    Checkpoints in it then recompute, and mind the versions of all that their part of it is given.
+    Checkpoints in a graph that runs recompute, and check the versions of their arguments.
     """
     return type(counter) is Tensor
 
 
-class _Gradient:
-    """Tensor hook: `hooks.GradientHook` where there is nothing to count in Python."""
+class _Gradient(Hook):
+    """Tensor hook of a tensor or of its base, as `GradientHook` and `BaseHook` are, which counts on
+    the device."""
 
-    def __init__(self, dim: int | None, state: State, came: Tensor, view: Tensor | None) -> None:
-        """view: the tensor, if it is a view."""
+    __slots__ = ("_came", "_dim", "_of_base", "_state", "_view")
+    __torch_unserializable__ = True
+
+    def __init__(
+        self, dim: int | None, state: State, came: Tensor, view: View | None, *, of_base: bool
+    ) -> None:
         self._dim = dim
         self._state = state
         self._came = came
-        self._probe: Tensor | None = None
-        if view is not None:
-            self._probe = view.detach()  # shares the version counter
-            self._version = view._version
+        self._view = view
+        self._of_base = of_base
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is not None and not self.is_replaced():
-            self.fold(gradient.detach())
-
-    def is_replaced(self) -> bool:
-        """Whether the tensor is a view of something that was changed in place since."""
-        return self._probe is not None and self._probe._version != self._version
-
-    def fold(self, gradient: Tensor) -> None:
-        """Fold a gradient in, and count it."""
+        view = self._view
+        if gradient is None or (view is not None and view.is_replaced()) is not self._of_base:
+            return
+        gradient = gradient.detach()
+        if self._of_base and view is not None:
+            gradient = view.part_of(gradient)
         update_(gradient, self._dim, *self._state)
         (self._came.data if _is_run(self._came) else self._came).add_(1)
-
-
-class _BaseGradient:
-    """Tensor hook for the base of a view: `hooks.BaseHook`, of a `_Gradient`."""
-
-    def __init__(self, hook: _Gradient, view: Tensor, base: Tensor) -> None:
-        self._hook = hook
-        self._part = ViewPart(view, base)
-
-    def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is not None and self._hook.is_replaced():
-            self._hook.fold(self._part.of(gradient.detach()))

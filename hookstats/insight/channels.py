@@ -1,7 +1,7 @@
 """Odd channels: bool [C] of a ChannelStats, from its moments and counts.
 
-Channels without finite values are none of these. The sites of a record have such statistics too,
-by `layers.per_tensor`.
+Channels without finite values are none of these. The whole tensors of a record have such
+statistics, too: `StepRecord.whole`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ where tanh is at 0.9375 its slope is 0.12."""
 
 
 def dead(stats: ChannelStats) -> Tensor:
-    """Every finite value is zero: in an output they tell nothing, in a gradient nothing learns."""
-    return (stats.count > 0) & (stats.zero == stats.count)
+    """The channel has finite values, and every one of them is zero.
+
+    In an output such a channel carries no signal, in a gradient the channel receives none. NaN and
+    infinities do not count; a channel stuck at another value is not dead. Of several steps merged,
+    a channel is dead if it was dead in each of them that had finite values.
+    """
+    return stats.dead
 
 
 def constant(stats: ChannelStats) -> Tensor:

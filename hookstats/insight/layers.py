@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hookstats.records.groups import per_site
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import Run
 from hookstats.stats.channel_stats import ChannelStats
@@ -26,20 +25,21 @@ def per_tensor(
 ) -> ChannelStats:
     """The statistics of the sites' whole tensors: its "channels" are the sites, all or those given.
 
-    Its `hist` has a row a site, with all slots: with many bins and many sites that is large.
-    `hist` false leaves it out.
+    Its `hist` has a row per site, with all slots: with many bins and many sites that is large.
+    Where `hist` is false there is none; of all sites that is `StepRecord.whole`.
     """
-    moments, tallies = per_site(record.moments, record.tallies, record.offsets)
-    chosen = np.arange(len(record)) if sites is None else np.asarray(sites, np.intp)
     bins, counts = record.bins if hist else None, None
+    if bins is None and sites is None:
+        return record.whole
+    chosen = np.arange(len(record)) if sites is None else np.asarray(sites, np.intp)
     if bins is not None:
         dense = np.empty((len(chosen), bins.slots), np.int64)
         for row, site in enumerate(chosen.tolist()):
             dense[row] = record.hist.dense(site, bins.slots)
         counts = torch.from_numpy(dense)
     return ChannelStats(
-        torch.from_numpy(moments[chosen]),
-        torch.from_numpy(tallies[chosen]),
+        record.whole.moments[chosen],
+        record.whole.tallies[chosen],
         channel_counts=counts,
         channel_bins=bins,
     )
@@ -101,7 +101,7 @@ def gradient_to_weight(record: StepRecord) -> dict[str, float]:
     and "param_grad" have to be watched: parameters without both are left out. Infinite, or NaN
     where the gradient is zero, too, for a parameter of zeros.
     """
-    rms = per_tensor(record, hist=False).rms
+    rms = record.whole.rms
     index = {key: i for i, key in enumerate(record)}
     return {
         name: float(rms[index[name, "param_grad"]] / rms[i])
@@ -118,7 +118,7 @@ def growth(record: StepRecord, kind: str = "output") -> float:
     is sound, and a power of it, by the number of layers, is what a deep network multiplies by.
     Tensors that are all zero or without finite values are left out. NaN for fewer than two.
     """
-    rms = per_tensor(record, hist=False).rms.numpy()
+    rms = record.whole.rms.numpy()
     of_kind = np.array([other == kind for _, other in record], bool)
     values = rms[of_kind]
     depth = np.flatnonzero(values > 0)  # NaN is not

@@ -1,4 +1,4 @@
-"""The C++ hooks, where they were built for the running torch; elsewhere the Python hooks serve."""
+"""The C++ hooks, if they were built for the running torch; otherwise the Python hooks serve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REBUILD = "run `pip install .`, or `make clean build` in a checkout, to build t
 
 
 def _load() -> tuple[ModuleType | None, str | None]:
-    """The module of the C++ hooks, or why there is none."""
+    """The module of the C++ hooks, or the reason that there is none."""
     if os.environ.get("HOOKSTATS_HOOKS") == "python":
         return None, "HOOKSTATS_HOOKS=python in the environment"
     try:
@@ -28,7 +28,8 @@ def _load() -> tuple[ModuleType | None, str | None]:
 
 
 hooks, why_not = _load()
-"""The module, or None and the reason. HOOKSTATS_HOOKS=python in the environment forgoes it."""
+"""The module of the C++ hooks, or None and the reason, as HOOKSTATS_HOOKS=python in the environment
+is one."""
 
 if why_not is not None and "HOOKSTATS_HOOKS" not in os.environ:
     warnings.warn(

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from hookstats._torch import FakeTensor, is_functorch_wrapped_tensor
 from hookstats.kernels import ops
+from hookstats.kernels.backends import home
 from hookstats.stats import reference, state
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 
 
 def channel_stats(
-    x: Tensor, channel_dim: int | None = None, bins: Bins | None = None
+    x: Tensor, channel_dim: int | None = None, bins: Bins | None = None, *, moments: int = 2
 ) -> ChannelStats:
     """The statistics of every channel of one tensor, in one read of it.
 
     Args:
-        x: a strided tensor of any strides and device; float32, float64, float16, bfloat16,
-            float8_e4m3fn, float8_e5m2, an integer dtype or bool. It is detached, never changed.
-        channel_dim: the dimension of `x` with the channels, negative from the end; None takes the
-            whole tensor as one channel.
-        bins: LinearBins or LogBins for one histogram a channel; None for none.
+        x: a tensor with any strides, on any device; float32, float64, float16, bfloat16,
+            float8_e4m3fn, float8_e5m2, an integer dtype or bool. It is detached and never changed.
+        channel_dim: the dimension of `x` that has the channels, negative from the end; None takes
+            the whole tensor as one channel.
+        bins: LinearBins or LogBins for one histogram per channel; None for no histograms.
+        moments: 4 for third and fourth central moments, too: `skewness` and `kurtosis`; else 2.
     Returns:
         The statistics of `x.shape[channel_dim]` channels, on the CPU.
     Raises:
         ValueError: x is sparse, nested, meta, fake, inside a torch.func transform, or of another
-            dtype; x has no dimension channel_dim; bins is something else.
+            dtype; x has no dimension channel_dim; bins or moments is something else.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"x = {type(x).__name__}: expected a torch.Tensor")
@@ -35,18 +37,20 @@ def channel_stats(
         raise ValueError(f"x has {reason}: expected {reference.SUPPORTED}")
     if bins is not None and not isinstance(bins, Bins):
         raise ValueError(f"bins = {bins!r}: expected LinearBins, LogBins or None")
+    if isinstance(moments, bool) or moments not in (2, 4):
+        raise ValueError(f"moments = {moments!r}: expected 2 or 4")
     channels = reference.channel_count(x, channel_dim)
     x = x.detach().resolve_neg()
-    device = torch.device("cpu") if x.device.type == "mps" else x.device  # mps has no float64
-    moments = state.identity_moments(channels, device)
+    device = home(x.device)
+    sums = state.identity_moments(channels, device, higher=moments == 4)
     tallies = state.identity_tallies(channels, device)
     counts = descriptor = None
     if bins is not None:
         counts = torch.zeros(channels, bins.slots, dtype=torch.int64, device=device)
         descriptor = bins.descriptor(device)
-    ops.update_(x, channel_dim, moments, tallies, None, None, counts, descriptor)
+    ops.update_(x, channel_dim, sums, tallies, None, None, counts, descriptor)
     return ChannelStats(
-        moments.cpu(),
+        sums.cpu(),
         tallies.cpu(),
         channel_counts=None if counts is None else counts.cpu(),
         channel_bins=bins,
@@ -54,11 +58,11 @@ def channel_stats(
 
 
 def _without_data(x: Tensor) -> str | None:
-    """Why the values of `x` cannot be read; None where they can."""
+    """Why the values of `x` cannot be read; None if they can."""
     if x.is_meta:
         return "device meta"
     if isinstance(x, FakeTensor):
         return "no data (a FakeTensor)"
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if is_functorch_wrapped_tensor(x):
         return "no data of its own (inside a torch.func transform)"
     return None

@@ -1,8 +1,8 @@
 """Operators that do nothing in a backward, where a checkpoint runs a graph a second time.
 
-A graph that runs inside a checkpoint, rather than having it inside, is run again in the backward.
-It must be the same graph again, as a checkpoint compares what both save. So it has to be decided
-when the operator runs, and that costs some microseconds in Python.
+If a checkpoint runs a whole compiled graph, the backward runs that graph again. It must be the same
+graph, since the checkpoint compares what both runs save. The operator therefore decides when it
+runs, which costs some microseconds in Python.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _current_graph_task_id
 
+from hookstats._torch import current_graph_task_id
 from hookstats.kernels.ops import update_
 
 
 def _update_once(x: Tensor, *arguments: Any, **options: Any) -> None:
-    if _current_graph_task_id() == -1:
+    if current_graph_task_id() == -1:
         update_(x, *arguments, **options)
 
 
 def _count_once(calls: Tensor, recomputed: Tensor | None = None) -> None:
-    counter = calls if _current_graph_task_id() == -1 else recomputed
+    counter = calls if current_graph_task_id() == -1 else recomputed
     if counter is not None:
-        counter.data.add_(1)  # a checkpoint in a graph minds the version of what it is given
+        counter.data.add_(1)  # a checkpoint in a graph checks the versions of its arguments
 
 
 def _fake(*args: object, **kwargs: object) -> None:
-    """Nothing to infer: they return nothing and change no shape."""
+    """Nothing to infer: the operators return nothing and change no shape."""
 
 
 _library = torch.library.Library("hookstats", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -45,8 +45,8 @@ for _schema, _kernel in _KERNELS.items():
     torch.library.register_fake(f"hookstats::{_name}", _fake, lib=_library)
 
 update_once_ = torch.ops.hookstats.update_once_.default
-"""`ops.update_`, but where a backward runs it does nothing."""
+"""`ops.update_`, which does nothing while a backward runs."""
 
 count_once_ = torch.ops.hookstats.count_once_.default
-"""count_once_(calls, recomputed=None) -> None: adds one to `calls`, int64 []; where a backward runs
-to `recomputed`."""
+"""count_once_(calls, recomputed=None) -> None: adds one to `calls`, int64 [], or to `recomputed`
+while a backward runs."""

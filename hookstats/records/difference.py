@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
-from hookstats.stats.state import COUNT, L1, M2, MAX, MEAN, MIN, TALLIES, ZERO
+from hookstats.stats import derived
+from hookstats.stats.derived import columns_of, statistic
+from hookstats.stats.state import HIGHER, MOMENTS, TALLIES, ZERO
 
 _OF_SITES = ("site", "channels", "dtype", "observed", "hist", "channel_hist")
-_MOMENTS = ("mean", "var", "min", "max", "l1_norm")
+_MOMENTS, _HIGHER = (
+    tuple(one.name for one in derived.STATISTICS.values() if one.column in columns)
+    for columns in (MOMENTS, HIGHER)
+)
 _NON_FINITE = ("nan", "posinf", "neginf")
-STATISTICS = (*_OF_SITES, *TALLIES, *_MOMENTS)
+STATISTICS = (*_OF_SITES, *TALLIES, *_MOMENTS, *_HIGHER)
 """What is compared, beside the statistics of ChannelStats: "site", whether the record has it;
 "channels", how many; "dtype"; "observed", calls merged; "hist" and "channel_hist", how many values
-lie in bins where the other record has fewer."""
+lie in bins where the other record has fewer. Skewness and kurtosis only where both have them."""
 
 
 class Difference(NamedTuple):
@@ -43,9 +48,10 @@ class Comparison:
     keys: (name, kind) of every site, in the order in which the first record saw them; those that
     only the second has come last.
     relative: float64 [n, len(STATISTICS)], the greatest distance over a site's channels, 0 where
-    all are equal. Of a moment by its greater magnitude, of a mean by the greater rms; of counts as
-    a share of the channel's values, of histograms as a share of theirs; inf for all else, for NaNs
-    or infinities beside none, and for a moment that is finite beside one that is not.
+    all are equal. Of a moment by its greater magnitude, of a mean by the greater rms, of skewness
+    and kurtosis by 1 at least; of counts as a share of the channel's values, of histograms as a
+    share of theirs; inf for all else, for NaNs or infinities beside none, and for a moment that is
+    finite beside one that is not.
     """
 
     keys: list[Key]
@@ -107,7 +113,7 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
     channels = _compare_channels(a, rows_a, b, rows_b)
     some = np.flatnonzero(widths)
     for what, (_, _, distances) in channels.items():
-        limit = rtol if what in _MOMENTS else 0.0
+        limit = rtol if what in _MOMENTS + _HIGHER else 0.0
         worst = np.maximum.reduceat(distances, starts[some]) if len(some) else np.zeros(0)
         relative[some, STATISTICS.index(what)] = np.where(worst > limit, worst, 0.0)
 
@@ -149,37 +155,24 @@ def _compare_channels(
 ) -> dict[str, tuple[NDArray[Any], NDArray[Any], Float64]]:
     """Of every statistic its values, row by row, and their distances."""
     tallies_a, tallies_b = a.tallies[rows_a], b.tallies[rows_b]
-    moments_a, moments_b = (
-        _moments(a.moments[rows_a], tallies_a),
-        _moments(b.moments[rows_b], tallies_b),
-    )
+    columns_a = columns_of(a.moments[rows_a], tallies_a)
+    columns_b = columns_of(b.moments[rows_b], tallies_b)
     out: dict[str, tuple[NDArray[Any], NDArray[Any], Float64]] = {}
     # A zero is a finite value, which was counted already.
     values = np.maximum(*(np.delete(t, ZERO, 1).sum(1) for t in (tallies_a, tallies_b)))
-    for i, what in enumerate(TALLIES):
-        x, y = tallies_a[:, i], tallies_b[:, i]
+    for what in TALLIES:
+        x, y = columns_a(what), columns_b(what)
         share: Float64 = np.abs(x - y) / np.maximum(values, 1)
         if what in _NON_FINITE:
             share[(x > 0) != (y > 0)] = np.inf
         out[what] = x, y, share
-    rms_a, rms_b = (np.hypot(m["mean"], np.sqrt(m["var"])) for m in (moments_a, moments_b))
-    for what in _MOMENTS:
-        of_a, of_b = moments_a[what], moments_b[what]
-        scales = (rms_a, rms_b) if what == "mean" else (np.abs(of_a), np.abs(of_b))
-        out[what] = of_a, of_b, _distance(of_a, of_b, np.fmax(*scales))
+    both = a.moments.shape[1] == b.moments.shape[1] > len(MOMENTS)
+    for what in _MOMENTS + (_HIGHER if both else ()):
+        x, y = statistic(what, columns_a), statistic(what, columns_b)
+        by = "rms" if what == "mean" else what
+        scale = np.fmax(*(np.abs(statistic(by, columns)) for columns in (columns_a, columns_b)))
+        out[what] = x, y, _distance(x, y, np.fmax(scale, 1.0) if what in _HIGHER else scale)
     return out
-
-
-def _moments(moments: Float64, tallies: Int64) -> dict[str, Float64]:
-    count = tallies[:, COUNT]
-    some = count > 0
-    return {
-        "mean": np.where(some, moments[:, MEAN], np.nan),
-        "var": np.where(some, moments[:, M2] / np.maximum(count, 1), np.nan),
-        "min": moments[:, MIN],
-        "max": moments[:, MAX],
-        "l1_norm": moments[:, L1],
-    }
 
 
 def _distance(x: Float64, y: Float64, scale: Float64) -> Float64:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.sparse import Float64, Int64
-from hookstats.stats.state import COUNT, IDENTITY, L1, M2, MAX, MEAN, MIN, MOMENTS
+from hookstats.stats.state import COUNT, IDENTITY, MEAN, between, moment_columns
 
 
 def over_site(ufunc: np.ufunc, values: NDArray[Any], offsets: Int64, empty: Any) -> NDArray[Any]:
@@ -24,25 +24,35 @@ def over_site(ufunc: np.ufunc, values: NDArray[Any], offsets: Int64, empty: Any)
 
 
 def per_site(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64, Int64]:
-    """Merge the rows of each site: float64 [R, 5], int64 [R, 5] -> [S, 5], [S, 5].
+    """Merge the rows of each site: float64 [R, 5 or 7] -> [S, 5 or 7], int64 [R, 5] -> [S, 5].
 
-    The columns are `state.MOMENTS` and `state.TALLIES`; a site without rows, or without finite
-    values, gets the moments of no values. Chan's merge of all rows at once, around the largest of
-    their means: where all are equal the result is that mean to the last bit.
+    The columns are those of `stats.state`; a site without rows, or without finite values, gets the
+    moments of no values. As `stats.state.combine`, but around the largest of the rows' means: where
+    all means are equal the result is that mean to the last bit.
     """
+    columns = moment_columns(moments.shape[1])
     count, mean = tallies[:, COUNT], moments[:, MEAN]
     total = over_site(np.add, tallies, offsets, 0)
     rows = np.diff(offsets)
-    out = np.empty((len(rows), len(MOMENTS)))
+    out = np.empty((len(rows), len(columns)))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # 0 / 0; infinite moments
         shift = over_site(np.maximum, np.where(count > 0, mean, -np.inf), offsets, -np.inf)
         away = np.where(count > 0, mean - np.repeat(shift, rows), 0.0)
         offset = over_site(np.add, count * away, offsets, 0.0) / total[:, COUNT]
-        between = np.where(count > 0, count * np.square(away - np.repeat(offset, rows)), 0.0)
-        out[:, MEAN] = shift + offset
-        out[:, M2] = over_site(np.add, moments[:, M2] + between, offsets, 0.0)
-        out[:, L1] = over_site(np.add, moments[:, L1], offsets, 0.0)
-    out[:, MIN] = over_site(np.minimum, moments[:, MIN], offsets, np.inf)
-    out[:, MAX] = over_site(np.maximum, moments[:, MAX], offsets, -np.inf)
-    out[total[:, COUNT] == 0] = IDENTITY
+        sums = [moments[:, i] for i, c in enumerate(columns) if c.merge == "central"]
+        away = away - np.repeat(offset, rows)
+        moved = (count > 0) & (away != 0)  # else nothing is added, where 0 * inf would be NaN
+        added = iter(between(count, away, sums))
+        for i, column in enumerate(columns):
+            values = moments[:, i]
+            if column.merge == "mean":
+                out[:, i] = shift + offset
+                continue
+            if column.merge == "central":
+                values = values + np.where(moved, next(added), 0.0)
+            out[:, i] = over_site(_MERGED[column.merge], values, offsets, column.identity)
+    out[total[:, COUNT] == 0] = IDENTITY[: len(columns)]
     return out, total
+
+
+_MERGED = {"central": np.add, "sum": np.add, "min": np.minimum, "max": np.maximum}

@@ -1,4 +1,4 @@
-"""Keys: (name, kind) of a site; how a kind is spelled, and what to say of one that is not there."""
+"""Keys: (name, kind) of a site; the grammar of kinds, how sites are labelled, what keys mean."""
 
 from __future__ import annotations
 
@@ -6,28 +6,91 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
+from typing import NamedTuple
 
 Key = tuple[str, str]
+
+MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
+"""The plain kinds of tensors of a module's calls."""
+
+PARAMETER_KINDS = ("param", "param_grad")
+"""The plain kinds of tensors of a parameter."""
+
+_VALUES = {"grad_input": "input", "grad_output": "output", "param_grad": "param"}
+_GRADIENTS = {values: gradient for gradient, values in _VALUES.items()}
+
+
+class Kind(NamedTuple):
+    """Which tensor of a module or parameter: a plain kind, and the path of a leaf."""
+
+    plain: str
+    """One of `MODULE_KINDS` or `PARAMETER_KINDS`."""
+    path: str | None
+    """As `hooks.leaves` gives paths, "" for the first leaf; None where the kind has no path."""
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the tensor is a gradient."""
+        return self.plain in _VALUES
+
+    @property
+    def values(self) -> str:
+        """The kind of the values of which this is the gradient; itself, where it is none."""
+        return _VALUES.get(self.plain, self.plain) + (self.path or "")
+
+    @property
+    def gradient(self) -> str:
+        """The kind of the gradient of these values; itself, where it is a gradient."""
+        return _GRADIENTS.get(self.plain, self.plain) + (self.path or "")
+
+
+@cache
+def parse_kind(kind: str) -> Kind:
+    """The parts of a kind, such as "output", "output[1]", "grad_output.logits"."""
+    plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
+    path = kind.removeprefix(plain)
+    return Kind(plain, leaf_path(path) if path else None)
+
+
+def leaf_path(path: str) -> str:
+    """The path of a leaf as keys have it: that of the first leaf of a sequence goes without saying.
+
+    So "[0]" and "[0][0]" are "", and all others are as they are.
+    """
+    return path if path.replace("[0]", "") else ""
+
+
+def plain_kind(kind: str) -> str:
+    """The kind of a tensor without the path of its leaf: "output" of "output[1]"."""
+    return parse_kind(kind).plain
+
+
+def label(name: str) -> str:
+    """The name of a site as people read it: that of the root module is "(root)"."""
+    return name or "(root)"
 
 
 def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:
     """A function that says which of `keys` a name and a kind mean, if any.
 
-    A plain kind, such as "output", means the only or the first tensor of several; a last "[0]"
-    goes without saying.
+    A plain kind, such as "output" or "output[0]", means the only or the first tensor of several.
     """
     # Gradients come in any order: theirs is that of the values, where those were observed.
     rank = {key: i for i, key in enumerate(keys)}
     first: dict[Key, Key] = {}
     for name, kind in sorted(
-        rank, key=lambda key: rank.get((key[0], key[1].removeprefix("grad_")), rank[key])
+        rank, key=lambda key: rank.get((key[0], parse_kind(key[1]).values), rank[key])
     ):
-        plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
-        first.setdefault((name, plain), (name, kind))
+        first.setdefault((name, plain_kind(kind)), (name, kind))
 
     def find(name: str, kind: str) -> Key | None:
-        exact = (name, kind)
-        return exact if exact in rank else first.get((name, kind.removesuffix("[0]")))
+        if (name, kind) in rank:
+            return name, kind
+        meant = parse_kind(kind)
+        if not meant.path:
+            return first.get((name, meant.plain))
+        exact = (name, meant.plain + meant.path)
+        return exact if exact in rank else None
 
     return find
 
@@ -45,9 +108,3 @@ def hint(keys: Iterable[Key], name: str, kind: str, chosen: Collection[str]) -> 
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"{len(names)} names, such as {', '.join(map(repr, names[:3]))}"
-
-
-@cache
-def plain_kind(kind: str) -> str:
-    """The kind of a tensor without the path of its leaf: "output" of "output[1]"."""
-    return kind.split(".")[0].split("[")[0]

@@ -1,8 +1,8 @@
-"""The columnar record of one step: what every site saw, in a handful of NumPy arrays."""
+"""The columnar record of one step: what every site observed, in a handful of NumPy arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from hookstats.records.display import view_of
-from hookstats.records.keys import Key, finder, hint
+from hookstats.records.groups import per_site
+from hookstats.records.keys import Key, finder, hint, label
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
@@ -34,18 +35,22 @@ class SiteInfo(NamedTuple):
     dtype: str
 
 
-@dataclass(frozen=True, eq=False)
-class StepRecord:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepRecord(Mapping[Key, ChannelStats]):
     """Everything one rank observed in one step, a mapping from (name, kind) to ChannelStats.
 
     With S sites and R rows (the channels of all sites, one site after the other):
     ``sites`` S entries in order of first observation; ``observed`` int64 [S], calls merged into
     each; ``offsets`` int64 [S + 1], site s owns rows ``offsets[s]:offsets[s + 1]``;
-    ``moments`` float64 [R, 5]: mean, m2, min, max, l1; ``tallies`` int64 [R, 5]: count, nan,
-    posinf, neginf, zero; ``hist`` one row a site (S rows) on ``bins``; ``channel_hist`` one row a
-    channel (R rows) on ``channel_bins``. Where bins are None the counts are empty.
-    The arrays are shared, not copied: read them, never write to them.
+    ``moments`` float64 [R, 5]: mean, m2, min, max, l1, or [R, 7] with m3 and m4; ``tallies`` int64
+    [R, 5]: count, nan, posinf, neginf, zero; ``hist`` one row per site (S rows) on ``bins``;
+    ``channel_hist`` one row per channel (R rows) on ``channel_bins``. Where bins are None the
+    counts are empty. The arrays are shared, not copied: read them, never write to them.
     """
+
+    # A mapping is compared by its values: statistics have no one truth.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     step: int
     rank: int
@@ -66,15 +71,33 @@ class StepRecord:
     def _index(self) -> dict[Key, int]:
         return {(site.name, site.kind): i for i, site in enumerate(self.sites)}
 
-    def keys(self) -> list[Key]:
-        """(name, kind) of every site, in order of first observation."""
-        return list(self._index)
+    @cached_property
+    def whole(self) -> ChannelStats:
+        """The statistics of the sites' whole tensors: its "channels" are the S sites; no `hist`.
+
+        Merged when it is first asked for, and then kept.
+        """
+        moments, tallies = per_site(self.moments, self.tallies, self.offsets)
+        return ChannelStats(torch.from_numpy(moments), torch.from_numpy(tallies))
 
     def __len__(self) -> int:
+        """The number of sites."""
         return len(self.sites)
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self.keys())
+        """(name, kind) of every site, in order of first observation."""
+        return iter(self._index)
+
+    def __repr__(self) -> str:
+        named = [f"{label(site.name)} {site.kind}" for site in self.sites]
+        if len(named) > _NAMED:
+            named[1:-1] = ["..."]
+        sites = f"{len(self)} sites: {', '.join(named)}" if named else "0 sites"
+        return f"StepRecord(step={self.step}, rank={self.rank}, {sites})"
+
+    def _ipython_key_completions_(self) -> list[Key]:
+        """What a notebook offers after ``record[``."""
+        return list(self)
 
     def __contains__(self, key: object) -> bool:
         return self._find(key) is not None
@@ -82,7 +105,7 @@ class StepRecord:
     def __getitem__(self, key: Key) -> ChannelStats:
         """The statistics of one site; a KeyError names sites that are spelled alike.
 
-        A plain kind, such as "output", names the only or the first tensor of several.
+        A plain kind, such as "output", means the only or the first tensor of several.
         """
         site = self._find(key)
         if site is None:
@@ -122,3 +145,6 @@ class StepRecord:
             case (str(name), str(kind)):
                 return f"{message}: {hint(self._index, name, kind, (name,))}"
         return f"{message}: expected (name, kind), two strings"
+
+
+_NAMED = 3  # sites that a representation names

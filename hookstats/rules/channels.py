@@ -10,6 +10,7 @@ import numpy as np
 
 from hookstats.insight.channels import MARGIN, saturation
 from hookstats.insight.layers import per_tensor
+from hookstats.records.keys import parse_kind, plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Alert, Rule, at_least, fraction
@@ -17,13 +18,15 @@ from hookstats.rules.rule import Alert, Rule, at_least, fraction
 
 @dataclass(frozen=True, kw_only=True)
 class DeadChannels(Rule):
-    """Many channels are zero in all values of the last steps: of an output, or of its gradient.
+    """Many channels of an output, or of the gradient of one, are dead for many steps.
 
-    A channel is dead after `steps` recorded steps, and `values` values, of zeros and nothing else
-    (so that small batches do not make it so). In an output it tells nothing, as behind a ReLU that
-    never opens; in a gradient the channel learns nothing. An alert takes `share` of the tensor's
-    channels, and two at least; its value is the share, its channel the first dead one. Where
-    gradients are watched, outputs without one are left out: inputs may have constant zeros.
+    A channel is dead in a step where all its finite values are zero (`insight.dead`). It counts
+    here after `steps` recorded steps in a row, and `values` zeros, so that small batches do not
+    make it so. In an output a dead channel carries no signal, as behind a ReLU that never opens; in
+    a gradient the channel receives none. An alert takes `share` of the tensor's channels, and two
+    at least; its value is their share, its channel the first of them. The message counts all that
+    are dead in the step, as tables and reports do. Where gradients are watched, outputs without one
+    are left out: inputs may have constant zeros.
     """
 
     name: ClassVar[str] = "dead channels"
@@ -38,31 +41,33 @@ class DeadChannels(Rule):
         at_least(self, 1, "steps", "values")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        dead = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)
-        rows = np.flatnonzero(dead)
+        lasting = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)
+        rows = np.flatnonzero(history.dead & lasting)
         where = np.searchsorted(record.offsets, rows, "right") - 1
-        kinds = {kind for _, kind in record}
-        gradients = any(kind.startswith("grad_output") for kind in kinds)
+        gradients = any(plain_kind(kind) == "grad_output" for _, kind in record)
         for site, first, count in zip(
             *np.unique(where, return_index=True, return_counts=True), strict=True
         ):
             info = record.sites[site]
+            kind = parse_kind(info.kind)
             if count < max(2, self.share * info.channels):
                 continue
-            if info.kind.startswith("output"):
-                if gradients and (info.name, f"grad_{info.kind}") not in record:
+            if kind.plain == "output":
+                if gradients and (info.name, kind.gradient) not in record:
                     continue
-                what = "tell nothing"
-            elif info.kind.startswith("grad_output"):
-                what = "learn nothing"
+                what = "carry no signal"
+            elif kind.plain == "grad_output":
+                what = "receive no gradient"
             else:
                 continue
             channel = int(rows[first] - record.offsets[site])
+            dead = int(history.dead[slice(*record.offsets[site : site + 2])].sum())
+            some = "" if dead == count else f"{count} of them "
             yield self.alert(
                 record,
                 int(site),
-                f"has {count} dead channels of {info.channels}, channel {channel} the first: zero "
-                f"in all values of {self.steps} steps or more, they {what}",
+                f"has {dead} dead channels of {info.channels}, channel {channel} the first: {some}"
+                f"zero in all values of {self.steps} steps or more, they {what}",
                 count / info.channels,
                 channel,
             )
@@ -96,7 +101,7 @@ class Saturation(Rule):
         sites = [
             i
             for i in possible.nonzero().flatten().tolist()
-            if record.sites[i].kind.startswith("output")
+            if plain_kind(record.sites[i].kind) == "output"
         ]
         if not sites:
             return

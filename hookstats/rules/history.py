@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.insight.layers import per_tensor
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.stats.state import COUNT, ZERO
+from hookstats.stats.derived import columns_of, dead
 
 WINDOW = 32
 """How many earlier values of the rms are kept of each tensor."""
@@ -29,10 +28,12 @@ class History:
         """float64 [S]: the rms of the finite values in this step; NaN without any."""
         self.past_rms: Float64
         """float64 [S, WINDOW]: the same in the steps before, oldest first; NaN where none."""
+        self.dead: NDArray[np.bool_]
+        """bool [R]: which channels are dead in this step, see `insight.dead`."""
         self.dead_steps: Int64
-        """int64 [R]: for how many steps in a row each channel has had zeros only, this included."""
+        """int64 [R]: for how many steps in a row each channel has been dead, this included."""
         self.dead_values: Int64
-        """int64 [R]: how many zeros these are."""
+        """int64 [R]: how many zeros the channel had in these steps."""
         self._known: dict[tuple[str, str, int], tuple[int, int]] = {}  # to its first row
         self._sites: tuple[SiteInfo, ...] | None = None
         self._at: NDArray[np.intp]  # where the record's sites and rows are in what follows
@@ -45,19 +46,19 @@ class History:
         """Add a step."""
         if record.sites != self._sites:
             self._place(record)
-        self.tensors = per_tensor(record, hist=False)
+        self.tensors = record.whole
         self.rms = self.tensors.rms.numpy()
         self.past_rms = self._all_rms[self._at]
         seen = ~np.isnan(self.rms)
         moved = np.column_stack((self.past_rms[seen, 1:], self.rms[seen]))
         self._all_rms[self._at[seen]] = moved
 
-        count = record.tallies[:, COUNT]
-        some = count > 0  # no values say nothing
-        dead = record.tallies[:, ZERO] == count
+        columns = columns_of(record.moments, record.tallies)
+        self.dead = dead(columns)
+        alive = ~self.dead & (columns("count") > 0)  # without finite values nothing is known
         steps, values = self._all_dead_steps[self._rows], self._all_dead_values[self._rows]
-        self.dead_steps = (steps + some) * dead
-        self.dead_values = (values + count) * dead
+        self.dead_steps = np.where(alive, 0, steps + self.dead)
+        self.dead_values = np.where(alive, 0, values + columns("count"))
         self._all_dead_steps[self._rows] = self.dead_steps
         self._all_dead_values[self._rows] = self.dead_values
 

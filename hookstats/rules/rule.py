@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
+from hookstats.stats.arguments import check_integer
 
 Severity = Literal["warning", "error"]
 
@@ -82,9 +83,7 @@ class Rule(ABC):
         if not (self.action in ("warn", "raise") or callable(self.action)):
             raise ValueError(f'action = {self.action!r}: expected "warn", "raise" or a callable')
         for name in ("patience", "every"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} = {value!r}: expected an integer, 1 or more")
+            check_integer(name, getattr(self, name), 1)
 
     @abstractmethod
     def check(self, record: StepRecord, history: History) -> Iterable[Alert]:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from hookstats.insight.formats import FORMATS, best_scale, over, under
 from hookstats.insight.layers import first_nonfinite, per_tensor
-from hookstats.records.keys import plain_kind
+from hookstats.records.keys import parse_kind, plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Alert, Rule, at_least, fraction
 from hookstats.stats.bins import LogBins
-from hookstats.stats.state import MAX, MIN
+from hookstats.stats.derived import amax, columns_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,11 @@ class NonFinite(Rule):
             says += f"; non-finite, too, are {first.after} of the tensors after it"
         yield self.alert(
             record,
-            record.keys().index((first.site, first.kind)),
+            list(record).index((first.site, first.kind)),
             says,
             sum(counts.values()),
             first.channel,
-            "warning" if _is_gradient(first.kind) else "error",
+            "warning" if parse_kind(first.kind).is_gradient else "error",
         )
 
 
@@ -239,13 +239,9 @@ class FP8Risk(Rule):
                 yield i, form, numbers[0], numbers[1], numbers[2]
 
 
-def _is_gradient(kind: str) -> bool:
-    return kind.startswith("grad_") or kind == "param_grad"
-
-
 def _gradients(record: StepRecord) -> NDArray[np.bool_]:
     """bool [S]: which sites are gradients."""
-    return np.array([_is_gradient(kind) for _, kind in record], bool)
+    return np.array([parse_kind(kind).is_gradient for _, kind in record], bool)
 
 
 def _median(rows: Float64) -> Float64:
@@ -275,5 +271,5 @@ def _and(others: int) -> str:
 
 def _greatest(record: StepRecord, site: int) -> int:
     """The channel of the site with the greatest magnitude."""
-    moments = record.moments[record.offsets[site] : record.offsets[site + 1]]
-    return int(np.maximum(-moments[:, MIN], moments[:, MAX]).argmax())
+    rows = slice(*record.offsets[site : site + 2])
+    return int(amax(columns_of(record.moments[rows], record.tallies[rows])).argmax())

@@ -1,40 +1,61 @@
-"""to_columns() and to_state(): states of channels as the columns of a part, and back."""
+"""The columns in which a part holds states: their names, and states as such columns and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.sparse import Float64, Int64
-from hookstats.runs.format import COLUMNS
-from hookstats.stats.state import COUNT, IDENTITY, L1, M2, MAX, MEAN, MIN, MOMENTS, TALLIES
+from hookstats.stats.derived import columns_of, statistic
+from hookstats.stats.state import HIGHER, IDENTITY, MOMENTS, TALLIES, moment_columns
 
-_STORED = {"m2": "var"}  # moments whose column holds something else: m2 = var * count
+_DERIVED = {"mean": "mean", "m2": "var"}
+"""Columns of the state that are stored as a statistic: NaN where there are no values."""
+
+COLUMNS = (*TALLIES, *(_DERIVED.get(name, name) for name in MOMENTS))
+"""The columns with a list over channels; var is m2 / count."""
+
+HIGHER_COLUMNS = HIGHER
+"""The columns that follow these where third and fourth moments were asked for."""
 
 
 def to_columns(moments: Float64, tallies: Int64) -> dict[str, NDArray[Any]]:
-    """The `COLUMNS` [R] of the states in the rows of `moments` [R, 5] and `tallies` [R, 5]."""
+    """The columns [R] of the states in the rows of `moments` [R, 5 or 7] and `tallies` [R, 5].
+
+    These are `COLUMNS`, followed by `HIGHER_COLUMNS` where the moments have 7 columns.
+    """
     # Of an arena's records the columns are contiguous: these are views.
-    moments, tallies = np.ascontiguousarray(moments.T), np.ascontiguousarray(tallies.T)
-    count = tallies[COUNT]
-    some = count > 0
-    var = np.full(len(count), np.nan)
-    np.divide(moments[M2], count, out=var, where=some)
-    mean = moments[MEAN] if some.all() else np.where(some, moments[MEAN], np.nan)
-    values = (*tallies, mean, var, moments[MIN], moments[MAX], moments[L1])
-    return dict(zip(COLUMNS, values, strict=True))
+    state = columns_of(np.ascontiguousarray(moments.T).T, np.ascontiguousarray(tallies.T).T)
+    columns = {name: state(name) for name in TALLIES}
+    for column in moment_columns(moments.shape[1]):
+        derived = _DERIVED.get(column.name)
+        columns[derived or column.name] = (
+            statistic(derived, state) if derived else state(column.name)
+        )
+    return columns
 
 
 def to_state(columns: Mapping[str, NDArray[Any]]) -> tuple[Float64, Int64]:
-    """The `moments` [R, 5] and `tallies` [R, 5] whose `to_columns` were stored."""
+    """The `moments` [R, 5 or 7] and `tallies` [R, 5] whose `to_columns` were stored."""
+    names = MOMENTS + tuple(name for name in HIGHER if name in columns)
     tallies = np.stack([columns[name] for name in TALLIES]).T
-    moments = np.stack([columns[_STORED.get(name, name)] for name in MOMENTS]).T
-    count = tallies[:, COUNT]
-    with np.errstate(over="ignore"):
-        moments[:, M2] *= count
-    moments[count == 0, MEAN] = IDENTITY[MEAN]
-    moments[count == 0, M2] = IDENTITY[M2]
-    return moments, tallies
+    return np.stack([state_column(name, columns.__getitem__) for name in names]).T, tallies
+
+
+def state_column(name: str, stored: Callable[[str], NDArray[Any]]) -> NDArray[Any]:
+    """A column of the state, made of the stored columns by name.
+
+    Raises:
+        KeyError: (or what `stored` raises) a column is not stored.
+    """
+    values = stored(_DERIVED.get(name, name))
+    if name not in _DERIVED:
+        return values
+    count = stored("count")
+    if name == "m2":
+        with np.errstate(over="ignore"):
+            values = values * count
+    return np.where(count > 0, values, IDENTITY[MOMENTS.index(name)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import fnmatch
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,10 +16,12 @@ from hookstats.records.display import view_of
 from hookstats.records.keys import Key, finder, hint
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.runs.columns import HIGHER_COLUMNS, state_column
 from hookstats.runs.format import TENSOR_COLUMNS, PartName
 from hookstats.runs.parts import Parts, Where
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.derived import Statistics, dead, no_column, statistic
 
 _NAMED = 3  # sites in the representation of a series
 
@@ -31,93 +33,30 @@ def span(steps: Sequence[int]) -> str:
     return f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "no steps"
 
 
-class Statistics(ABC):
-    """Statistics as arrays of one shape: int64 where they count, else float64.
+class ArrayStatistics(Statistics[Int64, Float64]):
+    """Statistics as NumPy arrays of one shape."""
 
-    The names and meanings are those of ChannelStats: all but nan, posinf and neginf are over the
-    finite values; without any, mean, var, std and rms are NaN, min is +inf, max and amax are -inf.
-    """
+    def _count_of(self, name: str) -> Int64:
+        return self._value_of(name)  # type: ignore[return-value]  # which dtype, the name says
+
+    def _value_of(self, name: str) -> Float64:
+        return statistic(name, self._state)
+
+    @property
+    def dead(self) -> NDArray[np.bool_]:
+        """bool: where there are finite values, every one of them zero; see `insight.dead`."""
+        return dead(self._state)
+
+    def _state(self, name: str) -> NDArray[Any]:
+        """A column of the state."""
+        return state_column(name, self._column)
 
     @abstractmethod
     def _column(self, name: str) -> NDArray[Any]:
-        """One of `format.COLUMNS`."""
-
-    @property
-    def count(self) -> Int64:
-        """int64: finite values."""
-        return self._column("count")
-
-    @property
-    def nan(self) -> Int64:
-        """int64: NaNs."""
-        return self._column("nan")
-
-    @property
-    def posinf(self) -> Int64:
-        """int64: positive infinities."""
-        return self._column("posinf")
-
-    @property
-    def neginf(self) -> Int64:
-        """int64: negative infinities."""
-        return self._column("neginf")
-
-    @property
-    def zero(self) -> Int64:
-        """int64: zeros of either sign."""
-        return self._column("zero")
-
-    @property
-    def mean(self) -> Float64:
-        """float64: arithmetic mean."""
-        return self._column("mean")
-
-    @property
-    def var(self) -> Float64:
-        """float64: population variance."""
-        return self._column("var")
-
-    @property
-    def std(self) -> Float64:
-        """float64: population standard deviation."""
-        out: Float64 = np.sqrt(self.var)
-        return out
-
-    @property
-    def min(self) -> Float64:
-        """float64: least value."""
-        return self._column("min")
-
-    @property
-    def max(self) -> Float64:
-        """float64: greatest value."""
-        return self._column("max")
-
-    @property
-    def amax(self) -> Float64:
-        """float64: greatest magnitude."""
-        return np.maximum(-self.min, self.max)
-
-    @property
-    def l1_norm(self) -> Float64:
-        """float64: sum of magnitudes."""
-        return self._column("l1")
-
-    @property
-    def l2_norm(self) -> Float64:
-        """float64: square root of the sum of squares."""
-        count = self.count
-        with np.errstate(over="ignore"):
-            out: Float64 = np.where(count > 0, self.rms, 0.0) * np.sqrt(count)
-        return out
-
-    @property
-    def rms(self) -> Float64:
-        """float64: square root of the mean of squares."""
-        return np.hypot(self.std, self.mean)
+        """One of `columns.COLUMNS` or `columns.HIGHER_COLUMNS`; see `derived.no_column`."""
 
 
-class SiteSeries(Statistics):
+class SiteSeries(ArrayStatistics):
     """One site over the S steps that observed it; its statistics are of the whole tensor, [S].
 
     Arrays are shared, not copied: read them, never write to them.
@@ -140,6 +79,11 @@ class SiteSeries(Statistics):
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))
+
+    @property
+    def higher(self) -> bool:
+        """Whether there are third and fourth moments, and so skewness and kurtosis."""
+        return "tensor_m3" in self._selection.numbers
 
     @property
     def bins(self) -> Bins | None:
@@ -183,7 +127,7 @@ class SiteSeries(Statistics):
         return self._selection.record(int(self.steps[i]))[self.name, self.kind]
 
     @property
-    def channels(self) -> Statistics:
+    def channels(self) -> ArrayStatistics:
         """The same statistics channel by channel, [S, C].
 
         Raises:
@@ -196,16 +140,24 @@ class SiteSeries(Statistics):
         """int64 [S, slots]: the tensor's histogram, slots as in `bins`; None without `bins`."""
         if self.bins is None:
             return None
-        slots, offsets = self._selection.lists("hist_slots")
-        counts, _ = self._selection.lists("hist_counts")
+        names = ("hist_slots", "hist_counts")
+        (slots, offsets), (counts, _) = self._selection.lists(*names)
         return SparseCounts(offsets, slots, counts).dense(self._rows, self.bins.slots)
 
     def _column(self, name: str) -> NDArray[Any]:
-        column: NDArray[Any] = self._selection.numbers[f"tensor_{name}"][self._rows]
+        column: NDArray[Any] = self._numbers(name)[self._rows]
         return column
 
+    def _numbers(self, name: str) -> NDArray[Any]:
+        """A column of whole tensors, over all rows of the selection."""
+        numbers = self._selection.numbers
+        if f"tensor_{name}" not in numbers:
+            raise no_column(name)
+        return numbers[f"tensor_{name}"]
+
     def _channel_column(self, name: str) -> NDArray[Any]:
-        values, offsets = self._selection.lists(name)
+        self._numbers(name)  # raises where it is not stored
+        ((values, offsets),) = self._selection.lists(name)
         bounds = offsets[self._rows.start : self._rows.stop + 1]
         channels = set(np.diff(bounds).tolist())
         if len(channels) > 1:
@@ -220,11 +172,15 @@ class SiteSeries(Statistics):
         return self._selection.infos[self.name, self.kind]
 
 
-class _Channels(Statistics):
+class _Channels(ArrayStatistics):
     """The statistics of a site channel by channel."""
 
     def __init__(self, site: SiteSeries) -> None:
         self._site = site
+
+    @property
+    def higher(self) -> bool:
+        return self._site.higher
 
     def _column(self, name: str) -> NDArray[Any]:
         return self._site._channel_column(name)
@@ -314,7 +270,8 @@ class _Selection:
     @cached_property
     def numbers(self) -> dict[str, NDArray[Any]]:
         """[N] each: the columns with one number a row, by name."""
-        names = ("observed", *TENSOR_COLUMNS)
+        higher = HIGHER_COLUMNS if self.parts.all_higher(self._masks) else ()
+        names = ("observed", *TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
         tables = [table.filter(mask) for mask, table in self._read(names)]
         return {
             name: np.concatenate([t.column(name).to_numpy() for t in tables])[self._order]
@@ -338,18 +295,21 @@ class _Selection:
             if (site.name, site.kind) in keys
         }
 
-    def lists(self, name: str) -> tuple[NDArray[Any], Int64]:
-        """A column of lists: its values, and int64 [N + 1], which of them each row owns."""
-        if name not in self._lists:
-            values, lengths = [], []
-            for mask, table in self._read([name]):
+    def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
+        """Columns of lists: of each its values, and int64 [N + 1], which of them each row owns."""
+        missing = [name for name in names if name not in self._lists]
+        found: dict[str, list[Any]] = {name: [] for name in missing}
+        if missing:
+            for mask, table in self._read(missing):
                 table = table if mask.all() else table.filter(mask)
-                column = table.column(name).combine_chunks()
-                lengths.append(column.value_lengths().to_numpy(zero_copy_only=False))
-                values.append(column.flatten().to_numpy())
+                for name in missing:
+                    found[name].append(table.column(name).combine_chunks())
+        for name, columns in found.items():
+            lengths = [column.value_lengths().to_numpy(zero_copy_only=False) for column in columns]
+            values = [column.flatten().to_numpy() for column in columns]
             lists = np.concatenate(values), np.concatenate(lengths).astype(np.int64)
             self._lists[name] = _in_order(*lists, self._order)
-        return self._lists[name]
+        return [self._lists[name] for name in names]
 
     def _read(self, columns: Sequence[str]) -> Iterator[tuple[NDArray[np.bool_], Any]]:
         """Of each part the rows that were chosen, bool, and a pyarrow.Table of all its rows."""
@@ -394,7 +354,7 @@ def _find(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, in
 
 
 def _rows(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, int]) -> _Rows:
-    table = parts.read(name, ("site", "kind"))
+    table = parts.read(name, ("step", "site", "kind"))  # the steps are compared
     mask = parts.rows(name, records)
     names, kinds = (table.column(c).combine_chunks() for c in ("site", "kind"))
     width = max(1, len(kinds.dictionary))
@@ -421,7 +381,7 @@ def _in_order(
     return values, offsets
 
 
-def choose(keys: Sequence[Key], names: str = "*", kinds: str = "*") -> list[Key]:
+def choose(keys: Collection[Key], names: str = "*", kinds: str = "*") -> list[Key]:
     """Those of `keys`, (name, kind) each, that are meant; in their order.
 
     Args:

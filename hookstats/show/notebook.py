@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.records.summary import summarise
@@ -56,7 +57,7 @@ def record_html(record: StepRecord) -> str:
     head = ("name", "kind", "shape", "mean", "std", "min", "max", "non-finite", "dead channels")
     rows = [
         (
-            site.name or "(root)",
+            label(site.name),
             site.kind,
             " x ".join(map(str, site.shape)),
             *(_number(x) for x in (site.mean, site.std, site.min, site.max)),
@@ -75,7 +76,7 @@ def series_html(series: Series) -> str:
     sites = list(series.values())
     rows = [
         (
-            site.name or "(root)",
+            label(site.name),
             site.kind,
             str(len(site)),
             _Markup(_sparkline(site.rms)),
@@ -96,7 +97,7 @@ def site_html(site: SiteSeries) -> str:
             for name in ("mean", "std", "min", "max")
         ),
     }
-    parts = [_title("SiteSeries", f"{site.name or '(root)'} {site.kind}"), _facts(facts)]
+    parts = [_title("SiteSeries", f"{label(site.name)} {site.kind}"), _facts(facts)]
     if site.bins is not None and (site.count > 0).any():
         caption = "share of the values by step, linear near zero and logarithmic beyond"
         parts.append(_figure(lambda: draw_histogram(site), caption))

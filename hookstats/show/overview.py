@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hookstats.records.groups import per_site
 from hookstats.records.keys import Key, plain_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.runs.run import Run
 from hookstats.stats import state
+from hookstats.stats.arguments import check_integer
 from hookstats.stats.bins import Bins
+from hookstats.stats.derived import columns_of, dead, statistic
 
 Bool = NDArray[np.bool_]
 Spans = tuple[tuple[int, int], ...]
@@ -34,7 +35,7 @@ class ChannelColumns:
     rms: Float64
     """float64 [T, C]: NaN where there are no finite values."""
     dead: Bool
-    """bool [T, C]: there are finite values, and every one of them is zero."""
+    """bool [T, C]: dead in every step of the column that had finite values, see `insight.dead`."""
     nonfinite: Bool
     """bool [T, C]: there is a NaN or an infinity."""
 
@@ -74,13 +75,15 @@ def overview(
     columns: int | None = None,
     each: Callable[[StepRecord], object] | None = None,
 ) -> Overview:
-    """Merge the steps that `rank` recorded into at most `columns` columns.
+    """Merge the steps that `rank` recorded into at most `columns` columns, and those set apart.
 
     Every step is read once, in order.
 
     Args:
         columns: by default 80 to 240; the more sites there are, the fewer.
-        each: called with every record, in order, so that other readers need not read them again.
+        each: called with every record, in order, so that other readers need not read them again. A
+            step for which `each` returns something true gets a column of its own, so that the
+            column shows what was found in that step; of such there are no more than `columns`.
     Raises:
         ValueError: `rank` recorded no step; columns < 1.
     """
@@ -90,21 +93,31 @@ def overview(
     if columns is None:
         sites = max(1, len(run.record(steps[-1], rank)))
         columns = min(max(_CELLS // sites, _MIN_COLUMNS), _MAX_COLUMNS)
-    if columns < 1:
-        raise ValueError(f"columns = {columns}: expected 1 or more")
-    bounds = np.linspace(0, len(steps), min(columns, len(steps)) + 1).round().astype(int).tolist()
-    spans = tuple(pairwise(bounds))
+    columns = check_integer("columns", columns, 1)
+    ends = set(
+        np.linspace(0, len(steps), min(columns, len(steps)) + 1).round().astype(int).tolist()
+    )
     rows = _Rows()
-
-    def records(first: int, end: int) -> Iterator[StepRecord]:
-        for step in steps[first:end]:
-            record = run.record(step, rank)
-            if each is not None:
-                each(record)
-            yield record
-
-    merged = [_merge(records(first, end), rows, run.bins) for first, end in spans]
-    return _join(run, rank, steps, spans, rows, merged)
+    bounds, merged = [0], []
+    apart = columns  # steps that may still get a column of their own
+    column = _Merger(rows, run.bins)
+    for i, step in enumerate(steps):
+        record = run.record(step, rank)
+        alone = each is not None and bool(each(record)) and apart > 0
+        if column.steps and (alone or i in ends):
+            bounds.append(i)
+            merged.append(column.merged())
+            column = _Merger(rows, run.bins)
+        column.add(record)
+        if alone:
+            apart -= 1
+            bounds.append(i + 1)
+            merged.append(column.merged())
+            column = _Merger(rows, run.bins)
+    if column.steps:
+        bounds.append(len(steps))
+        merged.append(column.merged())
+    return _join(run, rank, steps, tuple(pairwise(bounds)), rows, merged)
 
 
 class _Rows:
@@ -153,42 +166,51 @@ class _Column:
     observed: Int64
     hist: SparseCounts
     channels: Float64
-    """float64 [4, R]: per channel the sum of squares, and the number of finite, zero and non-finite
+    """float64 [4, R]: per channel the l2 norm, and the number of finite, zero and non-finite
     values, which is exact up to 2**53."""
 
 
-def _merge(records: Iterable[StepRecord], rows: _Rows, bins: Bins | None) -> _Column:
-    tensors: list[tuple[Int64, Float64, Int64, Int64]] = []
-    channels = np.zeros((4, rows.offsets[-1]))
-    counts = np.zeros((len(rows.sites), 0 if bins is None else bins.slots), np.int64)
-    for record in records:
-        row, taken, place = rows.of(record.sites)
-        whole = per_site(record.moments, record.tallies, record.offsets)
-        tensors.append((row, *whole, record.observed))
-        channels = _grown(channels, 1, rows.offsets[-1])
-        moments, tallies = record.moments[taken], record.tallies[taken]
-        count = tallies[:, state.COUNT]
-        with np.errstate(over="ignore"):
-            squares = moments[:, state.M2] + count * np.square(moments[:, state.MEAN])
-        channels[0, place] += np.where(count > 0, squares, 0.0)
-        channels[1, place] += count
-        channels[2, place] += tallies[:, state.ZERO]
-        channels[3, place] += tallies[:, [state.NAN, state.POSINF, state.NEGINF]].sum(1)
-        if bins is not None:
-            counts = _grown(counts, 0, len(rows.sites))
+class _Merger:
+    """Merges the records of a column."""
+
+    def __init__(self, rows: _Rows, bins: Bins | None) -> None:
+        self.steps = 0
+        self._rows = rows
+        self._bins = bins
+        self._tensors: list[tuple[Int64, Float64, Int64, Int64]] = []
+        self._channels = np.zeros((4, rows.offsets[-1]))
+        self._counts = np.zeros((len(rows.sites), 0 if bins is None else bins.slots), np.int64)
+
+    def add(self, record: StepRecord) -> None:
+        """Take a record."""
+        self.steps += 1
+        row, taken, place = self._rows.of(record.sites)
+        whole = record.whole
+        self._tensors.append((row, whole.moments.numpy(), whole.tallies.numpy(), record.observed))
+        self._channels = channels = _grown(self._channels, 1, self._rows.offsets[-1])
+        columns = columns_of(record.moments[taken], record.tallies[taken])
+        channels[0, place] = np.hypot(channels[0, place], statistic("l2_norm", columns))
+        channels[1, place] += columns("count")
+        channels[2, place] += columns("zero")
+        channels[3, place] += columns("nan") + columns("posinf") + columns("neginf")
+        if self._bins is not None:
+            self._counts = _grown(self._counts, 0, len(self._rows.sites))
             owner = np.repeat(row, np.diff(record.hist.offsets))
-            counts[owner, record.hist.slots] += record.hist.counts
-    size = len(rows.sites)
-    moments = np.tile(state.IDENTITY, (len(tensors), size, 1))
-    tallies = np.zeros((len(tensors), size, len(state.TALLIES)), np.int64)
-    observed = np.zeros(size, np.int64)
-    for i, (row, moments_i, tallies_i, observed_i) in enumerate(tensors):
-        moments[i, row], tallies[i, row] = moments_i, tallies_i
-        observed[row] += observed_i
-    merged = state.combine(torch.from_numpy(moments), torch.from_numpy(tallies))
-    return _Column(
-        merged[0].numpy(), merged[1].numpy(), observed, SparseCounts.from_dense(counts), channels
-    )
+            self._counts[owner, record.hist.slots] += record.hist.counts
+
+    def merged(self) -> _Column:
+        """All records that were taken, as one column."""
+        size, tensors = len(self._rows.sites), self._tensors
+        identity = state.IDENTITY[: tensors[0][1].shape[1]]
+        moments = np.tile(identity, (len(tensors), size, 1))
+        tallies = np.zeros((len(tensors), size, len(state.TALLIES)), np.int64)
+        observed = np.zeros(size, np.int64)
+        for i, (row, moments_i, tallies_i, observed_i) in enumerate(tensors):
+            moments[i, row], tallies[i, row] = moments_i, tallies_i
+            observed[row] += observed_i
+        both = state.combine(torch.from_numpy(moments), torch.from_numpy(tallies))
+        counts = SparseCounts.from_dense(_grown(self._counts, 0, size))
+        return _Column(both[0].numpy(), both[1].numpy(), observed, counts, self._channels)
 
 
 def _join(
@@ -199,23 +221,24 @@ def _join(
     order = execution_order([(site.name, site.kind) for site in rows.sites])
     offsets = np.array(rows.offsets)
     channels = np.stack([_grown(column.channels, 1, rows.offsets[-1]) for column in columns])
-    squares, count, zero, nonfinite = channels.transpose(1, 0, 2)
-    dead = (count > 0) & (zero == count)
+    norm, count, zero, nonfinite = channels.transpose(1, 0, 2)
+    died = dead({"count": count, "zero": zero}.__getitem__)
     with np.errstate(invalid="ignore"):
-        rms = np.sqrt(squares / count)
+        rms = norm / np.sqrt(count)
     hists = [c.hist for c in columns]
+    identity = state.IDENTITY[: columns[0].moments.shape[1]]
     return Overview(
         rank=rank,
         steps=tuple(steps),
         spans=spans,
         sites=tuple(rows.sites[i] for i in order),
-        moments=np.stack([_grown(c.moments, 0, size, state.IDENTITY) for c in columns])[:, order],
+        moments=np.stack([_grown(c.moments, 0, size, identity) for c in columns])[:, order],
         tallies=np.stack([_grown(c.tallies, 0, size) for c in columns])[:, order],
         observed=np.stack([_grown(c.observed, 0, size) for c in columns])[:, order],
         channels=tuple(
             None
             if i in rows.uneven
-            else ChannelColumns(rms[:, span], dead[:, span], nonfinite[:, span] > 0)
+            else ChannelColumns(rms[:, span], died[:, span], nonfinite[:, span] > 0)
             for i, span in ((i, slice(*offsets[i : i + 2])) for i in order)
         ),
         bins=run.bins,

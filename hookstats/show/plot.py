@@ -8,22 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.runs.series import SiteSeries, Statistics
+from hookstats.records.keys import label
+from hookstats.runs.series import SiteSeries
 from hookstats.show.distribution import QUANTILES, Distributions, distributions
 from hookstats.show.overview import execution_order
 from hookstats.show.palette import NONE, NONFINITE
+from hookstats.stats.derived import STATISTICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from hookstats.runs.run import Run
-
-_LOG = ("std", "rms", "amax", "l1_norm", "l2_norm", "var")
-_SIGNED = ("mean", "min", "max")
-_COUNTS = ("count", "nan", "posinf", "neginf", "zero")
-STATISTICS = (*_LOG, *_SIGNED, *_COUNTS)
-"""The statistics that can be plotted."""
 
 _ROWS = 96  # parts of a histogram's axis
 _FAINTEST = 1e-6  # the least share of a step's values that is drawn
@@ -69,7 +65,7 @@ class Plots:
         _check(statistic)
         series = self._run.series(names, kind, rank)
         steps = np.unique(np.concatenate([site.steps for site in series.values()]))
-        known = self._run.record(int(steps[-1]), rank).keys()  # with kinds that tell the order
+        known = list(self._run.record(int(steps[-1]), rank))  # with kinds that tell the order
         ordered = (known[i] for i in execution_order(known))
         sites = [series[key] for key in dict.fromkeys((*ordered, *series)) if key in series]
         values = np.full((len(sites), len(steps)), np.nan)
@@ -82,12 +78,12 @@ class Plots:
         figure, ax = _axes(ax, (7.0, height))
         edges = np.arange(len(sites) + 1) - 0.5
         _mesh(ax, steps, edges, values, statistic)
-        if statistic in _LOG:
+        if _scale(statistic) == "log":
             _mark(ax, steps, edges, values == 0, NONE)
-        if statistic not in _COUNTS:
+        if _scale(statistic) != "count":
             _mark(ax, steps, edges, nonfinite, NONFINITE)
         every = -(-len(sites) // 60)
-        shown = [site.name or "(root)" for site in sites[::every]]
+        shown = [label(site.name) for site in sites[::every]]
         ax.set_yticks(range(0, len(sites), every), shown, parse_math=False)
         ax.tick_params("y", labelsize=7)
         ax.invert_yaxis()
@@ -125,8 +121,8 @@ class Plots:
         ax.fill_between(site.steps, first, third, color=colour, alpha=0.35, lw=0, label="quartiles")
         ax.plot(site.steps, median, color=colour, label="median")
         finite = site.count > 0
-        for ends, label in ((site.min, "min, max"), (site.max, None)):
-            ax.plot(site.steps, np.where(finite, ends, np.nan), "k:", lw=0.8, label=label)
+        for ends, said in ((site.min, "min, max"), (site.max, None)):
+            ax.plot(site.steps, np.where(finite, ends, np.nan), "k:", lw=0.8, label=said)
         _value_axis(ax, found.axis.scale, found.axis.values(2))
         _label(ax, site)
         ax.margins(x=0)
@@ -151,9 +147,9 @@ class Plots:
         """
         _check(statistic)
         site = self._site(name, kind, rank)
-        channels: Statistics = site.channels
+        channels = site.channels
         values = np.asarray(getattr(channels, statistic), np.float64).T
-        dead = ((channels.count > 0) & (channels.zero == channels.count)).T
+        dead = channels.dead.T
         figure, ax = _axes(ax, (6.0, 3.5))
         edges = np.arange(len(values) + 1) - 0.5
         _mesh(ax, site.steps, edges, np.where(dead, np.nan, values), statistic)
@@ -218,6 +214,11 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, ax
 
 
+def _scale(label: str) -> str:
+    """How a statistic is drawn, see `Statistic.scale`; all else is a magnitude."""
+    return STATISTICS[label].scale if label in STATISTICS else "log"
+
+
 def _mesh(
     ax: Axes, steps: NDArray[np.int64], edges: NDArray[Any], values: NDArray[Any], label: str
 ) -> None:
@@ -227,16 +228,16 @@ def _mesh(
     values = np.ma.masked_invalid(values)
     sizes = np.ma.masked_equal(np.abs(values), 0).compressed()
     norm: Normalize
-    if label in _SIGNED:
+    if _scale(label) == "signed":
         reach = sizes.max(initial=0.0) or 1.0
         linear = float(np.quantile(sizes, 0.25)) if sizes.size else 0.1
         norm = SymLogNorm(max(linear, reach * 1e-3), vmin=-reach, vmax=reach)
-    elif label in _COUNTS or not sizes.size:
+    elif _scale(label) == "count" or not sizes.size:
         norm = Normalize(0, sizes.max(initial=0.0) or 1.0)
     else:
         norm = LogNorm(sizes.min(), max(sizes.max(), sizes.min() * 1.01))
         values = np.ma.masked_equal(values, 0)
-    colours = "RdBu_r" if label in _SIGNED else "viridis"
+    colours = "RdBu_r" if _scale(label) == "signed" else "viridis"
     mesh = ax.pcolormesh(_edges(steps), edges, values, norm=norm, cmap=colours, rasterized=True)
     ax.figure.colorbar(mesh, ax=ax, label=label, pad=0.02)
 
@@ -276,4 +277,4 @@ def _value_axis(ax: Axes, scale: float, ends: Sequence[float] | NDArray[np.float
 
 def _label(ax: Axes, site: SiteSeries) -> None:
     ax.set_xlabel("step")
-    ax.set_title(f"{site.name or '(root)'} {site.kind}", parse_math=False)
+    ax.set_title(f"{label(site.name)} {site.kind}", parse_math=False)

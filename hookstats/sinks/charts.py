@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 from hookstats.insight.coarse import coarsen
 from hookstats.insight.layers import per_tensor
+from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
+from hookstats.stats.derived import statistic_names
 from hookstats.stats.histogram import Histogram
 
-STATISTICS = (
-    *("count", "nan", "posinf", "neginf", "zero"),
-    *("mean", "var", "std", "min", "max", "amax", "rms", "l1_norm", "l2_norm"),
-)
-"""The statistics of a whole tensor, as ChannelStats calls them."""
+STATISTICS = statistic_names(higher=True)
+"""The statistics of a whole tensor, as ChannelStats calls them; the last two need `moments=4`."""
 
 SCALARS = ("mean", "std", "rms", "min", "max", "nan")
 """What is drawn unless asked for otherwise."""
@@ -51,7 +50,7 @@ def charts(
     needed = {*scalars, "count", "min", "max", "mean", "l2_norm"}
     columns = {name: getattr(tensors, name).tolist() for name in needed}
     for row, site in enumerate(record.sites):
-        name = site.name or "(root)"
+        name = label(site.name)
         for statistic in scalars:
             if math.isfinite(value := columns[statistic][row]):
                 numbers[f"{site.kind}.{statistic}/{name}"] = value
@@ -76,10 +75,3 @@ def check_scalars(scalars: Sequence[str]) -> tuple[str, ...]:
     if isinstance(scalars, str) or not set(scalars) <= set(STATISTICS):
         raise ValueError(f"scalars = {scalars!r}: expected some of {', '.join(STATISTICS)}")
     return tuple(scalars)
-
-
-def check_every(every: int) -> int:
-    """`every`; a ValueError unless it is an integer of 1 or more."""
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ValueError(f"every = {every!r}: expected an integer, 1 or more")
-    return every

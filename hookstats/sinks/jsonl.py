@@ -7,16 +7,15 @@ import math
 import os
 from typing import Any
 
-from hookstats.insight.layers import per_tensor
 from hookstats.records.record import StepRecord
-from hookstats.sinks.charts import STATISTICS
+from hookstats.stats.derived import statistic_names
 
 
 class JSONL:
-    """A sink that appends a line a tensor to a text file, and flushes it after every step.
+    """A sink that appends a line per tensor to a text file, and flushes it after every step.
 
     Each is an object with step, rank, site, kind, shape, dtype, observed (calls merged) and the
-    tensor's `charts.STATISTICS`; null where there is no finite value. Channels and histograms are
+    tensor's statistics; null where there is no finite value. Channels and histograms are
     in run directories. Of several processes each needs a file of its own.
 
     Raises:
@@ -31,8 +30,9 @@ class JSONL:
 
     def __call__(self, record: StepRecord) -> None:
         """Write a step."""
-        tensors = per_tensor(record, hist=False)
-        columns = {name: getattr(tensors, name).tolist() for name in STATISTICS}
+        whole = record.whole
+        names = statistic_names(higher=whole.higher)
+        columns = {name: getattr(whole, name).tolist() for name in names}
         lines = []
         for row, (site, observed) in enumerate(
             zip(record.sites, record.observed.tolist(), strict=True)

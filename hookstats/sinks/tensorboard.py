@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookstats.records.record import StepRecord
-from hookstats.sinks.charts import SCALARS, charts, check_every, check_scalars
+from hookstats.sinks.charts import SCALARS, charts, check_scalars
+from hookstats.stats.arguments import check_integer
 
 _MOST_BINS = 260
 """With LogBins(3), 16 octaves a sign as they are. TensorBoard draws 30; its writer is slow."""
@@ -34,7 +35,7 @@ class TensorBoard:
         every: int = 1,
     ) -> None:
         self._scalars = check_scalars(scalars)
-        self._every = check_every(every)
+        self._every = check_integer("every", every, 1)
         self._most_bins = _MOST_BINS if histograms else 0
         self._owned = isinstance(logdir, (str, os.PathLike))
         self._writer: Any = logdir

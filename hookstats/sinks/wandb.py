@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookstats.records.record import StepRecord
-from hookstats.sinks.charts import SCALARS, charts, check_every, check_scalars
+from hookstats.sinks.charts import SCALARS, charts, check_scalars
+from hookstats.stats.arguments import check_integer
 
 STEP = "hookstats/step"
 """The x axis of all charts: hookstats' own steps, whatever else the run logs, and when."""
@@ -41,7 +42,7 @@ class WandB:
         **init: Any,
     ) -> None:
         self._scalars = check_scalars(scalars)
-        self._every = check_every(every)
+        self._every = check_integer("every", every, 1)
         self._most_bins = _MOST_BINS if histograms else 0
         self._commit = commit
         try:

@@ -10,12 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import index
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from hookstats.stats.arguments import check_integer
 
 _MIN_EXPONENT = -127  # the exponent field 0 of a float32: zero and the subnormals
 _MAX_EXPONENT = 127
@@ -193,14 +194,7 @@ def bins_from_dict(data: Mapping[str, Any]) -> LinearBins | LogBins:
 
 
 def _set_integer(bins: Bins, name: str, least: int, most: int) -> None:
-    value = getattr(bins, name)
-    try:
-        integer = index(value)
-    except TypeError:
-        integer = least - 1
-    if not least <= integer <= most:
-        raise ValueError(f"{name} = {value!r}: expected an integer in {least}..{most}")
-    object.__setattr__(bins, name, integer)
+    object.__setattr__(bins, name, check_integer(name, getattr(bins, name), least, most))
 
 
 def _float32(name: str, value: Any) -> float:

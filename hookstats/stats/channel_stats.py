@@ -7,20 +7,22 @@ from torch import Tensor
 
 from hookstats.stats import state
 from hookstats.stats.bins import Bins
+from hookstats.stats.derived import Columns, Statistics, columns_of, dead, statistic, variance
 from hookstats.stats.histogram import Histogram, check_channels
 
 
-class ChannelStats:
+class ChannelStats(Statistics[Tensor, Tensor]):
     """The statistics of C channels; of a whole tensor, C = 1.
 
     Every statistic is a tensor [C] on the CPU: int64 where it counts, else float64. All but the
-    counts `nan`, `posinf` and `neginf` are over the finite values. A channel without any has NaN
-    for mean, var, std and rms, +inf for min, -inf for max and amax, and 0 for the norms.
+    counts `nan`, `posinf` and `neginf` are over the finite values. A channel without finite values
+    has NaN for mean, var, std and rms, +inf for min, -inf for max and amax, and 0 for the norms.
     Tensors are shared, not copied: read them, never write to them.
 
     Args:
-        moments: float64 [C, 5], the columns `hookstats.state.MOMENTS`.
-        tallies: int64 [C, 5], the columns `hookstats.state.TALLIES`.
+        moments: float64 [C, 5], the columns `hookstats.stats.state.MOMENTS`; or [C, 7], followed
+            by `HIGHER`, for skewness and kurtosis.
+        tallies: int64 [C, 5], the columns `hookstats.stats.state.TALLIES`.
     """
 
     def __init__(
@@ -47,84 +49,33 @@ class ChannelStats:
         self._channel_counts = channel_counts
         self._channel_bins = channel_bins
 
-    @property
-    def count(self) -> Tensor:
-        """int64 [C]: finite values."""
-        return self.tallies[:, state.COUNT]
+    def _count_of(self, name: str) -> Tensor:
+        return self._value_of(name)
+
+    def _value_of(self, name: str) -> Tensor:
+        # NumPy: small tensors, and torch might start the threads that training computes with.
+        return torch.from_numpy(statistic(name, self._columns))
 
     @property
-    def nan(self) -> Tensor:
-        """int64 [C]: NaNs."""
-        return self.tallies[:, state.NAN]
+    def _columns(self) -> Columns:
+        return columns_of(self.moments.numpy(), self.tallies.numpy())
 
     @property
-    def posinf(self) -> Tensor:
-        """int64 [C]: positive infinities."""
-        return self.tallies[:, state.POSINF]
-
-    @property
-    def neginf(self) -> Tensor:
-        """int64 [C]: negative infinities."""
-        return self.tallies[:, state.NEGINF]
-
-    @property
-    def zero(self) -> Tensor:
-        """int64 [C]: zeros of either sign."""
-        return self.tallies[:, state.ZERO]
-
-    @property
-    def mean(self) -> Tensor:
-        """float64 [C]: arithmetic mean."""
-        return torch.where(self.count > 0, self.moments[:, state.MEAN], torch.nan)
-
-    @property
-    def var(self) -> Tensor:
-        """float64 [C]: population variance; `variance` has the others."""
-        return self.variance(correction=0)
+    def higher(self) -> bool:
+        """Whether there are third and fourth moments, and so skewness and kurtosis."""
+        return self.moments.shape[1] > len(state.MOMENTS)
 
     def variance(self, correction: float = 0) -> Tensor:
         """float64 [C]: sum of squared deviations / (count - correction); NaN where that is <= 0.
 
         0 is the population variance, 1 the unbiased estimate, as in torch.var.
         """
-        freedom = self.count.to(torch.float64) - correction
-        return torch.where(freedom > 0, self.moments[:, state.M2] / freedom, torch.nan)
+        return torch.from_numpy(variance(self._columns, correction))
 
     @property
-    def std(self) -> Tensor:
-        """float64 [C]: population standard deviation."""
-        return self.var.sqrt()
-
-    @property
-    def min(self) -> Tensor:
-        """float64 [C]: least value."""
-        return self.moments[:, state.MIN]
-
-    @property
-    def max(self) -> Tensor:
-        """float64 [C]: greatest value."""
-        return self.moments[:, state.MAX]
-
-    @property
-    def amax(self) -> Tensor:
-        """float64 [C]: greatest magnitude."""
-        return torch.maximum(-self.min, self.max)
-
-    @property
-    def l1_norm(self) -> Tensor:
-        """float64 [C]: sum of magnitudes."""
-        return self.moments[:, state.L1]
-
-    @property
-    def l2_norm(self) -> Tensor:
-        """float64 [C]: square root of the sum of squares."""
-        mean_part = self.count.to(torch.float64).sqrt() * self.moments[:, state.MEAN]
-        return torch.hypot(self.moments[:, state.M2].sqrt(), mean_part)
-
-    @property
-    def rms(self) -> Tensor:
-        """float64 [C]: square root of the mean of squares."""
-        return self.l2_norm / self.count.to(torch.float64).sqrt()
+    def dead(self) -> Tensor:
+        """bool [C]: channels with finite values, every one of them zero; see `insight.dead`."""
+        return torch.from_numpy(dead(self._columns))
 
     @property
     def hist(self) -> Histogram | None:
@@ -182,9 +133,9 @@ class ChannelStats:
         )
 
     def _whole(self) -> tuple[Tensor, Tensor]:
-        """The moments and tallies, [1, 5] each, of all channels; the identity where C = 0."""
+        """The moments [1, 5 or 7] and tallies [1, 5] of all channels; the identity where C = 0."""
         return state.combine(
-            torch.cat((state.identity_moments(1), self.moments))[:, None],
+            torch.cat((state.identity_moments(1, higher=self.higher), self.moments))[:, None],
             torch.cat((state.identity_tallies(1), self.tallies))[:, None],
         )
 

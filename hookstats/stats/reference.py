@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hookstats.stats import state
+from hookstats.stats.arguments import check_integer
 
 DTYPES = frozenset(
     {
@@ -72,12 +73,13 @@ def channel_count(x: Tensor, channel_dim: int | None) -> int:
     """
     if channel_dim is None:
         return 1
-    if not isinstance(channel_dim, int) or not -x.dim() <= channel_dim < x.dim():
+    try:
+        return x.shape[check_integer("channel_dim", channel_dim, -x.dim(), x.dim() - 1)]
+    except ValueError:
         raise ValueError(
             f"channel_dim = {channel_dim!r}: expected None or a dimension of x, "
             f"which has shape {tuple(x.shape)}"
-        )
-    return x.shape[channel_dim]
+        ) from None
 
 
 def check(

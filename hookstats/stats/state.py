@@ -1,36 +1,112 @@
-"""The state of a channel: its columns, its identity and its merge.
+"""The state of a channel: the table of its columns, their identity and their merge.
 
-Every statistic is a column here, once; the C++ kernels keep the same columns (csrc/core/state.h).
+Every column of a state is defined here, once; the C++ kernels keep the same columns
+(csrc/core/state.h). What is derived from the columns is in `derived`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
 import torch
 from torch import Tensor
 
-MOMENTS = ("mean", "m2", "min", "max", "l1")
-"""Columns of `moments` (float64): m2 is the sum of squared deviations from the mean, l1 of |x|."""
 
-HIGHER = ("m3", "m4")
-"""Columns of `moments` after these, where they are asked for: the sums of the third and fourth
-powers of deviations from the mean, infinite or NaN where float64 cannot hold them."""
+class Column(NamedTuple):
+    """One column of a state."""
 
-TALLIES = ("count", "nan", "posinf", "neginf", "zero")
-"""Columns of `tallies` (int64): count holds the finite values, zero both zeros."""
+    name: str
+    dtype: torch.dtype
+    """float64 in `moments`, int64 in `tallies`."""
+    identity: float
+    """The value of the column where there are no values."""
+    merge: Literal["mean", "central", "min", "max", "sum"]
+    """How the column merges: "central" are sums of powers of deviations from the mean."""
+    group: Literal["core", "higher"] = "core"
+    """States always have the core columns; the higher ones only where they were asked for."""
 
-MEAN, M2, MIN, MAX, L1 = range(len(MOMENTS))
-M3, M4 = range(len(MOMENTS), len(MOMENTS) + len(HIGHER))
+
+COLUMNS = (
+    Column("mean", torch.float64, 0.0, "mean"),
+    Column("m2", torch.float64, 0.0, "central"),
+    Column("min", torch.float64, float("inf"), "min"),
+    Column("max", torch.float64, float("-inf"), "max"),
+    Column("l1", torch.float64, 0.0, "sum"),
+    Column("m3", torch.float64, 0.0, "central", "higher"),
+    Column("m4", torch.float64, 0.0, "central", "higher"),
+    Column("count", torch.int64, 0, "sum"),
+    Column("nan", torch.int64, 0, "sum"),
+    Column("posinf", torch.int64, 0, "sum"),
+    Column("neginf", torch.int64, 0, "sum"),
+    Column("zero", torch.int64, 0, "sum"),
+)
+"""The columns of `moments` and then of `tallies`, in the order in which these have them.
+
+m2, m3 and m4 are the sums of the second, third and fourth powers of the deviations from the mean,
+infinite or NaN where float64 cannot hold them;
+l1 is the sum of magnitudes; count holds the finite values, zero the zeros of either sign.
+"""
+
+
+def _names(dtype: torch.dtype, group: str) -> tuple[str, ...]:
+    return tuple(c.name for c in COLUMNS if c.dtype == dtype and c.group == group)
+
+
+MOMENTS = _names(torch.float64, "core")
+"""The columns that `moments` (float64) always has."""
+
+HIGHER = _names(torch.float64, "higher")
+"""The columns that follow these where third and fourth moments were asked for."""
+
+TALLIES = _names(torch.int64, "core")
+"""The columns of `tallies` (int64)."""
+
+MEAN, M2, MIN, MAX, L1, M3, M4 = range(len(MOMENTS + HIGHER))
 COUNT, NAN, POSINF, NEGINF, ZERO = range(len(TALLIES))
 
-IDENTITY = (0.0, 0.0, float("inf"), float("-inf"), 0.0)
-"""The moments of no values; the tallies of no values are zeros."""
+IDENTITY = tuple(c.identity for c in COLUMNS[: len(MOMENTS + HIGHER)])
+"""The moments of no values, the higher ones last; the tallies of no values are zeros."""
+
+
+class State(NamedTuple):
+    """The state that `hookstats::update_` folds tensors into: C channels of one site.
+
+    The fields are in the order in which the operators take them.
+    """
+
+    moments: Tensor
+    """float64 [C, 5], or [C, 7] with the higher moments."""
+    tallies: Tensor
+    """int64 [C, 5]."""
+    counts: Tensor | None
+    """int64 [slots], the histogram of the whole tensor; None where none is kept."""
+    bins: Tensor | None
+    """The descriptor of the bins of `counts`; None where there are no counts."""
+    channel_counts: Tensor | None
+    """int64 [C, slots], the histograms of the channels; None where none are kept."""
+    channel_bins: Tensor | None
+    """The descriptor of the bins of `channel_counts`; None where there are no such counts."""
+
+
+def moment_columns(width: int) -> tuple[Column, ...]:
+    """The columns of `moments` that are `width` columns wide.
+
+    Raises:
+        ValueError: no state is as wide.
+    """
+    if width not in (len(MOMENTS), len(MOMENTS + HIGHER)):
+        raise ValueError(
+            f"moments have {width} columns: expected {len(MOMENTS)} or {len(MOMENTS + HIGHER)}"
+        )
+    return COLUMNS[:width]
 
 
 def identity_moments(
     channels: int, device: torch.device | str = "cpu", higher: bool = False
 ) -> Tensor:
-    """float64 [channels, 5], or [channels, 7] with the `higher` ones: the moments of no values."""
-    row = IDENTITY + (0.0,) * len(HIGHER) if higher else IDENTITY
+    """float64 [channels, 5], or 7 with `higher`: the moments of no values."""
+    row = IDENTITY if higher else IDENTITY[: len(MOMENTS)]
     return torch.tensor(row, dtype=torch.float64, device=device).repeat(channels, 1)
 
 
@@ -39,14 +115,32 @@ def identity_tallies(channels: int, device: torch.device | str = "cpu") -> Tenso
     return torch.zeros(channels, len(TALLIES), dtype=torch.int64, device=device)
 
 
+def between(count: Any, away: Any, sums: Sequence[Any]) -> list[Any]:
+    """What G groups add to the merged m2, m3 and m4 by the distances of their means.
+
+    Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order
+    statistical moments" (2008), for any number of groups at once; for m2 it is the formula of Chan,
+    Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
+    (1979). Tensors and arrays will do.
+
+    Args:
+        count: the number of values of each group.
+        away: the mean of each group, less the mean of all values.
+        sums: the m2 of each group; or m2, m3 and m4, and then as many are returned.
+    """
+    square = away * away
+    added = [count * square]
+    if len(sums) > 1:
+        m2, m3, _ = sums
+        added.append(away * (3 * m2 + count * square))
+        added.append(4 * away * m3 + square * (6 * m2 + count * square))
+    return added
+
+
 def combine(moments: Tensor, tallies: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge G groups of the same C channels: [G, C, 5] twice -> [C, 5] twice, G >= 1.
+    """Merge G groups of the same C channels, G >= 1; see `between`.
 
-    With the higher moments, [G, C, 7] -> [C, 7].
-
-    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances" (1979), for G groups at once; Pébay, "Formulas for robust, one-pass parallel
-    computation of covariances and arbitrary-order statistical moments" (2008), for the higher ones.
+    moments: float64 [G, C, 5 or 7] -> [C, 5 or 7]; tallies: int64 [G, C, 5] -> [C, 5].
     """
     counts = tallies[..., COUNT].double()
     total = counts.sum(0)
@@ -55,36 +149,34 @@ def combine(moments: Tensor, tallies: Tensor) -> tuple[Tensor, Tensor]:
     shift = means.gather(0, counts.argmax(0, keepdim=True)).squeeze(0)
     offsets = torch.where(counts > 0, means - shift, 0.0)
     offset = (offsets * (counts / total.clamp(min=1))).sum(0)
-    between = counts * (offsets - offset).square()
-    columns = [
-        shift + offset,
-        moments[..., M2].sum(0) + torch.where(counts > 0, between, 0.0).sum(0),
-        moments[..., MIN].amin(0),
-        moments[..., MAX].amax(0),
-        moments[..., L1].sum(0),
-    ]
-    if moments.shape[-1] > len(MOMENTS):
-        columns += _combine_higher(moments, counts, offsets - offset)
-    merged = torch.stack(columns, dim=-1)
-    return merged, tallies.sum(0)
+    columns = moment_columns(moments.shape[-1])
+    sums = [moments[..., i] for i, c in enumerate(columns) if c.merge == "central"]
+    away = offsets - offset
+    moved = (counts > 0) & (away != 0)  # else nothing is added, where 0 * inf would be NaN
+    added = iter(between(counts, away, sums))
+    merged = []
+    for i, column in enumerate(columns):
+        values = moments[..., i]
+        if column.merge == "mean":
+            merged.append(shift + offset)
+        elif column.merge == "central":
+            merged.append(values.sum(0) + torch.where(moved, next(added), 0.0).sum(0))
+        else:
+            merged.append(_MERGED[column.merge](values, 0))
+    return torch.stack(merged, dim=-1), tallies.sum(0)
 
 
-def _combine_higher(moments: Tensor, counts: Tensor, ahead: Tensor) -> list[Tensor]:
-    """m3 and m4, [C] each, of groups whose means are `ahead` [G, C] of the common mean."""
-    m2, m3, m4 = moments[..., M2], moments[..., M3], moments[..., M4]
-    cubes = m3 + 3 * ahead * m2 + counts * ahead**3
-    fourths = m4 + 4 * ahead * m3 + 6 * ahead.square() * m2 + counts * ahead**4
-    some = counts > 0
-    # A group of all the values keeps its bits, where 0 * inf would be NaN.
-    whole = counts == counts.sum(0)
-    cubes, fourths = torch.where(whole, m3, cubes), torch.where(whole, m4, fourths)
-    return [torch.where(some, each, 0.0).sum(0) for each in (cubes, fourths)]
+_MERGED: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "min": torch.amin,
+    "max": torch.amax,
+    "sum": torch.sum,
+}
 
 
 def merge_(moments: Tensor, tallies: Tensor, other_moments: Tensor, other_tallies: Tensor) -> None:
-    """Merge the other state of the same C channels into `moments`, `tallies`.
+    """Merge the other state of the same C channels into `moments` and `tallies`, in place.
 
-    All are [C, 5]; both moments are [C, 7] where they have the higher ones.
+    moments: float64 [C, 5 or 7], both of one width; tallies: int64 [C, 5].
     """
     merged = combine(torch.stack((moments, other_moments)), torch.stack((tallies, other_tallies)))
     moments.copy_(merged[0])

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hookstats.hooks.readable import is_plain, local_part, unreadable
+from hookstats._torch import is_plain
+from hookstats.hooks.readable import local_part, unreadable
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.stats.channel_stats import ChannelStats
 

@@ -1,7 +1,7 @@
-"""The hooks of `capture`: they pair what comes before, after and in the backward of one call.
+"""The hooks of `capture`, which pair the inputs, the outputs and the gradients of one call.
 
 Like the hooks of `watch` they return nothing and raise nothing. They hold neither a tensor of the
-model nor what was captured: that is the recorder's, and goes with it.
+model nor captured tensors: the recorder holds these, and they go with it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction, _current_graph_task_id
 from torch.utils.hooks import RemovableHandle
 
+from hookstats._torch import DisableTorchFunction, current_graph_task_id
+from hookstats.hooks.calls import after_call, before_call
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.gradients import register, why_no_gradient
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
 from hookstats.hooks.readable import detour
+from hookstats.records.reasons import CHANGED_VIEW, LEAF
 from hookstats.tensors.captured import MISSING, CapturedCall
 from hookstats.tensors.recorder import Recorder
 
 TENSOR, GRAD = "tensor", "grad"
-"""Name and kind of the calls of a recorder of one tensor, which are backwards."""
-
-CHANGED_VIEW = "distributed view changed in place"
+"""The name and the kind of the calls of a recorder of one tensor; these calls are backwards."""
 
 
 class _Begun(NamedTuple):
@@ -34,11 +34,11 @@ class _Begun(NamedTuple):
 
     thread: int
     kwargs: int
-    """The id of its keyword arguments: no other call that runs has it."""
+    """The id of the keyword arguments, which no other running call has."""
     call: weakref.ref[CapturedCall] | None
-    """None where it is not kept. Weak, since one that raises has no end, and may be dropped."""
+    """None if the call is not kept. Weak: a call that raises never ends, and may be dropped."""
     backwards: set[int] | None
-    """Which backwards went through it; None where no one asks, as no input is a leaf."""
+    """The backwards that went through the call; None if no input is a leaf, and none are noted."""
 
 
 class CallHooks:
@@ -53,7 +53,7 @@ class CallHooks:
         self._leaf_hooks: weakref.WeakSet[LeafHook] = weakref.WeakSet()
 
     def register(self, module: nn.Module) -> None:
-        """Set those hooks that the kinds need."""
+        """Set the hooks that the kinds need."""
         if not self._kinds.isdisjoint({"input", "grad_input"}):
             before = _BeforeHook(self)
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -62,7 +62,7 @@ class CallHooks:
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
     def remove(self) -> None:
-        """Remove every hook, those of leaves too; those of tensors in a graph do nothing now."""
+        """Remove every hook, also those of leaves; hooks of tensors in a graph do nothing now."""
         while self._handles:
             self._handles.pop().remove()
         for hook in list(self._leaf_hooks):
@@ -79,7 +79,7 @@ class CallHooks:
             if call is not None:
                 backwards = self._take(recorder, call, "input", argument_leaves(args, kwargs))
             if self._kinds != {"input"}:
-                # Calls that raised never end; the ids of their arguments go to others.
+                # Calls that raised never end, and other calls reuse the ids of their arguments.
                 self._begun = [one for one in self._begun if one.kwargs != id(kwargs)]
                 kept = None if call is None else weakref.ref(call)
                 self._begun.append(_Begun(threading.get_ident(), id(kwargs), kept, backwards))
@@ -102,12 +102,12 @@ class CallHooks:
         return recorder.begin(self._name)
 
     def _end(self, recorder: Recorder, kwargs: int) -> tuple[CapturedCall | None, set[int] | None]:
-        """The call that ends, and what is to know of its backwards."""
+        """The call that ends, and where to note its backwards."""
         thread = threading.get_ident()
         own = [i for i, one in enumerate(self._begun) if one.thread == thread]
-        if not own:  # the call began before the capture, or no hook had to see it begin
+        if not own:  # the call began before the capture, or no hook sees calls begin
             return self._begin(recorder), None
-        # A pre-hook set later may have put other arguments in the place of those seen.
+        # A later pre-hook may have replaced the arguments that were seen.
         same = [i for i in own if self._begun[i].kwargs == kwargs]
         found = self._begun.pop((same or own)[-1])
         return None if found.call is None else found.call(), found.backwards
@@ -122,7 +122,7 @@ class CallHooks:
     ) -> set[int] | None:
         """Take the tensors of a call, and await their gradients.
 
-        backwards: where to note those that bring gradients. Returns where that is to be noted of
+        backwards: where to note the backwards that bring gradients. Returns where to note those of
         the call's outputs.
         """
         gradient = f"grad_{kind}" if f"grad_{kind}" in self._kinds else None
@@ -131,7 +131,7 @@ class CallHooks:
             for path, tensor in found:
                 if kind in self._kinds:
                     call.add(kind, path, recorder.take(call, tensor))
-                    if not recorder.keeps(call):  # it did not fit
+                    if not recorder.keeps(call):  # the tensor did not fit
                         break
                 if gradient is None and backwards is None:
                     continue
@@ -139,18 +139,18 @@ class CallHooks:
                 reason = why_no_gradient(tensor)
                 if reason is None:
                     register(receiver, tensor)
-                elif reason == "leaf" and kind == "input":
+                elif reason == LEAF and kind == "input":
                     asked = set() if asked is None else asked
                     self._leaf_hook(tensor).waiting.append((receiver, asked))
                     reason = None
                 if gradient is not None:
                     call.add(gradient, path, reason or MISSING)
-        except Exception as error:  # from a container of the user's, to name one
+        except Exception as error:  # a container of the user may raise
             recorder.fail(self._name, error)
         return asked
 
     def _leaf_hook(self, leaf: Tensor) -> LeafHook:
-        """The hook of a leaf, set by now if it was not: one, however many calls it comes to."""
+        """The hook of a leaf, set at the first call: one hook for any number of calls."""
         for hook in (leaf._backward_hooks or {}).values():
             if isinstance(hook, LeafHook) and hook.owner is self:
                 return hook
@@ -168,15 +168,9 @@ class _BeforeHook(Hook):
     def __init__(self, hooks: CallHooks) -> None:
         self._hooks = hooks
 
-    def __call__(
-        self,
-        module: nn.Module,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object] | None = None,
-    ) -> None:
-        # A hook that is removed by one before it is still called, but without them.
-        if kwargs is not None:
-            self._hooks.before(args, kwargs)
+    @before_call
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        self._hooks.before(args, kwargs)
 
 
 class _AfterHook(Hook):
@@ -187,14 +181,9 @@ class _AfterHook(Hook):
     def __init__(self, hooks: CallHooks) -> None:
         self._hooks = hooks
 
-    def __call__(
-        self,
-        module: nn.Module,
-        args: tuple[object, ...],
-        *kwargs_and_output: Any,
-    ) -> None:
-        if len(kwargs_and_output) == 2:  # as above
-            self._hooks.after(*kwargs_and_output)
+    @after_call
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: Any) -> None:
+        self._hooks.after(kwargs, output)
 
 
 for _hook in (_BeforeHook, _AfterHook):
@@ -202,7 +191,7 @@ for _hook in (_BeforeHook, _AfterHook):
 
 
 class _Receiver:
-    """Takes the gradients of one tensor of a call, for as long as the call is kept."""
+    """Takes the gradients of one tensor of a call as long as the call is kept."""
 
     __slots__ = ("_backwards", "_call", "_kind", "_path", "_recorder")
 
@@ -214,7 +203,7 @@ class _Receiver:
         path: str,
         backwards: set[int] | None,
     ) -> None:
-        """kind: None to note the backward alone."""
+        """kind: None to note only the backward."""
         self._recorder = weakref.ref(recorder)
         self._call = weakref.ref(call)
         self._kind = kind
@@ -222,27 +211,27 @@ class _Receiver:
         self._backwards = backwards
 
     def receive(self, gradient: Tensor, first: bool) -> None:
-        """Take a gradient that came."""
+        """Take a gradient that arrived."""
         self._add(gradient)
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
-        """Note that the view's part of its base's gradient cannot be taken."""
+        """Note that the view's part cannot be taken out of its base's gradient."""
         self._add(CHANGED_VIEW)
 
     def disable(self, error: Exception) -> None:
-        """Capture nothing of the module any more."""
+        """Capture no more calls of the module."""
         recorder, call = self._recorder(), self._call()
         if recorder is not None and call is not None:
             with recorder.lock:
                 recorder.fail(call.name, error)
 
     def is_awaited(self) -> bool:
-        """Whether what it receives is kept."""
+        """Whether a gradient that arrives now is kept."""
         recorder, call = self._recorder(), self._call()
         return recorder is not None and call is not None and recorder.keeps(call)
 
     def _add(self, gradient: Tensor | str) -> None:
-        backward = _current_graph_task_id()
+        backward = current_graph_task_id()
         if self._backwards is not None:
             self._backwards.add(backward)
         recorder, call = self._recorder(), self._call()
@@ -255,7 +244,7 @@ class _Receiver:
 
 
 class BackwardReceiver:
-    """Takes the gradients of one tensor, a call of the recorder for each backward."""
+    """Takes the gradients of one tensor; each backward is a call for the recorder."""
 
     __slots__ = ("_recorder",)
 
@@ -263,15 +252,15 @@ class BackwardReceiver:
         self._recorder = weakref.ref(recorder)
 
     def receive(self, gradient: Tensor, first: bool) -> None:
-        """Take a gradient that came."""
+        """Take a gradient that arrived."""
         self._add(gradient)
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
-        """Note that the view's part of its base's gradient cannot be taken."""
+        """Note that the view's part cannot be taken out of its base's gradient."""
         self._add(CHANGED_VIEW)
 
     def disable(self, error: Exception) -> None:
-        """Capture nothing any more."""
+        """Capture no more gradients."""
         recorder = self._recorder()
         if recorder is not None:
             with recorder.lock:
@@ -289,10 +278,10 @@ class BackwardReceiver:
 
 
 class LeafHook(Hook):
-    """Tensor hook of a leaf that is an input: hands its gradient to calls of one module.
+    """Tensor hook of a leaf that is an input: hands the gradient to calls of one module.
 
-    A leaf outlives the graph, and with it the calls that it came to. Its gradient belongs to those
-    that the same backward went through: it brought them a gradient of an output before.
+    A leaf outlives the graph and the calls that take it. Its gradient belongs to the calls through
+    which the same backward went, and to which it brought the gradient of an output before.
     """
 
     __torch_unserializable__ = True
@@ -307,11 +296,11 @@ class LeafHook(Hook):
             return
         self.waiting = [entry for entry in self.waiting if entry[0].is_awaited()]
         for receiver, backwards in self.waiting:
-            if _current_graph_task_id() in backwards:
+            if current_graph_task_id() in backwards:
                 receiver.receive(gradient, True)
 
     def remove(self) -> None:
-        """Take it off its leaf."""
+        """Remove the hook from its leaf."""
         if self.handle is not None:
             self.handle.remove()
         self.waiting.clear()

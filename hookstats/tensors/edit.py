@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from types import TracebackType
 from typing import overload
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.hooks.attach import check_model, make_reachable
+from hookstats.records.keys import Kind, parse_kind
 from hookstats.tensors.edit_hooks import GradientOfOutputEdit, InputEdit, OutputEdit, edit_gradient
 from hookstats.tensors.editor import EditFunction, Editor
 
@@ -147,10 +147,10 @@ def _edit_module(module: nn.Module, fn: EditFunction, kind: str) -> Edit:
     return Edit(editor, module.register_forward_hook(after, with_kwargs=True))
 
 
-def _parse(kind: str) -> tuple[str, str | None]:
-    """The kind and the path in it, as `leaves.leaves` gives paths; None if there is none."""
-    found = re.fullmatch(r"(\w+)([.\[].+)?", kind) if isinstance(kind, str) else None
-    if found is None or found[1] not in KINDS:
+def _parse(kind: str) -> Kind:
+    """The parts of a kind that can be edited; a ValueError for any other."""
+    found = parse_kind(kind) if isinstance(kind, str) else None
+    if found is None or found.plain not in KINDS:
         close = difflib.get_close_matches(str(kind), KINDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         if kind == "grad_input":
@@ -158,5 +158,4 @@ def _parse(kind: str) -> tuple[str, str | None]:
         raise ValueError(
             f"kind = {kind!r}: expected one of {', '.join(KINDS)}, with a path or without{hint}"
         )
-    path: str | None = found[2]
-    return found[1], "" if path is not None and not path.strip("[0]") else path
+    return found

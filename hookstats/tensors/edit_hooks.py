@@ -1,24 +1,24 @@
-"""The hooks of edits: callables on modules and tensors that put other tensors in."""
+"""The hooks of edits: callables on modules and tensors that replace tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from hookstats.hooks.calls import after_call, before_call
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
-from hookstats.hooks.views import Version, ViewPart
+from hookstats.hooks.views import View, awaited_base
 from hookstats.tensors.editor import Editor
 from hookstats.tensors.replace import with_leaves
 
 
 class _ModuleHook(Hook):
-    """Edits the tensors of one kind in a module's calls: all floating-point ones, or the one at
-    `path`."""
+    """Edits the tensors of one kind in a module's calls: the one at `path`, or all floating-point
+    tensors."""
 
     __slots__ = ("_kind", "_path", "editor")
 
@@ -28,7 +28,7 @@ class _ModuleHook(Hook):
         self._path = path
 
     def _edited(self, found: Iterable[Leaf]) -> list[Tensor]:
-        """The leaves, each edited that is meant to be; one that comes twice is edited once."""
+        """The leaves, with the chosen ones edited; a tensor that occurs twice is edited once."""
         everything = list(found)
         edited = {
             id(tensor): self.editor.apply(tensor, self._kind + path)
@@ -74,7 +74,7 @@ class OutputEdit(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: Any) -> Any:
-        if not self.editor.active:  # removed by a hook before it, it is still called
+        if not self.editor.active:  # another hook removed this one in the same call
             return None
         return self._put(output, self._edited(leaves(output)))
 
@@ -84,13 +84,9 @@ class InputEdit(_ModuleHook):
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        module: nn.Module,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
-        if kwargs is None or not self.editor.active:  # as above, and then without them
+    @before_call
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+        if not self.editor.active:  # as above
             return None
         return self._put((args, kwargs), self._edited(argument_leaves(args, kwargs)))
 
@@ -100,15 +96,10 @@ class GradientOfOutputEdit(_ModuleHook):
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        module: nn.Module,
-        args: tuple[object, ...],
-        *kwargs_and_output: Any,
-    ) -> None:
-        if len(kwargs_and_output) != 2 or not self.editor.active:  # as above
+    @after_call
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: Any) -> None:
+        if not self.editor.active:  # as above
             return
-        kwargs, output = kwargs_and_output
         found = list(leaves(output))
         users = [_memory(tensor) for _, tensor in argument_leaves(args, kwargs)]
         users += {id(tensor): _memory(tensor) for _, tensor in found}.values()
@@ -134,88 +125,79 @@ for _hook in (OutputEdit, InputEdit, GradientOfOutputEdit):
 class _GradientEdit(Hook):
     """Tensor hook."""
 
-    __slots__ = ("_editor", "_kind", "_version")
-    __torch_unserializable__ = True  # saved with a tensor, it is left out without a warning
+    __slots__ = ("_editor", "_kind", "_view")
+    __torch_unserializable__ = True  # a tensor is saved without the hook, and without a warning
 
-    def __init__(self, editor: Editor, kind: str, version: Version | None) -> None:
-        """version: of a view, whose base's gradient is edited once it was changed in place."""
+    def __init__(self, editor: Editor, kind: str, view: View | None) -> None:
+        """view: if the tensor is one; once it is replaced, the base's gradient is edited."""
         self._editor = editor
         self._kind = kind
-        self._version = version
+        self._view = view
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        if gradient is None or not self._editor.active:  # None: an undefined one
+        if gradient is None or not self._editor.active:  # None: an undefined gradient
             return None
-        if self._version is not None and self._version.is_past():
+        if self._view is not None and self._view.is_replaced():
             return None
         edited = self._editor.apply(gradient, self._kind)
         return None if edited is gradient else edited
 
 
 class _BaseGradientEdit(Hook):
-    """Tensor hook for the base of a view: of one changed in place, autograd has no gradient left.
+    """Tensor hook for the base of a view: edits the gradient of a replaced view in the base's.
 
-    The base's gradient has it at the view's place, together with that of all others that use the
-    base; where there may be such, an edit would change theirs.
+    The base's gradient has the view's gradient at the view's place, summed over all uses of the
+    base; if there may be other uses, an edit would change their gradients, too.
     """
 
-    __slots__ = ("_alone", "_editor", "_kind", "_part", "_stride", "_version")
+    __slots__ = ("_alone", "_editor", "_kind", "_view")
     __torch_unserializable__ = True
 
-    def __init__(
-        self, editor: Editor, kind: str, version: Version, view: Tensor, base: Tensor, alone: bool
-    ) -> None:
+    def __init__(self, editor: Editor, kind: str, view: View, alone: bool) -> None:
         self._editor = editor
         self._kind = kind
-        self._version = version
-        self._part = ViewPart(view, base)
-        self._stride = base.stride()
+        self._view = view
         self._alone = alone
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        if gradient is None or not self._editor.active or not self._version.is_past():
+        if gradient is None or not self._editor.active or not self._view.is_replaced():
             return None
         if not self._alone:
             raise self._editor.fault(
                 self._kind,
-                "cannot have the gradient of a view that was changed in place later, since others "
-                "may use what it is a view of; expected an operation out of place (relu for relu_, "
-                "inplace=False), or a view that is cloned first",
+                "cannot have the gradient of a view that was changed in place later, since other "
+                "tensors may use the view's memory; expected an operation out of place (relu for "
+                "relu_, inplace=False), or a view that is cloned first",
             )
-        part = self._part.of(gradient)
+        part = self._view.part_of(gradient)
         edited = self._editor.apply(part, self._kind)
         if edited is part:
             return None
-        whole = torch.empty_strided(
-            gradient.shape, self._stride, dtype=gradient.dtype, device=gradient.device
-        ).copy_(gradient)
-        self._part.of(whole).copy_(edited)
+        whole = self._view.like_base(gradient)
+        self._view.part_of(whole).copy_(edited)
         return whole
 
 
 def edit_gradient(editor: Editor, kind: str, tensor: Tensor, alone: bool) -> Any:
-    """Have the gradient of `tensor` edited; the handle of its hook.
+    """Have the gradient of `tensor` edited; returns the handle of its hook.
 
-    alone: whether nothing but `tensor` uses the memory that it is a view of.
+    alone: whether no other tensor uses the memory of `tensor`.
     """
     if tensor.grad_fn is None:
         return tensor.register_hook(_GradientEdit(editor, kind, None))  # type: ignore[no-untyped-call]
-    # Hooks that were set before this one, in C++ too, have to come before it: autograd keeps
-    # Python's where their first one is, unless it is given a new list.
+    # Hooks that were set before this one, in C++ as well, must run before it: autograd runs the
+    # Python hooks where the first of them was set, unless the tensor gets a new list of them.
     tensor._backward_hooks = None
-    base = tensor._base
-    if base is None or base.is_leaf:
-        return tensor.register_hook(_GradientEdit(editor, kind, None))  # type: ignore[no-untyped-call]
-    version = Version(tensor)
-    base._backward_hooks = None
-    base.register_hook(  # type: ignore[no-untyped-call]
-        _BaseGradientEdit(editor, kind, version, tensor, base, alone)
-    )
-    return tensor.register_hook(_GradientEdit(editor, kind, version))  # type: ignore[no-untyped-call]
+    base = awaited_base(tensor)
+    view = None if base is None else View(tensor, base)
+    if base is not None and view is not None:
+        base._backward_hooks = None
+        base.register_hook(_BaseGradientEdit(editor, kind, view, alone))  # type: ignore[no-untyped-call]
+    return tensor.register_hook(_GradientEdit(editor, kind, view))  # type: ignore[no-untyped-call]
 
 
 def _memory(tensor: Tensor) -> Tensor:
-    """What `tensor` is a view of, or itself."""
+    """The base of `tensor`, or `tensor` itself if it is no view."""
     return tensor if tensor._base is None else tensor._base
 
 

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookstats.stats.arguments import check_integer, check_optional_integer
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -60,10 +62,9 @@ def grid(
     Raises:
         ValueError: a bad argument, or a tensor that is no feature map.
     """
-    for name, value, least in (("padding", padding, 0), ("zoom", zoom, 1), ("nrow", nrow, 1)):
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        if not (is_count or (name == "nrow" and value is None)):
-            raise ValueError(f"{name} = {value!r}: expected an integer, {least} or more")
+    check_integer("padding", padding, 0)
+    check_integer("zoom", zoom, 1)
+    check_optional_integer("nrow", nrow, 1)
     if not (isinstance(pad_value, numbers.Real) and 0.0 <= pad_value <= 1.0):
         raise ValueError(f"pad_value = {pad_value!r}: expected a number from 0.0 to 1.0")
     maps = _maps(x, sample)
@@ -110,8 +111,7 @@ def _maps(x: Tensor, sample: int) -> NDArray[np.float64]:
     """float64 [maps, height, width]"""
     if not isinstance(x, Tensor):
         raise ValueError(f"x: {type(x).__name__}, expected a torch.Tensor")
-    if not isinstance(sample, (int, np.integer)) or isinstance(sample, bool):
-        raise ValueError(f"sample = {sample!r}: expected an integer")
+    check_integer("sample", sample, None)
     if x.dim() not in (2, 3, 4) or x.is_complex() or not x.numel():
         raise ValueError(
             f"x: {x.dtype} of shape {tuple(x.shape)}, expected real numbers of shape (samples, "

@@ -1,4 +1,4 @@
-"""Recorder: keeps tensors of calls, detached, within limits on calls and bytes."""
+"""Recorder: keeps the tensors of calls, detached, within limits on calls and bytes."""
 
 from __future__ import annotations
 
@@ -6,95 +6,92 @@ import random
 import threading
 import warnings
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _DisableTorchDispatch, _has_storage
 
-from hookstats.hooks.readable import is_plain, local_part, unreadable
+from hookstats._torch import DisableTorchDispatch, has_storage, is_plain
+from hookstats.hooks.readable import local_part, unreadable
+from hookstats.records.reasons import DISABLED, MAX_BYTES, NO_STORAGE, NOT_SAMPLED
 from hookstats.tensors.captured import CapturedCall
 
-NOT_SAMPLED = "not sampled"
-MAX_BYTES = "max_bytes"
+
+class Limits(NamedTuple):
+    """What a recorder keeps, as `capture` documents its arguments."""
+
+    clone: bool = True
+    device: torch.device | None = None
+    calls: int | None = None
+    seed: int = 0
+    max_bytes: int | None = None
 
 
 class Source:
-    """What calls come from, a module or a tensor: how many there were, and which are kept."""
+    """A source of calls, a module or a tensor: how many calls there were, and which are kept."""
 
     __slots__ = ("calls", "error", "kept", "random", "skipped")
 
     def __init__(self, seed: int) -> None:
         self.calls = 0
-        """Forward calls, or backwards of a tensor, without those that were skipped whole."""
+        """The number of forward calls, or of backwards of a tensor, without skipped calls."""
         self.skipped: Counter[str] = Counter()
-        """Calls that are not kept, by reason."""
+        """The number of calls that are not kept, by reason."""
         self.kept: dict[int, CapturedCall] = {}
-        """By place in the sample."""
+        """The kept calls, by place in the sample."""
         self.error: str | None = None
-        # Not torch's: the training draws from that. Sources that are called equally often keep
-        # the same calls.
+        # Not torch's generator, from which the training draws. Equal seeds make sources that are
+        # called equally often keep the same calls.
         self.random = random.Random(seed)
 
     @property
     def dropped(self) -> int:
-        """How many calls the limits left out."""
+        """The number of calls that the limits left out."""
         return self.skipped[NOT_SAMPLED] + self.skipped[MAX_BYTES]
 
 
 class Recorder:
-    """The calls that are kept: of each source a uniform sample, of all these the newest that fit.
+    """The kept calls: a uniform sample per source, and of all these the newest that fit.
 
-    Its methods are called under its lock.
+    Callers hold the recorder's lock.
     """
 
-    def __init__(
-        self,
-        kinds: tuple[str, ...],
-        clone: bool,
-        device: torch.device | None,
-        calls: int | None,
-        seed: int,
-        max_bytes: int | None,
-    ) -> None:
+    def __init__(self, kinds: tuple[str, ...], limits: Limits) -> None:
         self.lock = threading.RLock()
         self.kinds = kinds
         self.closed = False
         self.nbytes = 0
         self.sources: dict[str, Source] = {}
-        self._clone = clone
-        self._device = device
-        self._limit = calls
-        self._seed = seed
-        self._max_bytes = max_bytes
-        # Values: their source and place in its sample. In order of their beginnings.
+        self._limits = limits
+        # The source of each call and its place in the sample, in the order in which calls began.
         self._kept: dict[CapturedCall, tuple[Source, int]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _closed, (self.kinds,)
 
     def source(self, name: str) -> Source:
-        """The source of that name, a new one if there is none."""
+        """The source of that name, made at the first call."""
         if name not in self.sources:
-            self.sources[name] = Source(self._seed)
+            self.sources[name] = Source(self._limits.seed)
         return self.sources[name]
 
     def begin(self, name: str) -> CapturedCall | None:
-        """Count a call and say what keeps its tensors; None where it is not kept.
+        """Count a call, and return the object that keeps its tensors; None if it is not kept.
 
-        Of each source, `calls` are kept: Vitter, "Random sampling with a reservoir" (1985),
-        algorithm R. A place that `max_bytes` emptied is taken as if it were not empty, so that the
-        sample does not lean towards what comes later.
+        Each source keeps `calls` of its calls: Vitter, "Random sampling with a reservoir" (1985),
+        algorithm R. A place that `max_bytes` emptied counts as taken, so that the sample does not
+        lean towards later calls.
         """
         source = self.source(name)
         index = place = source.calls
         source.calls += 1
+        limit = self._limits.calls
         if source.error is not None:
-            source.skipped["disabled"] += 1
+            source.skipped[DISABLED] += 1
             return None
-        if self._limit is not None and index >= self._limit:
+        if limit is not None and index >= limit:
             place = source.random.randrange(index + 1)
-            if place >= self._limit:
+            if place >= limit:
                 source.skipped[NOT_SAMPLED] += 1
                 return None
             if place in source.kept:
@@ -109,9 +106,9 @@ class Recorder:
         return not self.closed and call in self._kept
 
     def take(self, call: CapturedCall, tensor: Tensor) -> Tensor | str:
-        """What is kept of `tensor`, detached, for `call`; or the reason that it is left out.
+        """The values of `tensor` to keep for `call`, detached; or the reason to leave it out.
 
-        Calls may be dropped for it, the oldest first, and be it `call` itself. Raises nothing but
+        Calls may be dropped to make room, the oldest first, even `call` itself. Raises nothing but
         torch.AcceleratorError, after which the device is lost.
         """
         try:
@@ -122,51 +119,54 @@ class Recorder:
             nbytes = x.numel() * x.element_size()
             if not self._make_room(call, nbytes):
                 return MAX_BYTES
-            # Outside of inference mode a clone is an ordinary tensor. Dispatch modes are not to
-            # see it: a selective checkpoint would take it for a part of the forward.
-            with torch.inference_mode(False), _DisableTorchDispatch():
+            # Outside of inference mode a clone is an ordinary tensor. Dispatch modes must not see
+            # it: a selective checkpoint would take it for a part of the forward.
+            with torch.inference_mode(False), DisableTorchDispatch():
                 taken = x.detach()
-                taken = taken.to(self._device or taken.device, copy=self._clone)
+                taken = taken.to(self._limits.device or taken.device, copy=self._limits.clone)
         except Exception as error:
-            # Batched by the vmap of autograd.grad, or freed as shards are, to name two.
-            if tensor.numel() and not (_has_storage(tensor) and tensor.untyped_storage().nbytes()):
-                return "no storage"
+            # Among others, the vmap of autograd.grad batches tensors, and sharding frees them.
+            if tensor.numel() and not (has_storage(tensor) and tensor.untyped_storage().nbytes()):
+                return NO_STORAGE
             return self.fail(call.name, error)
         self.nbytes += nbytes
         call.nbytes += nbytes
         return taken
 
     def fail(self, name: str, error: Exception) -> str:
-        """Keep nothing of a source any more because of `error`; warn, once; give the reason."""
+        """Keep no more calls of a source because of `error`, and warn once; returns the reason."""
         if isinstance(error, torch.AcceleratorError):
             raise error
         source = self.source(name)
         if source.error is None:
             source.error = f"{type(error).__name__}: {error}"
             warnings.warn(
-                f"hookstats captures {name!r} no more: {source.error}", RuntimeWarning, stacklevel=3
+                f"hookstats no longer captures {name!r}: {source.error}",
+                RuntimeWarning,
+                stacklevel=3,
             )
-        return "disabled"
+        return DISABLED
 
     def clear(self) -> None:
         """Forget every call and every count."""
         self._kept.clear()
         self.nbytes = 0
         for name in self.sources:
-            self.sources[name] = Source(self._seed)
+            self.sources[name] = Source(self._limits.seed)
 
     def kept(self) -> list[CapturedCall]:
-        """All calls that are kept, in order of their beginnings."""
+        """All kept calls, in the order in which they began."""
         return list(self._kept)
 
     def _make_room(self, call: CapturedCall, nbytes: int) -> bool:
-        """Drop what is too old for `nbytes` more, of `call`; whether that was not `call` itself."""
-        if self._max_bytes is None or call not in self._kept:
+        """Drop the oldest calls to make room for `nbytes` of `call`; whether `call` is kept."""
+        most = self._limits.max_bytes
+        if most is None or call not in self._kept:
             return call in self._kept
-        if call.nbytes + nbytes > self._max_bytes:  # no use to drop the others
+        if call.nbytes + nbytes > most:  # dropping the others would not help
             self._drop(call, MAX_BYTES)
         else:
-            while self.nbytes + nbytes > self._max_bytes and call in self._kept:
+            while self.nbytes + nbytes > most and call in self._kept:
                 self._drop(next(iter(self._kept)), MAX_BYTES)
         return call in self._kept
 
@@ -178,7 +178,7 @@ class Recorder:
 
 
 def _closed(kinds: tuple[str, ...]) -> Recorder:
-    """What a copy has in a recorder's place: nothing, and nothing comes to it."""
-    recorder = Recorder(kinds, True, None, None, 0, None)
+    """The recorder of a copy: it is empty and closed."""
+    recorder = Recorder(kinds, Limits())
     recorder.closed = True
     return recorder

@@ -13,20 +13,18 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
-from torch.nn.modules.module import (
-    _global_forward_hooks_with_kwargs,
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from hookstats._torch import DisableTorchFunction, forget_global_hook
 from hookstats.hooks.attach import check_model, make_reachable, select
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import argument_leaves, leaves
 from hookstats.hooks.readable import detour
 from hookstats.hooks.selection import Selection, Selector, check_selector
+from hookstats.records.keys import label
+from hookstats.stats.arguments import check_optional_integer
 from hookstats.tensors.calls import CALL_COLUMNS, GRADIENT_COLUMNS, Call, TracedTensor
 from hookstats.tensors.trace_table import as_text, print_trace
 
@@ -140,8 +138,7 @@ class Trace:
         while self._handles:
             handle = self._handles.pop()
             handle.remove()
-            # Of a global hook that takes keyword arguments, torch leaves this behind.
-            _global_forward_hooks_with_kwargs.pop(handle.id, None)
+            forget_global_hook(handle.id)
         self._known.clear()
         self._threads = threading.local()
 
@@ -344,8 +341,7 @@ def trace(
     if model is not None:
         check_model(model)
         make_reachable(dict(model.named_modules()))
-    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
-        raise ValueError(f"depth = {depth!r}: expected an integer, 0 or more, or None")
+    check_optional_integer("depth", depth, 0)
     result = Trace(model, depth, include, exclude)
     if model is None or not (args or kwargs):
         if backward is not None:
@@ -385,4 +381,4 @@ def _add_note(error: BaseException, frame: _Frame) -> None:
         return
     call = frame.call
     given = ", ".join(f"{tensor.dtype} {tensor.shape}" for tensor in call.inputs)
-    error.add_note(f"{start}{call.name or '(root)'!r} ({call.type}), given {given or 'no tensor'}")
+    error.add_note(f"{start}{label(call.name)!r} ({call.type}), given {given or 'no tensor'}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from hookstats.records.keys import label
 from hookstats.show.grid import print_grid, require_rich
 from hookstats.show.terminal import format_number
 from hookstats.tensors.calls import Call, TracedTensor
@@ -71,7 +72,7 @@ def _tables(
 
 
 def _call_row(call: Call, repeated: bool) -> tuple[str, ...]:
-    name = "  " * call.depth + (call.name or "(root)") + (f"@{call.index}" if repeated else "")
+    name = "  " * call.depth + label(call.name) + (f"@{call.index}" if repeated else "")
     main = call.output
     inputs = _shapes(call.inputs, main)
     if call.outputs is None:

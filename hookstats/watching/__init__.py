@@ -1,1 +1,1 @@
-"""watch(): the handle of a recording, and the thread that carries its records away."""
+"""watch(), the handle of a recording, and the thread that writes the records."""

@@ -1,4 +1,4 @@
-"""Flusher: the background thread that turns closed steps into records, on the disk and to sinks."""
+"""Flusher: the background thread that makes records of closed steps, for the disk and the sinks."""
 
 from __future__ import annotations
 
@@ -19,44 +19,45 @@ Sink = Callable[[StepRecord], object]
 
 
 class ClosedStep(Protocol):
-    """What an arena hands out when a step closes. Both methods are called on the flush thread."""
+    """A step that an arena closed. The flush thread calls both methods."""
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         """Copy the step out."""
 
     def release(self) -> None:
-        """Give the buffers back; called once, after `to_record`, whatever came of that."""
+        """Give the buffers back; called once, after `to_record`, whether that failed or not."""
 
 
 class Flusher:
-    """Records closed steps on one daemon thread, "hookstats-flush", started with the first.
+    """Records closed steps on one daemon thread, "hookstats-flush", which the first step starts.
 
-    For each: copy it into a StepRecord, release its buffers, publish it as `latest`, give it to the
-    writer, then to each sink. A writer or sink that raises (a disk that is full, a directory that
-    is gone) is disabled with one RuntimeWarning, the others go on; nothing is ever raised into the
-    training. Sinks that have a `close` are closed on the thread, once, after their last record.
+    The thread copies each step into a StepRecord, releases the step's buffers, publishes the record
+    as `latest`, and gives it to the writer, then to each sink. A writer or sink that raises (the
+    disk is full, the directory is gone) is disabled with one RuntimeWarning, and the others go on;
+    nothing is ever raised into the training. Sinks that have a `close` are closed on the thread,
+    once, after their last record.
 
-    No step is dropped where the disk or a sink is slow: the training waits. An arena has two
-    buffers, so besides the step that is open one waits here and one is with the writer or a sink;
-    the next `Arena.swap` waits, and counts that as a stall. The writer's memory has its own bound.
+    If the disk or a sink is slow, training waits and no step is dropped. An arena has two buffers:
+    besides the open step, one step waits here and one is with the writer or a sink. The next
+    `Arena.swap` then waits, and counts a stall. The writer's memory has its own bound.
 
-    In a forked child, where the flush thread does not exist, steps are released and not recorded.
+    A forked child does not have the flush thread: its steps are released and not recorded.
     """
 
     def __init__(self, writer: RunWriter | None, sinks: Sequence[Sink] = ()) -> None:
         self.latest: StepRecord | None = None
-        """The last step recorded; None while there is none."""
+        """The last recorded step; None until there is one."""
         self.failures: dict[str, str] = {}
-        """What failed, such as a sink, with the first error of each."""
+        """The first error of each thing that failed, such as a sink, by its description."""
         self.rank = current_rank() if writer is None else writer.rank
         self._writer = writer
         self._sinks = list(sinks)
-        # Its put is one C call: a KeyboardInterrupt comes before or after, never in between.
+        # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[_Step | _Drain | _Close] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hookstats-flush", daemon=True)
         self._pid = os.getpid()
         self._closed = False
-        # Not the thread's own is_alive: an interrupted join may make that false too early.
+        # Not the thread's is_alive, which an interrupted join may make false too early.
         self._ended = threading.Event()
 
     def submit(self, snapshot: ClosedStep, step: int) -> None:
@@ -77,16 +78,16 @@ class Flusher:
         self._queue.put(_Step(snapshot, step))
 
     def drain(self, *, disk: bool = True) -> None:
-        """Wait until every submitted step is recorded and with the sinks, and on the `disk` too.
+        """Wait until every submitted step is recorded, with the sinks, and, if `disk`, on the disk.
 
-        A drain to the disk ends a part: too often, and a run is many small files.
+        A drain to the disk ends a part; frequent drains make a run of many small files.
         """
         if self._can_wait():
             done = threading.Event()
             self._ask(_Drain(done, disk), done)
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
-        """Drain, close the writer with `coverage` and end the thread; again does nothing."""
+        """Drain, close the writer with `coverage` and end the thread; once closed, do nothing."""
         if os.getpid() != self._pid:
             return
         self._closed = True
@@ -101,15 +102,15 @@ class Flusher:
         atexit.unregister(self.drain)
 
     def _ask(self, request: _Drain | _Close, answered: threading.Event) -> None:
-        """Wait for the thread's answer; every five seconds ask again, lest it lost the request."""
+        """Wait for the thread's answer; ask again every five seconds, as a request may be lost."""
         while not (answered.is_set() or self._ended.is_set()):
             self._queue.put(request)
-            for _ in range(50):  # without a short limit some interrupts would go unseen
+            for _ in range(50):  # a long wait would not notice some interrupts
                 if answered.wait(0.1) or self._ended.is_set():
                     return
 
     def _can_wait(self) -> bool:
-        """Whether this thread can wait for the flush thread, and it is there to be waited for."""
+        """Whether the flush thread exists, and this thread can wait for it."""
         is_there = self._thread.ident is not None and os.getpid() == self._pid
         return is_there and self._thread is not threading.current_thread()
 
@@ -121,7 +122,7 @@ class Flusher:
             self._ended.set()
 
     def _serve(self) -> None:
-        """One request, or a part that fell due before one came."""
+        """Serve one request, or write a part that falls due before a request arrives."""
         due = None if self._writer is None else self._writer.due_in()
         try:
             request = self._queue.get(timeout=due)
@@ -166,7 +167,7 @@ class Flusher:
             self._attempt(f"closing {_name(sink)}", "it may be incomplete", close)
 
     def _write(self, action: Callable[[RunWriter], None]) -> None:
-        """Have the writer do something; it is disabled once that fails."""
+        """Have the writer do something; disable the writer if that fails."""
         writer = self._writer
         if writer is not None:
             what = f"writing to out = {str(writer.path)!r}"
@@ -174,11 +175,11 @@ class Flusher:
                 self._writer = None
 
     def _attempt(self, what: str, outcome: str, action: Callable[[], object]) -> bool:
-        """Whether `action` went well; the first thing it raises is warned of."""
+        """Whether `action` succeeded; warn of the first error."""
         try:
             action()
         except BaseException as error:
-            # The flush thread lives on, as the arena waits for it; others may be interrupted.
+            # The flush thread survives, since the arena waits for it; interrupts end other threads.
             if threading.current_thread() is not self._thread and not isinstance(error, Exception):
                 raise
             self._fail(what, f"{type(error).__name__}: {error}; {outcome}")

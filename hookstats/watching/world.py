@@ -1,4 +1,4 @@
-"""Which of several processes this one is."""
+"""The rank of this process among several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def current_rank() -> int:
-    """This process's rank: torch.distributed's if initialised, else the environment's RANK, or 0.
+    """This process's rank: of torch.distributed if initialised, else RANK in the environment, or 0.
 
     Raises:
         ValueError: RANK is not an integer of 0 or more.

@@ -12,7 +12,8 @@ from support.expected import assert_stats
 from support.forks import in_child
 from torch import Tensor
 
-from hookstats.arena.arena import Accumulator, Arena, Snapshot
+from hookstats.arena.arena import Accumulator, Arena
+from hookstats.arena.snapshot import Snapshot
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.stats.bins import Bins, LinearBins, LogBins
 
@@ -45,7 +46,7 @@ def test_a_step_is_what_was_folded_in(bins: Bins | None, channel_bins: Bins | No
         sites[name].fold(x, 1)
     record = close(arena, 5)
     assert (record.step, record.rank) == (5, 0)
-    assert record.keys() == [("a", "output"), ("b", "output"), ("c", "output")]
+    assert list(record) == [("a", "output"), ("b", "output"), ("c", "output")]
     assert record.observed.tolist() == [2, 1, 3]
     assert record.offsets.tolist() == [0, 3, 4, 11]
     assert (record.bins, record.channel_bins) == (bins, channel_bins)
@@ -62,7 +63,7 @@ def test_steps_do_not_mix_and_sites_without_a_tensor_are_left_out() -> None:
         for i, x in tensors.items():
             sites[i].fold(x, 1)
         record = close(arena, step)
-        assert record.keys() == [("abc"[i], "output") for i in chosen]
+        assert list(record) == [("abc"[i], "output") for i in chosen]
         assert record.hist.rows == len(chosen)
         assert record.channel_hist.rows == len(record.moments) == sum(2 + i for i in chosen)
         for i, x in tensors.items():
@@ -86,7 +87,7 @@ def test_a_step_is_read_while_the_next_is_filled() -> None:
     late = accumulator(arena, "late", 3)
     late.fold(third, 1)
     record = snapshot.to_record(0, 0)
-    assert record.keys() == [("a", "output")]
+    assert list(record) == [("a", "output")]
     assert_stats(record["a", "output"], [first], 1)
     snapshot.release()
     record = close(arena, 1)

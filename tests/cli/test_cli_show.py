@@ -68,7 +68,7 @@ def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
 
 
 def test_layers_and_kinds_are_chosen(run: Path) -> None:
-    order = healthy(0).keys()
+    order = list(healthy(0))
     assert layers(run) == order
     assert layers(run, "--layer", "encoder.*") == [k for k in order if k[0].startswith("enc")]
     assert layers(run, "--layer", "head", "--layer", "encoder.1") == [
@@ -104,7 +104,7 @@ def test_sites_are_sorted(tmp_path: Path) -> None:
         healthy(0, {("head", "output"): 5.0, ("encoder.1", "output"): 9.0}),
     )
     assert layers(run, "--sort", "std")[:2] == [("encoder.1", "output"), ("head", "output")]
-    assert layers(run, "--sort", "order") == healthy(0).keys()
+    assert layers(run, "--sort", "order") == list(healthy(0))
 
 
 def sick(step: int) -> StepRecord:

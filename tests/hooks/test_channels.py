@@ -85,7 +85,20 @@ def test_a_mapping_overrides_auto_nearest_type_first() -> None:
 
 
 def test_parameters() -> None:
-    assert [parameter_rule(ndim) for ndim in range(3)] == [None, 0, 0]
+    for ndim in range(3):
+        rule = parameter_rule(torch.zeros([2] * ndim))
+        assert [rule(n) for n in range(3)] == [0 if n == ndim > 0 else None for n in range(3)]
+
+
+def test_parameters_that_fsdp_flattened_have_no_channels() -> None:
+    parameter = nn.Parameter(torch.zeros(6))
+    parameter._fsdp_flattened = True
+    assert parameter_rule(parameter)(1) is None
+
+
+def test_lazy_parameters_may_get_any_shape() -> None:
+    rule = parameter_rule(nn.LazyLinear(3).weight)
+    assert [rule(ndim) for ndim in range(3)] == [None, 0, 0]
 
 
 @pytest.mark.parametrize("channel_dim", ["auto", 0, -1, None, {}, {nn.Linear: 1, nn.ReLU: None}])

@@ -18,7 +18,8 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
 
 import hookstats as hs
-from hookstats.watching.watch import KINDS, MODULE_KINDS
+from hookstats.hooks.attach import MODULE_KINDS
+from hookstats.watching.settings import KINDS
 
 pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread")
 

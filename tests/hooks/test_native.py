@@ -27,7 +27,8 @@ from hookstats.hooks import modules as hooks
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.sites import Site
 from hookstats.kernels import native
-from hookstats.watching.watch import KINDS, watch
+from hookstats.watching.settings import KINDS
+from hookstats.watching.watch import watch
 
 
 def test_the_cpp_hooks_are_built() -> None:

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from hookstats.hooks import parameters
 from hookstats.hooks.sites import Site
 from hookstats.records.record import StepRecord
-from hookstats.watching.watch import Watch, watch
+from hookstats.watching.handle import Watch
+from hookstats.watching.watch import watch
 
 GRADIENTS = ("param_grad",)
 
@@ -233,7 +234,7 @@ def test_under_a_scaler_gradients_are_those_without(name: str, clip: bool) -> No
     for p, q in zip(model.parameters(), plain_model.parameters(), strict=True):
         assert torch.equal(p, q)
     for got, expected in zip(scaled, plain, strict=True):
-        assert got.keys() == expected.keys()
+        assert list(got) == list(expected)
         for key in expected:
             assert torch.equal(got[key].moments, expected[key].moments)
             assert torch.equal(got[key].tallies, expected[key].tallies)
@@ -332,7 +333,7 @@ def test_a_scale_that_cannot_be_used_does_not_touch_the_training(scale: object) 
     with watch(model, optimizer, kinds=("param", "param_grad")) as w:
         model(batch(0)).sum().backward()
         optimizer.grad_scale = scale
-        with pytest.warns(RuntimeWarning, match="records param_grad of .* no more"):
+        with pytest.warns(RuntimeWarning, match="no longer records param_grad of"):
             optimizer.step()
         optimizer.step()
         assert [kind for _, kind in w.latest] == ["param"] * 4
@@ -501,7 +502,7 @@ def test_another_parameter_in_the_place_of_a_dead_one() -> None:
         first, second = w._parameters._watched
         w._parameters._by_id = {id(model[0]): first, id(other): second}
         optimizer.step()
-        assert w.latest.keys() == [("0", "param")]
+        assert list(w.latest) == [("0", "param")]
 
 
 def test_gradients_are_let_go() -> None:

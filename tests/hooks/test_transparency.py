@@ -18,7 +18,9 @@ from support.zoo import (
 )
 from torch import Tensor, nn
 
-from hookstats.watching.watch import KINDS, MODULE_KINDS, watch
+from hookstats.hooks.attach import MODULE_KINDS
+from hookstats.watching.settings import KINDS
+from hookstats.watching.watch import watch
 
 pytestmark = pytest.mark.usefixtures("hooks_in")
 

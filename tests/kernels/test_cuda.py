@@ -14,14 +14,16 @@ from torch.optim import SGD, Optimizer
 
 import hookstats as hs
 from hookstats.arena.staging import Staging, event
+from hookstats.hooks.attach import MODULE_KINDS
 from hookstats.hooks.sites import Site
 from hookstats.kernels import native, ops
-from hookstats.watching.watch import KINDS, MODULE_KINDS
+from hookstats.watching.settings import KINDS
 
 pytestmark = on_gpu
 needs_kernel = pytest.mark.skipif(
-    ops.why_no_cuda is not None,
-    reason=f"no CUDA kernels, and the fallback allocates and synchronises: {ops.why_no_cuda}",
+    ops.why_missing["cuda"] is not None,
+    reason="no CUDA kernels, and the fallback allocates and synchronises: "
+    f"{ops.why_missing['cuda']}",
 )
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 

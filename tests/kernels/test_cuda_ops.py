@@ -18,7 +18,9 @@ from hookstats.stats.bins import Bins, LinearBins, LogBins
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(ops.why_no_cuda is not None, reason=f"no kernels: {ops.why_no_cuda}"),
+    pytest.mark.skipif(
+        ops.why_missing["cuda"] is not None, reason=f"no kernels: {ops.why_missing['cuda']}"
+    ),
 ]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 

@@ -108,7 +108,7 @@ def test_no_count_is_lost_whoever_wrote_it(
             sites[i].fold(x, writer)
             seen.setdefault(i, []).append(x)
         record = close(arena)
-        assert record.keys() == [(str(i), "output") for i in sorted(seen)]
+        assert list(record) == [(str(i), "output") for i in sorted(seen)]
         for i, tensors in seen.items():
             assert_stats(record[str(i), "output"], tensors, 1)
 
@@ -168,7 +168,7 @@ def test_a_step_that_fails_to_be_read_leaves_nothing(monkeypatch: pytest.MonkeyP
     site.fold(data("extreme"), "c++")
     snapshot = arena.swap()
     with monkeypatch.context() as patch:
-        patch.setattr("hookstats.arena.arena.take_", fail)
+        patch.setattr("hookstats.arena.shelf.take_", fail)
         with pytest.raises(MemoryError):
             snapshot.to_record(0, 0)
     snapshot.release()
@@ -303,7 +303,7 @@ def test_a_training_is_counted_as_it_is_without_marks(
     plain = trained(change)
     assert len(marked) == len(plain) == 8
     for mine, other in zip(marked, plain, strict=True):
-        assert mine.keys() == other.keys()
+        assert list(mine) == list(other)
         assert mine.observed.tolist() == other.observed.tolist()
         for name in ("offsets", "slots", "counts"):
             assert (getattr(mine.hist, name) == getattr(other.hist, name)).all(), name

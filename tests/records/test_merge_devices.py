@@ -72,7 +72,7 @@ def test_they_are_what_one_device_would_have_seen(
     }
     got = joined(record)
     expected = record_of(together, bins=bins, channel_bins=channel_bins)
-    assert got.keys() == expected.keys()
+    assert list(got) == list(expected)
     assert got.observed.tolist() == [1 if key == missing else 2 for key in got]
     for name in ("offsets", "tallies"):
         assert_equal_arrays(getattr(got, name), getattr(expected, name))

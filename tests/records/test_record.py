@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -69,11 +71,46 @@ def test_a_plain_kind_names_the_first_tensor_of_several() -> None:
 def test_a_record_is_a_mapping_in_order_of_observation() -> None:
     record = sample()
     keys = list(tensors())
-    assert record.keys() == list(record) == keys
+    assert list(record.keys()) == list(record) == keys
     assert len(record) == len(keys)
     assert ("", "output") in record
     assert ("", "input") not in record
     assert "" not in record
+    assert isinstance(record, Mapping)
+    for (key, stats), value in zip(record.items(), record.values(), strict=True):
+        assert torch.equal(stats.moments, record[key].moments)
+        assert torch.equal(stats.moments, value.moments)
+    assert record.get(("", "input")) is None
+    assert record.get("anything", 7) == 7
+    found = record.get(("", "output"))
+    assert found is not None
+    assert torch.equal(found.tallies, record["", "output"].tallies)
+    assert record._ipython_key_completions_() == keys
+    # Compared and hashed by identity, as statistics have no one truth.
+    assert record == record
+    assert record != sample()
+    assert {record: 1}[record] == 1
+
+
+def test_a_record_says_in_short_what_it_holds() -> None:
+    x = torch.zeros(2, 2), 1
+    keys = [("", "output"), ("a", "output"), ("b", "output[1]"), ("c", "grad_output")]
+    assert repr(record_of(dict.fromkeys(keys, x), step=12)) == (
+        "StepRecord(step=12, rank=0, 4 sites: (root) output, ..., c grad_output)"
+    )
+    assert repr(record_of(dict.fromkeys(keys[:2], x), step=3)) == (
+        "StepRecord(step=3, rank=0, 2 sites: (root) output, a output)"
+    )
+    assert repr(record_of({})) == "StepRecord(step=0, rank=0, 0 sites)"
+
+
+def test_whole_tensors_are_merged_once_and_kept() -> None:
+    record = sample()
+    assert record.whole is record.whole
+    assert len(record.whole) == len(record)
+    for i, stats in enumerate(record.values()):
+        assert torch.equal(record.whole.tallies[i], stats.per_tensor().tallies[0])
+        torch.testing.assert_close(record.whole.moments[i], stats.per_tensor().moments[0])
 
 
 @pytest.mark.parametrize("bins", [None, BINS])
@@ -125,6 +162,6 @@ def test_an_unknown_key_names_those_that_are_alike(key, hint: str) -> None:
 
 def test_a_record_without_sites() -> None:
     record = record_of({})
-    assert record.keys() == []
+    assert list(record) == []
     with pytest.raises(KeyError, match="no site"):
         record["a", "output"]

@@ -169,6 +169,12 @@ def test_dead_channels_stay_zero() -> None:
     assert alert.step == 31
     # Other channels every time are not dead ones.
     assert not alerts(DeadChannels(), [layer(dead(4).roll(step, 1), dead(0)) for step in range(30)])
+    # The message counts the channels that are dead in the step, however long they have been so.
+    (alert,) = alerts(
+        DeadChannels(), [layer(dead(5 if step == 9 else 4), dead(0)) for step in range(20)]
+    )
+    assert (alert.step, alert.value) == (9, 0.5)
+    assert "has 5 dead channels of 8, channel 1 the first: 4 of them zero" in alert.message
     # One that comes back to life is not.
     assert not alerts(
         DeadChannels(), [layer(dead(0 if step % 9 == 8 else 4), dead(0)) for step in range(40)]

@@ -19,6 +19,8 @@ from torch import Tensor
 
 import hookstats as hs
 from hookstats.kernels.of_tensor import channel_stats
+from hookstats.records.summary import summarise
+from hookstats.rules import DeadChannels, Monitor
 from hookstats.runs.run import Run
 from hookstats.runs.writer import RunWriter
 from hookstats.show import page as report
@@ -105,6 +107,44 @@ def test_every_record_is_handed_on_once_and_in_order(tmp_path: Path) -> None:
     seen: list[int] = []
     overview(write(tmp_path, 7), columns=3, each=lambda record: seen.append(record.step))
     assert seen == list(range(7))
+
+
+def test_a_step_set_apart_has_a_column_of_its_own(tmp_path: Path) -> None:
+    run = write(tmp_path, 30, make_record)
+    view = overview(run, columns=3, each=lambda record: record.step in (0, 7, 8, 9, 29))
+    assert view.spans == ((0, 1), (1, 7), (7, 8), (8, 9), (9, 10), (10, 20), (20, 30))
+    everything = overview(run, columns=3, each=lambda record: True)
+    assert everything.spans == ((0, 1), (1, 2), (2, 3), (3, 10), (10, 20), (20, 30))
+
+
+def test_the_page_and_the_alert_count_the_same_dead_channels(tmp_path: Path) -> None:
+    def make(step: int) -> hs.StepRecord:
+        """Four channels die at step 100; a fifth is zero in every third step alone."""
+        x = torch.randn(256, 8, generator=torch.Generator().manual_seed(step)).abs() + 0.1
+        x[:, :4] *= step < 100
+        x[:, 4] *= step % 3 != 1
+        return record_of({("relu", "output"): (x, 1)}, step, channel_bins=None)
+
+    run = write(tmp_path, 400, make)
+    monitor = Monitor([DeadChannels()])
+    view = overview(run, columns=20, each=monitor.examine)
+    packed = payload_of(
+        f'<script id="payload">{content(run, view, monitor.alerts).pack()}</script>'
+    )
+    (alert,) = packed["alerts"]
+    assert alert["step"] == 109
+    (column,) = (
+        t for t, (first, last, _) in enumerate(packed["spans"]) if first <= alert["step"] <= last
+    )
+    assert packed["spans"][column] == [109, 109, 1]
+    high, low = packed["arrays"]["dead"].reshape(2, -1)
+    shown = int(high[column]) << 8 | int(low[column])
+    (found,) = summarise(run[alert["step"]])
+    stats = run[alert["step"]]["relu", "output"]
+    dead = hs.insight.dead(stats)
+    assert shown == found.dead == int(dead.sum()) == 5
+    assert run["relu", "output"]["relu", "output"].channels.dead[109].tolist() == dead.tolist()
+    assert f"has {shown} dead channels of 8" in alert["message"]
 
 
 def test_sites_are_in_order_of_execution() -> None:
@@ -256,7 +296,7 @@ def test_write_gives_the_path_and_names_what_is_wrong(tmp_path: Path) -> None:
         report.write(run, tmp_path / "nowhere" / "page.html")
     with pytest.raises(ValueError, match="expected a run with steps of rank 7"):
         report.render(run, rank=7)
-    with pytest.raises(ValueError, match="columns = 0: expected 1 or more"):
+    with pytest.raises(ValueError, match="columns = 0: expected an integer, 1 or more"):
         overview(run, columns=0)
 
 

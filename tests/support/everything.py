@@ -17,7 +17,7 @@ from torch.optim import SGD
 from torch.utils import checkpoint
 
 import hookstats as hs
-from hookstats.watching.watch import KINDS
+from hookstats.watching.settings import KINDS
 
 
 @dataclass

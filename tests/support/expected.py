@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.tensors.capture import Capture
-from hookstats.watching.watch import Watch
+from hookstats.tensors.capture_handles import Capture
+from hookstats.watching.handle import Watch
 
 
 def assert_stats(got: ChannelStats, tensors: Sequence[Tensor], channel_dim: int | None) -> None:

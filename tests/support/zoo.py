@@ -15,7 +15,8 @@ from torch.nn.utils import parametrizations
 from torch.utils import checkpoint
 
 from hookstats.stats.bins import LinearBins
-from hookstats.watching.watch import KINDS, watch
+from hookstats.watching.settings import KINDS
+from hookstats.watching.watch import watch
 
 
 class Residual(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import hookstats as hs
-from hookstats.watching.watch import KINDS
+from hookstats.watching.settings import KINDS
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this build of torch has no gloo", allow_module_level=True)

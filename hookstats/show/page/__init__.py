@@ -21,8 +21,8 @@ def render(run: Run, *, rank: int = 0) -> str:
     """The report of what `rank` recorded, as the text of an HTML file.
 
     The file is self-contained: it loads no other file, and opens from a disk. A long run is shown
-    in at most 240 columns, each of which merges neighbouring steps, and the page says so. Every
-    step is read once.
+    in at most 240 columns, each of which merges neighbouring steps, and the page says so. Steps
+    that have alerts get columns of their own, up to as many again. Every step is read once.
 
     Raises:
         ValueError: `rank` recorded no step.

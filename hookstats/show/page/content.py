@@ -20,6 +20,7 @@ from hookstats.show.overview import ChannelColumns, Overview
 from hookstats.show.page.payload import Payload, bfloat16
 from hookstats.stats import state
 from hookstats.stats.bins import Bins, LinearBins, LogBins
+from hookstats.stats.derived import STATISTICS, columns_of, statistic
 
 UInt8 = NDArray[np.uint8]
 
@@ -31,6 +32,14 @@ _CHANNEL_CELLS = 450_000  # at most so many channels * columns, over all sites
 _MAX_CHANNELS = 256
 _MAX_ALERTS = 1000
 _SEVERITIES = ("error", "warning", "info")
+
+_CHOICE = ("rms", "std", "amax", "mean", "min", "max")
+"""The statistics that a page offers, in this order."""
+_SHARES = {
+    "zero": "share of zeros",
+    "dead": "share of dead channels",
+    "nonfinite": "share of non-finite values",
+}
 
 MISSING, DEAD, NONFINITE, FIRST_LEVEL = range(4)
 """The bytes of a channel image; from FIRST_LEVEL on they are levels of the rms, on a log scale."""
@@ -132,31 +141,36 @@ def _alert(alert: Alert, keys: dict[Key, int]) -> dict[str, Any]:
 
 
 def _add_statistics(payload: Payload, view: Overview) -> None:
-    """Add arrays [S, T]: statistics and counts as bfloat16, dead channels as uint16."""
-    moments, tallies = view.moments.transpose(1, 0, 2), view.tallies.transpose(1, 0, 2)
-    count = tallies[..., state.COUNT]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        std = np.sqrt(moments[..., state.M2] / count)
-        zero = tallies[..., state.ZERO] / count
-    statistics = {
-        "mean": np.where(count > 0, moments[..., state.MEAN], np.nan),
-        "std": std,
-        "min": moments[..., state.MIN],
-        "max": moments[..., state.MAX],
-        "zero": zero,
-        "nan": tallies[..., state.NAN],
-        "posinf": tallies[..., state.POSINF],
-        "neginf": tallies[..., state.NEGINF],
-        "count": count,
+    """Add arrays [S, T]: statistics and counts as bfloat16, dead channels as uint16.
+
+    The description gets "statistics", what one can choose to see: id, label, scale ("log",
+    "signed", or "share" in 0..1); and "floats", the names of the arrays of bfloat16.
+    """
+    columns = columns_of(view.moments.transpose(1, 0, 2), view.tallies.transpose(1, 0, 2))
+    count = columns("count")
+    chosen = list(_CHOICE)
+    if view.moments.shape[-1] > len(state.MOMENTS):
+        chosen += ["skewness", "kurtosis"]
+    floats = {name: np.where(count > 0, statistic(name, columns), np.nan) for name in chosen} | {
+        name: columns(name) for name in ("nan", "posinf", "neginf", "count")
     }
-    for name, values in statistics.items():
+    with np.errstate(invalid="ignore"):
+        floats["zero"] = columns("zero") / count
+    for name, values in floats.items():
         payload.add(name, bfloat16(values))
     payload.add("seen", (view.observed.T > 0).astype(np.uint8))
-    dead = np.zeros(count.shape, np.uint16)
+    died = np.zeros(count.shape, np.uint16)
     for s, channels in enumerate(view.channels):
         if channels is not None:
-            dead[s] = np.minimum(channels.dead.sum(1), 0xFFFF)
-    payload.add("dead", dead)
+            died[s] = np.minimum(channels.dead.sum(1), 0xFFFF)
+    payload.add("dead", died)
+    offered: list[tuple[str, str, str]]
+    offered = [(name, STATISTICS[name].label, STATISTICS[name].scale) for name in chosen]
+    offered += [(name, label, "share") for name, label in _SHARES.items()]
+    payload.describe(
+        floats=list(floats),
+        statistics=[{"id": id, "label": label, "scale": scale} for id, label, scale in offered],
+    )
 
 
 def _add_distributions(payload: Payload, view: Overview, s: int) -> dict[str, Any]:

@@ -14,9 +14,8 @@ async function unpack(text) {
     data.arrays[name] = bytes.subarray(at, at + length);
     at += length;
   }
-  for (const name of ["mean", "std", "min", "max", "zero", "nan", "posinf", "neginf", "count"]) {
-    data[name] = floats(data.arrays[name]);
-  }
+  for (const name of data.floats) data[name] = floats(data.arrays[name]);
+  for (const one of data.statistics) one.of = SHARES[one.id] ?? ((d, i) => d[one.id][i]);
   data.dead = integers(data.arrays.dead);
   data.seen = data.arrays.seen;
   data.columns = data.spans.length;

@@ -1,7 +1,7 @@
 // What is chosen, and who redraws when that changes.
 
 let data;
-const chosen = { kind: null, statistic: STATISTICS[0], relative: false, site: 0, column: 0, alert: null };
+const chosen = { kind: null, statistic: null, relative: false, site: 0, column: 0, alert: null };
 
 const charts = [];
 let heatmap;
@@ -12,6 +12,7 @@ function sitesOf(kind) {
 
 function start(unpacked) {
   data = unpacked;
+  chosen.statistic = data.statistics[0];
   for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
   byId("main").hidden = false;
   heatmap = new Heatmap(byId("heatmap"), byId("heatmap-axis"), {
@@ -33,9 +34,9 @@ function start(unpacked) {
   showRun(data);
   showCoverage(data);
   showAlerts(data, goToAlert);
-  byId("statistic").replaceChildren(...STATISTICS.map(({ id, label }) => element("option", { value: id }, label)));
+  byId("statistic").replaceChildren(...data.statistics.map(({ id, label }) => element("option", { value: id }, label)));
   byId("statistic").addEventListener("change", (e) => {
-    choose({ statistic: STATISTICS.find(({ id }) => id === e.target.value) });
+    choose({ statistic: data.statistics.find(({ id }) => id === e.target.value) });
   });
   byId("relative").addEventListener("change", (e) => choose({ relative: e.target.checked }));
   byId("earlier").addEventListener("click", () => choose({ column: clamp(chosen.column - 1, data.columns) }));

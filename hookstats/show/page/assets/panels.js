@@ -15,7 +15,7 @@ function showTiles(data, s, column) {
   const site = data.sites[s];
   const i = s * data.columns + column;
   const seen = data.seen[i];
-  const value = (id) => STATISTICS.find((one) => one.id === id).of(data, i, site);
+  const value = (id) => data.statistics.find((one) => one.id === id).of(data, i, site);
   const bad = ["nan", "posinf", "neginf"]
     .filter((name) => data[name][i] > 0)
     .map((name) => `${integer(data[name][i])} ${{ nan: "NaN", posinf: "+∞", neginf: "−∞" }[name]}`);

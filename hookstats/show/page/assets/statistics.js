@@ -1,17 +1,11 @@
-// The statistics one can choose: their values, and how values become colours.
+// The statistics one can choose are `data.statistics`, {id, label, scale, of}: how their values become
+// colours. scale: log (magnitudes), signed (either sign, linear near zero) or share (0..1).
 
-// scale: log (magnitudes), signed (either sign, linear near zero) or share (0..1).
-const STATISTICS = [
-  { id: "rms", label: "rms", scale: "log", of: (d, i) => Math.hypot(d.mean[i], d.std[i]) },
-  { id: "std", label: "standard deviation", scale: "log", of: (d, i) => d.std[i] },
-  { id: "amax", label: "greatest magnitude", scale: "log", of: (d, i) => some(d, i) ? Math.max(-d.min[i], d.max[i]) : NaN },
-  { id: "mean", label: "mean", scale: "signed", of: (d, i) => d.mean[i] },
-  { id: "min", label: "least value", scale: "signed", of: (d, i) => some(d, i) ? d.min[i] : NaN },
-  { id: "max", label: "greatest value", scale: "signed", of: (d, i) => some(d, i) ? d.max[i] : NaN },
-  { id: "zero", label: "share of zeros", scale: "share", of: (d, i) => d.zero[i] },
-  { id: "dead", label: "share of dead channels", scale: "share", of: (d, i, site) => site.uneven ? NaN : d.dead[i] / site.channels },
-  { id: "nonfinite", label: "share of non-finite values", scale: "share", of: (d, i) => nonfinite(d, i) / (nonfinite(d, i) + d.count[i]) },
-];
+// Shares of what the page has as counts; all other statistics come as they are.
+const SHARES = {
+  dead: (d, i, site) => (site.uneven ? NaN : d.dead[i] / site.channels),
+  nonfinite: (d, i) => nonfinite(d, i) / (nonfinite(d, i) + d.count[i]),
+};
 
 const some = (d, i) => d.count[i] > 0;
 const nonfinite = (d, i) => d.nan[i] + d.posinf[i] + d.neginf[i];

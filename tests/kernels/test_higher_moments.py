@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from devices import on_cuda, on_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from oracle import DTYPES, FLOATS, State, check_channel, fold, rows
-from test_ops import LINEAR, LOG, MEANS, STDS, layouts, normal, of_dtype
+from support.devices import on_cuda, on_gpu
+from support.oracle import DTYPES, FLOATS, State, check_channel, fold, rows
+from support.values import LINEAR, LOG, MEANS, STDS, layouts, normal, of_dtype
 from torch import Tensor
 
-from hookstats import _hooks, native, ops, reference, state
-from hookstats.accumulators import Arena
-from hookstats.bins import Bins
+from hookstats.arena.arena import Arena
+from hookstats.kernels import native, ops
+from hookstats.stats import reference, state
+from hookstats.stats.bins import Bins
 
 UPDATES = [
     pytest.param(ops.update_, id="op"),
@@ -261,6 +262,7 @@ def test_cpp_hooks_fill_states_of_either_width() -> None:
     arena.record(True)
     site = arena.native_site(owner)
     assert site is not None
+    assert native.hooks is not None
     x = normal(50, 3).float().exp()
     for higher in (True, False):
         moments = [state.identity_moments(3, higher=higher) for _ in range(2)]
@@ -271,7 +273,7 @@ def test_cpp_hooks_fill_states_of_either_width() -> None:
         calls = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
         site.bind(x, 1, (first, second), calls, None)
         awaits = torch.empty_like(x).requires_grad_() * 1
-        _hooks.await_gradient(site, awaits)
+        native.hooks.await_gradient(site, awaits)
         awaits.backward(x)
         expected = fold_higher(ops.update_, x, 1).moments
         assert [int(count) for count in calls] == [1, 0]

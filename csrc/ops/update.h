@@ -1,0 +1,81 @@
+// update_ and update_many_ for any backend: check the arguments, fill the parameters, call the
+// kernels.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <optional>
+#include <vector>
+
+#include "ops/arguments.h"
+#include "ops/kernels.h"
+
+namespace hookstats {
+
+// A backend is what differs between device types:
+//
+//   static Place place(const Tensor& x);  // where all tensors of a call must be that has this x
+//   static Bins linear(const Tensor& edges, Histogram);  // checked edges, as the kernels read them
+//   static void divide(UpdateParams&, const Tensor& scale);  // sets a checked scale
+//   static constexpr Kernels kernels{...};
+
+// Which of a call's two histograms bins are for.
+enum class Histogram { kTensor, kChannel };
+
+inline const char* bins_argument(Histogram histogram) {
+  return histogram == Histogram::kTensor ? "bins" : "channel_bins";
+}
+
+template <class Backend>
+Bins read_bins(const std::optional<torch::stable::Tensor>& bins, Histogram histogram,
+               const Place& place) {
+  if (!bins.has_value()) return {};
+  const char* const name = bins_argument(histogram);
+  check_bins(*bins, name, place);
+  return bins->scalar_type() == torch::headeronly::ScalarType::Float
+             ? Backend::linear(*bins, histogram)
+             : read_log_bins(*bins, name);
+}
+
+template <class Backend>
+void update(const torch::stable::Tensor& x, std::optional<int64_t> channel_dim,
+            torch::stable::Tensor moments, torch::stable::Tensor tallies,
+            std::optional<torch::stable::Tensor> counts, std::optional<torch::stable::Tensor> bins,
+            std::optional<torch::stable::Tensor> channel_counts,
+            std::optional<torch::stable::Tensor> channel_bins) {
+  check_pairs(counts.has_value(), bins.has_value(), channel_counts.has_value(),
+              channel_bins.has_value());
+  const Place place = Backend::place(x);
+  const Fold fold{x, moments, tallies, counts ? &*counts : nullptr,
+                  channel_counts ? &*channel_counts : nullptr};
+  const UpdateParams params =
+      check(fold, place, channel_dim, read_bins<Backend>(bins, Histogram::kTensor, place),
+            read_bins<Backend>(channel_bins, Histogram::kChannel, place));
+  Backend::kernels.update(&params, 1, place.index);
+}
+
+template <class Backend>
+void update_many(std::vector<torch::stable::Tensor> xs, std::optional<int64_t> channel_dim,
+                 std::vector<torch::stable::Tensor> moments,
+                 std::vector<torch::stable::Tensor> tallies,
+                 std::vector<torch::stable::Tensor> counts,
+                 std::optional<torch::stable::Tensor> bins,
+                 std::vector<torch::stable::Tensor> channel_counts,
+                 std::optional<torch::stable::Tensor> channel_bins,
+                 std::optional<torch::stable::Tensor> scale) {
+  const Folds folds{xs, moments, tallies, counts, channel_counts};
+  check_lengths(folds, bins.has_value(), channel_bins.has_value());
+  if (xs.empty()) return;
+  const Place place = Backend::place(xs[0]);
+  const Bins tensor_bins = read_bins<Backend>(bins, Histogram::kTensor, place);
+  const Bins each_channel = read_bins<Backend>(channel_bins, Histogram::kChannel, place);
+  if (scale.has_value()) check_scale(*scale, place);
+  std::vector<UpdateParams> params = check(folds, place, channel_dim, tensor_bins, each_channel);
+  if (scale.has_value()) {
+    for (UpdateParams& each : params) Backend::divide(each, *scale);
+  }
+  Backend::kernels.update(params.data(), static_cast<int64_t>(params.size()), place.index);
+}
+
+}  // namespace hookstats

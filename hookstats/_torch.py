@@ -1,0 +1,241 @@
+"""The private parts of torch that hookstats uses; no other module imports any.
+
+Each part says what it is for, the versions of torch it was checked against, and what happens in a
+torch without it. "Required" means that `import hookstats.hooks` fails there. Modules that are slow
+to import, as dynamo is (a second), are imported by the functions that need them, when they do.
+
+The private attributes of tensors and modules that hookstats reads in place are `Tensor._base`,
+`Tensor._version`, `Tensor._backward_hooks` and `Module._parameters` (2.13; required).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._C import (
+    DisableTorchFunction,
+    _current_graph_task_id,
+    _disabled_torch_dispatch_impl,
+    _DisableTorchDispatch,
+    _get_tracing_state,
+    _has_storage,
+)
+from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _global_forward_hooks_with_kwargs
+
+__all__ = [
+    "DisableTorchDispatch",
+    "DisableTorchFunction",
+    "FakeTensor",
+    "is_functorch_wrapped_tensor",
+    "maybe_current_level",
+]
+
+# Contexts and queries. DisableTorchFunction keeps subclasses' __torch_function__ out of hooks;
+# maybe_current_level and is_functorch_wrapped_tensor tell of torch.func transforms, and FakeTensor
+# of tensors without data (2.13; required).
+
+DisableTorchDispatch = _DisableTorchDispatch
+"""Context: neither modes nor subclasses see the operators that are called (2.13; required)."""
+
+current_graph_task_id = _current_graph_task_id
+"""The running backward's number on this thread, -1 outside of a backward (2.13; required)."""
+
+has_storage = _has_storage
+"""Whether a tensor has a storage; wrappers have none (2.13; required)."""
+
+jit_tracing_state = _get_tracing_state
+"""The state of torch.jit.trace on this thread; None outside of a trace (2.13; required)."""
+
+top_saved_tensors_hooks = _top_saved_tensors_default_hooks
+"""The innermost hooks on saved tensors, as a checkpoint sets them, or None (2.13; required)."""
+
+foreach_add_ = torch._foreach_add_
+foreach_copy_ = torch._foreach_copy_
+foreach_zero_ = torch._foreach_zero_
+"""Many tensors by one kernel; the lists must not be empty (2.13; required)."""
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether `tensor` has no dispatch of its own, so that its memory holds its values (2.13;
+    required)."""
+    return type(tensor).__torch_dispatch__ is _disabled_torch_dispatch_impl
+
+
+def is_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is open (2.13; required)."""
+    return forward_ad._current_level != -1
+
+
+def forget_global_hook(identity: int) -> None:
+    """Drop what torch leaves behind of a removed global forward hook with keyword arguments (2.13;
+    required)."""
+    _global_forward_hooks_with_kwargs.pop(identity, None)
+
+
+# Distributed tensors.
+
+_DTENSOR = ("torch.distributed.tensor", "DTensor")
+_PENDING = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether `tensor` is spread over ranks (2.13; without the class: False)."""
+    return _is_loaded(tensor, *_DTENSOR)
+
+
+def is_pending(tensor: Tensor) -> bool:
+    """Whether `tensor` is the result of a collective under way (2.13; without the class: False)."""
+    return _is_loaded(tensor, *_PENDING)
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """The part of a DTensor on this rank, with which nothing communicates (2.13; required for
+    DTensors)."""
+    part: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    return part
+
+
+def wait_for(tensor: Tensor) -> Tensor:
+    """The values of a pending tensor (2.13; required for pending tensors)."""
+    done: Tensor = tensor.trigger_wait()  # type: ignore[attr-defined]
+    return done
+
+
+def is_flattened(parameter: Tensor) -> bool:
+    """Whether FSDP1 made `parameter` of several, flattened (2.13; without the mark: False, and such
+    a parameter is taken for an ordinary one)."""
+    return bool(getattr(parameter, "_fsdp_flattened", False))
+
+
+def _is_loaded(tensor: Tensor, module: str, name: str) -> bool:
+    # Not imported here: where the module is not loaded, there is no such tensor.
+    cls = getattr(sys.modules.get(module), name, None)
+    return cls is not None and isinstance(tensor, cls)
+
+
+# Dynamo.
+
+WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""The name of the child in wrappers of torch.compile, FSDP1 and checkpoints (2.13; under another
+name, qualified names show the wrapper)."""
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile made or changed `module` (2.13; `_compiled_call_impl` is required)."""
+    # Not imported here: where dynamo is not loaded, nothing was compiled.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    return wrapped or module._compiled_call_impl is not None
+
+
+def trace_with_caller(code: CodeType) -> None:
+    """Have dynamo trace `code` as part of its caller, never for itself (2.13; without it: dynamo
+    compiles hooks that uncompiled code calls)."""
+    with suppress(ImportError, AttributeError):
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+
+        strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+        set_code_exec_strategy(code, strategy)
+
+
+def end_graph_at(function: Callable[..., object], reason: str) -> None:
+    """Have dynamo end its graph at calls of `function`, as torch.compiler.disable does, which would
+    import dynamo (2.13; without the marks: dynamo traces the function)."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+
+
+def mark_constant(function: Callable[..., object]) -> None:
+    """Have dynamo run `function` while it traces, and take the result for a constant, as
+    torch.compiler.assume_constant_result does, which would import dynamo (2.13; without the mark:
+    dynamo traces the function, and breaks its graph there)."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def has_static_value(size: int) -> bool:
+    """Whether a size is the same in every run of the graph that is traced (2.13; required where
+    dynamo traces)."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(size)
+
+
+class Translation(NamedTuple):
+    """The function that dynamo traces."""
+
+    scope: dict[str, Any]
+    """The globals in which dynamo leaves its results."""
+    variables: Mapping[str, Any]
+    """The arguments, by their names."""
+
+
+def current_translation() -> Translation | None:
+    """What dynamo traces on this thread (2.13; None without dynamo's parts)."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        output = InstructionTranslator.current_tx().output
+        return Translation(output.global_scope, output.root_tx.f_locals)
+    return None
+
+
+def guard_identity(variable: str) -> None:
+    """Have the traced function's code serve this object in `variable` alone (2.13; without it:
+    dynamo counts the graphs of like modules as recompilations of one function, up to 8)."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo.guards import GuardBuilder, install_guard
+        from torch._dynamo.source import LocalSource
+
+        source = LocalSource(variable, is_input=True)
+        install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+
+
+def compiled_functions() -> Iterator[tuple[CodeType, list[str]]]:
+    """The code that dynamo compiled, with the guards of each result as text (2.13; without it: no
+    code, and functions compiled before a hook was set run without the hook)."""
+    # Not imported here: where dynamo is not loaded, nothing was compiled.
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return
+    try:
+        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+        from torch._dynamo.convert_frame import input_codes
+    except ImportError:
+        return
+    for code in filter(None, [reference() for reference in input_codes.seen]):
+        yield code, [str(entry.guard_manager) for entry in _debug_get_cache_entry_list(code)]
+
+
+def forget_compiled(code: CodeType) -> None:
+    """Have dynamo compile `code` again at its next call (2.13; see `compiled_functions`)."""
+    with suppress(ImportError):
+        from torch._C._dynamo.eval_frame import reset_code
+
+        reset_code(code)
+
+
+def save_without_version(tensors: Iterable[Tensor | None]) -> None:
+    """Have AOTAutograd's graphs keep `tensors` for the backward without a check of their versions
+    (2.13; without it: a backward after a closed step fails with a version error)."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo import compiled_autograd, config
+        from torch.fx.experimental.proxy_tensor import _get_proxies
+
+        if config.compiled_autograd or compiled_autograd.compiled_autograd_enabled:
+            return  # it misses the tensors that are kept so
+        for tensor in tensors:
+            for proxy in () if tensor is None else _get_proxies(tensor):
+                proxy.node.meta["saved_tensor_with_no_vc_check"] = True

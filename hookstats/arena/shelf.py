@@ -1,0 +1,122 @@
+"""Shelf: the states on one device, and how a closed step is taken out of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookstats.arena.graph_states import GraphStates
+from hookstats.arena.rows import Table, zeros
+from hookstats.arena.staging import Staging, event
+from hookstats.kernels.backends import backend_of
+from hookstats.kernels.ops import Taken, mark_columns, take_
+from hookstats.records.sparse import Int64
+from hookstats.stats.bins import Bins
+from hookstats.stats.state import State, identity_moments, identity_tallies
+
+
+class Part(NamedTuple):
+    """One device's part of a closed step."""
+
+    shelf: Shelf
+    sites: int
+    rows: int
+    graph_sites: list[int]
+    in_graphs: Tensor
+    """int64 [graph_sites]: the number of tensors that compiled graphs folded in."""
+    event: torch.Event | None
+
+
+class Shelf:
+    """The states on one device: a row per channel and a row per tensor, in order of arrival."""
+
+    def __init__(self, device: torch.device, bins: Bins | None, channel_bins: Bins | None) -> None:
+        self.device = device
+        self.sites: list[int] = []
+        self.rows = 0
+        """The number of channels of all sites together."""
+        self.graphs = GraphStates(device)
+        backend = backend_of(device)
+        self._staging = None if backend.states_on_host else Staging(device)
+
+        empty = [identity_moments(1, device), identity_tallies(1, device)]
+        if channel_bins is not None:
+            empty.append(zeros(channel_bins.slots, device))
+        self._channels = Table(empty)
+        columns = [] if bins is None else [bins.slots]
+        if bins is not None and backend.marks:
+            columns.append(mark_columns(bins.slots))
+        self._tensors = Table([zeros(n, device) for n in columns])
+        self._bins = None if bins is None else bins.descriptor(device)
+        self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
+
+    def add(
+        self, site: int, channels: int
+    ) -> tuple[tuple[State, State], tuple[Tensor, Tensor] | None]:
+        """The states of a new site and the marks of its histogram, both by buffer."""
+        self.sites.append(site)
+        self.rows += channels
+        moments, tallies, *channel_counts = self._channels.take(channels)
+        counts, marks = (*self._tensors.take(1), None, None)[:2]
+
+        def state(buffer: int) -> State:
+            return State(
+                moments=moments[buffer],
+                tallies=tallies[buffer],
+                counts=None if counts is None else counts[buffer, 0],
+                bins=self._bins,
+                channel_counts=channel_counts[0][buffer] if channel_counts else None,
+                channel_bins=self._channel_bins,
+            )
+
+        return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])
+
+    def close(self, buffer: int, observed: Int64) -> Part:
+        """This device's part of the step in `buffer`, as it is now.
+
+        observed: by index in the arena, the number of tensors that hooks folded in.
+        """
+        return Part(
+            self,
+            len(self.sites),
+            self.rows,
+            self.graphs.sites.copy(),
+            self.graphs.collect(buffer, observed),
+            None if self._staging is None else event(self.device),
+        )
+
+    def take(self, part: Part, buffer: int, folds: Tensor) -> tuple[Taken, Tensor]:
+        """Take the states of the part's rows and sites out, and leave the rows empty.
+
+        folds: int64 [sites]: the number of tensors that hooks folded in; -1 where graphs may have
+            folded in others.
+        Also returns `in_graphs` on the CPU. Devices other than the CPU do all work after the part's
+        event.
+        """
+        moments, tallies, *channel_counts = self._channels.first(part.rows, buffer)
+        counts, *marks = self._tensors.first(part.sites, buffer) or [[]]
+        groups = [moments, tallies, counts, *(channel_counts or [[]])]
+        in_graphs = part.in_graphs
+        if self._staging is not None:
+            with self._staging.work(part.event):
+                groups = [[self._staging.copy(block) for block in group] for group in groups]
+                in_graphs = self._staging.copy(in_graphs)
+                self._clear(part.rows, part.sites, buffer)
+        moments, tallies, counts, of_channels = groups
+        if not marks:  # all counts are looked at
+            marks = [[c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]]
+        return take_(moments, tallies, counts, marks[0], folds, of_channels), in_graphs
+
+    def clear(self, rows: int, sites: int, buffer: int) -> None:
+        """Make the first rows and sites empty again."""
+        if self._staging is None:
+            self._clear(rows, sites, buffer)
+            return
+        with self._staging.work():
+            self._clear(rows, sites, buffer)
+
+    def _clear(self, rows: int, sites: int, buffer: int) -> None:
+        self._channels.clear(rows, buffer)
+        self._tensors.clear(sites, buffer)

@@ -1,0 +1,44 @@
+"""Why a tensor or a call has no statistics: every reason that coverage counts by a fixed text.
+
+The C++ hooks give some of these reasons, by the same names (csrc/hooks/reasons.h). Reasons that say
+more, such as "dtype int64" or "layout sparse_coo", are made where a tensor is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+DISABLED: Final = "disabled"
+"""An error disabled the site; the coverage has the error."""
+RECOMPUTATION: Final = "recomputation"
+"""A backward ran the forward again, for a checkpoint; the first run was counted."""
+NO_GRADIENT: Final = "requires no gradient"
+LEAF: Final = "leaf"
+"""No operation computed the tensor; its gradient is that of a parameter or an input."""
+NOT_RECORDED: Final = "step not recorded"
+"""The gradient came in a step that is not recorded."""
+CHANGED_BY_THREAD: Final = "changed by another thread"
+"""Another thread changed the tensor during the call of the hook."""
+NO_TENSOR: Final = "no tensor"
+"""The call had no tensor of that kind."""
+NO_STORAGE: Final = "no storage"
+"""The tensor's memory was freed, or belongs to a transform."""
+NO_CHANNELS: Final = "no channels"
+"""The channel dimension has size 0."""
+OTHER_CHANNELS: Final = "other number of channels"
+"""The site has had tensors with another number of channels."""
+META: Final = "meta tensor"
+NESTED: Final = "nested tensor"
+EMPTY_SHARD: Final = "empty shard"
+"""This rank has no part of the distributed tensor."""
+CHANGED_VIEW: Final = "distributed view changed in place"
+"""The gradient of the view is part of its base's, and cannot be taken out of shards."""
+TRANSFORM: Final = "torch.func transform"
+GRAPH_CAPTURE: Final = "CUDA graph capture"
+"""Replays of a graph run kernels, and no hooks."""
+JIT_TRACE: Final = "torch.jit.trace"
+FORWARD_MODE: Final = "forward-mode derivative"
+NOT_SAMPLED: Final = "not sampled"
+"""`capture` keeps a sample of the calls, and this call is not in it."""
+MAX_BYTES: Final = "max_bytes"
+"""`capture` dropped the call to keep within its memory limit."""

@@ -1,0 +1,284 @@
+"""The statistics that follow from a state: the table of all, each defined once.
+
+`Statistics` gives them as properties: of tensors to ChannelStats, of arrays to a run's series.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.stats.state import HIGHER, TALLIES, moment_columns
+
+Array = NDArray[Any]
+Columns = Callable[[str], Array]
+"""A state: the columns of `stats.state` by name, arrays of one shape."""
+
+
+class Statistic(NamedTuple):
+    """One statistic of a state."""
+
+    name: str
+    of: Callable[[Columns], Array]
+    scale: Literal["count", "log", "signed"]
+    """How the statistic is best drawn: an integer, a magnitude, a number of either sign."""
+    label: str
+    """The statistic in words, for people."""
+    column: str | None = None
+    """The one column that this statistic tells of, if it is of one alone."""
+
+
+def columns_of(moments: Array, tallies: Array) -> Columns:
+    """The columns of the states in the last dimension of `moments` and `tallies`; views."""
+    places = {column.name: i for i, column in enumerate(moment_columns(moments.shape[-1]))}
+
+    def column(name: str) -> Array:
+        if name in places:
+            return moments[..., places[name]]
+        if name in TALLIES:
+            return tallies[..., TALLIES.index(name)]
+        raise no_column(name)
+
+    return column
+
+
+def mean(columns: Columns) -> Array:
+    """The arithmetic mean; NaN where there are no values."""
+    some, values = columns("count") > 0, columns("mean")
+    out: Array = values if some.all() else np.where(some, values, np.nan)
+    return out
+
+
+def variance(columns: Columns, correction: float = 0.0) -> Array:
+    """The sum of squared deviations / (count - correction); NaN where that is 0 or less."""
+    freedom = columns("count") - correction
+    out = np.full(freedom.shape, np.nan)
+    np.divide(columns("m2"), freedom, out=out, where=freedom > 0)
+    return out
+
+
+def std(columns: Columns) -> Array:
+    """The population standard deviation."""
+    return np.sqrt(variance(columns))
+
+
+def amax(columns: Columns) -> Array:
+    """The greatest magnitude; -inf where there are no values."""
+    return np.maximum(-columns("min"), columns("max"))
+
+
+def l2_norm(columns: Columns) -> Array:
+    """The square root of the sum of squares; what is in the range of float64 is never squared."""
+    count = np.sqrt(columns("count"))
+    norm: Array = np.hypot(np.sqrt(columns("m2")), count * columns("mean"))
+    return norm
+
+
+def rms(columns: Columns) -> Array:
+    """The square root of the mean of squares; NaN where there are no values."""
+    return np.hypot(mean(columns), std(columns))
+
+
+def skewness(columns: Columns) -> Array:
+    """The third central moment / std**3; NaN where `_varied` is false."""
+    var = _varied(columns)
+    return columns("m3") / columns("count") / var / np.sqrt(var)
+
+
+def kurtosis(columns: Columns) -> Array:
+    """The fourth central moment / var**2, less the 3 of a normal distribution; NaN likewise."""
+    var = _varied(columns)
+    return columns("m4") / columns("count") / var / var - 3.0
+
+
+_RESOLUTION = float(np.finfo(np.float64).resolution)
+
+
+def _varied(columns: Columns) -> Array:
+    """The variance; NaN where it is 0, or no more than rounding makes of equal values."""
+    var = variance(columns)
+    return np.where(var > np.square(_RESOLUTION * columns("mean")), var, np.nan)
+
+
+def dead(columns: Columns) -> Array:
+    """Whether there are finite values, and every one of them is zero: bool.
+
+    This is what "dead" means everywhere: in alerts, tables, figures and reports. In an output such
+    a channel carries no signal, in a gradient the channel receives none. NaN and infinities do not
+    count: they are told of as such. A channel without finite values says nothing, and neither does
+    one that is stuck at another value.
+    """
+    count = columns("count")
+    out: Array = (count > 0) & (columns("zero") == count)
+    return out
+
+
+def _column(name: str) -> Callable[[Columns], Array]:
+    return lambda columns: columns(name)
+
+
+STATISTICS = {
+    one.name: one
+    for one in (
+        Statistic("count", _column("count"), "count", "finite values", "count"),
+        Statistic("nan", _column("nan"), "count", "NaN", "nan"),
+        Statistic("posinf", _column("posinf"), "count", "+infinity", "posinf"),
+        Statistic("neginf", _column("neginf"), "count", "-infinity", "neginf"),
+        Statistic("zero", _column("zero"), "count", "zeros", "zero"),
+        Statistic("mean", mean, "signed", "mean", "mean"),
+        Statistic("var", variance, "log", "variance", "m2"),
+        Statistic("std", std, "log", "standard deviation"),
+        Statistic("min", _column("min"), "signed", "least value", "min"),
+        Statistic("max", _column("max"), "signed", "greatest value", "max"),
+        Statistic("l1_norm", _column("l1"), "log", "l1 norm", "l1"),
+        Statistic("l2_norm", l2_norm, "log", "l2 norm"),
+        Statistic("rms", rms, "log", "rms"),
+        Statistic("amax", amax, "log", "greatest magnitude"),
+        Statistic("skewness", skewness, "signed", "skewness", "m3"),
+        Statistic("kurtosis", kurtosis, "signed", "excess kurtosis", "m4"),
+    )
+}
+"""Every statistic by its name, in the order in which tables and files list them."""
+
+
+def statistic_names(*, higher: bool = False) -> tuple[str, ...]:
+    """The names of the statistics; those of higher moments are left out unless `higher`."""
+    return tuple(s.name for s in STATISTICS.values() if higher or s.column not in HIGHER)
+
+
+def statistic(name: str, columns: Columns) -> Array:
+    """The statistic of this name, without warnings where it has no value."""
+    with np.errstate(all="ignore"):
+        return STATISTICS[name].of(columns)
+
+
+def no_column(name: str) -> ValueError:
+    """What is wrong where a state has no column `name`."""
+    if name in HIGHER:
+        return ValueError(
+            "skewness and kurtosis: expected third and fourth moments, which were not asked for; "
+            "ask with moments=4"
+        )
+    return ValueError(f"{name}: expected a column of a state")
+
+
+Counts = TypeVar("Counts")
+Values = TypeVar("Values")
+
+
+class Statistics(ABC, Generic[Counts, Values]):
+    """The statistics of a state as properties: int64 where they count, else float64.
+
+    All but `nan`, `posinf` and `neginf` are over the finite values. Without any, mean, var, std and
+    rms are NaN, min is +inf, max and amax are -inf, the norms are 0.
+    """
+
+    @property
+    @abstractmethod
+    def higher(self) -> bool:
+        """Whether there are third and fourth moments, and so skewness and kurtosis."""
+
+    @abstractmethod
+    def _count_of(self, name: str) -> Counts:
+        """The statistic `name`, which counts."""
+
+    @abstractmethod
+    def _value_of(self, name: str) -> Values:
+        """The statistic `name`, of float64."""
+
+    @property
+    def count(self) -> Counts:
+        """int64: finite values."""
+        return self._count_of("count")
+
+    @property
+    def nan(self) -> Counts:
+        """int64: NaNs."""
+        return self._count_of("nan")
+
+    @property
+    def posinf(self) -> Counts:
+        """int64: positive infinities."""
+        return self._count_of("posinf")
+
+    @property
+    def neginf(self) -> Counts:
+        """int64: negative infinities."""
+        return self._count_of("neginf")
+
+    @property
+    def zero(self) -> Counts:
+        """int64: zeros of either sign."""
+        return self._count_of("zero")
+
+    @property
+    def mean(self) -> Values:
+        """float64: arithmetic mean."""
+        return self._value_of("mean")
+
+    @property
+    def var(self) -> Values:
+        """float64: population variance."""
+        return self._value_of("var")
+
+    @property
+    def std(self) -> Values:
+        """float64: population standard deviation."""
+        return self._value_of("std")
+
+    @property
+    def min(self) -> Values:
+        """float64: least value."""
+        return self._value_of("min")
+
+    @property
+    def max(self) -> Values:
+        """float64: greatest value."""
+        return self._value_of("max")
+
+    @property
+    def amax(self) -> Values:
+        """float64: greatest magnitude."""
+        return self._value_of("amax")
+
+    @property
+    def l1_norm(self) -> Values:
+        """float64: sum of magnitudes."""
+        return self._value_of("l1_norm")
+
+    @property
+    def l2_norm(self) -> Values:
+        """float64: square root of the sum of squares."""
+        return self._value_of("l2_norm")
+
+    @property
+    def rms(self) -> Values:
+        """float64: square root of the mean of squares."""
+        return self._value_of("rms")
+
+    @property
+    def skewness(self) -> Values:
+        """float64: skewness, as ``scipy.stats.skew(x, bias=True)``; NaN where all values are equal.
+
+        States merge by the formulas of Pebay (2008), see `state.between`.
+
+        Raises:
+            ValueError: the third moments were not asked for (``moments=4``).
+        """
+        return self._value_of("skewness")
+
+    @property
+    def kurtosis(self) -> Values:
+        """float64: excess kurtosis, as ``scipy.stats.kurtosis(x, bias=True)``; 0 for a normal
+        distribution, NaN where all values are equal.
+
+        States merge by the formulas of Pebay (2008), see `state.between`.
+
+        Raises:
+            ValueError: the fourth moments were not asked for (``moments=4``).
+        """
+        return self._value_of("kurtosis")

@@ -1,0 +1,268 @@
+"""Watch: the handle of a recording, which attaches the hooks and closes the steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hookstats.arena.arena import Arena
+from hookstats.hooks.attach import MODULE_KINDS
+from hookstats.hooks.channels import channel_rule, parameter_rule
+from hookstats.hooks.coverage import Coverage
+from hookstats.hooks.dynamo import tidy
+from hookstats.hooks.modules import InputHook, OutputHook, fastest
+from hookstats.hooks.parameters import Parameters, StepHook
+from hookstats.hooks.selection import Selection
+from hookstats.hooks.sites import Site, Sites
+from hookstats.records.record import StepRecord
+from hookstats.rules import Alert, Monitor, RuleError
+from hookstats.runs.headers import check_settings
+from hookstats.watching.flush import Flusher
+from hookstats.watching.settings import PARAMETER_KINDS, Settings
+
+
+class Watch:
+    """The recording of a model; `watch` makes it. As a context manager, it is closed at the end.
+
+    A closed watch still has `latest`, `alerts` and `coverage`; everything else raises ValueError.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        optimizers: Sequence[Optimizer],
+        settings: Settings,
+        header: Mapping[str, Any],
+        flusher: Flusher,
+        monitor: Monitor,
+        first_step: int,
+    ) -> None:
+        """header: that of the run directory, `Settings.header`."""
+        self._settings = settings
+        self._header = header
+        self._arena = arena = Arena(settings.bins, settings.channel_bins)
+        self._flusher = flusher
+        self._monitor = monitor
+        self._step = first_step
+        self._paused = False
+        self._recorded = False  # whether hooks observed at any time in the open step
+        self._closed = False
+        self._discarded = 0
+        self._sites: list[Sites | Site] = []
+        self._handles: list[RemovableHandle] = []
+        self._parameters = Parameters(arena)
+        self._optimizers = len(optimizers)
+        self._stepped: set[int] = set()
+        try:
+            for name, module in selection.modules.items():
+                self._attach(name, module)
+            for name in selection.parameters:
+                self._add_parameter(selection, name)
+            for i, optimizer in enumerate(optimizers):
+                step = partial(StepHook, arena, self._parameters, partial(self._stepped_by, i))
+                self._handles += (
+                    optimizer.register_step_pre_hook(step(after=False)),
+                    optimizer.register_step_post_hook(step(after=True)),
+                )
+        except BaseException:
+            self.close()
+            raise
+        self._schedule()
+
+    def _add_parameter(self, selection: Selection, name: str) -> None:
+        rule = parameter_rule(selection.parameters[name])
+        sites = {
+            kind: Site(self._arena, name, kind, rule)
+            for kind in PARAMETER_KINDS
+            if kind in self._settings.kinds
+        }
+        self._sites += sites.values()
+        owner, key = selection.owners[name]
+        self._parameters.add(owner, key, sites.get("param"), sites.get("param_grad"))
+
+    def _attach(self, name: str, module: nn.Module) -> None:
+        rule = channel_rule(module, self._settings.channel_dim)
+        sites = {
+            kind: Sites(self._arena, name, kind, rule)
+            for kind in MODULE_KINDS
+            if kind in self._settings.kinds
+        }
+        self._sites += sites.values()
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        value, gradient = sites.get("input"), sites.get("grad_input")
+        if value is not None or gradient is not None:
+            before = fastest(InputHook(self._arena, value, gradient))
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        value, gradient = sites.get("output"), sites.get("grad_output")
+        if value is not None or gradient is not None:
+            after = fastest(OutputHook(self._arena, value, gradient))
+            self._handles.append(module.register_forward_hook(after))
+
+    def step(self) -> None:
+        """Close a step by hand: once per iteration if `watch` was given no optimizer.
+
+        Without an optimizer, this observes the parameters and their gradients. With optimizers, it
+        closes a step that they left open: a step that a GradScaler skipped, or in which not all of
+        the optimizers step.
+        """
+        self._check_open()
+        if not self._optimizers and self._arena.recording:
+            self._parameters.observe_all()
+        self._close_step()
+
+    @property
+    def latest(self) -> StepRecord:
+        """The last recorded step: a mapping from (name, kind) to ChannelStats, with its `step`.
+
+        Waits until the last closed step is recorded.
+
+        Raises:
+            RuntimeError: no step is recorded yet.
+        """
+        self._flusher.drain(disk=False)
+        if self._flusher.latest is None:
+            raise RuntimeError(
+                "latest: no step is recorded yet, expected a call of optimizer.step(), or of "
+                "step() of the watch, before"
+            )
+        return self._flusher.latest
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """The alerts of all rules so far; waits until the last closed step is recorded."""
+        self._flusher.drain(disk=False)
+        return tuple(self._monitor.alerts)
+
+    def coverage(self) -> Coverage:
+        """What was observed, skipped and missed so far, by site."""
+        with self._arena.lock:
+            rows = [row for sites in self._sites for row in sites.rows()]
+        return Coverage(
+            rows=tuple(rows),
+            steps=self._step,
+            discarded=self._discarded,
+            stalls=self._arena.stalls,
+            failures=self._flusher.failures | self._monitor.failures,
+        )
+
+    def __repr__(self) -> str:
+        # As in the coverage, a module's kind counts as one site until it has tensors.
+        sites = sum(max(1, len(one)) if isinstance(one, Sites) else 1 for one in self._sites)
+        state = ", closed" if self._closed else ", paused" if self._paused else ""
+        return (
+            f"Watch({self._header['model']}: {sites} sites, {self._step} steps, "
+            f"{len(self._monitor.alerts)} alerts{state})"
+        )
+
+    def pause(self) -> None:
+        """Observe nothing until `resume`. Steps are still counted; a step in which nothing was
+        observed is not recorded."""
+        self._check_open()
+        self._paused = True
+        self._schedule()
+
+    def resume(self) -> None:
+        """Observe again after `pause`."""
+        self._check_open()
+        self._paused = False
+        self._schedule()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the next step and the settings, for a checkpoint of the training."""
+        return {"step": self._step, "settings": copy.deepcopy(dict(self._header))}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Number the next step as `state_dict` says, after a restart or a return to a checkpoint.
+
+        When that step is recorded, all that the run directory has of it and of later steps is void.
+
+        Raises:
+            ValueError: the state is that of a watch with other settings, or not that of a watch.
+        """
+        self._check_open()
+        step, settings = state_dict.get("step"), state_dict.get("settings")
+        if not isinstance(step, int) or step < 0 or not isinstance(settings, Mapping):
+            raise ValueError(
+                f"state_dict = {state_dict!r}: expected what state_dict() of a watch gives"
+            )
+        check_settings(settings, self._header, "state_dict")
+        self._step = step
+        self._schedule()
+
+    def close(self) -> None:
+        """Remove every hook, record all closed steps, and end the run directory.
+
+        A step that is still open is incomplete: it is discarded, and the coverage counts its
+        tensors. Closing a closed watch does nothing.
+
+        Raises:
+            RuleError: a rule with the action "raise" has an alert that was not raised yet.
+        """
+        self._closed = True
+        self._schedule()
+        while self._handles:
+            self._handles.pop().remove()
+        self._discarded = self._arena.pending()
+        self._flusher.close(self.coverage().to_dict())
+        self._monitor.raise_pending()
+
+    def __enter__(self) -> Watch:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except RuleError:
+            if exc is None:  # the training's own error takes precedence
+                raise
+
+    def _stepped_by(self, optimizer: int) -> None:
+        """Note that an optimizer steps; the last one closes the step."""
+        with self._arena.lock:  # in a backward, optimizers may step on several threads
+            self._stepped.add(optimizer)
+            is_last = len(self._stepped) == self._optimizers
+            if is_last:
+                self._stepped.clear()
+        if is_last:
+            self._close_step()
+
+    def _close_step(self) -> None:
+        if self._arena.is_captured():
+            return  # replays of the graph will close no steps
+        step = self._step
+        self._step += 1
+        self._stepped.clear()
+        self._parameters.look_again()
+        recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
+        if recorded:
+            self._flusher.submit(self._arena.swap(), step)
+        self._recorded = False
+        self._schedule()
+        if self._recorded and not recorded:
+            self._arena.discard_late()
+        self._monitor.raise_pending()
+
+    def _schedule(self) -> None:
+        tidy()
+        due = self._step % self._settings.every == 0
+        self._arena.record(due and not self._paused and not self._closed)
+        self._recorded |= self._arena.recording
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the watch is closed: expected an open one, from another watch()")
