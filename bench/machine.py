@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import hookstats
+import hookstats.kernels.ops  # registers cpu_capability
 
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 

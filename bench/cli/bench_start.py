@@ -22,7 +22,7 @@ resource = pytest.importorskip("resource", reason="CPU time of children is known
 
 pytestmark = replayed
 
-ROUNDS = pick(15, 1)
+ROUNDS = pick(7, 1)
 
 
 class Command:
