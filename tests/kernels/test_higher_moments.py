@@ -177,7 +177,7 @@ def test_updates_accumulate(update: Update) -> None:
 @pytest.mark.parametrize("update", UPDATES_OF_MANY)
 def test_many_divided_by_a_scale(update: Update) -> None:
     scale = torch.tensor(3.0)
-    xs = [normal(*shape).float().exp() for shape in ((), (7,), (33, 31), (9, 5, 7), (0, 3))]
+    xs = [normal(*shape).float().exp() for shape in ((1,), (7,), (33, 31), (9, 5, 7), (0, 3))]
     xs += [xs[2].bfloat16(), xs[2].double(), (xs[2] * 9).int(), xs[2].to(torch.float8_e5m2)]
     states = [empty(x, None) for x in xs]
     moments, tallies = [s.moments for s in states], [s.tallies for s in states]
