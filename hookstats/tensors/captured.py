@@ -71,7 +71,7 @@ class CapturedCall:
         return self._tensors_of_all("grad_output")
 
     def leaves(self, kind: str) -> Leaves:
-        """The tensors of a kind by their paths ("", "[1]", ".logits"), those of gradients of the last
+        """The tensors of a kind by their paths ("", "[1]", ".logits"), gradients from the last
         backward; for a tensor that is not there, the reason, such as "missing"."""
         taken = self._leaves.get(kind, {})
         backwards = list(self._backwards.get(kind, {}).values())
