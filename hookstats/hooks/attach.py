@@ -92,7 +92,7 @@ def make_reachable(modules: Mapping[str, nn.Module]) -> None:
     if functions:
         warnings.warn(
             f"hookstats: compiled before the hooks were set, and therefore without them: "
-            f"{', '.join(functions)}; torch compiles these functions again at their next calls",
+            f"{', '.join(functions)}; they will be compiled again at their next calls",
             RuntimeWarning,
             stacklevel=3,
         )

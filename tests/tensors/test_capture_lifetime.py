@@ -119,7 +119,7 @@ def test_copies_of_a_tensors_capture() -> None:
     with hs.capture(y) as c:
         for twin in copies(c):
             y.sum().backward(retain_graph=True)
-            with pytest.raises(RuntimeError, match="grads: no gradient came yet"):
+            with pytest.raises(RuntimeError, match="grads: no gradient arrived yet"):
                 twin.grads  # noqa: B018
             twin.close()
     assert len(c.grads) == 2

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import hookstats as hs
-from hookstats.tensors.recorder import Recorder
+from hookstats.tensors.recorder import Limits, Recorder
 
 
 def kept(calls: int | None, total: int, seed: int = 0, max_bytes: int | None = None) -> list[int]:
     """Which of `total` calls of 8 bytes each are kept."""
-    recorder = Recorder(("output",), True, None, calls, seed, max_bytes)
+    recorder = Recorder(("output",), Limits(calls=calls, seed=seed, max_bytes=max_bytes))
     for _ in range(total):
         call = recorder.begin("")
         if call is not None:
