@@ -288,7 +288,7 @@ KILLED = """
         shutil.copytree(out, Path(sys.argv[1], f"trial{trial}"), copy_function=os.link)
 """
 RUNS, SESSIONS = 10, 5
-MAX_BYTES = 60_000  # of every second run
+MAX_BYTES = 40_000  # of every second run
 
 
 @cache
