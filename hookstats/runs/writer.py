@@ -150,11 +150,12 @@ class RunWriter:
         elif own in names or any(p.rank == self.rank for p in found) or "header" in (run or {}):
             raise self._exists("holds another run")
         parts.mkdir(exist_ok=True)
-        self._left = sum(remove_temporaries(each, self.rank) for each in (self.path, parts))
         try:
             self._write_rank_json(new=own not in names)
         except FileExistsError:
             raise self._exists("holds another run") from None
+        # Not before: until here, other writers of the rank may be asking for the directory.
+        self._left = sum(remove_temporaries(each, self.rank) for each in (self.path, parts))
         self._write_run_json(run)
 
     def _write_run_json(self, run: dict[str, Any] | None) -> None:

@@ -316,36 +316,6 @@ def test_what_is_required_and_unknown_is_refused(tmp_path: Path) -> None:
         open_run(tmp_path)
 
 
-def with_higher(step: int) -> Any:
-    """A record with third and fourth moments."""
-    record = sample(step)
-    rng = np.random.default_rng(step)
-    more = rng.standard_normal((len(record.moments), 2)) * (record.tallies[:, :1] > 0)
-    return replace(record, moments=np.concatenate([record.moments, more], 1))
-
-
-def test_third_and_fourth_moments_are_an_optional_group(tmp_path: Path) -> None:
-    records = [sample(0), with_higher(1), with_higher(2), sample(3)]
-    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    run = open_run(tmp_path)
-    for record in records:
-        stored = run[record.step]
-        np.testing.assert_array_equal(stored.moments[:, 5:], record.moments[:, 5:], strict=True)
-        if record.step in (0, 3):
-            assert_same(stored, record)
-    parts = sorted((tmp_path / "parts").iterdir())
-    assert ["m3" in pq.read_schema(part).names for part in parts] == [False, True, False]
-    rows = run.table().to_pylist()
-    assert {row["step"] for row in rows if row["m3"] is not None} == {1, 2}
-    row = rows[len(tensors()) + WHOLE]
-    assert [row["tensor_m3"]] == row["m3"] == [with_higher(1)["whole", "param_grad"].moments[0, 5]]
-    assert pa.table(run).schema.equals(run.schema)
-    assert run["whole", "*"]["whole", "param_grad"].steps.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -19,7 +19,7 @@ from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS, "model": "Réseau"}
 RUNS, SESSIONS = 10, 5
-MAX_BYTES = 60_000
+MAX_BYTES = 40_000
 """Of every second run."""
 
 
