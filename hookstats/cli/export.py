@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from hookstats.cli.inputs import add_run, open_path
-from hookstats.runs.format import part_schema, require_pyarrow
+from hookstats.runs.format import require_pyarrow
 from hookstats.runs.run import Run
 from hookstats.runs.series import SiteSeries
 
@@ -88,7 +88,7 @@ def _replacing(out: Path) -> Iterator[Path]:
 
 def _write_parquet(recorded: Run, out: Path) -> None:
     pa = require_pyarrow()
-    with pa.parquet.ParquetWriter(out, part_schema(), compression="zstd") as writer:
+    with pa.parquet.ParquetWriter(out, recorded.schema, compression="zstd") as writer:
         for table in recorded.batches():
             writer.write_table(table)
 

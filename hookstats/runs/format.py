@@ -1,38 +1,42 @@
-"""The format of a run directory: what its files are called, what is in them, and in which version.
+"""The format of a run directory: the names of its files, the columns of its parts, its versions.
 
-run.json                                    format version, header, coverage once closed
-parts/RANK-PART-FIRSTSTEP.parquet           one row a (step, site, kind), in order of writing
+docs/format.md specifies the format; this file holds what readers and writers share of it.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookstats.runs.columns import COLUMNS
+from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS
 from hookstats.stats.state import TALLIES
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raised whenever a reader of the version before could misread a run.
 
 1: without the columns `TENSOR_COLUMNS`; a part is one row group.
 2: a part has row groups of whole records; its metadata have `written` and `rewinds`.
+3: one header per rank, checksums, optional column groups, `requires`.
 """
+
+FEATURES: frozenset[str] = frozenset()
+"""The features that this reader knows among those that a run may require of its readers."""
 
 RUN_JSON = "run.json"
 PARTS = "parts"
 PART_KEY = b"hookstats"
-"""Key in a part's metadata: JSON, format_version, rank, records, a list of [step, rows]; written,
-the number of records that the rank wrote into the parts before; and rewinds, see `Footer`."""
+"""Key in the metadata of a part: JSON, see `footer.Footer`."""
+SUMS_KEY = b"hookstats.crc32"
+"""Key in the metadata of a part: its checksums, see `checksums`."""
 
 TENSOR_COLUMNS = tuple(f"tensor_{name}" for name in COLUMNS)
-"""`COLUMNS` of the whole tensor, one number each."""
+"""`COLUMNS` of the whole tensor, one number per row."""
+
+SPARSE_COLUMNS = ("hist_slots", "hist_counts", "channel_hist_slots", "channel_hist_counts")
+"""The columns of histograms: the slots that are not zero, and their counts."""
 
 
 def require_pyarrow() -> Any:
@@ -48,20 +52,25 @@ def require_pyarrow() -> Any:
 
 
 @cache
-def part_schema(version: int = FORMAT_VERSION) -> Any:
-    """The Arrow schema of a part; list columns hold one entry a channel, or a nonzero slot."""
+def part_schema(version: int = FORMAT_VERSION, *, higher: bool = False) -> Any:
+    """The Arrow schema of a part, with the columns of third and fourth moments if `higher`.
+
+    List columns hold one entry per channel, or one per histogram slot that is not zero.
+    """
     pa = require_pyarrow()
 
     def field(name: str, type: Any) -> Any:
-        return pa.field(name, type, nullable=name == "channel_dim")
+        optional = name.removeprefix("tensor_") in (*HIGHER_COLUMNS, "channel_dim")
+        return pa.field(name, type, nullable=optional)
 
     def list_of(type: Any) -> Any:
         return pa.list_(pa.field("element", type, nullable=False))
 
     def number(name: str) -> Any:
-        return pa.int64() if name.removeprefix("tensor_") in TALLIES else pa.float64()
+        return pa.int64() if name in TALLIES else pa.float64()
 
     text = pa.dictionary(pa.int32(), pa.string())
+    statistics = (*COLUMNS, *(HIGHER_COLUMNS if higher else ()))
     return pa.schema(
         [
             field("step", pa.int64()),
@@ -72,8 +81,8 @@ def part_schema(version: int = FORMAT_VERSION) -> Any:
             field("shape", list_of(pa.int64())),
             field("dtype", text),
             field("observed", pa.int64()),
-            *(field(name, number(name)) for name in TENSOR_COLUMNS if version > 1),
-            *(field(name, list_of(number(name))) for name in COLUMNS),
+            *(field(f"tensor_{name}", number(name)) for name in statistics if version > 1),
+            *(field(name, list_of(number(name))) for name in statistics),
             field("hist_slots", list_of(pa.int32())),
             field("hist_counts", list_of(pa.int64())),
             field("channel_hist_slots", list_of(pa.int32())),
@@ -82,120 +91,111 @@ def part_schema(version: int = FORMAT_VERSION) -> Any:
     )
 
 
+def has_higher(stored: Any, version: int) -> bool:
+    """Whether a part with the Arrow schema `stored` has the columns of higher moments.
+
+    Columns that are in no schema of the version are ignored.
+
+    Raises:
+        ValueError: a column of the version is missing or of another type, or some but not all
+            columns of a group are there.
+    """
+    names = set(stored.names)
+    higher = version > 2 and not names.isdisjoint(HIGHER_COLUMNS)
+    for expected in part_schema(version, higher=higher):
+        if expected.name not in names:
+            raise ValueError(f"it has no column {expected.name!r}")
+        found = stored.field(expected.name)
+        if not found.equals(expected):
+            raise ValueError(f"its column {expected.name!r} is {found}, expected {expected}")
+    return higher
+
+
 class PartName(NamedTuple):
     """What the name of a part says."""
 
     rank: int
     number: int
-    """Parts of a rank are numbered from 0 in order of writing."""
+    """The parts of a rank are numbered from 0 in order of writing."""
     step: int
-    """Of its first record."""
+    """The step of its first record."""
 
     def __str__(self) -> str:
         return f"{self.rank:05d}-{self.number:06d}-{self.step:012d}.parquet"
 
 
 _PART_NAME = re.compile(r"(\d{5,})-(\d{6,})-(\d{12,})\.parquet")
+_RANK_NAME = re.compile(r"run-(\d{5,})\.json")
 
 
 def list_parts(run: Path) -> list[PartName]:
-    """The parts of a run directory by their names, in order of rank and writing."""
-    found = (_PART_NAME.fullmatch(path.name) for path in (run / PARTS).iterdir())
-    return sorted(PartName(*map(int, match.groups())) for match in found if match)
-
-
-class Footer(NamedTuple):
-    """Which records a part holds, in order."""
-
-    records: list[tuple[int, int]]
-    """Step and number of rows of each."""
-    written: int | None
-    """How many records were written before, into other parts; None in version 1."""
-    groups: list[int]
-    """The number of rows of each row group; none of them has a part of a record."""
-    rewinds: list[tuple[int, int]]
-    """(number, step) of the records so far, counted from 0, that make void what was recorded before
-    of their step and later ones; also where their part was deleted since. Empty in version 1."""
-
-
-def read_footer(run: Path, part: PartName) -> Footer:
-    """What the footer of a part says.
+    """The parts of a run directory by their names, in order of rank and writing.
 
     Raises:
-        FileNotFoundError: there is no such part.
-        ValueError: it is damaged, or a newer hookstats wrote it.
+        ValueError: the run has no directory of parts.
     """
-    path = run / PARTS / str(part)
-    with open_part(run, part) as file:
-        metadata = file.metadata
-        about = json.loads(metadata.metadata[PART_KEY])
-        check_version(path, about["format_version"])
-        if not file.schema_arrow.equals(part_schema(about["format_version"])):
-            raise ValueError("it has other columns")
-        if about["rank"] != part.rank:
-            raise ValueError(f"it is of rank {about['rank']}")
-        records = [(int(step), int(rows)) for step, rows in about["records"]]
-        groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        if not records:
-            raise ValueError("it has no records")
-        starts = set(accumulate((rows for _, rows in records), initial=0))
-        if sum(groups) != max(starts) or not starts.issuperset(accumulate(groups)):
-            raise ValueError("it has other rows")
-        rewinds = [(int(number), int(step)) for number, step in about.get("rewinds", [])]
-        return Footer(records, about.get("written"), groups, rewinds)
-
-
-@contextmanager
-def open_part(run: Path, part: PartName) -> Iterator[Any]:
-    """The ParquetFile of a part; whatever is wrong with it is a ValueError that names the file."""
-    path = run / PARTS / str(part)
-    with (
-        naming(path),
-        require_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file,
-    ):
-        yield file
-
-
-def read_run_json(run: Path) -> dict[str, Any]:
-    """The content of run.json.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged, or a newer hookstats wrote it.
-    """
-    path = run / RUN_JSON
-    with naming(path):
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        check_version(path, content["format_version"])
-        missing = {"header", "coverage"} - content.keys()
-        if missing:
-            raise ValueError(f"no {min(missing)!r}")
-        if not isinstance(content["header"], dict):
-            raise TypeError("its header is no object")
-        return content
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Whatever is wrong with the content of the file is a ValueError that names it."""
     try:
-        yield
-    except _NewerError:
-        raise
-    except (require_pyarrow().ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        if getattr(error, "errno", None) is not None:  # not the content: missing, not permitted
-            raise
-        raise ValueError(f"{path}: damaged, or not written by hookstats ({error!r})") from error
+        names = [path.name for path in (run / PARTS).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"{run / PARTS}: no such directory: the run is damaged, or not written by hookstats"
+        ) from None
+    matches = filter(None, map(_PART_NAME.fullmatch, names))
+    parts = ((match[0], PartName(*map(int, match.groups()))) for match in matches)
+    return sorted(part for name, part in parts if str(part) == name)
 
 
-class _NewerError(ValueError):
+def rank_json(rank: int) -> str:
+    """The name of a rank's own file: its header, and its coverage once it is closed."""
+    return f"run-{rank:05d}.json"
+
+
+def listed_ranks(names: Collection[str]) -> list[int]:
+    """The ranks that have a file of their own among the files of a run directory, ascending."""
+    found = ((name, _RANK_NAME.fullmatch(name)) for name in names)
+    ranks = [(name, int(match[1])) for name, match in found if match]
+    return sorted(rank for name, rank in ranks if rank_json(rank) == name)
+
+
+def is_of_a_run(name: str) -> bool:
+    """Whether a file or directory of this name, in a run directory, belongs to the format.
+
+    Scalars, alerts and locks are specified, and left alone by this version.
+    """
+    return name in (RUN_JSON, PARTS, "scalars") or bool(_OF_A_RANK.fullmatch(name))
+
+
+_OF_A_RANK = re.compile(r"run-\d{5,}\.json|alerts-\d{5,}\.jsonl|lock-\d{5,}\.json")
+
+
+class NewerError(ValueError):
     """A newer hookstats wrote the file: it is not damaged."""
 
 
-def check_version(path: Path, version: int) -> None:
-    """Raise a ValueError that `naming` lets pass if a newer hookstats wrote the file."""
+def check_version(path: Path, content: Any) -> int:
+    """The format_version of what a file says of itself, if this hookstats can read it.
+
+    Raises:
+        NewerError: a newer hookstats wrote the file, or it requires a feature unknown here.
+        ValueError: it is no object, or has no version.
+    """
+    if not isinstance(content, dict):
+        raise ValueError("expected an object")
+    version = content.get("format_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError(f"format_version = {version!r}: expected an integer, 1 or more")
     if version > FORMAT_VERSION:
-        raise _NewerError(
+        raise NewerError(
             f"{path}: format_version {version} is newer than this hookstats, "
             f"which reads up to {FORMAT_VERSION}: pip install -U hookstats"
         )
+    requires = content.get("requires", [])
+    if not (isinstance(requires, list) and all(isinstance(name, str) for name in requires)):
+        raise ValueError(f"requires = {requires!r}: expected a list of names")
+    unknown = [name for name in requires if name not in FEATURES]
+    if unknown:
+        raise NewerError(
+            f"{path}: requires {', '.join(map(repr, unknown))}, which this hookstats does not "
+            "know: pip install -U hookstats"
+        )
+    return version

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,25 +16,32 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.groups import per_site
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Float64, Int64, SparseCounts
-from hookstats.runs.columns import COLUMNS, to_columns, to_state
+from hookstats.records.sparse import Int64
+from hookstats.runs.columns import COLUMNS
+from hookstats.runs.decode import (
+    DESCRIBED,
+    Group,
+    RunBins,
+    check_rows,
+    check_values,
+    empty_group,
+    read_group,
+    with_tensors,
+)
+from hookstats.runs.files import naming
+from hookstats.runs.footer import Footer
 from hookstats.runs.format import (
     PARTS,
-    Footer,
     PartName,
     list_parts,
-    naming,
-    open_part,
     part_schema,
-    read_footer,
+    require_pyarrow,
 )
+from hookstats.runs.part_file import open_part, read_footer
 from hookstats.stats.bins import Bins
 
 _CACHE_BYTES = 256 << 20
-_DESCRIBED = ["site", "kind", "channel_dim", "shape", "dtype"]
-_SPARSE = ["hist_slots", "hist_counts", "channel_hist_slots", "channel_hist_counts"]
 
 
 class Where(NamedTuple):
@@ -66,13 +72,14 @@ class Parts:
         self.run = run
         self.bins = bins
         self.channel_bins = channel_bins
+        self._bins = RunBins(bins, channel_bins)
         self.damaged: dict[str, str] = {}
         """The parts that were left out, and what is wrong with each."""
         self.index: dict[int, dict[int, Where]] = {}
         """By rank and step, in order of writing, where the valid records are."""
         self._skip_damaged = skip_damaged
         self._footers: dict[PartName, Footer] = {}  # in order of rank and writing
-        self._groups: OrderedDict[tuple[PartName, int], _Group] = OrderedDict()  # last used last
+        self._groups: OrderedDict[tuple[PartName, int], Group] = OrderedDict()  # last used last
         self._cached = 0  # bytes in _groups
         self._known: tuple[Any, Int64, tuple[SiteInfo, ...]] | None = None  # see _sites
 
@@ -84,7 +91,7 @@ class Parts:
             if str(name) in self.damaged:
                 continue
             try:
-                footer = self._footers.get(name) or read_footer(self.run, name)
+                footer = self._footers.get(name) or self._footer(name)
             except FileNotFoundError:  # deleted since it was listed, to keep to max_bytes
                 continue
             except (OSError, ValueError) as error:
@@ -116,7 +123,7 @@ class Parts:
     def record(self, where: Where) -> StepRecord:
         """The record that is there; FileNotFoundError if its part was deleted since."""
         with self.naming(where.part):
-            group = self._group(where.part, where.group) if where.rows else _Group.empty()
+            group = self._group(where.part, where.group) if where.rows else empty_group()
             rows = slice(where.first, where.first + where.rows)
             offsets = group.offsets[rows.start : rows.stop + 1]
             channels = slice(int(offsets[0]), int(offsets[-1]))
@@ -143,12 +150,20 @@ class Parts:
                     found.setdefault(where.part, []).append(where)
         return found
 
-    def tables(self) -> Iterator[Any]:
-        """The valid rows of every part, one pyarrow.Table each."""
+    def schema(self) -> Any:
+        """The pyarrow.Schema of `tables`; higher moments are null where a part has none."""
+        return part_schema(higher=any(footer.higher for footer in self._footers.values()))
+
+    def all_higher(self, names: Iterable[PartName]) -> bool:
+        """Whether all parts of these names have the columns of third and fourth moments."""
+        return all(self._known_footer(name).higher for name in names)
+
+    def tables(self, schema: Any) -> Iterator[Any]:
+        """The valid rows of every part, one pyarrow.Table of the `schema` each."""
         for name, records in self.valid().items():
             try:
                 rows = self.rows(name, records)
-                table = self.read(name, part_schema().names)
+                table = self.read(name, schema.names).cast(schema)
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
@@ -159,9 +174,7 @@ class Parts:
 
     def rows(self, name: PartName, records: Iterable[Where]) -> NDArray[np.bool_]:
         """Which rows of a part the records have, bool [rows]."""
-        if name not in self._footers:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(name))
-        starts = np.cumsum([0, *self._footers[name].groups]).tolist()
+        starts = np.cumsum([0, *self._known_footer(name).groups]).tolist()
         mask = np.zeros(starts[-1], np.bool_)
         for where in records:
             mask[starts[where.group] + where.first :][: where.rows] = True
@@ -170,13 +183,34 @@ class Parts:
     def read(self, name: PartName, columns: Sequence[str]) -> Any:
         """Some columns of a part as a pyarrow.Table, of one chunk a column."""
         with open_part(self.run, name) as file:
-            stored = file.schema_arrow.names
-            if set(columns) <= set(stored):
-                table = file.read(columns)
-            else:
-                missing = [c for c in COLUMNS if c not in columns]
-                table = _with_tensors(file.read([c for c in columns if c in stored] + missing))
-            return table.select(columns).unify_dictionaries().combine_chunks()
+            footer = self._known_footer(name)
+            there = [column for column in columns if column in file.names]
+            if footer.version == 1:
+                there += [column for column in COLUMNS if column not in there]
+            table = file.read(there)
+            if footer.version == 1:
+                table = with_tensors(table)
+            for column in set(columns) - set(table.column_names):  # moments that it does not have
+                field = part_schema(higher=True).field(column)
+                nulls = require_pyarrow().nulls(table.num_rows, field.type)
+                table = table.append_column(field, nulls)
+            table = table.select(columns).unify_dictionaries().combine_chunks()
+            check_rows(table, footer, name.rank)
+            check_values(table, self._bins)
+            return table
+
+    def _known_footer(self, name: PartName) -> Footer:
+        """The footer of a part that was there when last looked."""
+        if name not in self._footers:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(name))
+        return self._footers[name]
+
+    def _footer(self, name: PartName) -> Footer:
+        """The footer of a part that is of this run."""
+        footer = read_footer(self.run, name)
+        with self.naming(name):
+            self._bins.check(footer)
+        return footer
 
     def naming(self, name: PartName) -> AbstractContextManager[None]:
         """Within this, whatever is wrong with the content of a part is a ValueError naming it."""
@@ -192,12 +226,13 @@ class Parts:
         warnings.warn(f"hookstats: left out: {error}", RuntimeWarning, stacklevel=2)
         return True
 
-    def _group(self, name: PartName, group: int) -> _Group:
+    def _group(self, name: PartName, group: int) -> Group:
         """One row group of a part; parts never change, so those used last are kept."""
         found = self._groups.pop((name, group), None)
         if found is None:
             with open_part(self.run, name) as file:
-                found = _Group.read(file, group, self.channel_bins)
+                footer = self._known_footer(name)
+                found = read_group(file, group, footer, name.rank, self._bins)
             self._cached += found.nbytes
         self._groups[name, group] = found
         while len(self._groups) > 1 and self._cached > _CACHE_BYTES:
@@ -210,7 +245,7 @@ class Parts:
         known = self._known
         if known and known[0].equals(described) and np.array_equal(known[1], channels):
             return known[2]
-        columns = (described.column(name).to_pylist() for name in _DESCRIBED)
+        columns = (described.column(name).to_pylist() for name in DESCRIBED)
         sites = tuple(
             SiteInfo(name, kind, count, dim, tuple(shape), dtype)
             for name, kind, dim, shape, dtype, count in zip(
@@ -219,68 +254,6 @@ class Parts:
         )
         self._known = (described, channels, sites)
         return sites
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A row group of a part, decoded: what a StepRecord has, of several of them."""
-
-    described: Any
-    """A pyarrow.Table of the columns `_DESCRIBED`."""
-    observed: Int64
-    offsets: Int64
-    moments: Float64
-    tallies: Int64
-    hist: SparseCounts
-    channel_hist: SparseCounts
-    nbytes: int
-
-    @classmethod
-    def read(cls, file: Any, group: int, channel_bins: Bins | None) -> _Group:
-        """Decode a row group of a ParquetFile; loops over columns alone."""
-        names = [*_DESCRIBED, "observed", *COLUMNS, *_SPARSE]
-        return cls.decode(file.read_row_group(group, columns=names), channel_bins)
-
-    @classmethod
-    def decode(cls, table: Any, channel_bins: Bins | None) -> _Group:
-        """Decode rows of `part_schema`."""
-        table = table.combine_chunks()
-        columns = {name: table.column(name).chunk(0) for name in table.column_names}
-
-        def offsets(name: str) -> Int64:
-            lengths = columns[name].value_lengths().to_numpy(zero_copy_only=False)
-            return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-
-        def values(name: str) -> NDArray[Any]:
-            array: NDArray[Any] = columns[name].flatten().to_numpy(zero_copy_only=False)
-            return array
-
-        owners = offsets("count")
-        moments, tallies = to_state({name: values(name) for name in COLUMNS})
-        channel_hist = SparseCounts.empty(len(tallies))
-        if channel_bins is not None:
-            starts, codes = offsets("channel_hist_slots"), values("channel_hist_slots")
-            rows = np.repeat(owners[:-1], np.diff(starts)) + codes // channel_bins.slots
-            channel_hist = SparseCounts(
-                np.searchsorted(rows, np.arange(len(tallies) + 1)).astype(np.int64),
-                codes % np.int32(channel_bins.slots),
-                values("channel_hist_counts"),
-            )
-        return cls(
-            described=table.select(_DESCRIBED),
-            observed=columns["observed"].to_numpy(),
-            offsets=owners,
-            moments=moments,
-            tallies=tallies,
-            hist=SparseCounts(offsets("hist_slots"), values("hist_slots"), values("hist_counts")),
-            channel_hist=channel_hist,
-            nbytes=table.nbytes,
-        )
-
-    @classmethod
-    def empty(cls) -> _Group:
-        """No rows."""
-        return cls.decode(part_schema().empty_table(), None)
 
 
 def _index(footers: Mapping[PartName, Footer]) -> dict[int, dict[int, Where]]:
@@ -306,14 +279,3 @@ def _index(footers: Mapping[PartName, Footer]) -> dict[int, dict[int, Where]]:
             start += rows
             number += 1
     return index
-
-
-def _with_tensors(table: Any) -> Any:
-    """The table with the columns `TENSOR_COLUMNS`, which format 1 does not have."""
-    columns = {name: table.column(name).combine_chunks() for name in COLUMNS}
-    lengths = columns["count"].value_lengths().to_numpy(zero_copy_only=False)
-    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-    state = to_state({name: c.flatten().to_numpy() for name, c in columns.items()})
-    for name, values in to_columns(*per_site(*state, offsets)).items():
-        table = table.append_column(part_schema().field(f"tensor_{name}"), [values])
-    return table

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
-from hookstats.runs.format import RUN_JSON, naming, part_schema, read_run_json, require_pyarrow
+from hookstats.runs.format import RUN_JSON, require_pyarrow
+from hookstats.runs.headers import bins_of, first_rank, read_rank_json, read_run_json
 from hookstats.runs.parts import Parts, Where
 from hookstats.runs.series import Series
-from hookstats.stats.bins import Bins, bins_from_dict
 
 if TYPE_CHECKING:
     from hookstats.show.plot import Plots
@@ -52,16 +52,18 @@ class Run:
             raise FileNotFoundError(f"path = {str(path)!r}: does not exist, expected a run")
         if not (self.path / RUN_JSON).is_file():
             raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
-        content = read_run_json(self.path)
+        read_run_json(self.path)
+        self._first = first_rank(self.path)
+        content = read_rank_json(self.path, self._first)
         self.header: dict[str, Any] = content["header"]
-        """What the run was: the settings and the model, as its writer gave them."""
+        """The settings and the model, as the lowest rank wrote them; see `header_of`."""
         self.created: str | None = content.get("created")
         """When the run was begun, or last continued: ISO 8601, UTC."""
         self.version: str | None = content.get("hookstats")
-        """The hookstats that wrote it."""
-        self.bins = self._bins("bins")
+        """The hookstats that wrote the run."""
+        self.bins = bins_of(self.header, "bins")
         """The bins of every tensor's histogram; None where there were none."""
-        self.channel_bins = self._bins("channel_bins")
+        self.channel_bins = bins_of(self.header, "channel_bins")
         """The bins of every channel's histogram; None where there were none."""
         self._parts = Parts(self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged)
 
@@ -74,14 +76,23 @@ class Run:
     @property
     def closed(self) -> str | None:
         """When the run was closed: ISO 8601, UTC; None while it runs, or where it was killed."""
-        closed: str | None = read_run_json(self.path).get("closed")
+        closed: str | None = read_rank_json(self.path, self._first).get("closed")
         return closed
 
     @property
     def coverage(self) -> dict[str, Any] | None:
         """The coverage report that ended the run; None while it runs, or where it was killed."""
-        coverage: dict[str, Any] | None = read_run_json(self.path)["coverage"]
+        coverage: dict[str, Any] | None = read_rank_json(self.path, self._first)["coverage"]
         return coverage
+
+    def header_of(self, rank: int) -> dict[str, Any]:
+        """The settings and the model of one rank: with pipelines, the ranks differ in modules.
+
+        Raises:
+            FileNotFoundError: the rank has written no header.
+        """
+        header: dict[str, Any] = read_rank_json(self.path, rank)["header"]
+        return header
 
     @property
     def damaged(self) -> dict[str, str]:
@@ -173,18 +184,27 @@ class Run:
         channel_hist_counts.
         """
         pa = require_pyarrow()
-        tables = [part_schema().empty_table(), *self.batches()]
+        schema = self.schema
+        tables = [schema.empty_table(), *self._parts.tables(schema)]
         return pa.concat_tables(tables).unify_dictionaries()
+
+    @property
+    def schema(self) -> Any:
+        """The pyarrow.Schema of `table`: with the columns m3, m4, tensor_m3 and tensor_m4 where any
+        part has them (null in the rows of others)."""
+        self._parts.refresh()
+        return self._parts.schema()
 
     def batches(self) -> Iterator[Any]:
         """`table` bit by bit, one pyarrow.Table a part: for a run that is larger than memory."""
-        self._parts.refresh()
-        return self._parts.tables()
+        return self._parts.tables(self.schema)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """`batches` by the Arrow PyCapsule interface: ``polars.DataFrame(run)``."""
-        batches = (batch for table in self.batches() for batch in table.to_batches())
-        reader = require_pyarrow().RecordBatchReader.from_batches(part_schema(), batches)
+        schema = self.schema
+        tables = self._parts.tables(schema)
+        batches = (batch for table in tables for batch in table.to_batches())
+        reader = require_pyarrow().RecordBatchReader.from_batches(schema, batches)
         return reader.__arrow_c_stream__(requested_schema)
 
     def to_pandas(self) -> Any:
@@ -194,11 +214,6 @@ class Run:
             return table.to_pandas()
         except ImportError as error:
             raise ImportError(f"to_pandas needs pandas ({error}): pip install pandas") from error
-
-    def _bins(self, name: str) -> Bins | None:
-        description = self.header.get(name)
-        with naming(self.path / RUN_JSON):
-            return None if description is None else bins_from_dict(description)
 
     def _where(self, step: int, rank: int) -> Where:
         """Where a record is, in the parts that are known, or else in those that are there now."""

@@ -16,7 +16,7 @@ from hookstats.records.display import view_of
 from hookstats.records.keys import Key, finder, hint
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
-from hookstats.runs.columns import state_column
+from hookstats.runs.columns import HIGHER_COLUMNS, state_column
 from hookstats.runs.format import TENSOR_COLUMNS, PartName
 from hookstats.runs.parts import Parts, Where
 from hookstats.stats.bins import Bins
@@ -131,8 +131,8 @@ class SiteSeries(ArrayStatistics):
         """int64 [S, slots]: the tensor's histogram, slots as in `bins`; None without `bins`."""
         if self.bins is None:
             return None
-        slots, offsets = self._selection.lists("hist_slots")
-        counts, _ = self._selection.lists("hist_counts")
+        names = ("hist_slots", "hist_counts")
+        (slots, offsets), (counts, _) = self._selection.lists(*names)
         return SparseCounts(offsets, slots, counts).dense(self._rows, self.bins.slots)
 
     def _column(self, name: str) -> NDArray[Any]:
@@ -148,7 +148,7 @@ class SiteSeries(ArrayStatistics):
 
     def _channel_column(self, name: str) -> NDArray[Any]:
         self._numbers(name)  # raises where it is not stored
-        values, offsets = self._selection.lists(name)
+        ((values, offsets),) = self._selection.lists(name)
         bounds = offsets[self._rows.start : self._rows.stop + 1]
         channels = set(np.diff(bounds).tolist())
         if len(channels) > 1:
@@ -253,7 +253,8 @@ class _Selection:
     @cached_property
     def numbers(self) -> dict[str, NDArray[Any]]:
         """[N] each: the columns with one number a row, by name."""
-        names = ("observed", *TENSOR_COLUMNS)
+        higher = HIGHER_COLUMNS if self.parts.all_higher(self._masks) else ()
+        names = ("observed", *TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
         tables = [table.filter(mask) for mask, table in self._read(names)]
         return {
             name: np.concatenate([t.column(name).to_numpy() for t in tables])[self._order]
@@ -277,18 +278,21 @@ class _Selection:
             if (site.name, site.kind) in keys
         }
 
-    def lists(self, name: str) -> tuple[NDArray[Any], Int64]:
-        """A column of lists: its values, and int64 [N + 1], which of them each row owns."""
-        if name not in self._lists:
-            values, lengths = [], []
-            for mask, table in self._read([name]):
+    def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
+        """Columns of lists: of each its values, and int64 [N + 1], which of them each row owns."""
+        missing = [name for name in names if name not in self._lists]
+        found: dict[str, list[Any]] = {name: [] for name in missing}
+        if missing:
+            for mask, table in self._read(missing):
                 table = table if mask.all() else table.filter(mask)
-                column = table.column(name).combine_chunks()
-                lengths.append(column.value_lengths().to_numpy(zero_copy_only=False))
-                values.append(column.flatten().to_numpy())
+                for name in missing:
+                    found[name].append(table.column(name).combine_chunks())
+        for name, columns in found.items():
+            lengths = [column.value_lengths().to_numpy(zero_copy_only=False) for column in columns]
+            values = [column.flatten().to_numpy() for column in columns]
             lists = np.concatenate(values), np.concatenate(lengths).astype(np.int64)
             self._lists[name] = _in_order(*lists, self._order)
-        return self._lists[name]
+        return [self._lists[name] for name in names]
 
     def _read(self, columns: Sequence[str]) -> Iterator[tuple[NDArray[np.bool_], Any]]:
         """Of each part the rows that were chosen, bool, and a pyarrow.Table of all its rows."""
@@ -333,7 +337,7 @@ def _find(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, in
 
 
 def _rows(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, int]) -> _Rows:
-    table = parts.read(name, ("site", "kind"))
+    table = parts.read(name, ("step", "site", "kind"))  # the steps are compared
     mask = parts.rows(name, records)
     names, kinds = (table.column(c).combine_chunks() for c in ("site", "kind"))
     width = max(1, len(kinds.dictionary))

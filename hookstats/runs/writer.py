@@ -1,50 +1,47 @@
 """RunWriter: a run directory, written so that a reader never sees a half-written file.
 
-Files are written under a temporary name (".NAME.RANDOM.tmp"), flushed to the disk and renamed. A
-kill at any moment loses at most the records not yet in a part, and leaves a temporary file behind
-that readers do not look at.
+Files are written under a temporary name, flushed to the disk and renamed. A kill at any moment
+loses at most the records not yet in a part, and leaves a temporary file behind, which readers do
+not look at and the next writer of the rank removes.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
-import numpy as np
-
-from hookstats._version import __version__
-from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Int64
-from hookstats.runs.columns import to_columns
+from hookstats.records.record import StepRecord
+from hookstats.runs.encode import PartBuilder, encode, has_higher_moments
+from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
+from hookstats.runs.footer import footer_json, noted
 from hookstats.runs.format import (
     FORMAT_VERSION,
-    PART_KEY,
     PARTS,
     RUN_JSON,
     PartName,
+    is_of_a_run,
     list_parts,
-    part_schema,
-    read_footer,
-    read_run_json,
+    rank_json,
     require_pyarrow,
 )
-from hookstats.stats.bins import Bins, bins_from_dict
-
-_GROUP_BYTES = 4 << 20
-"""How much is encoded at once: little waits in memory, and who reads a step reads little more."""
-
-_MAY_DIFFER = ("torch", "every")
+from hookstats.runs.headers import (
+    bins_of,
+    check_settings,
+    first_rank,
+    new_rank_json,
+    new_run_json,
+    now,
+    read_rank_json,
+    read_run_json,
+)
+from hookstats.runs.part_file import read_footer
 
 _PARTS_AT_LEAST = 64
 """Into how many parts `max_bytes` are cut: a part is what is thinned at once."""
@@ -55,13 +52,13 @@ class RunWriter:
 
     Records are encoded as they come, and a part is written when `seconds_per_part` have passed
     since its first record, or it holds `bytes_per_part`; the first is seen at the next `write` or
-    `flush_if_due`. Rank 0 also owns run.json; other ranks may start before or after it. Not for
+    `flush_if_due`. Each rank has a header of its own, and may start before or after others. Not for
     several threads at once.
 
     Where `max_bytes` are given, the parts of the rank never hold more once a part is written. Of
     the newest quarter of that every step is kept; of what is older, parts are deleted: first every
     second, then every fourth that is left, and so on, the older first and the first part last. What
-    is deleted is counted, in the parts and in run.json.
+    is deleted is counted, in the parts and beside the header.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.
@@ -74,7 +71,7 @@ class RunWriter:
         FileExistsError: `out` holds another run, or anything else.
         OSError: `out` cannot be made or written; NotADirectoryError where it is a file.
         ValueError: a header JSON cannot say, or other than that of the run to continue, or that
-            run's run.json is damaged; a bad rank, max_bytes, seconds_per_part or bytes_per_part.
+            run's header is damaged; a bad rank, max_bytes, seconds_per_part or bytes_per_part.
         ImportError: pyarrow is not installed.
     """
 
@@ -102,34 +99,25 @@ class RunWriter:
         self.rank = rank
         self.last_step: int | None = None
         """The last step of the run that is continued, of any rank; None where there is none."""
-        self._bins = _bins_of(header, "bins")
-        self._channel_bins = _bins_of(header, "channel_bins")
-        self._run: dict[str, Any] = {
-            "format_version": FORMAT_VERSION,
-            "hookstats": __version__,
-            "created": _now(),
-            "closed": None,
-            "max_bytes": max_bytes,
-            "thinned": 0,
-            "header": {
-                **header,
-                "bins": self._bins and self._bins.to_dict(),
-                "channel_bins": self._channel_bins and self._channel_bins.to_dict(),
-            },
-            "coverage": None,
-            "earlier": [],
+        self._bins = bins_of(header, "bins")
+        self._channel_bins = bins_of(header, "channel_bins")
+        self._described = {
+            "bins": self._bins and self._bins.to_dict(),
+            "channel_bins": self._channel_bins and self._channel_bins.to_dict(),
         }
-        _json("header", self._run)
+        self._run = new_rank_json(rank, {**header, **self._described}, max_bytes)
+        to_json("header", self._run)
         self._max_bytes = max_bytes
         self._seconds = seconds_per_part
         self._bytes = min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
-        self._part: _Part | None = None
+        self._part: PartBuilder | None = None
         self._sealed: list[tuple[_Written, Any]] = []  # parts that are not on the disk yet
         self._parts: dict[int, _Written] = {}  # those that are, by number
         self._number = 0  # of the next part
         self._written = 0  # records in all parts, those that were deleted included
         self._before = -1  # the step written last
-        self._rewinds: list[tuple[int, int]] = []  # see format.Footer
+        self._rewinds: list[tuple[int, int]] = []  # see footer.Footer
+        self._left = 0  # bytes of temporary files that could not be removed
         self._due = math.inf
         self._open = True
         try:
@@ -144,34 +132,57 @@ class RunWriter:
             ) from error
 
     def _claim(self, append: bool) -> None:
-        """Make the directory; refuse one that is not empty but for other ranks' parts."""
-        parts = self.path / PARTS
+        """Make the directory; refuse one that is not empty but for other ranks' files."""
+        parts, own = self.path / PARTS, rank_json(self.rank)
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(
                 errno.ENOTDIR, f"out = {str(self.path)!r}: is a file, expected a directory"
             )
         self.path.mkdir(parents=True, exist_ok=True)
         names = [path.name for path in self.path.iterdir()]
-        foreign = [n for n in names if n not in (PARTS, RUN_JSON) and not _is_temporary(n)]
+        foreign = [name for name in names if not (is_of_a_run(name) or is_temporary(name))]
         if foreign:
             raise self._exists(f"holds {min(foreign)!r}")
         found = list_parts(self.path) if PARTS in names else []
-        if append and RUN_JSON in names:
-            self._continue(read_run_json(self.path), found)
-        elif any(p.rank == self.rank for p in found) or (self.rank == 0 and RUN_JSON in names):
+        run = read_run_json(self.path) if RUN_JSON in names else None
+        if append and (run is not None or own in names):
+            self._continue(run, found, own in names)
+        elif own in names or any(p.rank == self.rank for p in found) or "header" in (run or {}):
             raise self._exists("holds another run")
         parts.mkdir(exist_ok=True)
-        if self.rank == 0:
-            try:
-                self._write_run_json(new=not (append and RUN_JSON in names))
-            except FileExistsError:
-                raise self._exists("holds another run") from None
+        self._left = sum(remove_temporaries(each, self.rank) for each in (self.path, parts))
+        try:
+            self._write_rank_json(new=own not in names)
+        except FileExistsError:
+            raise self._exists("holds another run") from None
+        self._write_run_json(run)
 
-    def _continue(self, run: dict[str, Any], parts: list[PartName]) -> None:
+    def _write_run_json(self, run: dict[str, Any] | None) -> None:
+        """Write run.json where there is none; where an older version wrote it, say it is newer."""
+        if run is None:
+            with suppress(FileExistsError):  # another rank was first
+                content = to_json("run", new_run_json())
+                write_file(self.path / RUN_JSON, content, self.rank, new=True)
+        elif run["format_version"] < FORMAT_VERSION:
+            content = to_json("run", {**run, "format_version": FORMAT_VERSION})
+            write_file(self.path / RUN_JSON, content, self.rank)
+
+    def _continue(
+        self, run: Mapping[str, Any] | None, parts: list[PartName], has_own: bool
+    ) -> None:
         """Go on after what the rank has written; what is damaged stays as it is."""
-        check_settings(run["header"], self._run["header"], f"out = {str(self.path)!r}")
-        session = {key: run.get(key) for key in ("created", "closed", "hookstats", "coverage")}
-        self._run["earlier"] = [*run.get("earlier", []), session]
+        what = f"out = {str(self.path)!r}"
+        if has_own or "header" in (run or {}):
+            before = read_rank_json(self.path, self.rank)
+            check_settings(before["header"], self._run["header"], what)
+            if has_own or self.rank == 0:
+                session = {k: before.get(k) for k in ("created", "closed", "hookstats", "coverage")}
+                self._run["earlier"] = [*before.get("earlier", []), session]
+        else:  # a rank that is new may have other modules, but not other histograms
+            header = read_rank_json(self.path, first_rank(self.path))["header"]
+            check_settings(
+                {name: header.get(name) for name in self._described}, self._described, what
+            )
         last: dict[int, int] = {}  # step by rank
         for part in parts:
             records = 0
@@ -214,14 +225,15 @@ class RunWriter:
                 raise ValueError(f"record.{name} = {value}: expected {expected}, as in the header")
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
-        batch = _encode(record)
+        batch = encode(record)
+        higher = has_higher_moments(record)
+        if self._part is not None and self._part.higher != higher:
+            self.flush()
         if self._part is None:
-            self._part = _Part()
+            self._part = PartBuilder(higher=higher)
             self._due = time.monotonic() + self._seconds
         if record.step <= self._before:
-            while self._rewinds and self._rewinds[-1][1] >= record.step:  # says less than this one
-                self._rewinds.pop()
-            self._rewinds.append((self._written + len(self._part.records), record.step))
+            noted(self._rewinds, self._written + len(self._part.records), record.step)
         self._before = record.step
         self._part.add(record.step, batch)
         self.flush_if_due()
@@ -245,21 +257,15 @@ class RunWriter:
         while self._sealed:
             part, content = self._sealed[0]
             # Its name must be free: else another process writes this run, too.
-            _write(self.path / PARTS / str(part.name), content, new=True)
+            write_file(self.path / PARTS / str(part.name), content, self.rank, new=True)
             self._parts[part.name.number] = part
             del self._sealed[0]
         if self._max_bytes is not None:
             self._thin(self._max_bytes)
 
-    def _seal(self, part: _Part) -> None:
-        about = {
-            "format_version": FORMAT_VERSION,
-            "rank": self.rank,
-            "records": part.records,
-            "written": self._written,
-            "rewinds": self._rewinds,
-        }
-        content = part.finish({PART_KEY: json.dumps(about)})
+    def _seal(self, part: PartBuilder) -> None:
+        about = footer_json(self.rank, part.records, self._written, self._rewinds, self._described)
+        content = part.finish(about)
         name = PartName(self.rank, self._number, part.records[0][0])
         self._sealed.append((_Written(name, len(part.records), content.size), content))
         self._number += 1
@@ -267,7 +273,7 @@ class RunWriter:
 
     def _thin(self, max_bytes: int) -> None:
         """Delete old parts until all others hold `max_bytes` at most."""
-        excess = sum(part.size for part in self._parts.values()) - max_bytes
+        excess = self._left + sum(part.size for part in self._parts.values()) - max_bytes
         if excess <= 0:
             return
         older = sorted(self._parts)
@@ -283,25 +289,27 @@ class RunWriter:
             excess -= part.size
             (self.path / PARTS / str(part.name)).unlink(missing_ok=True)
         self._run["thinned"] = self._thinned()
-        if self.rank == 0:
-            self._write_run_json()
+        self._write_rank_json()
 
     def _thinned(self) -> int:
         """How many records were deleted."""
         return self._written - sum(part.records for part in self._parts.values())
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
-        """Write what is pending, and `coverage` (JSON-able) into run.json; again does nothing."""
+        """Write what is pending, and `coverage` (JSON-able) beside the header.
+
+        Closed again, it does nothing.
+        """
         if not self._open:
             return
         self.flush()
-        if self.rank == 0:
-            self._run.update(coverage=coverage, closed=_now())
-            self._write_run_json()
+        self._run.update(coverage=coverage, closed=now())
+        self._write_rank_json()
         self._open = False
 
-    def _write_run_json(self, *, new: bool = False) -> None:
-        _write(self.path / RUN_JSON, _json("coverage", self._run), new=new)
+    def _write_rank_json(self, *, new: bool = False) -> None:
+        content = to_json("coverage", self._run)
+        write_file(self.path / rank_json(self.rank), content, self.rank, new=new)
 
 
 class _Written(NamedTuple):
@@ -311,211 +319,3 @@ class _Written(NamedTuple):
     records: int
     size: int
     """In bytes."""
-
-
-class _Part:
-    """A part to come: a Parquet file in memory, so that the disk sees it whole or not at all."""
-
-    def __init__(self) -> None:
-        pa = require_pyarrow()
-        schema = part_schema()
-        self.records: list[tuple[int, int]] = []
-        """Step and rows of each."""
-        self._batches: list[Any] = []  # of the row group to come
-        self._waiting = 0  # bytes in _batches
-        self._buffer = pa.BufferOutputStream()
-        lists = [field for field in schema if pa.types.is_list(field.type)]
-        self._writer = pa.parquet.ParquetWriter(
-            self._buffer,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)],
-            # No dictionaries for numbers, and the bytes of floats apart: half the time, less on
-            # the disk.
-            column_encoding={
-                f"{field.name}.list.element": "BYTE_STREAM_SPLIT"
-                if field.type.value_type == pa.float64()
-                else "DELTA_BINARY_PACKED"
-                for field in lists
-            },
-            write_batch_size=1 << 16,
-            data_page_version="2.0",
-            write_statistics=["step", "rank"],
-            write_page_checksum=True,
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """What it holds in memory."""
-        return int(self._buffer.tell()) + self._waiting
-
-    def add(self, step: int, batch: Any) -> None:
-        """Take the rows of a record."""
-        self.records.append((step, batch.num_rows))
-        self._batches.append(batch)
-        self._waiting += batch.nbytes
-        if self._waiting >= _GROUP_BYTES:
-            self._end_group()
-
-    def finish(self, metadata: Mapping[bytes, str]) -> Any:
-        """The content of the file, a pyarrow.Buffer."""
-        self._end_group()
-        self._writer.add_key_value_metadata(metadata)
-        self._writer.close()
-        return self._buffer.getvalue()
-
-    def _end_group(self) -> None:
-        table = require_pyarrow().Table.from_batches(self._batches, schema=part_schema())
-        if table.num_rows:
-            self._writer.write_table(table.unify_dictionaries(), row_group_size=table.num_rows)
-        self._batches, self._waiting = [], 0
-
-
-def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:
-    """Raise a ValueError that names the first setting of two headers that is not equal.
-
-    `what` has `theirs`. The version of torch and how often a step is recorded may differ.
-    """
-    theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
-    for key in [*ours, *(key for key in theirs if key not in ours)]:
-        a, b = theirs.get(key), ours.get(key)
-        if a == b or key in _MAY_DIFFER:
-            continue
-        if isinstance(a, dict) and isinstance(b, dict):  # a module or parameter in many
-            name = next(name for name in [*b, *a] if a.get(name) != b.get(name))
-            key, a, b = f"{key}[{name!r}]", a.get(name), b.get(name)
-        raise ValueError(f"{what}: has {key} = {a!r}, expected {b!r}, as it is now")
-
-
-def _encode(record: StepRecord) -> Any:
-    """The record's rows as a record batch of `part_schema`; loops over no channels."""
-    pa = require_pyarrow()
-    schema = part_schema()
-    rows = len(record)
-    columns = _encode_sites(record.sites).copy()
-    columns["step"] = pa.array(np.full(rows, record.step, np.int64))
-    columns["rank"] = pa.array(np.full(rows, record.rank, np.int32))
-    columns["observed"] = pa.array(record.observed)
-
-    def lists(offsets: Int64, **values: Any) -> None:
-        # int32 offsets are enough: 2**31 entries would be 16 GiB in a step.
-        starts = pa.array(offsets.astype(np.int32))
-        for name, array in values.items():
-            type = schema.field(name).type
-            columns[name] = pa.ListArray.from_arrays(starts, pa.array(array), type=type)
-
-    lists(record.offsets, **to_columns(record.moments, record.tallies))
-    tensors = to_columns(record.whole.moments.numpy(), record.whole.tallies.numpy())
-    columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
-    hist, channel_hist = record.hist, record.channel_hist
-    lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)
-    if record.channel_bins is not None:
-        lists(
-            channel_hist.offsets[record.offsets],
-            channel_hist_slots=_site_slots(record, record.channel_bins.slots),
-            channel_hist_counts=channel_hist.counts,
-        )
-    else:
-        lists(
-            np.zeros(rows + 1, np.int64),
-            channel_hist_slots=np.zeros(0, np.int32),
-            channel_hist_counts=np.zeros(0, np.int64),
-        )
-    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
-
-
-@lru_cache(maxsize=2)
-def _encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
-    """The columns that say what sites are; kept, as steps mostly have equal sites."""
-    schema = part_schema()
-    values = {
-        "site": [site.name for site in sites],
-        "kind": [site.kind for site in sites],
-        "channel_dim": [site.channel_dim for site in sites],
-        "shape": [list(site.shape) for site in sites],
-        "dtype": [site.dtype for site in sites],
-    }
-    return {
-        name: require_pyarrow().array(value, type=schema.field(name).type)
-        for name, value in values.items()
-    }
-
-
-def _site_slots(record: StepRecord, slots: int) -> Any:
-    """channel * slots + slot of every entry of the channel histograms, int32 [nnz]."""
-    channel = np.arange(len(record.tallies)) - np.repeat(
-        record.offsets[:-1], np.diff(record.offsets)
-    )
-    hist = record.channel_hist
-    if channel.max(initial=0) * slots + slots > np.iinfo(np.int32).max:
-        raise ValueError(
-            f"channel_bins: {channel.max() + 1} channels of {slots} slots, "
-            "expected a product below 2**31"
-        )
-    return (np.repeat(channel, np.diff(hist.offsets)) * slots + hist.slots).astype(np.int32)
-
-
-def _write(path: Path, content: Any, *, new: bool = False) -> None:
-    """Put `content`, bytes or a buffer, on the disk under a temporary name, then rename it.
-
-    With `new`, FileExistsError if the name is taken, also by a process that asks just now.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            _link(temporary, path)
-        else:
-            temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    if os.name == "posix":  # elsewhere a directory cannot be opened
-        _sync_directory(path.parent)
-
-
-def _link(temporary: Path, path: Path) -> None:
-    """Rename to a name that must be free."""
-    try:
-        path.hardlink_to(temporary)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        temporary.replace(path)
-    else:
-        temporary.unlink()
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_temporary(name: str) -> bool:
-    return name.startswith(".") and name.endswith(".tmp")
-
-
-def _bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
-    value = header.get(name)
-    return bins_from_dict(value) if isinstance(value, Mapping) else value
-
-
-def _json(what: str, content: Any) -> bytes:
-    try:
-        return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{what}: expected what JSON can say ({error})") from error
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

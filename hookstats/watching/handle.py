@@ -24,7 +24,7 @@ from hookstats.hooks.selection import Selection
 from hookstats.hooks.sites import Site, Sites
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
-from hookstats.runs.writer import check_settings
+from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.watching.flush import Flusher
 from hookstats.watching.settings import PARAMETER_KINDS, Settings

@@ -19,6 +19,7 @@ from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS, "model": "Net", "modules": {"a": "Linear"}}
 FORMAT_1 = DATA / "format-1"
+FORMAT_2 = DATA / "format-2"
 
 
 def write(out: Path, *steps: int, rank: int = 0, header: Any = HEADER, **kwargs: Any) -> RunWriter:
@@ -42,7 +43,7 @@ def test_a_run_goes_on_after_the_last_step(tmp_path: Path) -> None:
     assert run.coverage == {"third": True}
     for step in run:
         assert_same(run[step], sample(step))
-    content = json.loads((tmp_path / "run.json").read_text())
+    content = json.loads((tmp_path / "run-00000.json").read_text())
     coverages = [session["coverage"] for session in content["earlier"]]
     assert coverages == [None, None, {"second": True}]
 
@@ -112,8 +113,86 @@ def test_what_is_damaged_is_named_or_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run\.json: damaged, or not written by hookstats"):
         RunWriter(tmp_path, HEADER, append=True)
     (tmp_path / "run.json").unlink()
+    write(tmp_path, 3).close()  # the rank's own header says what kind of run it is
+    assert open_run(tmp_path).steps == [0, 2, 3]
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "run-00000.json").unlink()
     with pytest.raises(FileExistsError, match="holds another run"):  # what kind cannot be known
         RunWriter(tmp_path, HEADER, append=True)
+
+
+def test_each_rank_goes_on_with_its_own_header(tmp_path: Path) -> None:
+    stages = [{**HEADER, "modules": {str(rank): "Linear"}} for rank in range(3)]
+    for rank in (0, 1):
+        write(tmp_path, 0, rank=rank, header=stages[rank]).close({"rank": rank})
+    for rank in (1, 0, 2):  # a restart with one more
+        write(tmp_path, 1, rank=rank, header=stages[rank]).close({"rank": rank})
+    run = open_run(tmp_path)
+    assert [run.header_of(rank)["modules"] for rank in run.ranks] == [s["modules"] for s in stages]
+    assert (run.header["modules"], run.coverage) == ({"0": "Linear"}, {"rank": 0})
+    with pytest.raises(ValueError, match=r"has modules\['0'\] = None, expected 'Linear'"):
+        RunWriter(tmp_path, stages[0], rank=1, append=True)
+    with pytest.raises(ValueError, match=r"has bins = .*, expected None, as it is now"):
+        RunWriter(tmp_path, {**HEADER, "bins": None}, rank=3, append=True)
+    with pytest.raises(FileNotFoundError, match=r"run-00007\.json: rank 7 has written no header"):
+        run.header_of(7)
+
+
+def test_a_run_of_format_2_goes_on_in_the_new_one(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(FORMAT_2, out)
+    before = json.loads((out / "run.json").read_text())
+    header = {**open_run(out).header, "torch": "3.0"}
+    for rank in (1, 0):
+        writer = RunWriter(out, header, rank=rank, append=True, seconds_per_part=0)
+        assert writer.last_step == (4 if rank == 1 else 5)
+        for step in (3, 5):
+            writer.write(sample(step, rank))
+        writer.close({"rank": rank, "new": True})
+    run = open_run(out)
+    assert run.coverage == {"rank": 0, "new": True}
+    for rank in (0, 1):
+        assert run.steps_of(rank) == [0, 1, 2, 3, 5]
+        for step in run.steps_of(rank):
+            assert_same(run.record(step, rank), sample(step, rank), rtol=OLD_SUMS)
+    # What only an older hookstats reads says that it cannot; what it wrote is kept.
+    assert json.loads((out / "run.json").read_text()) == {**before, "format_version": 3}
+    assert len(json.loads((out / "run-00000.json").read_text())["earlier"]) == 2
+
+
+def test_a_run_without_rank_0_is_read(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, HEADER, rank=3)
+    writer.write(sample(2, 3))
+    writer.close({"rank": 3})
+    run = open_run(tmp_path)
+    assert (run.ranks, run.steps, run.coverage) == ([3], [], {"rank": 3})
+    assert run.header["model"] == "Net"
+    assert_same(run.record(2, rank=3), sample(2, 3))
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_what_killed_writers_left_is_removed(tmp_path: Path, append: bool) -> None:
+    if append:
+        write(tmp_path, 0)
+    (tmp_path / "parts").mkdir(exist_ok=True)
+    mine = [
+        tmp_path / ".run.json.0123abcd.tmp",  # of format 2
+        tmp_path / ".00000.run-00000.json.0123abcd.tmp",
+        tmp_path / "parts" / ".00000-000003-000000000009.parquet.0123abcd.tmp",  # of format 2
+        tmp_path / "parts" / ".00000.00000-000003-000000000009.parquet.0123abcd.tmp",
+    ]
+    theirs = [
+        tmp_path / ".00001.run-00001.json.0123abcd.tmp",
+        tmp_path / "parts" / ".00001.00001-000000-000000000009.parquet.0123abcd.tmp",
+    ]
+    for path in (*mine, *theirs):
+        path.write_bytes(bytes(5000))
+    writer = RunWriter(tmp_path, HEADER, append=append)
+    assert [path.exists() for path in mine] == [False] * 4
+    assert [path.exists() for path in theirs] == [True] * 2  # they may be writing just now
+    writer.write(sample(1))
+    writer.close()
+    assert open_run(tmp_path).steps == ([0, 1] if append else [1])
 
 
 def test_of_two_writers_of_a_run_one_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -57,9 +58,9 @@ def test_old_steps_are_thinned_evenly_and_new_ones_kept(tmp_path: Path, part_byt
     gaps = np.diff(steps[steps < 192])
     assert set(gaps.tolist()) <= {4, 8, 16}
     assert run.thinned_of() == 200 - len(steps)
-    assert json.loads((tmp_path / "run.json").read_text())["thinned"] == 200 - len(steps)
+    assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == 200 - len(steps)
     writer.close()
-    assert json.loads((tmp_path / "run.json").read_text())["thinned"] == run.thinned_of()
+    assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == run.thinned_of()
     assert run.table().column("step").unique().to_pylist() == run.steps
     assert run["whole", "*"].steps.tolist() == run.steps
     assert_same(run[199], record(199))
@@ -73,7 +74,7 @@ def test_a_continued_run_goes_on_counting(tmp_path: Path, part_bytes: int) -> No
         assert size(tmp_path) <= 8 * part_bytes
     run = open_run(tmp_path)
     assert run.thinned_of() + len(run) == 60
-    assert json.loads((tmp_path / "run.json").read_text())["thinned"] == 60 - len(run)
+    assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == 60 - len(run)
 
 
 def test_what_was_void_stays_void_without_the_part_that_made_it_so(tmp_path: Path) -> None:
@@ -128,6 +129,28 @@ def test_the_newest_part_stays_even_if_it_alone_is_too_large(tmp_path: Path) -> 
         writer.write(record(step))
     assert open_run(tmp_path).steps == [4]
     assert open_run(tmp_path).thinned_of() == 4
+
+
+def test_temporary_files_that_stay_are_counted(
+    tmp_path: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "parts" / ".00000.00000-000000-000000000000.parquet.0123abcd.tmp"
+    temporary.parent.mkdir()
+    temporary.write_bytes(bytes(4 * part_bytes))
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == temporary:
+            raise PermissionError(errno.EPERM, "not permitted", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    writer = writer_of(tmp_path, 8 * part_bytes)
+    for step in range(10):
+        writer.write(record(step))
+        assert size(tmp_path) <= 8 * part_bytes
+    assert temporary.exists()
+    assert 3 <= len(open_run(tmp_path)) <= 4
 
 
 def test_a_reader_beside_sees_steps_go(tmp_path: Path, part_bytes: int) -> None:

@@ -38,10 +38,11 @@ def parts(out: Path) -> list[str]:
     return sorted(path.name for path in (out / "parts").iterdir())
 
 
-def test_run_json_is_there_at_once_and_coverage_at_the_end(tmp_path: Path) -> None:
+def test_the_header_is_there_at_once_and_coverage_at_the_end(tmp_path: Path) -> None:
     out = tmp_path / "runs" / "a"
     writer = RunWriter(out, HEADER)
-    run = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert json.loads((out / "run.json").read_text())["format_version"] == FORMAT_VERSION
+    run = json.loads((out / "run-00000.json").read_text(encoding="utf-8"))
     assert run["format_version"] == FORMAT_VERSION
     assert run["header"] == {
         "bins": BINS.to_dict(),
@@ -52,7 +53,7 @@ def test_run_json_is_there_at_once_and_coverage_at_the_end(tmp_path: Path) -> No
     assert run["closed"] is None
     writer.close({"layer": {"observed": 3}})
     writer.close({"ignored": True})
-    closed = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    closed = json.loads((out / "run-00000.json").read_text(encoding="utf-8"))
     assert closed["coverage"] == {"layer": {"observed": 3}}
     assert closed["closed"] >= run["created"]
     assert closed["header"] == run["header"]
@@ -122,7 +123,7 @@ def test_a_part_is_written_when_it_is_old(tmp_path: Path) -> None:
     assert len(parts(tmp_path)) == 1
 
 
-def test_each_rank_writes_its_own_parts_and_rank_0_the_run(tmp_path: Path) -> None:
+def test_each_rank_writes_its_own_parts_and_header(tmp_path: Path) -> None:
     one = RunWriter(tmp_path, HEADER, rank=1)
     zero = RunWriter(tmp_path, HEADER, rank=0)
     two = RunWriter(tmp_path, HEADER, rank=2)

@@ -1,0 +1,192 @@
+"""Decoding: rows of a part as the arrays of records, with every value that is read checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.records.groups import per_site
+from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_columns, to_state
+from hookstats.runs.footer import Footer
+from hookstats.runs.format import SPARSE_COLUMNS, part_schema
+from hookstats.runs.part_file import PartFile
+from hookstats.stats.bins import Bins
+from hookstats.stats.state import TALLIES
+
+DESCRIBED = ("site", "kind", "channel_dim", "shape", "dtype")
+"""The columns that say what a site is."""
+
+_COUNTS = {
+    *("observed", "hist_counts", "channel_hist_counts", *TALLIES),
+    *(f"tensor_{name}" for name in TALLIES),
+}
+_HISTOGRAMS = {
+    "bins": ("hist_slots", "hist_counts"),
+    "channel_bins": ("channel_hist_slots", "channel_hist_counts"),
+}
+
+
+@dataclass(frozen=True)
+class RunBins:
+    """The bins of a run, by which its histograms are read."""
+
+    bins: Bins | None
+    channel_bins: Bins | None
+
+    def check(self, footer: Footer) -> None:
+        """Raise a ValueError if a part has its histograms on other bins."""
+        for name, theirs in footer.bins.items():
+            mine = getattr(self, name)
+            if theirs != (None if mine is None else mine.to_dict()):
+                raise ValueError(f"it has {name} = {theirs}, the header of the run says {mine}")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row group of a part, decoded: what a StepRecord has, of several of them."""
+
+    described: Any
+    """A pyarrow.Table of the columns `DESCRIBED`."""
+    observed: Int64
+    offsets: Int64
+    moments: Float64
+    tallies: Int64
+    hist: SparseCounts
+    channel_hist: SparseCounts
+    nbytes: int
+
+
+def read_group(file: PartFile, group: int, footer: Footer, rank: int, bins: RunBins) -> Group:
+    """Decode a row group of a part; loops over columns alone."""
+    higher = HIGHER_COLUMNS if footer.higher else ()
+    names = ["step", "rank", *DESCRIBED, "observed", *COLUMNS, *higher, *SPARSE_COLUMNS]
+    first = sum(footer.groups[:group])
+    table = file.read(names, group).combine_chunks()
+    check_rows(table, footer, rank, first)
+    check_values(table, bins)
+    return _decode(table, bins.channel_bins, higher)
+
+
+def empty_group() -> Group:
+    """No rows."""
+    return _decode(part_schema().empty_table().combine_chunks(), None, ())
+
+
+def _decode(table: Any, channel_bins: Bins | None, higher: Sequence[str]) -> Group:
+    columns = {name: table.column(name).chunk(0) for name in table.column_names}
+    owners = _offsets(columns["count"])
+    moments, tallies = to_state({name: _values(columns[name]) for name in (*COLUMNS, *higher)})
+    channel_hist = SparseCounts.empty(len(tallies))
+    if channel_bins is not None:
+        starts = _offsets(columns["channel_hist_slots"])
+        codes = _values(columns["channel_hist_slots"])
+        rows = np.repeat(owners[:-1], np.diff(starts)) + codes // channel_bins.slots
+        channel_hist = SparseCounts(
+            np.searchsorted(rows, np.arange(len(tallies) + 1)).astype(np.int64),
+            codes % np.int32(channel_bins.slots),
+            _values(columns["channel_hist_counts"]),
+        )
+    return Group(
+        described=table.select(DESCRIBED),
+        observed=columns["observed"].to_numpy(),
+        offsets=owners,
+        moments=moments,
+        tallies=tallies,
+        hist=SparseCounts(
+            _offsets(columns["hist_slots"]),
+            _values(columns["hist_slots"]),
+            _values(columns["hist_counts"]),
+        ),
+        channel_hist=channel_hist,
+        nbytes=table.nbytes,
+    )
+
+
+def check_rows(table: Any, footer: Footer, rank: int, first: int = 0) -> None:
+    """Raise a ValueError if rows of a part are not those that its footer lists.
+
+    table: consecutive rows, the first of which is row `first` of the part; of their columns `step`
+    and `rank` are compared, where they were read.
+    """
+    if "step" in table.column_names:
+        steps, rows = (np.array(each, np.int64) for each in zip(*footer.records, strict=True))
+        expected = np.repeat(steps, rows)[first : first + table.num_rows]
+        if not np.array_equal(table.column("step").to_numpy(), expected):
+            raise ValueError("its column 'step' contradicts the steps that its footer lists")
+    if "rank" in table.column_names and (table.column("rank").to_numpy() != rank).any():
+        raise ValueError(f"its column 'rank' is not {rank} throughout, as its name says")
+
+
+def check_values(table: Any, bins: RunBins) -> None:
+    """Raise a ValueError if the columns of a table cannot be what was recorded.
+
+    Counts are not negative, lists over channels are of one length, slots ascend and exist.
+    """
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    for name in _COUNTS & columns.keys():
+        values = columns[name]
+        numbers = _values(values) if name in (*TALLIES, *SPARSE_COLUMNS) else values.to_numpy()
+        if (numbers < 0).any():
+            raise ValueError(f"its column {name!r} has {numbers.min()}, expected 0 or more")
+    lists = [name for name in (*COLUMNS, *HIGHER_COLUMNS) if name in columns]
+    lists = [name for name in lists if not columns[name].null_count]  # no higher moments: null
+    owners = [_offsets(columns[name]) for name in lists]
+    channels = owners[0] if owners else None
+    for name, other in zip(lists, owners, strict=True):
+        if not np.array_equal(other, owners[0]):
+            raise ValueError(f"its columns {lists[0]!r} and {name!r} have lists of other lengths")
+    for attribute, (slots, counts) in _HISTOGRAMS.items():
+        if slots in columns and counts in columns:
+            _check_slots(columns[slots], columns[counts], slots, getattr(bins, attribute), channels)
+
+
+def _check_slots(
+    slots: Any, counts: Any, name: str, bins: Bins | None, channels: Int64 | None
+) -> None:
+    offsets, values = _offsets(slots), _values(slots)
+    if not np.array_equal(offsets, _offsets(counts)):
+        raise ValueError(f"its column {name!r} has lists of other lengths than the counts")
+    if len(values) == 0:
+        return
+    if bins is None:
+        raise ValueError(f"its column {name!r} has slots, the run has no such histograms")
+    limit: Any = bins.slots
+    if name == "channel_hist_slots":
+        if channels is None:
+            return
+        limit = np.repeat(np.diff(channels) * bins.slots, np.diff(offsets))
+    if values.min() < 0 or (values >= limit).any():
+        raise ValueError(
+            f"its column {name!r} has slots in {values.min()}..{values.max()}, "
+            f"expected 0..{np.max(limit) - 1}"
+        )
+    ascending = np.diff(values) > 0
+    ascending[(offsets[1:-1] - 1)[(offsets[1:-1] > 0) & (offsets[1:-1] < len(values))]] = True
+    if not ascending.all():
+        raise ValueError(f"its column {name!r} has slots that do not ascend")
+
+
+def with_tensors(table: Any) -> Any:
+    """The table with the columns `TENSOR_COLUMNS`, which format 1 does not have."""
+    columns = {name: table.column(name).combine_chunks() for name in COLUMNS}
+    state = to_state({name: _values(column) for name, column in columns.items()})
+    for name, values in to_columns(*per_site(*state, _offsets(columns["count"]))).items():
+        table = table.append_column(part_schema().field(f"tensor_{name}"), [values])
+    return table
+
+
+def _offsets(lists: Any) -> Int64:
+    """int64 [rows + 1]: which entries each list of a column owns."""
+    lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
+def _values(lists: Any) -> NDArray[Any]:
+    """The entries of all lists of a column."""
+    array: NDArray[Any] = lists.flatten().to_numpy(zero_copy_only=False)
+    return array

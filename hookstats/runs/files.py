@@ -1,0 +1,122 @@
+"""Files of a run directory: written whole or not at all, read with every error naming the file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from hookstats.runs.format import NewerError, require_pyarrow
+
+
+def write_file(path: Path, content: Any, rank: int, *, new: bool = False) -> None:
+    """Put `content`, bytes or a buffer, on the disk under a temporary name, then rename it.
+
+    The temporary name says which `rank` writes, so that the rank can remove what a kill leaves.
+    With `new`, FileExistsError if the name is taken, also by a process that asks just now.
+    """
+    temporary = path.with_name(f".{rank:05d}.{path.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            _link(temporary, path)
+        else:
+            temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        _sync_directory(path.parent)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Rename to a name that must be free."""
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        temporary.replace(path)
+    else:
+        temporary.unlink()
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is one that `write_file` has not finished."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def remove_temporaries(directory: Path, rank: int) -> int:
+    """Remove what killed writers of `rank` left; the bytes of what could not be removed."""
+    left = 0
+    # Format 2 wrote ".00000-000001-(...).tmp", and run.json by rank 0 alone.
+    starts = (f".{rank:05d}.", f".{rank:05d}-", *((".run.json.",) if rank == 0 else ()))
+    for path in directory.iterdir():
+        if is_temporary(path.name) and path.name.startswith(starts):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                with suppress(OSError):
+                    left += path.stat().st_size
+    return left
+
+
+def to_json(what: str, content: Any) -> bytes:
+    """`content` as JSON for people to read; a ValueError says `what` cannot be."""
+    try:
+        return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what}: expected what JSON can say ({error})") from error
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; to be called within `naming`."""
+    require_regular(path)
+    return json.loads(path.read_bytes())
+
+
+def require_regular(path: Path) -> None:
+    """Raise a ValueError if `path` is not a regular file: to read a pipe could take for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is not a regular file")
+
+
+class _DamagedError(ValueError):
+    """The content of a file is not what it should be; the message names the file."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within this, whatever is wrong with the content of the file is a ValueError that names it."""
+    try:
+        yield
+    except (NewerError, _DamagedError):  # they name the file
+        raise
+    except (
+        require_pyarrow().ArrowException,
+        *(OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError),
+    ) as error:
+        # Not the content: missing, not permitted. Arrow calls a bad offset an invalid argument.
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+            raise
+        raise _DamagedError(f"{path}: damaged, or not written by hookstats ({error!r})") from error

@@ -1,0 +1,117 @@
+"""Footer: which records a part holds, and what else its metadata say of the part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from hookstats.runs.format import FORMAT_VERSION, PartName
+from hookstats.stats.arguments import check_integer
+
+
+class Footer(NamedTuple):
+    """Which records a part holds, in order, and how its columns are to be read."""
+
+    version: int
+    """The format_version of the part."""
+    records: list[tuple[int, int]]
+    """Step and number of rows of each."""
+    written: int | None
+    """How many records were written before, into other parts; None in version 1."""
+    groups: list[int]
+    """The number of rows of each row group; none of them has a part of a record."""
+    rewinds: list[tuple[int, int]]
+    """(number, step) of the records so far, counted from 0, that make void what was recorded before
+    of their step and later ones; also where their part was deleted since. Empty in version 1."""
+    higher: bool
+    """Whether the part has the columns of third and fourth moments."""
+    bins: dict[str, Any | None]
+    """The descriptions of `bins` and `channel_bins` by these names; empty before version 3."""
+
+
+def footer_json(
+    rank: int,
+    records: Sequence[tuple[int, int]],
+    written: int,
+    rewinds: Sequence[tuple[int, int]],
+    bins: Mapping[str, Any],
+) -> str:
+    """What the metadata of a new part say, as `read_footer` reads it."""
+    about = {
+        "format_version": FORMAT_VERSION,
+        "rank": rank,
+        "records": records,
+        "written": written,
+        "rewinds": rewinds,
+        **bins,
+    }
+    return json.dumps(about)
+
+
+def parse_footer(
+    about: Mapping[str, Any], version: int, part: PartName, groups: list[int], *, higher: bool
+) -> Footer:
+    """What the metadata `about` of a part of this name say.
+
+    Entries that are unknown are ignored.
+
+    Raises:
+        ValueError: an entry is missing, or contradicts another, the name or the row groups.
+    """
+    if check_integer("rank", about.get("rank"), 0) != part.rank:
+        raise ValueError(f"it is of rank {about['rank']}")
+    records = _pairs("records", about.get("records"))
+    if not records:
+        raise ValueError("it has no records")
+    if records[0][0] != part.step:
+        raise ValueError(f"its first record is of step {records[0][0]}, its name says {part.step}")
+    starts = set(accumulate((rows for _, rows in records), initial=0))
+    if sum(groups) != max(starts) or not starts.issuperset(accumulate(groups)):
+        raise ValueError(
+            f"it has row groups of {groups} rows, its records have {[rows for _, rows in records]}"
+        )
+    written, rewinds = None, []
+    if version > 1:
+        written = check_integer("written", about.get("written"), 0)
+        rewinds = _pairs("rewinds", about.get("rewinds"))
+        _check_rewinds(rewinds, written, [step for step, _ in records])
+    bins = {} if version < 3 else {name: about[name] for name in ("bins", "channel_bins")}
+    return Footer(version, records, written, groups, rewinds, higher, bins)
+
+
+def noted(rewinds: list[tuple[int, int]], number: int, step: int) -> None:
+    """Add the rewind to `step` by record `number`; what it makes void anyway is dropped."""
+    while rewinds and rewinds[-1][1] >= step:
+        rewinds.pop()
+    rewinds.append((number, step))
+
+
+def _check_rewinds(rewinds: list[tuple[int, int]], written: int, steps: list[int]) -> None:
+    """Raise a ValueError if the rewinds contradict the order of the records' steps."""
+    here: list[tuple[int, int]] = []
+    for i in range(1, len(steps)):
+        if steps[i] <= steps[i - 1]:
+            noted(here, written + i, steps[i])
+    # Whether the first record of the part went back, too, cannot be told from this part alone.
+    numbers = [number for number, _ in rewinds]
+    if (
+        [rewind for rewind in rewinds if rewind[0] > written] != here
+        or any(rewind != (written, steps[0]) for rewind in rewinds if rewind[0] == written)
+        or numbers != sorted(set(numbers))
+    ):
+        raise ValueError(f"its rewinds are {rewinds}, its records have the steps {steps}")
+
+
+def _pairs(name: str, value: Any) -> list[tuple[int, int]]:
+    """`value` as pairs of integers, 0 or more."""
+    if not isinstance(value, list):
+        raise ValueError(f"{name} = {value!r}: expected a list of pairs of integers")
+    pairs = []
+    for pair in value:
+        if not (isinstance(pair, list) and len(pair) == 2):
+            raise ValueError(f"{name} has {pair!r}: expected a pair of integers")
+        first, second = (check_integer(name, number, 0, 2**63 - 1) for number in pair)
+        pairs.append((first, second))
+    return pairs

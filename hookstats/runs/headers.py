@@ -1,0 +1,153 @@
+"""run.json and the file of each rank: what a run was, who wrote it, how each rank ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from hookstats._version import __version__
+from hookstats.runs.files import naming, read_json
+from hookstats.runs.format import (
+    FORMAT_VERSION,
+    RUN_JSON,
+    check_version,
+    listed_ranks,
+    rank_json,
+)
+from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
+
+_MAY_DIFFER = ("torch", "every")
+_TEXTS = ("created", "closed", "hookstats")
+_HEADER = {
+    "model": str,
+    "modules": dict,
+    "parameters": dict,
+    "kinds": list,
+    "every": int,
+    "torch": str,
+}
+"""The types of the entries of a header that are read; all are optional."""
+
+
+def new_run_json() -> dict[str, Any]:
+    """The content of run.json, the same whichever rank writes it."""
+    return {"format_version": FORMAT_VERSION, "hookstats": __version__, "created": now()}
+
+
+def new_rank_json(rank: int, header: Mapping[str, Any], max_bytes: int | None) -> dict[str, Any]:
+    """The content of the file of a rank that begins to write."""
+    return {
+        **new_run_json(),
+        "rank": rank,
+        "closed": None,
+        "max_bytes": max_bytes,
+        "thinned": 0,
+        "header": dict(header),
+        "coverage": None,
+        "earlier": [],
+    }
+
+
+def read_run_json(run: Path) -> dict[str, Any]:
+    """The content of run.json. Before version 3 it is that of rank 0, too.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or a newer hookstats wrote it.
+    """
+    path = run / RUN_JSON
+    with naming(path):
+        content: dict[str, Any] = read_json(path)
+        if check_version(path, content) < 3 or "header" in content:
+            _check_rank(content)
+        return content
+
+
+def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
+    """The content of the file of a rank; of a run begun before version 3, else, that of run.json.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or a newer hookstats wrote it.
+    """
+    path = run / rank_json(rank)
+    if not path.exists():
+        content = read_run_json(run)
+        if "header" not in content:
+            raise FileNotFoundError(f"{path}: rank {rank} has written no header")
+        return content
+    with naming(path):
+        own: dict[str, Any] = read_json(path)
+        check_version(path, own)
+        if own.get("rank") != rank:
+            raise ValueError(f"it is of rank {own.get('rank')!r}")
+        _check_rank(own)
+        return own
+
+
+def first_rank(run: Path) -> int:
+    """The lowest rank that has a header.
+
+    Raises:
+        ValueError: no rank has one.
+    """
+    ranks = listed_ranks([path.name for path in run.iterdir()])
+    if ranks[:1] == [0] or "header" in read_run_json(run):
+        return 0
+    if not ranks:
+        raise ValueError(f"{run / rank_json(0)}: no rank has written a header")
+    return ranks[0]
+
+
+def _check_rank(content: dict[str, Any]) -> None:
+    """Raise a ValueError or LookupError if what a rank says of itself is not what it should be."""
+    header, coverage = content["header"], content["coverage"]
+    if not isinstance(header, dict):
+        raise ValueError(f"header = {header!r}: expected an object")
+    if not isinstance(coverage, (dict, type(None))):
+        raise ValueError(f"coverage = {coverage!r}: expected an object or null")
+    for name in _TEXTS:
+        if not isinstance(content.get(name), (str, type(None))):
+            raise ValueError(f"{name} = {content[name]!r}: expected a string or null")
+    for name, expected in _HEADER.items():
+        value = header.get(name)
+        if value is not None and not isinstance(value, expected):
+            raise ValueError(f"header.{name} = {value!r}: expected a {expected.__name__}")
+    if not isinstance(content.get("earlier", []), list):
+        raise ValueError(f"earlier = {content['earlier']!r}: expected a list")
+    for name in ("bins", "channel_bins"):
+        bins_of(header, name)
+
+
+def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
+    """The bins that a header describes, or has."""
+    value = header.get(name)
+    if value is None or isinstance(value, (LinearBins, LogBins)):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins, its dict or None")
+    return bins_from_dict(value)
+
+
+def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:
+    """Raise a ValueError that names the first setting of two headers that is not equal.
+
+    `what` has `theirs`. The version of torch and how often a step is recorded may differ.
+    """
+    theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
+    for key in [*ours, *(key for key in theirs if key not in ours)]:
+        a, b = theirs.get(key), ours.get(key)
+        if a == b or key in _MAY_DIFFER:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):  # a module or parameter in many
+            name = next(name for name in [*b, *a] if a.get(name) != b.get(name))
+            key, a, b = f"{key}[{name!r}]", a.get(name), b.get(name)
+        raise ValueError(f"{what}: has {key} = {a!r}, expected {b!r}, as it is now")
+
+
+def now() -> str:
+    """This moment: ISO 8601, UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
