@@ -27,12 +27,9 @@ from hookstats.cli.inputs import add_run, open_path
 from hookstats.runs.format import require_pyarrow
 from hookstats.runs.run import Run
 from hookstats.runs.series import SiteSeries
+from hookstats.stats.derived import statistic_names
 
 FORMATS = ("parquet", "csv", "tensorboard")
-STATISTICS = (
-    *("count", "nan", "posinf", "neginf", "zero"),
-    *("mean", "var", "std", "min", "max", "l1_norm", "l2_norm", "rms", "amax"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,23 +107,25 @@ def _write_csv(recorded: Run, out: Path, channels: bool) -> None:
 
 
 def _rows(site: SiteSeries, rank: int) -> dict[str, Any]:
-    """The columns of one site, a row a step."""
+    """The columns of one site, one row per step."""
+    names = statistic_names(higher=site.higher)
     return {
         "step": site.steps,
         **_constants(site, rank, len(site)),
         "observed": site.observed,
-        **{name: getattr(site, name) for name in STATISTICS},
+        **{name: getattr(site, name) for name in names},
     }
 
 
 def _channel_rows(site: SiteSeries, rank: int) -> dict[str, Any]:
     """The columns of one site, a row a step and channel."""
     steps, channels = site.channels.count.shape
+    names = statistic_names(higher=site.higher)
     return {
         "step": np.repeat(site.steps, channels),
         **_constants(site, rank, steps * channels),
         "channel": np.tile(np.arange(channels), steps),
-        **{name: getattr(site.channels, name).ravel() for name in STATISTICS},
+        **{name: getattr(site.channels, name).ravel() for name in names},
     }
 
 
