@@ -125,8 +125,9 @@ def _is_loaded(tensor: Tensor, module: str, name: str) -> bool:
 
 # Dynamo.
 
-COMPILED = "_orig_mod"
-"""The child that torch.compile's wrapper has (2.13; without the name: the prefix shows)."""
+WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""The name of the child in wrappers of torch.compile, FSDP1 and checkpoints (2.13; under another
+name, qualified names show the wrapper)."""
 
 
 def is_compiled(module: nn.Module) -> bool:

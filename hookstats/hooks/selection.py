@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from torch import nn
 
-from hookstats._torch import COMPILED
+from hookstats._torch import WRAPPED
 
 Selector = (
     str
@@ -20,8 +20,6 @@ Selector = (
 )
 """A glob or a regular expression for names, a module type, a callable (name, module) -> bool, or
 several of these, one of which must match."""
-
-_WRAPPED = {COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 class Selection:
@@ -162,7 +160,7 @@ def _wrapped(module: nn.Module) -> set[str]:
     """The names of those children of which `module` is a mere wrapper."""
     children = {name for name, _ in module.named_children()}
     # DataParallel, DistributedDataParallel, AveragedModel, ...: nothing but a `module`.
-    return children if children == {"module"} else children & _WRAPPED
+    return children if children == {"module"} else children & WRAPPED
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:

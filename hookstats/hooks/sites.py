@@ -124,8 +124,8 @@ class Site:
         return None
 
     def prepare(self, tensor: Tensor) -> Tensor | str:
-        """What to fold into `accumulator` along `channel_dim`, `tensor` or this rank's part of it; or
-        the reason to skip it."""
+        """What to fold into `accumulator` along `channel_dim`: `tensor` or this rank's part of it.
+        Or the reason to skip it."""
         if self.counts.disabled:
             return reasons.DISABLED
         try:

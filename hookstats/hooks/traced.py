@@ -213,7 +213,7 @@ def _is_run(counter: Tensor) -> bool:
 
 
 class _Gradient(Hook):
-    """Tensor hook of a tensor or of its base, as `GradientHook` and `BaseHook` are, but it counts on
+    """Tensor hook of a tensor or of its base, as `GradientHook` and `BaseHook` are, which counts on
     the device."""
 
     __slots__ = ("_came", "_dim", "_of_base", "_state", "_view")

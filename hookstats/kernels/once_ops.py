@@ -48,5 +48,5 @@ update_once_ = torch.ops.hookstats.update_once_.default
 """`ops.update_`, which does nothing while a backward runs."""
 
 count_once_ = torch.ops.hookstats.count_once_.default
-"""count_once_(calls, recomputed=None) -> None: adds one to `calls`, int64 [], or to `recomputed` if a
-backward runs."""
+"""count_once_(calls, recomputed=None) -> None: adds one to `calls`, int64 [], or to `recomputed`
+while a backward runs."""

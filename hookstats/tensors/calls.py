@@ -1,4 +1,4 @@
-"""Call and TracedTensor: what `trace` says of a module's call, and of a tensor."""
+"""Call and TracedTensor: what `trace` records of a module's call, and of a tensor."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hookstats.stats.channel_stats import ChannelStats
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A tensor that was seen, and its statistics where they were taken.
+    """A tensor that passed, and its statistics if they were taken.
 
     Attributes:
-        name: of a call's tensors "input", "input[1]", "output.logits", ... as `watch` names them;
-            of a gradient the qualified name of its parameter.
+        name: for a call's tensors "input", "input[1]", "output.logits", ... as `watch` names them;
+            for a gradient the qualified name of its parameter.
         dtype: "float32", ...
-        mean, std: over the finite values, the population's; None for what was not read: inputs,
-            what is not floating-point, what has no plain memory.
-        nonfinite: the number of NaNs and infinities, or None.
+        mean, std: those of the finite values as a population; None for tensors that are not read:
+            inputs, tensors that are not floating-point, tensors whose memory is not their values.
+        nonfinite: the number of NaNs and infinities; None if the tensor is not read.
     """
 
     name: str
@@ -35,7 +35,7 @@ class TracedTensor:
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, read: bool) -> TracedTensor:
-        """What is to be said of `tensor`; read: with its statistics."""
+        """The record of `tensor`; read: whether to take its statistics."""
         stats = _stats(tensor) if read else None
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         if stats is None:
@@ -49,12 +49,12 @@ class Call:
     """One call of a module.
 
     Attributes:
-        name: the module's qualified name, "" the root.
-        type: its class.
-        index: how many calls of it came before.
-        depth: how many modules were under way when it began.
-        outputs: None of a call that did not return.
-        error: then what was raised, if that is known.
+        name: the module's qualified name; "" is the root.
+        type: the name of the module's class.
+        index: the number of earlier calls of the module.
+        depth: the number of modules that were under way when the call began.
+        outputs: None if the call did not return.
+        error: what the call raised, if it did and this is known.
     """
 
     name: str
@@ -67,8 +67,8 @@ class Call:
 
     @property
     def output(self) -> TracedTensor | None:
-        """Of what it returned, the first tensor with statistics, or else the first; None without
-        any."""
+        """The first returned tensor with statistics, or else the first returned tensor; None
+        without any."""
         outputs = self.outputs or ()
         read = [tensor for tensor in outputs if tensor.mean is not None]
         return next(iter((*read, *outputs)), None)
@@ -84,11 +84,11 @@ class Call:
         return None if self.output is None else self.output.std
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields, `mean` and `std`, in plain Python types."""
+        """The fields, `mean` and `std`, in plain Python types."""
         return asdict(self) | {"mean": self.mean, "std": self.std}
 
     def to_row(self) -> tuple[Any, ...]:
-        """It as one flat row, under `CALL_COLUMNS`: all shapes, the rest of `output`."""
+        """The call as one flat row, under `CALL_COLUMNS`: all shapes, and the rest of `output`."""
         output = self.output
         return (
             *(self.name, self.type, self.index, self.depth),
@@ -116,5 +116,5 @@ def _stats(tensor: Tensor) -> ChannelStats | None:
         return None
     try:
         return channel_stats(tensor if is_plain(tensor) else local_part(tensor))
-    except ValueError:  # a dtype without kernels, a meta tensor
+    except ValueError:  # a dtype without statistics, or a meta tensor
         return None

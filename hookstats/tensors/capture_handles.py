@@ -208,8 +208,8 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
             dropped = self._recorder.source(name).dropped
             lost = f" ({dropped} dropped, for calls or max_bytes)" if dropped else ""
             raise ValueError(
-                f"call = {call}: {len(tensors)} calls of {name!r} are kept{lost}, expected the "
-                "index of one"
+                f"call = {call}: {len(tensors)} calls of {name!r} are kept{lost}, expected one of "
+                "them"
             ) from None
         tensor = tensor[0] if isinstance(tensor, tuple) else tensor
         if tensor is None:

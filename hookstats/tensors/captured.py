@@ -8,25 +8,25 @@ from typing import Any
 from torch import Tensor
 
 Leaves = dict[str, Tensor | str]
-"""The tensors of one kind by their paths; where one was left out, the reason."""
+"""The tensors of one kind by their paths; for a tensor that was left out, the reason."""
 
 MISSING = "missing"
-"""What is said of a gradient that has not come."""
+"""The reason for a gradient that has not arrived."""
 
 
 class CapturedCall:
-    """One call of a module. What was captured of it, detached, is in four attributes.
+    """One call of a module. Four attributes have its captured tensors, which are detached.
 
-    `input`, `output`, `grad_input`, `grad_output`: a tensor; a tuple of them where the call has
-    several, in the order of `leaves.leaves`, with None for each that was left out; None where
-    there is none at all. A gradient has the place in its tuple that its tensor has, and is None
-    until a backward brings it. One of a kind that is not captured raises AttributeError.
+    `input`, `output`, `grad_input`, `grad_output`: a tensor; a tuple of tensors if the call has
+    several, in the order of `leaves.leaves`, with None for each that was left out; None if there is
+    no tensor at all. A gradient has the same place in its tuple as its tensor, and is None until a
+    backward brings it. Attributes of kinds that are not captured raise AttributeError.
 
     Attributes:
-        name: the qualified name of the module, "" for the root.
-        index: which call of its module it is, from 0; recomputations are no calls.
-        kinds: what is captured.
-        nbytes: bytes of the elements that are kept.
+        name: the qualified name of the module; "" is the root.
+        index: the number of the call of its module, from 0; recomputations are no calls.
+        kinds: the captured kinds.
+        nbytes: the bytes of the kept elements.
     """
 
     __slots__ = ("__weakref__", "_backwards", "_leaves", "index", "kinds", "name", "nbytes")
@@ -46,18 +46,18 @@ class CapturedCall:
 
     @property
     def output(self) -> Any:
-        """The tensors in what the module returned, as they were then."""
+        """The tensors that the module returned, as they were then."""
         return self._tensors("output")
 
     @property
     def grad_input(self) -> Any:
-        """The gradients of the inputs: the total ones, over all that use the tensor. Of several
-        backwards, the last one's."""
+        """The gradients of the inputs, each the total over all uses of the tensor; after several
+        backwards, those of the last."""
         return self._tensors("grad_input")
 
     @property
     def grad_output(self) -> Any:
-        """The gradients of the outputs. Of several backwards, the last one's."""
+        """The gradients of the outputs; after several backwards, those of the last."""
         return self._tensors("grad_output")
 
     @property
@@ -71,14 +71,15 @@ class CapturedCall:
         return self._tensors_of_all("grad_output")
 
     def leaves(self, kind: str) -> Leaves:
-        """The tensors of a kind by their paths ("", "[1]", ".logits"), of a gradient the last
-        backward's; where there is none, the reason, such as "missing"."""
+        """The tensors of a kind by path ("", "[1]", ".logits"), gradients those of the last backward.
+
+        For a tensor that is not there, the reason, such as "missing"."""
         taken = self._leaves.get(kind, {})
         backwards = list(self._backwards.get(kind, {}).values())
         return taken | backwards[-1] if backwards else taken
 
     def add(self, kind: str, path: str, taken: Tensor | str, backward: int | None = None) -> None:
-        """For the hooks: add a tensor, or the reason that there is none; of a gradient with the
+        """For the hooks: add a tensor, or the reason that there is none; a gradient comes with the
         number of the backward that brought it."""
         if backward is None:
             self._leaves.setdefault(kind, {})[path] = taken
@@ -86,7 +87,7 @@ class CapturedCall:
             self._backwards.setdefault(kind, {}).setdefault(backward, {})[path] = taken
 
     def backwards(self, kind: str) -> int:
-        """How many backwards brought gradients of `kind`."""
+        """The number of backwards that brought gradients of `kind`."""
         return len(self._backwards.get(kind, {}))
 
     def __repr__(self) -> str:
@@ -104,7 +105,7 @@ class CapturedCall:
 
     def _check(self, kind: str) -> None:
         if kind not in self.kinds:
-            raise AttributeError(f"{kind}: not captured, expected it among kinds = {self.kinds}")
+            raise AttributeError(f"{kind}: not captured, expected one of kinds = {self.kinds}")
 
 
 def _packed(leaves: Leaves) -> Any:

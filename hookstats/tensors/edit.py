@@ -1,4 +1,4 @@
-"""edit(): changes a tensor in flight, in a forward or a backward; Edit: the handle of that."""
+"""edit(): changes a tensor in flight, in a forward or a backward; Edit: the handle of an edit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hookstats.tensors.edit_hooks import GradientOfOutputEdit, InputEdit, Output
 from hookstats.tensors.editor import EditFunction, Editor
 
 KINDS = ("output", "input", "grad_output")
-"""What of a module can be edited."""
+"""The kinds of a module's tensors that can be edited."""
 
 
 class Edit:
-    """An edit that is in force; `edit` makes it. As a context manager, removed at the end."""
+    """An edit in force; `edit` makes it. A context manager removes it at the end."""
 
     def __init__(self, editor: Editor, handle: RemovableHandle) -> None:
         self._editor = editor
@@ -28,14 +28,11 @@ class Edit:
 
     @property
     def calls(self) -> int:
-        """How many tensors the function was given so far."""
+        """The number of tensors that the function was given so far."""
         return self._editor.calls
 
     def remove(self) -> None:
-        """End the edit, at once: gradients of earlier forwards are not edited either.
-
-        Again does nothing.
-        """
+        """End the edit at once, also for gradients of earlier forwards; once ended, do nothing."""
         self._editor.active = False
         self._handle.remove()
 
@@ -62,36 +59,37 @@ def edit(target: nn.Module, fn: EditFunction, kind: str = "output") -> Edit: ...
 @overload
 def edit(target: Tensor, fn: EditFunction) -> Edit: ...
 def edit(target: nn.Module | Tensor, fn: EditFunction, kind: str | None = None) -> Edit:
-    """Change a tensor in flight: what a module returns or is given, or a gradient.
+    """Change a tensor in flight: a module's output or input, or a gradient.
 
-    `fn` gets the tensor and returns the one to go on with, of equal shape, dtype and device, or
-    None to leave it as it is, which merely looks. It never changes its tensor in place, and an
-    exception that it raises goes to the caller of the forward or backward.
+    `fn` gets the tensor and returns its replacement, of equal shape, dtype and device, or None to
+    keep the tensor, as a function that merely looks does. `fn` must not change its tensor in place;
+    exceptions that it raises go to the caller of the forward or backward.
 
-    Several edits of one tensor run in the order in which they were set, each on what the one before
-    it made. The hooks of `watch` and the user's own take their places in that order: a watch that
-    was set before an edit sees the tensor before it, one set after sees it edited.
+    Several edits of one tensor run in the order in which they were set, each on the result of the
+    one before. The hooks of `watch` and the user's own hooks take their places in that order: a
+    watch that was set before an edit sees the tensor unedited, one that was set after sees it
+    edited.
 
     Args:
         target: a module; or a tensor or parameter, whose gradient is edited whenever a backward
-            brings it, before it is added to ``.grad``, and before the gradients of what the tensor
-            was computed from. Those of DistributedDataParallel are this rank's then, those under a
-            GradScaler scaled.
+            brings it, before it is added to ``.grad``, and before the backward goes on from the
+            tensor. Under DistributedDataParallel this is the gradient of this rank, under a
+            GradScaler it is scaled.
         fn: Tensor -> Tensor or None.
-        kind: of a module's calls, "output" (the default), "input" (positional and keyword
-            arguments) or "grad_output", the gradient of what it returned: its total one, over all
-            that use the output. Plain, that is every floating-point tensor in there, each once;
-            with a path as `watch` names them, that one: "output[1]", "output.logits", "input[0]",
-            "input.attention_mask". Containers are copied with their type, never changed.
+        kind: for a module, "output" (the default), "input" (positional and keyword arguments) or
+            "grad_output", the gradient of the output: its total over all uses of the output.
+            Without a path, every floating-point tensor is edited, each once; with a path as `watch`
+            names it, that tensor: "output[1]", "output.logits", "input[0]", "input.attention_mask".
+            Containers are copied with their type, never changed.
 
-    Forward edits are differentiated through, as any operation between two modules would be, and run
-    again where a checkpoint recomputes. Edits of gradients run in each backward that brings one,
-    with a graph of their own under `create_graph`; where no gradient comes (under `no_grad`, or of
-    frozen modules), they do nothing. Of a view that was changed in place later, autograd has no
-    gradient: it is taken out of that of its base, unless others may have a share in that, which is
-    an EditError. In copies and pickles of a model, edits do nothing.
+    Autograd differentiates through forward edits, as through any operation between two modules, and
+    a checkpoint that recomputes runs them again. Edits of gradients run in each backward that
+    brings one, with a graph under `create_graph`; without a gradient (under `no_grad`, or of frozen
+    modules), they do nothing. For a view that was changed in place later, autograd has no gradient:
+    it is taken out of the gradient of the base, unless other tensors may have a part in that, which
+    is an EditError. In copies and pickles of a model, edits do nothing.
 
-    What cannot be noticed: changes in place through `.data` or numpy, and of tensors made under
+    Changes in place go unnoticed if they are made through `.data` or numpy, or to tensors of
     `inference_mode`. Compiled code ends its graph at an edit, which has to be set before.
 
     Example:
@@ -102,12 +100,12 @@ def edit(target: nn.Module | Tensor, fn: EditFunction, kind: str | None = None) 
         >>> handle.remove()
 
     Returns:
-        The handle, to remove the edit; else it stays for as long as the target.
+        The handle, which removes the edit. An edit that is not removed lasts as long as the target.
     Raises:
-        ValueError: target, fn or kind is something else; the tensor requires no gradient; the
+        ValueError: target, fn or kind is of another type; the tensor requires no gradient; the
             module is compiled already, or a ScriptModule.
-        EditError: a ValueError at the forward or backward in which `fn` changed its tensor in place
-            or returned something that does not fit, or there is no such tensor.
+        EditError: a ValueError, at the forward or backward in which `fn` changed its tensor in
+            place or returned something that does not fit, or in which there is no such tensor.
     """
     if not callable(fn):
         raise ValueError(f"fn = {fn!r}: expected a callable (Tensor) -> Tensor or None")

@@ -8,17 +8,18 @@ from typing import Any
 from torch import Tensor
 
 EditFunction = Callable[[Tensor], Tensor | None]
-"""What `edit` takes: from a tensor to the one in its place, None to leave it as it is."""
+"""The function that `edit` takes: from a tensor to its replacement; None keeps the tensor."""
 
 
 class EditError(ValueError):
-    """A function of `edit` did what would go wrong in silence; says where, what, and what to do."""
+    """A function of `edit` did something that would fail silently; the message says where and what,
+    and how to mend it."""
 
 
 class Editor:
     """Applies one function to the tensors of one place, as long as it is active.
 
-    place: what has the tensor, for messages: "Linear(in_features=2, out_features=3, bias=True)".
+    place: the owner of the tensors, for messages: "Linear(in_features=2, out_features=3)".
     """
 
     __slots__ = ("active", "calls", "function", "place")
@@ -30,13 +31,13 @@ class Editor:
         self.calls = 0
 
     def apply(self, tensor: Tensor, kind: str) -> Tensor:
-        """What the function makes of `tensor`; the same tensor where it leaves it as it is.
+        """The function's replacement for `tensor`; `tensor` itself if the function keeps it.
 
         Args:
-            tensor: what came.
-            kind: what it is at the place: "output[1]", "gradient".
+            tensor: the tensor in flight.
+            kind: the kind of the tensor at the place: "output[1]", "gradient".
         Raises:
-            EditError: the function changed its tensor in place, or returned what does not fit.
+            EditError: the function changed its tensor in place, or its result does not fit.
         """
         self.calls += 1
         # Tensors of inference mode have no version.
@@ -45,7 +46,7 @@ class Editor:
         if version is not None and tensor._version != version:
             raise self.fault(
                 kind,
-                "changed its tensor in place, and with it whatever else has a share in its memory: "
+                "changed its tensor in place, and everything that shares its memory with it: "
                 "other gradients, the graph, its caller; expected a new tensor, as "
                 "`return x * 2` rather than `x *= 2`",
             )
@@ -62,11 +63,11 @@ class Editor:
         return edited
 
     def error(self, kind: str, message: str) -> EditError:
-        """An EditError that says where."""
+        """An EditError that names the place."""
         return EditError(f"{kind} of {self.place}: {message}")
 
     def fault(self, kind: str, message: str) -> EditError:
-        """An EditError that says where, and which function `message` is about."""
+        """An EditError that names the place, and the function that did what `message` says."""
         return self.error(kind, f"{_name(self.function)} {message}")
 
 

@@ -22,8 +22,8 @@ Picture = NDArray[np.uint8]
 NAN = (216, 27, 96)
 POSINF = (255, 193, 7)
 NEGINF = (30, 136, 229)
-"""What is not finite, in colours that do not occur in grey maps and that any eye tells apart:
-NaN is magenta, +inf amber, -inf blue."""
+"""The colours of values that are not finite: NaN is magenta, +inf amber, -inf blue. They do not
+occur in grey maps, and readers with any colour vision can tell them apart."""
 
 
 def grid(
@@ -36,25 +36,25 @@ def grid(
     pad_value: float = 0.0,
     zoom: int = 1,
 ) -> Picture:
-    """All channels of a feature map, side by side, each a grey picture from its least value
+    """All channels of a feature map, side by side: a grey picture per channel, from its least value
     (black) to its greatest (white).
 
     The numbers are those of ``torchvision.utils.make_grid(x[sample].unsqueeze(1), nrow,
-    normalize=True, scale_each=scale_each)``, rounded to 8 bits as its ``save_image`` does; but for
-    what is not finite, which has a colour of its own (`NAN`, `POSINF`, `NEGINF`) and no part in the
-    scale, and for maps that span less than 1e-5, as gradients do, which are shown in full contrast.
-    A constant map is black.
+    normalize=True, scale_each=scale_each)``, rounded to 8 bits as its ``save_image`` does, with two
+    exceptions. Values that are not finite have their own colours (`NAN`, `POSINF`, `NEGINF`) and do
+    not count for the scale. Maps that span less than 1e-5, as those of gradients, are shown in full
+    contrast. A constant map is black.
 
     Args:
         x: [samples, channels, height, width], [channels, height, width] or [height, width], of any
             real dtype, on any device.
-        sample: which of the samples, if it has these.
-        nrow: how many maps stand in a row; by default the square root of their number, rounded
+        sample: which of the samples, if `x` has samples.
+        nrow: the number of maps per row; by default the square root of the number of maps, rounded
             down.
-        padding: pixels around each map; a single one has none.
-        scale_each: whether each map has a scale of its own, else all have one.
-        pad_value: of the padding, from 0.0 (black) to 1.0 (white).
-        zoom: pixels that a value is wide and high.
+        padding: the pixels around each map; a single map has no padding.
+        scale_each: whether each map has its own scale; otherwise all maps share one.
+        pad_value: the shade of the padding, from 0.0 (black) to 1.0 (white).
+        zoom: the width and height of a value, in pixels.
 
     Returns:
         uint8 [height, width, 3].
@@ -62,9 +62,9 @@ def grid(
     Raises:
         ValueError: a bad argument, or a tensor that is no feature map.
     """
-    check_integer("padding", padding, 0)
-    check_integer("zoom", zoom, 1)
-    check_optional_integer("nrow", nrow, 1)
+    padding = check_integer("padding", padding, 0)
+    zoom = check_integer("zoom", zoom, 1)
+    nrow = check_optional_integer("nrow", nrow, 1)
     if not (isinstance(pad_value, numbers.Real) and 0.0 <= pad_value <= 1.0):
         raise ValueError(f"pad_value = {pad_value!r}: expected a number from 0.0 to 1.0")
     maps = _maps(x, sample)
@@ -76,7 +76,7 @@ def to_image(picture: Picture) -> Image:
     """A picture as a PIL image, which notebooks show and ``.save("maps.png")`` writes.
 
     Raises:
-        ValueError: `picture` is no picture, as `grid` gives it.
+        ValueError: `picture` is not a picture as `grid` returns it.
         ImportError: pillow is not installed.
     """
     is_array = isinstance(picture, np.ndarray)
@@ -97,7 +97,7 @@ def add_image(writer: Any, tag: str, picture: Picture, step: int | None = None) 
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter``.
-        tag, step: the picture's name, and the step it belongs to.
+        tag, step: the picture's name, and the step to which it belongs.
     Raises:
         ImportError: pillow is not installed, which the writer needs.
     """
@@ -111,7 +111,7 @@ def _maps(x: Tensor, sample: int) -> NDArray[np.float64]:
     """float64 [maps, height, width]"""
     if not isinstance(x, Tensor):
         raise ValueError(f"x: {type(x).__name__}, expected a torch.Tensor")
-    check_integer("sample", sample, None)
+    sample = check_integer("sample", sample, None)
     if x.dim() not in (2, 3, 4) or x.is_complex() or not x.numel():
         raise ValueError(
             f"x: {x.dtype} of shape {tuple(x.shape)}, expected real numbers of shape (samples, "
@@ -128,7 +128,7 @@ def _maps(x: Tensor, sample: int) -> NDArray[np.float64]:
 def _colours(maps: NDArray[np.float64], scale_each: bool) -> Picture:
     """uint8 [maps, height, width, 3]"""
     finite = np.isfinite(maps)
-    values = np.where(finite, maps, 0.0) / 2  # halves, of which no span overflows
+    values = np.where(finite, maps, 0.0) / 2  # halves, so that no span overflows
     axes = (1, 2) if scale_each else (0, 1, 2)
     low = np.min(values, axes, keepdims=True, where=finite, initial=np.inf)
     high = np.max(values, axes, keepdims=True, where=finite, initial=-np.inf)

@@ -1,4 +1,4 @@
-"""with_leaves(): a nested value with other tensors in its leaves' places."""
+"""with_leaves(): a nested value with other tensors in the places of its leaves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 def with_leaves(value: Any, tensors: Iterable[Tensor]) -> Any:
     """`value` with `tensors` in the places of its leaves, in the order of `leaves.leaves`.
 
-    A container of which no leaf is another tensor stays the same object. Every other one is copied,
-    never changed: the copy has its type, and all that is not a leaf.
+    A container whose leaves all stay the same is returned as it is. Any other container is copied,
+    never changed: the copy has the container's type and all its values that are not leaves.
 
     Raises:
         TypeError: a container cannot be copied with other items.

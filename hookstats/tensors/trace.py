@@ -1,4 +1,4 @@
-"""trace(): what ran, call by call; Trace: what that gives."""
+"""trace(): records what ran, call by call, in a Trace."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """What ran, in order; `trace` makes it. Printed, it is a table; in a `with`, it records.
+    """What ran, in order; `trace` makes it. It prints as a table, and records in a `with` block.
 
-    A second `with` goes on: its calls come after those of the first, and are counted on.
+    A second `with` block adds its calls to those of the first, and goes on counting.
 
     Attributes:
         calls: the calls of modules, in the order in which they began.
-        gradients: the gradients of parameters, in the order in which a backward brought them.
+        gradients: the gradients of parameters, in backward order.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Trace:
 
     @property
     def stopped(self) -> Call | None:
-        """The last call that did not return: where an exception ended it, or None."""
+        """The last call that did not return, since an exception ended it; None if there is none."""
         return next((call for call in reversed(self.calls) if call.outputs is None), None)
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -95,9 +95,9 @@ class Trace:
         return pandas.DataFrame([call.to_row() for call in self.calls], columns=CALL_COLUMNS)
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as a table, with rich where that is installed.
+        """Print the trace as a table, with rich if it is installed.
 
-        console: rich's, where to print; by default standard output.
+        console: the console of rich to print to; by default standard output.
         """
         print_trace(self.calls, self.gradients, self._selected, console)
 
@@ -158,7 +158,7 @@ class Trace:
                 self._handles.append(handle)
 
     def _lookup(self, module: nn.Module) -> _Known:
-        """What is known of a module; one that is not is the root of a model, which is learnt."""
+        """What is known of a module; an unknown module is the root of a model, which is learnt."""
         if module not in self._known:
             inner = Selection(module, "*").modules.get("", module)  # without wrappers
             label = type(inner).__name__
@@ -196,7 +196,7 @@ class Trace:
         stack = self._stack
         if all(frame.module is not module for frame in stack):
             return
-        while (frame := stack.pop()).module is not module:  # that never ended: interrupted
+        while (frame := stack.pop()).module is not module:  # interrupted calls that never ended
             pass
         error = sys.exc_info()[1]
         if error is not None and error is not frame.error:
@@ -215,7 +215,7 @@ class Trace:
 
 
 class _Known(NamedTuple):
-    """A module that may be called: its name, None for a mere wrapper; whether its calls show."""
+    """A module that may be called: its name, None for a mere wrapper; whether to show its calls."""
 
     name: str | None
     shown: bool
@@ -248,13 +248,13 @@ class _Before(_TraceHook):
 
 
 class _After(_TraceHook):
-    """Forward hook, of a module or of all, also called when the forward has raised."""
+    """Forward hook, of a module or of all, which also runs when the forward has raised."""
 
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], *rest: Any) -> None:
         if detour() is None:
-            # Where the forward has raised, torch calls the hooks of all modules without kwargs.
+            # When the forward has raised, torch calls the global hooks without kwargs.
             kwargs, output = rest if len(rest) == 2 else ({}, *rest)
             with DisableTorchFunction():
                 self._trace._ended(module, args, kwargs, output)
@@ -268,7 +268,7 @@ class _ParameterHook(_TraceHook):
     """Tensor hook of one parameter."""
 
     __slots__ = ("_name",)
-    __torch_unserializable__ = True  # saved with a tensor, it is left out without a warning
+    __torch_unserializable__ = True  # a tensor is saved without the hook, and without a warning
 
     def __init__(self, trace: Trace, name: str) -> None:
         super().__init__(trace)
@@ -289,35 +289,36 @@ def trace(
     backward: Callable[[Any], Tensor] | None = None,
     **kwargs: Any,
 ) -> Trace:
-    """What ran, in order: each module's name, type, shapes, and the mean and std of its output.
+    """Record what runs, in order: each module's name, type, shapes, and its output's mean and std.
 
-    With arguments for the model, it is run; without, a `with` block is traced, all that it runs of
-    the model, or of any model where none is given.
+    Given arguments for the model, `trace` runs the model. Without arguments, it traces a `with`
+    block: the calls of the model there, or of any model if none is given.
 
-    The model stays in the mode, training or evaluation, that it is in, and runs with or without
-    gradients as the caller does; a forward in training mode moves running statistics, as ever.
-    Statistics are of the whole tensor, taken as the module returned it, and wait for the device.
+    The model stays in its mode, training or evaluation, and runs with or without gradients as the
+    caller does; as ever, a forward in training mode updates running statistics. Statistics are
+    those of the whole tensor, as the module returned it; taking them waits for the device.
 
     Args:
-        model: what to trace; None for all modules of the process, by torch's global hooks. Then a
-            module that is called first is the root of a model, and its type begins the names:
-            "Net", "Net.conv1"; of a second one, "Net_2.conv1".
+        model: the model to trace; None for all modules of the process, by torch's global hooks. A
+            module that no other module calls is then the root of a model, and its type begins the
+            names: "Net", "Net.conv1", and for a second one "Net_2.conv1".
         args: arguments for the model.
-        depth: leave out calls with more than so many modules under way: 0 shows the root, 1 its
-            children, too.
-        include: the modules to show, and whose parameters' gradients, in the terms of `watch`; by
-            default all.
-        exclude: what not to show, in the same terms.
-        backward: from the model's output to a loss, a tensor, of which the gradients of the
-            parameters are then traced. Their ``.grad`` is left as it was. In a block, `gradients`
-            has those of every backward there.
-        kwargs: keyword arguments for the model; those named as one above, in a block alone.
+        depth: the most modules that may be under way at a call; other calls are left out. 0 shows
+            the root, 1 also its children.
+        include: the modules to show, and those whose parameters' gradients to show, in the terms of
+            `watch`; by default all.
+        exclude: the modules not to show, in the same terms.
+        backward: a function from the model's output to a loss, a tensor. The gradients of the
+            parameters are then traced, and their ``.grad`` stays as it was. In a block, `gradients`
+            has those of every backward.
+        kwargs: keyword arguments for the model; a block is the only way to pass arguments that
+            have the name of one above.
 
-    Forwards that a backward runs again, for a checkpoint, are left out; functions that were
-    compiled before may show none of their calls. An exception goes to the caller, with a note
-    (Python 3.11) that says in which module it was raised; in a block, the trace has all up to
-    there, and `Trace.stopped` is that call. Global hooks run before those of the modules: they see
-    outputs before an `edit` does.
+    Forwards that a backward runs again, for a checkpoint, are left out. Functions that were
+    compiled before may show none of their calls. Exceptions go to the caller, with a note
+    (Python 3.11) that names the module that raised. In a block, the trace then has all calls up to
+    there, and `Trace.stopped` is that module's call. Global hooks run before those of modules: they
+    see outputs before an `edit` changes them.
 
     Example:
         >>> print(hs.trace(model, x))
@@ -329,8 +330,8 @@ def trace(
 
     Raises:
         ValueError: model is no module, or compiled already; include and exclude leave nothing;
-            depth is no number; backward without arguments for the model, or no function to a loss;
-            arguments without a model.
+            depth is no integer; backward is given without arguments for the model, or is no
+            function to a loss; arguments are given without a model.
     """
     if model is None and (args or kwargs):
         raise ValueError("model = None: expected a module for the arguments given")
@@ -341,7 +342,7 @@ def trace(
     if model is not None:
         check_model(model)
         make_reachable(dict(model.named_modules()))
-    check_optional_integer("depth", depth, 0)
+    depth = check_optional_integer("depth", depth, 0)
     result = Trace(model, depth, include, exclude)
     if model is None or not (args or kwargs):
         if backward is not None:
@@ -373,7 +374,7 @@ def _inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Traced
 
 
 def _add_note(error: BaseException, frame: _Frame) -> None:
-    """Say in which call an exception was raised, once: the innermost call ends first."""
+    """Note once in which call an exception was raised: the innermost call ends first."""
     if sys.version_info < (3, 11) or frame.call is None:
         return
     start = "hookstats.trace: raised in "

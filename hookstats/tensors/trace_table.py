@@ -1,4 +1,4 @@
-"""A trace as tables: in colours where rich is installed, else as plain text."""
+"""A trace as tables: in colours if rich is installed, otherwise as plain text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def print_trace(
     selected: bool,
     console: Console | None,
 ) -> None:
-    """Print what `as_text` gives; with rich, what is not finite and what was raised in red."""
+    """Print the text of `as_text`; with rich, show non-finite values and exceptions in red."""
     if console is None and find_spec("rich") is None:
         print(as_text(calls, gradients, selected))
         return
@@ -44,9 +44,9 @@ def print_trace(
 
 
 def as_text(calls: Sequence[Call], gradients: Sequence[TracedTensor], selected: bool) -> str:
-    """One line a call, indented by its depth, then one a gradient.
+    """One line per call, indented by its depth, then one line per gradient.
 
-    selected: whether there may be more, which include and exclude left out.
+    selected: whether include or exclude was given, and may have left calls out.
     """
     blocks = [_aligned([columns, *rows]) for columns, rows in _tables(calls, gradients)]
     return "\n\n".join(blocks) or _empty(selected)
@@ -89,7 +89,7 @@ def _numbers(tensor: TracedTensor | None) -> tuple[str, str, str]:
 
 
 def _shapes(tensors: Sequence[TracedTensor], main: TracedTensor | None) -> str:
-    """The shapes, with dtypes where they are others than in the column for it."""
+    """The shapes, each with its dtype if that differs from the dtype in its column."""
     shown = [
         _shape(tensor) + ("" if main and tensor.dtype == main.dtype else f" {tensor.dtype}")
         for tensor in tensors[:_MOST]

@@ -158,7 +158,8 @@ class Watch:
         )
 
     def __repr__(self) -> str:
-        sites = sum(len(sites) if isinstance(sites, Sites) else 1 for sites in self._sites)
+        # As in the coverage, a module's kind counts as one site until it has tensors.
+        sites = sum(max(1, len(one)) if isinstance(one, Sites) else 1 for one in self._sites)
         state = ", closed" if self._closed else ", paused" if self._paused else ""
         return (
             f"Watch({self._header['model']}: {sites} sites, {self._step} steps, "

@@ -1,4 +1,4 @@
-"""Third and fourth moments on their way: from a tensor through records and runs to what people see."""
+"""Third and fourth moments on their way: from a tensor through runs to what people see."""
 
 from __future__ import annotations
 

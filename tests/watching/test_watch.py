@@ -416,6 +416,29 @@ def test_coverage_reads_well_and_goes_into_json() -> None:
         coverage["3", "output"]
 
 
+def test_representations_say_what_they_hold() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, rules="default") as w:
+        for _ in range(2):
+            model(torch.full((2, 3), torch.nan)).sum().backward()
+            optimizer.step()
+        coverage = w.coverage()
+        alerts = len(w.alerts)
+        assert alerts
+        name, sites = type(model).__name__, len(coverage)
+        assert repr(w) == f"Watch({name}: {sites} sites, 2 steps, {alerts} alerts)"
+        w.pause()
+        assert repr(w).endswith(" alerts, paused)")
+        observed = sum(row.observed for row in coverage)
+        assert repr(coverage) == (
+            f"Coverage({sites} sites, 2 steps, {observed} tensors observed, 0 sites disabled, "
+            "0 failures)"
+        )
+        assert str(coverage).startswith("name ")
+    assert repr(w).endswith(" alerts, closed)")
+
+
 def test_the_run_directory(tmp_path: Path) -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)

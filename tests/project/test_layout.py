@@ -1,0 +1,142 @@
+"""The layout of the sources: what lies where, how long it is, and who imports private parts of
+torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "hookstats"
+FILE_LINES = 450
+FUNCTION_LINES = 60
+# Longer files that are still to be split; none may join them.
+TO_SPLIT = {"csrc/cpu/simd-inl.h", "hookstats/runs/writer.py"}
+FLAT = {"__init__.py", "__main__.py", "_version.py", "_torch.py"}
+# Marks that torch sets on, or looks for in, objects that are public.
+MARKS = {
+    "_dynamo_marked_constant",
+    "_fsdp_flattened",
+    "_fsdp_wrapped_module",
+    "_local_tensor",
+    "_orig_mod",
+    "_torchdynamo_disable",
+}
+
+
+def sources(*folders: str) -> list[Path]:
+    """The Python files in `folders` of the checkout."""
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def native_sources() -> list[Path]:
+    """The C++ and CUDA files of the package."""
+    suffixes = {".h", ".cpp", ".cu", ".cuh"}
+    return sorted(file for file in (ROOT / "csrc").rglob("*") if file.suffix in suffixes)
+
+
+def is_private(name: str) -> bool:
+    """Whether a dotted name of torch has a part that torch may change at any time."""
+    parts = name.split(".")
+    return parts[0] == "torch" and (
+        any(part.startswith("_") and not part.startswith("__") for part in parts)
+        or name.startswith("torch.fx.experimental")
+    )
+
+
+def dotted(node: ast.AST) -> str:
+    """The dotted name that an expression is, "" if it is none."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def private_names(code: str) -> Iterator[str]:
+    """The private parts of torch that a module names."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import(names):
+                yield from (alias.name for alias in names if is_private(alias.name))
+            case ast.ImportFrom(module=str(module), names=names):
+                full = [f"{module}.{alias.name}" for alias in names]
+                yield from filter(is_private, full)
+            case ast.Attribute(attr=attr):
+                if is_private(name := dotted(node)) or (name := attr) in MARKS:
+                    yield name
+            case ast.Constant(value=str(text)) if " " not in text:
+                if is_private(text) or text in MARKS:
+                    yield text
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo",
+        "from torch._C import DisableTorchFunction",
+        "from torch.autograd import _functions",
+        "def f():\n    from torch.fx.experimental.proxy_tensor import make_fx",
+        "torch._foreach_add_(x, y)",
+        "sys.modules.get('torch._dynamo')",
+        "getattr(parameter, '_fsdp_flattened', False)",
+        "function._dynamo_marked_constant = True",
+    ],
+)
+def test_private_parts_of_torch_are_recognised(code: str) -> None:
+    assert len(list(private_names(code))) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch.nn",
+        "from hookstats import _torch",
+        "torch.__version__",
+        "self._dynamo",
+        "'torch._C is private, says this message'",
+    ],
+)
+def test_public_parts_are_not_taken_for_private_ones(code: str) -> None:
+    assert not list(private_names(code))
+
+
+def test_one_module_imports_private_parts_of_torch() -> None:
+    found = {
+        str(file.relative_to(ROOT)): names
+        for file in sources("hookstats")
+        if file != PACKAGE / "_torch.py" and (names := sorted(set(private_names(file.read_text()))))
+    }
+    assert found == {}
+
+
+def test_modules_are_in_packages() -> None:
+    assert {file.name for file in PACKAGE.glob("*.py")} == FLAT
+    assert {file.name for file in PACKAGE.glob("*.pyi")} == {"_hooks.pyi"}
+
+
+def test_files_are_short() -> None:
+    files = [*sources("hookstats", "_build"), *native_sources()]
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in files}
+    too_long = {name: n for name, n in lengths.items() if n > FILE_LINES}
+    assert {name: n for name, n in too_long.items() if name not in TO_SPLIT} == {}
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The lines of a function, without its docstring."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        lines -= (first.end_lineno or 0) - first.lineno + 1
+    return lines
+
+
+def test_functions_are_short() -> None:
+    found = {
+        f"{file.relative_to(ROOT)}: {node.name}": code_lines(node)
+        for file in sources("hookstats", "_build")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    assert {name: n for name, n in found.items() if n > FUNCTION_LINES} == {}
