@@ -3,13 +3,13 @@
 # PYTHON  the interpreter of a new .venv (python3)
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
-# JOBS    how many parts of `make test`, pytest workers and CTest programs run side by side (the cores)
+# JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
 # BENCH, RESULTS, BASELINE  of `make bench`: a part of it, where it writes, and what it is compared with
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-ifndef SIDE_BY_SIDE  # which `make test` sets for its parts; two installs into one .venv would clash
+ifndef SIDE_BY_SIDE  # set for the parts of a command; two installs into one .venv would clash
 .NOTPARALLEL:
 endif
 .DEFAULT_GOAL := help
@@ -24,7 +24,8 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 
 BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/.hookstats
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+# What is imported is compiled then; compiling every file of torch first takes a minute of one core.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 export PATH := $(BIN):$(PATH)
 
 # Our own .venv gets the pinned versions; another environment keeps what it has.
@@ -32,16 +33,16 @@ PINS := $(if $(filter $(abspath .venv),$(abspath $(VENV))),constraints.txt,/dev/
 LOGS := build/logs
 CXX_FILES := $(shell find csrc tests/cpp tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
-PRESETS := default asan tsan
+PRESETS := default races asan tsan
 CUDA_ARCHITECTURES := 8.0;9.0;10.0
 # What fails soon comes first, then what takes longest.
-PARTS := lint docs pytest cuda-compile $(PRESETS:%=ctest-%) bench-smoke
+TEST_PARTS := lint pytest ctest-default
+CHECK_PARTS := docs pytest-check cuda-compile ctest-races ctest-asan ctest-tsan bench-smoke
 # A part's output comes in one piece, when it ends; a make that cannot do this runs one by one.
 PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)
 
-# What a preset has of JOBS: where the three run side by side a third, and one as they do not all the
-# time.
-CTEST_JOBS := $(if $(SIDE_BY_SIDE),$(shell echo $$(( ($(JOBS) + 4) / 3 ))),$(JOBS))
+# What a preset has of JOBS: half beside the other parts, and one more, as they leave cores idle.
+CTEST_JOBS := $(if $(SIDE_BY_SIDE),$(shell echo $$(( ($(JOBS) + 2) / 2 ))),$(JOBS))
 
 # Threads that wait for each other leave the cores to other processes.
 WAITING := OMP_WAIT_POLICY=passive
@@ -50,8 +51,16 @@ BENCH ?=
 RESULTS ?= build/bench.json
 BASELINE ?= bench/results/baseline.json
 BENCHMARKS := $(BIN)/python -m pytest bench/$(BENCH)
+PYTEST := $(WAITING) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test test-sanitizers cuda-compile pytest build lint format docs clean
+# run_parts(name,stamp,parts): what is built and installed first, then the parts side by side.
+define run_parts
+	@$(MAKE) --no-print-directory $(STAMPS)/$(2)
+	@$(MAKE) --no-print-directory SIDE_BY_SIDE=1 $(PARALLEL) $(3) \
+	  || { echo "make $(1): failed; what did has a line with *** after it" >&2; exit 1; }
+endef
+
+.PHONY: help demo test check full cuda-compile pytest pytest-check build lint format docs clean
 .PHONY: bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
@@ -60,17 +69,21 @@ help:  ## List the targets
 demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was seen
 	$(BIN)/python -m hookstats demo
 
-test:  ## Build, then run every check: lint, docs, nvcc, pytest, benchmarks in small, CTest
-	@$(MAKE) --no-print-directory SIDE_BY_SIDE=1 $(PARALLEL) $(PARTS) \
-	  || { echo "make test: failed; what did has a line with *** after it" >&2; exit 1; }
-	@echo
-	@for preset in $(PRESETS); do \
-	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done
-	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
-	@echo "benchmarks in small: $$(tail -n 1 $(LOGS)/bench-smoke.log)"
-	@echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)"
+test: | $(LOGS)  ## Build, lint, pytest, CTest; to take at most 8 minutes on 2 cores, from a fresh clone, too
+	$(call run_parts,test,test,$(TEST_PARTS))
+	@{ echo "ctest (default): $$(grep 'tests passed' $(LOGS)/ctest-default.log)"; \
+	  echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)"; } | tee $(LOGS)/test.txt
 
-test-sanitizers: ctest-asan ctest-tsan  ## Run CTest under ASan+UBSan and under TSan
+check: | $(LOGS)  ## All else: slow tests, sanitizers, nvcc, docs, small benchmarks; with test at most 35 minutes
+	$(call run_parts,check,dev,$(CHECK_PARTS))
+	@{ for preset in races asan tsan; do \
+	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done; \
+	  grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log; \
+	  echo "benchmarks in small: $$(tail -n 1 $(LOGS)/bench-smoke.log)"; \
+	  echo "pytest, the rest: $$(tail -n 1 $(LOGS)/pytest-check.log)"; } | tee $(LOGS)/check.txt
+
+full: test check bench  ## test, check and all benchmarks, which take about 12 minutes more
+	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # For every architecture, whatever torch has; HOOKSTATS_WERROR=1 makes warnings errors here too.
 cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels where there is nvcc, without a GPU
@@ -84,27 +97,29 @@ cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels where there is
 	fi
 	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
 
-build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with its tools
+build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with all tools
 	@:
 
-pytest: $(STAMPS)/dev | $(LOGS)
-	$(WAITING) $(BIN)/python -m pytest -m "" -n $(JOBS) --maxprocesses 8 --dist worksteal 2>&1 \
-	  | tee $(LOGS)/pytest.log
+pytest: $(STAMPS)/test | $(LOGS)
+	$(PYTEST) 2>&1 | tee $(LOGS)/pytest.log
+
+pytest-check: $(STAMPS)/dev | $(LOGS)
+	$(PYTEST) -m "check or slow" 2>&1 | tee $(LOGS)/pytest-check.log
 
 # Without a number ninja would start as many compilers as there are cores, in every preset.
-$(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/dev | $(LOGS)
+$(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/test | $(LOGS)
 	cmake --preset $* >$(LOGS)/cmake-$*.log 2>&1 || { cat $(LOGS)/cmake-$*.log; exit 1; }
 	cmake --build --preset $* --parallel $(CTEST_JOBS)
 	ctest --preset $* --parallel $(CTEST_JOBS) 2>&1 | tee $(LOGS)/ctest-$*.log
 
-lint: $(STAMPS)/dev  ## Check style and types: ruff, mypy, clang-format
+lint: $(STAMPS)/test  ## Check style, types and imports: ruff, mypy, import-linter, clang-format
 	ruff check
 	ruff format --check
 	mypy
 	lint-imports --no-cache --no-logo
 	clang-format --dry-run --Werror $(CXX_FILES)
 
-format: $(STAMPS)/dev  ## Format the Python and the C++
+format: $(STAMPS)/test  ## Format the Python and the C++
 	ruff check --fix
 	ruff format
 	clang-format -i $(CXX_FILES)
@@ -120,10 +135,10 @@ bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, fo
 	$(WAITING) HOOKSTATS_BENCH_SMOKE=1 $(BENCHMARKS) -q --benchmark-quiet 2>&1 | tee $(LOGS)/bench-smoke.log
 
 bench-compare:  ## Compare the last run, RESULTS, with a stored one, BASELINE
-	$(BIN)/python bench/compare.py $(BASELINE) $(RESULTS)
+	$(BIN)/python -m bench.compare $(BASELINE) $(RESULTS)
 
-bench-docs:  ## Write the last run, RESULTS, into docs/performance.md and its figures
-	$(BIN)/python bench/report.py $(RESULTS) --write docs/performance.md
+bench-docs:  ## Write the last run, RESULTS, into docs/performance.md, its tables and figures
+	$(BIN)/python -m bench.report $(RESULTS) --write docs/performance.md docs/performance-tables.md
 
 gpu-check:  ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py
@@ -149,8 +164,8 @@ $(STAMPS)/operators: $(BUILD_FILES) | $(STAMPS)/torch $(LOGS)
 	@grep '^hookstats:' $(LOGS)/build.log
 	touch $@
 
-# The package, editable, with an extra: demo, dev or bench.
-$(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/bench: pyproject.toml constraints.txt | $(STAMPS)/operators
+# The package, editable, with an extra: demo, test, dev or bench.
+$(STAMPS)/demo $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/bench: pyproject.toml constraints.txt | $(STAMPS)/operators
 	grep -v '^torch==' $(PINS) >$(STAMPS)/pins || true
 	$(BIN)/python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" >>$(STAMPS)/pins
 	$(PIP) --constraint $(STAMPS)/pins --no-build-isolation --editable ".[$(@F)]"

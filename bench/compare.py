@@ -1,4 +1,4 @@
-"""Compares two runs of the benchmarks: `python bench/compare.py THEN.json NOW.json`.
+"""Compares two runs of the benchmarks: `python -m bench.compare THEN.json NOW.json`.
 
 What is compared is hookstats' ratio to the floor of its case, a read of the same bytes or a step
 without hooks, timed in turn with it: times alone say as much about the machine's other work.
@@ -12,9 +12,9 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from machine import describe
-from measured import Case, Results
-from tables import aligned
+from bench.machine import describe
+from bench.measured import Case, Results
+from bench.tables import aligned
 
 MARKED = 1.1
 """A change from which on a line is marked."""

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from machine import describe, machine
-from measured import Results
-from smoke import SMOKE
-from tables import NOTE, lines
-from targets import verdicts
+
+from bench.machine import describe, machine
+from bench.measured import Results
+from bench.smoke import SMOKE
+from bench.tables import NOTE, lines
+from bench.targets import verdicts
 
 _RESULTS = pytest.StashKey[Results]()
 

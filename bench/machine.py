@@ -1,16 +1,16 @@
-"""machine(), describe(): what a time depends on besides the code."""
+"""machine(), device_facts(), describe(): what a time depends on besides the code."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cpuinfo
 import torch
 
 import hookstats
@@ -20,7 +20,9 @@ _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 @cache
 def machine() -> dict[str, Any]:
-    """For the JSON of the results."""
+    """For the JSON of a CPU's results."""
+    import cpuinfo  # comes with pytest-benchmark, which a check of a GPU does without
+
     found = cpuinfo.get_cpu_info()
     return {
         "cpu": found.get("brand_raw", "unknown"),
@@ -35,8 +37,30 @@ def machine() -> dict[str, Any]:
     }
 
 
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """For the JSON of a device's results."""
+    found: dict[str, Any] = {"hookstats": hookstats.__version__, "torch": torch.__version__}
+    if device.type != "cuda":
+        return {"device": f"{platform.machine()} CPU", **found}
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        driver = said.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = "unknown"
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "device": properties.name,
+        "driver": driver,
+        **found,
+        "cuda": torch.version.cuda,
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+    }
+
+
 def describe(machine: Mapping[str, Any]) -> str:
-    """In one line."""
+    """What `machine` found, in one line."""
     return (
         "{cpu}, {cores} cores, L3 {last_cache}, {instruction_set}, "
         "{threads} threads, torch {torch}, Python {python}, hookstats {hookstats}, {date}"

@@ -9,9 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from interleave import Peer, Rounds, interleave, replay
-from measured import Case, Table
 from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.measured import Case, Table
+from bench.replay import replay
+from bench.turns import Peer, Rounds, interleave
 
 
 class Absent(Exception):

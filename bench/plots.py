@@ -10,7 +10,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from measured import Case, Results
+
+from bench.measured import Case, Results
 
 INK = "#7d8590"
 """Of text and axes: readable on white and on near-black, as the background is transparent."""

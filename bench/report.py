@@ -1,9 +1,9 @@
-"""Prints a run's tables and targets, or writes them and the plots into a document:
-`python bench/report.py build/bench.json --write docs/performance.md`.
+"""Prints a run's tables and targets, or writes them and the plots into documents:
+`python -m bench.report build/bench.json --write docs/performance.md docs/performance-tables.md`.
 
-In the document, what stands between a line `<!-- measured: TITLE -->` and the next `<!-- end -->`
+In a document, what stands between a line `<!-- measured: TITLE -->` and the next `<!-- end -->`
 is replaced by the tables whose titles begin with TITLE; `machine`, `targets` and `notes` are such
-titles, too. The plots go into the folder `figures` beside it.
+titles, too. The plots go into the folder `figures` beside the first document.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import plots
-from machine import describe
-from measured import Results
-from tables import NOTE, lines
-from targets import verdicts
+from bench import plots
+from bench.machine import describe
+from bench.measured import Results
+from bench.tables import NOTE, lines
+from bench.targets import verdicts
 
 _MEASURED = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -55,16 +55,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path)
-    parser.add_argument("--write", type=Path, metavar="DOCUMENT")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="DOCUMENT")
     arguments = parser.parse_args()
     results = Results.load(arguments.results)
     if arguments.write is None:
         print(describe(results.machine), NOTE, *lines(results), "", *verdicts(results), sep="\n")
         return
-    text = written(arguments.write.read_text(), results)
-    figures = plots.draw(results, arguments.write.parent / "figures")
-    arguments.write.write_text(text)
-    print(*(str(path) for path in (arguments.write, *figures)), sep="\n")
+    texts = {path: written(path.read_text(), results) for path in arguments.write}
+    figures = plots.draw(results, arguments.write[0].parent / "figures")
+    for path, text in texts.items():
+        path.write_text(text)
+    print(*map(str, (*texts, *figures)), sep="\n")
 
 
 if __name__ == "__main__":

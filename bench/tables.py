@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from measured import Case, Results, Table
+from bench.measured import Case, Results, Table
 
 NOTE = (
     "~ disturbed: the median is over 1.5 times the least (on a busy machine, others may be, too)\n"

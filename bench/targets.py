@@ -1,12 +1,11 @@
-"""TARGETS, verdicts(): what hookstats is to reach, and whether a run of the benchmarks shows it."""
+"""TARGETS, verdicts(): what hookstats is to reach on a CPU, and whether a run shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from measured import Case, Results
-from tables import aligned
+from bench.measured import Case, Results
+from bench.verdicts import Found, Target, judge, lines
 
 MOMENTS = ("moments",)
 HISTOGRAMS = ("moments + 64 linear bins a channel", "moments + log bins of the tensor")
@@ -14,25 +13,8 @@ DISTRIBUTIONS = tuple(f"distributions, in cache: {what}" for what in HISTOGRAMS)
 SIZES = "scaling with the size"
 CALLS = "calls on small tensors"
 STEPS = "training step"
+START = "starting the command line"
 MB = 1 << 20
-
-Found = Iterator[tuple[str, float]]
-"""Figures, each with the case it is of."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A figure that holds for all cases, or does not."""
-
-    claim: str
-    limit: float
-    figures: Callable[[Results], Found]
-    unit: str = ""
-    at_least: bool = False
-    """Whether `limit` is the least allowed, rather than the most."""
-
-    def reached(self, figure: float) -> bool:
-        return figure >= self.limit if self.at_least else figure <= self.limit
 
 
 def _cases(
@@ -88,6 +70,12 @@ def _call(results: Results) -> Found:
         yield case.name, case.value("hookstats")
 
 
+def _started(results: Results) -> Found:
+    for case in results.of(START):
+        for command in case.table.ours:
+            yield command, case.value(command) / case.table.scale
+
+
 def _added(model: str, peer: str) -> Callable[[Results], Found]:
     def figures(results: Results) -> Found:
         for case in results.of(STEPS):
@@ -97,7 +85,7 @@ def _added(model: str, peer: str) -> Callable[[Results], Found]:
     return figures
 
 
-def _steps(what: str, peer: str) -> Iterator[Target]:
+def _steps(what: str, peer: str) -> Iterator[Target[Results]]:
     """What recording moments `what` may add to a training step, every step and one of ten."""
     for model, every, seldom in (("GPT-2", 4.0, 0.5), ("ResNet-50", 8.0, 1.0), ("MLP", 20.0, 2.5)):
         for limit, suffix in ((every, ""), (seldom, " every=10")):
@@ -139,25 +127,12 @@ TARGETS = (
     Target("over 1 MB: two threads faster than one", 1.8, _threads, "x", True),
     Target("16 KB: threads started", 0, _woken),
     Target("up to 16 KB: a call", 3.0, _call, " us"),
+    Target("command line: CPU time of help and typos", 0.25, _started, " s"),
     *_steps("", "bins=None"),
     *_steps(" and log bins", "watch"),
 )
 
 
 def verdicts(results: Results) -> Iterator[str]:
-    """A line a target: the limit, the worst that was measured and where, reached or short."""
-    rows = [["target", "limit", "worst", "cases", "verdict", "the worst case"]]
-    for target in TARGETS:
-        figures = list(target.figures(results))
-        sign = ">=" if target.at_least else "<="
-        row = [target.claim, f"{sign} {target.limit:g}{target.unit}"]
-        if not figures:
-            rows.append([*row, "-", "-", "not measured", ""])
-            continue
-        pick = min if target.at_least else max
-        name, worst = pick(figures, key=lambda figure: figure[1])
-        reached = sum(target.reached(figure) for _, figure in figures)
-        verdict = "reached" if reached == len(figures) else "short"
-        row += [f"{worst:.2f}{target.unit}", f"{reached}/{len(figures)}", verdict]
-        rows.append([*row, name if verdict == "short" else ""])
-    yield from aligned(rows)
+    """A line per target, as `bench.verdicts.lines` has it."""
+    return lines(judge(TARGETS, results))

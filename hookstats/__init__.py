@@ -15,9 +15,11 @@ from hookstats._version import __version__
 
 if TYPE_CHECKING:
     from hookstats import insight, rules, sinks
+    from hookstats.hooks.coverage import Coverage
     from hookstats.kernels.of_tensor import channel_stats
     from hookstats.records.record import StepRecord
     from hookstats.runs.run import Run, open_run
+    from hookstats.runs.series import Series, SiteSeries
     from hookstats.stats.bins import LinearBins, LogBins
     from hookstats.stats.channel_stats import ChannelStats
     from hookstats.stats.histogram import Histogram
@@ -37,12 +39,15 @@ __all__ = [
     "Capture",
     "CapturedCall",
     "ChannelStats",
+    "Coverage",
     "Edit",
     "EditError",
     "Histogram",
     "LinearBins",
     "LogBins",
     "Run",
+    "Series",
+    "SiteSeries",
     "StepRecord",
     "TensorCapture",
     "Trace",
@@ -69,9 +74,11 @@ import_module("hookstats.records.display").on_first_use(
 # Each module is imported when one of its names is first used: torch takes a second, and reading a
 # run needs no kernels.
 _HOMES = {
+    "hooks.coverage": ("Coverage",),
     "kernels.of_tensor": ("channel_stats",),
     "records.record": ("StepRecord",),
     "runs.run": ("Run", "open_run"),
+    "runs.series": ("Series", "SiteSeries"),
     "stats.bins": ("LinearBins", "LogBins"),
     "stats.channel_stats": ("ChannelStats",),
     "stats.histogram": ("Histogram",),

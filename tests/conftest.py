@@ -37,9 +37,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=["c++", "python"])
+@pytest.fixture(params=["c++", pytest.param("python", marks=pytest.mark.check)])
 def hooks_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a test with the C++ hooks, then with the Python hooks; the language of the hooks."""
+    """Runs a test with the C++ hooks, and in `make check` also with the Python hooks.
+
+    Returns the language of the hooks.
+    """
     if request.param == "python":
         monkeypatch.setattr(native, "hooks", None)
     else:

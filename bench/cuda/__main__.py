@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import time
 import traceback
 from collections.abc import Sequence
@@ -17,31 +15,9 @@ from typing import Any
 
 import torch
 
-import hookstats as hs
 from bench.cuda.results import Row, as_json, as_table
 from bench.cuda.sections import SECTIONS, Scale, free
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """What the figures depend on besides the code."""
-    found: dict[str, Any] = {"hookstats": hs.__version__, "torch": torch.__version__}
-    if device.type != "cuda":
-        return {"device": f"{platform.machine()} CPU", **found}
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-        driver = said.splitlines()[0].strip()
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        driver = "unknown"
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "device": properties.name,
-        "driver": driver,
-        **found,
-        "cuda": torch.version.cuda,
-        "multiprocessors": properties.multi_processor_count,
-        "l2_bytes": properties.L2_cache_size,
-    }
+from bench.machine import device_facts
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -80,7 +56,7 @@ def main(given: Sequence[str] | None = None) -> int:
         scale = Scale(device, 1 << 18, 2, 2, False, 20, 1 << 16, 128, 64, 10)
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    facts = machine(device)
+    facts = device_facts(device)
     if device.type == "cuda":
         torch.cuda._sleep(1_000_000_000)  # half a second, in which the clocks rise
     start = time.perf_counter()

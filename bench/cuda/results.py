@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from bench.verdicts import Found, Target, Verdict, judge
 
 
 @dataclass(frozen=True)
@@ -30,48 +32,33 @@ class Row:
         return self.bytes / self.microseconds * 1e-3 if self.bytes else None
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether one target is reached by all rows that it is about."""
+def _ratios(about: Callable[[Row], bool]) -> Callable[[Sequence[Row]], Found]:
+    """The ratios of the rows that a target is about."""
 
-    target: str
-    bound: float
-    worst: float | None
-    """None where nothing was measured."""
-    where: str
-    at_least: bool
+    def figures(rows: Sequence[Row]) -> Found:
+        for row in rows:
+            if row.ratio is not None and about(row):
+                where = " ".join(filter(None, (row.case, row.dtype, row.content, row.what)))
+                yield where, row.ratio
 
-    @property
-    def reached(self) -> bool | None:
-        """None where nothing was measured."""
-        if self.worst is None:
-            return None
-        return self.worst >= self.bound if self.at_least else self.worst <= self.bound
+    return figures
 
 
-@dataclass(frozen=True)
-class _Target:
-    name: str
-    bound: float
-    about: Callable[[Row], bool]
-    at_least: bool = True
-
-
-def _reads(what: str, dtype: str) -> Callable[[Row], bool]:
+def _reads(what: str, dtype: str) -> Callable[[Sequence[Row]], Found]:
     def about(row: Row) -> bool:
         is_ours = row.section == "reading" and row.peer == "update_"
         return is_ours and row.what == what and row.dtype == dtype
 
-    return about
+    return _ratios(about)
 
 
-def _of(section: str, case: str | None = None) -> Callable[[Row], bool]:
-    return lambda row: row.section == section and case in (None, row.case) and row.ratio is not None
+def _of(section: str, case: str | None = None) -> Callable[[Sequence[Row]], Found]:
+    return _ratios(lambda row: row.section == section and case in (None, row.case))
 
 
 _TARGETS = (
     *(
-        _Target(f"{what}, {dtype}: of torch.sum's rate", bound, _reads(what, dtype))
+        Target(f"{what}, {dtype}: of torch.sum's rate", bound, _reads(what, dtype), at_least=True)
         for what, bounds in (
             ("moments", (0.92, 0.92)),
             ("+ 64 bins a channel", (0.80, 0.65)),
@@ -79,39 +66,18 @@ _TARGETS = (
         )
         for dtype, bound in zip(("float32", "bfloat16"), bounds, strict=True)
     ),
-    _Target("skewed data: of the rate on normal data", 0.80, _of("skewed")),
-    _Target("gradients: time over that of reading", 1.3, _of("gradients", "device"), False),
-    _Target("gradients: milliseconds of the host", 1.0, _of("gradients", "host"), False),
-    _Target("one observation: us of the host over a launch", 2.0, _of("host"), False),
-    _Target("transformer, every=1: % of the step", 4.0, _of("transformer", "every=1"), False),
-    _Target("transformer, every=10: % of the step", 0.5, _of("transformer", "every=10"), False),
+    Target("skewed data: of the rate on normal data", 0.80, _of("skewed"), at_least=True),
+    Target("gradients: time over that of reading", 1.3, _of("gradients", "device")),
+    Target("gradients: milliseconds of the host", 1.0, _of("gradients", "host")),
+    Target("one observation: us of the host over a launch", 2.0, _of("host")),
+    Target("transformer, every=1: % of the step", 4.0, _of("transformer", "every=1")),
+    Target("transformer, every=10: % of the step", 0.5, _of("transformer", "every=10")),
 )
 
 
 def verdicts(rows: Iterable[Row]) -> list[Verdict]:
     """What the rows say of each target, by the row that is worst."""
-    rows = list(rows)
-    found = []
-    for target in _TARGETS:
-        about = [row for row in rows if target.about(row) and row.ratio is not None]
-        worst = None
-        if about:
-            worst = (min if target.at_least else max)(about, key=lambda row: row.ratio or 0.0)
-        where = (
-            ""
-            if worst is None
-            else " ".join(filter(None, (worst.case, worst.dtype, worst.content, worst.what)))
-        )
-        found.append(
-            Verdict(
-                target.name,
-                target.bound,
-                None if worst is None else worst.ratio,
-                where if about else "not measured",
-                target.at_least,
-            )
-        )
-    return found
+    return list(judge(_TARGETS, list(rows)))
 
 
 def as_json(machine: dict[str, Any], rows: Iterable[Row], notes: Iterable[str]) -> dict[str, Any]:
@@ -129,12 +95,10 @@ def as_table(machine: dict[str, Any], rows: Iterable[Row], notes: Iterable[str])
     """The same in Markdown."""
     rows = list(rows)
     lines = [" · ".join(f"{name} {value}" for name, value in machine.items()), ""]
-    lines += ["| target | bound | worst | where | reached |", "| --- | --- | --- | --- | --- |"]
+    lines += ["| target | bound | worst | where | verdict |", "| --- | --- | --- | --- | --- |"]
     for v in verdicts(rows):
-        bound = f"{'>=' if v.at_least else '<='} {v.bound:g}"
         worst = "-" if v.worst is None else f"{v.worst:.3g}"
-        reached = {None: "not measured", True: "yes", False: "NO"}[v.reached]
-        lines.append(f"| {v.target} | {bound} | {worst} | {v.where} | {reached} |")
+        lines.append(f"| {v.target} | {v.sign} {v.bound:g} | {worst} | {v.where} | {v.says} |")
     for section in dict.fromkeys(row.section for row in rows):
         lines += ["", f"### {section}", ""]
         lines += ["| case | dtype | data | what | peer | us | GB/s | ratio |"]

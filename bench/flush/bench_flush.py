@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from interleave import Rounds, replayed
-from measure import Measured, measure
-from measured import Results, Table
 from pytest_benchmark.fixture import BenchmarkFixture
-from smoke import SMOKE, pick
 
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import SMOKE, pick
+from bench.turns import Rounds
 from hookstats import LogBins, open_run
 from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo, StepRecord

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from interleave import Rounds, replayed
-from measure import Measured, measure
-from measured import Results, Table
 from pytest_benchmark.fixture import BenchmarkFixture
-from smoke import SMOKE, pick
 from torch import Tensor, nn
 
 import hookstats as hs
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import SMOKE, pick
+from bench.turns import Rounds
 from hookstats.arena import arena as accumulators
 from hookstats.kernels import native
 

@@ -8,19 +8,20 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import eager
 import pytest
 import torch
-from interleave import Peer, Rounds, replayed
-from measure import Measured, measure
-from measured import Results, Table
 from parts import PARTS
 from peers import InTorch, Read, Repeated, Update
 from pytest_benchmark.fixture import BenchmarkFixture
 from sample import Layout, Sample
-from smoke import pick
 from whats import LOG, MOMENTS, WHATS
 
+from bench import eager
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import pick
+from bench.turns import Peer, Rounds
 from hookstats import LogBins, channel_stats
 
 pytestmark = [

@@ -5,15 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from interleave import Rounds, replayed
 from layouts import DTYPES
-from measure import Measured, measure
-from measured import Results, Table
 from peers import Update
 from pytest_benchmark.fixture import BenchmarkFixture
 from sample import DISTRIBUTIONS, Layout, Sample
-from smoke import pick
 from whats import WHATS
+
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import pick
+from bench.turns import Rounds
 
 pytestmark = replayed
 

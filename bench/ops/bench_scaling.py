@@ -6,18 +6,20 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 
-import eager
 import pytest
 import torch
-from interleave import Peer, Rounds, replayed
-from measure import Measured, measure
-from measured import Results, Table
 from parts import PARTS
 from peers import InTorch, OneThread, Read, Repeated, Update
 from pytest_benchmark.fixture import BenchmarkFixture
 from sample import FINITE, Layout, Sample
-from smoke import pick
 from whats import LINEAR, LOG, MOMENTS, WHATS
+
+from bench import eager
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import pick
+from bench.turns import Peer, Rounds
 
 pytestmark = [
     replayed,

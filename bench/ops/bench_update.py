@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
-import eager
 import pytest
 import torch
-from interleave import Peer, Rounds, replayed
 from layouts import COMPILED, SAMPLES
 from levels import Elsewhere, Levels
-from measure import Measured, measure
-from measured import Results, Table
 from parts import PARTS, parts_of
 from peers import InTorch, OneThread, Read, Update
 from pytest_benchmark.fixture import BenchmarkFixture
 from sample import Sample
-from smoke import SMOKE
 from whats import WHATS
+
+from bench import eager
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import SMOKE
+from bench.turns import Peer, Rounds
 
 pytestmark = [
     replayed,

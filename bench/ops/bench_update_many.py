@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 import torch
-from accuracy import FLOAT32, HOOKSTATS, as_statistics, check
-from eager import Statistics, statistics
-from interleave import replayed
-from measure import Measured, measure
-from measured import Results, Table
 from pytest_benchmark.fixture import BenchmarkFixture
-from smoke import SMOKE, pick
 from torch import Tensor
 
+from bench.accuracy import FLOAT32, HOOKSTATS, as_statistics, check
+from bench.eager import Statistics, statistics
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import SMOKE, pick
 from hookstats import ChannelStats, LogBins, channel_stats
 from hookstats.kernels import ops
 from hookstats.stats import state

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from sample import Layout
-from smoke import pick
+
+from bench.smoke import pick
 
 LAYOUTS = pick(
     {

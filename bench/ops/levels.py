@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from accuracy import HOOKSTATS, check
-from measure import Absent
 from peers import Read, Update
 from sample import Sample
 from whats import WHATS
+
+from bench.accuracy import HOOKSTATS, check
+from bench.measure import Absent
 
 CAPABILITIES = {"AVX512": "avx512", "AVX2": "avx2", "DEFAULT": "default"}
 """What ATEN_CPU_CAPABILITY asks for, by what it gives; the best first."""

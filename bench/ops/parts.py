@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Absent, required
 from peers import Read
 from sample import CHANNEL_BINS, Sample
 from torch import Tensor
 from whats import What
+
+from bench.measure import Absent, required
 
 RANGE = (CHANNEL_BINS.lo, CHANNEL_BINS.hi)
 BINS = CHANNEL_BINS.bins

@@ -7,13 +7,13 @@ from functools import cache
 from time import perf_counter
 
 import torch
-from accuracy import FLOAT32, HOOKSTATS, as_statistics, check
-from eager import Statistics
 from sample import Sample
-from smoke import pick
 from torch import Tensor
 from whats import What
 
+from bench.accuracy import FLOAT32, HOOKSTATS, as_statistics, check
+from bench.eager import Statistics
+from bench.smoke import pick
 from hookstats import ChannelStats
 from hookstats.kernels import ops
 from hookstats.stats import state

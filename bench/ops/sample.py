@@ -9,10 +9,10 @@ from math import prod
 
 import numpy as np
 import torch
-from accuracy import as_statistics
 from numpy.random import Generator, default_rng
 from torch import Tensor
 
+from bench.accuracy import as_statistics
 from hookstats import ChannelStats, LinearBins, LogBins
 from hookstats.stats import reference, state
 

@@ -7,13 +7,9 @@ from functools import partial
 from typing import cast
 
 import pytest
-from interleave import Peer, Rounds, replayed
-from measure import Absent, Measured, measure
-from measured import Results, Table
 from models import JOBS
 from monitors import MONITORS
 from pytest_benchmark.fixture import BenchmarkFixture
-from smoke import SMOKE, pick
 from spread import spread
 from trainings import (
     CompiledHooks,
@@ -24,6 +20,12 @@ from trainings import (
     WatchedMomentsSeldom,
     WatchedSeldom,
 )
+
+from bench.measure import Absent, Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import SMOKE, pick
+from bench.turns import Peer, Rounds
 
 pytestmark = [
     replayed,

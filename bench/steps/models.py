@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
-from smoke import pick
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -15,6 +14,8 @@ from transformers import (
     ResNetConfig,
     ResNetForImageClassification,
 )
+
+from bench.smoke import pick
 
 
 @dataclass(frozen=True)

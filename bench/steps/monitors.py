@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from measure import required
 from torch import Tensor, nn
 from trainings import Training
+
+from bench.measure import required
 
 
 class EmptyHooks(Training):

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 
-import eager
 import torch
-from accuracy import FLOAT32, as_statistics, check
 from models import Job
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import hookstats as hs
+from bench import eager
+from bench.accuracy import FLOAT32, as_statistics, check
 from hookstats.records.record import StepRecord
 
 KINDS = ("output", "grad_output", "param_grad")

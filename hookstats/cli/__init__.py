@@ -1,7 +1,8 @@
-"""The command line, `hookstats` and `python -m hookstats`: one module a subcommand.
+"""The command line, `hookstats` and `python -m hookstats`: one module per subcommand.
 
-Exit codes: 0 done; 1 the answer is no (compare: the runs differ, doctor: something is broken);
-2 an error, in one line on stderr; 130 interrupted; 141 the reader of a pipe went away.
+`cli/usage/NAME.py` has the help and the arguments of a subcommand, `cli/NAME.py` the function
+that runs it. Exit codes: 0 done; 1 the answer is no (compare: the runs differ, doctor: something
+is broken); 2 an error, in one line on stderr; 130 interrupted; 141 the reader of a pipe went away.
 """
 
 from __future__ import annotations
@@ -11,33 +12,44 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from hookstats._version import __version__
-from hookstats.cli import compare, demo, doctor, export, report, show, top
 from hookstats.cli.output import describe
+from hookstats.records.alike import did_you_mean
 
-COMMANDS = (demo, show, top, compare, report, export, doctor)
-INTERRUPTED = 128 + 2  # as shells say of a command that ended by SIGINT
-BROKEN_PIPE = 128 + 13  # and by SIGPIPE
+COMMANDS = ("demo", "show", "top", "compare", "report", "export", "doctor")
+INTERRUPTED = 128 + 2  # what shells report for a command that SIGINT ended
+BROKEN_PIPE = 128 + 13  # and for one that SIGPIPE ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the subcommand that `arguments` (by default the command line's) name; its exit code."""
+    """Run the subcommand that `arguments`, by default those of the process, name.
+
+    Returns:
+        The exit code.
+    Raises:
+        SystemExit: after --help, --version or wrong arguments, as argparse does.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    if command is not None and command not in COMMANDS:
+        parser.error(f"{command!r}: no such command{did_you_mean(command, COMMANDS)}")
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
     try:
         with warnings.catch_warnings():
-            # Of what could not be read, such as a damaged part.
+            # Such as that a damaged part was left out.
             warnings.simplefilter("default", RuntimeWarning)
             warnings.showwarning = _show_warning
-            code: int = options.function(options)
-        sys.stdout.flush()  # here, where a broken pipe is still ours to handle
+            code: int = import_module(f"hookstats.cli.{options.command}").run(options)
+        sys.stdout.flush()  # here, where a broken pipe can still be handled
     except BrokenPipeError:
-        # Python flushes stdout once more as it ends, and would complain.
+        # Python flushes stdout once more when it exits, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt:
@@ -58,17 +70,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hookstats",
         description="PyTorch's flight recorder: look at what `hookstats.watch` recorded.",
-        epilog="`hookstats COMMAND --help` tells more of a command, with examples. "
-        "Colours are left out where the output is no terminal, or NO_COLOR is set.",
+        epilog="`hookstats COMMAND --help` describes a command, with examples. "
+        "Output has no colours where it is no terminal, or where NO_COLOR is set.",
     )
     parser.add_argument("--version", action="version", version=f"hookstats {__version__}")
     parser.add_argument(
-        "--traceback", action="store_true", help="show where an error comes from, to report it"
+        "--traceback", action="store_true", help="show the traceback of an error, to report it"
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2]
-        summary, _, details = (module.__doc__ or "").partition("\n\n")
+    for name in COMMANDS:
+        usage = import_module(f"hookstats.cli.usage.{name}")
+        summary, _, details = (usage.__doc__ or "").partition("\n\n")
         summary = summary.partition(": ")[2]
         command = commands.add_parser(
             name,
@@ -77,6 +89,5 @@ def _parser() -> argparse.ArgumentParser:
             epilog=details,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.add_arguments(command)
-        command.set_defaults(function=module.run)
+        usage.add_arguments(command)
     return parser

@@ -1,4 +1,4 @@
-"""What the rules found, one line an alert."""
+"""Prints what the rules found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hookstats.cli.output import count
-from hookstats.show.terminal import require_rich
+from hookstats.show.grid import require_rich
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,14 +17,19 @@ STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 def print_alerts(console: Console, alerts: Sequence[Alert], limit: int) -> None:
-    """Print how many alerts there are, and the last `limit` of them."""
+    """Print the number of alerts, and the last `limit` of them."""
     console.print()
     for line in alert_lines(console, alerts, limit):
         console.print(line, soft_wrap=not console.is_terminal)
 
 
-def alert_lines(console: Console, alerts: Sequence[Alert], limit: int) -> Iterator[RenderableType]:
-    """What `print_alerts` prints: coloured by severity, in a terminal with marks beside."""
+def alert_lines(
+    console: Console, alerts: Sequence[Alert], limit: int, cut: bool = False
+) -> Iterator[RenderableType]:
+    """What `print_alerts` prints: coloured by severity, in a terminal as a list with dashes.
+
+    cut: in a terminal, keep one line of each alert.
+    """
     if not alerts:
         yield "no alerts"
         return
@@ -37,5 +42,7 @@ def alert_lines(console: Console, alerts: Sequence[Alert], limit: int) -> Iterat
             yield message
             continue
         marked = rich.table.Table.grid(padding=(0, 1))
+        marked.add_column()
+        marked.add_column(no_wrap=cut, overflow="ellipsis" if cut else "fold")
         marked.add_row("-", message)
         yield marked

@@ -1,15 +1,4 @@
-"""compare: find where two runs part, by step and layer, and what differs most.
-
-Integers (counts, histograms) are compared exactly, moments to the last bit or to --rtol. Distances
-are relative: of a moment to its magnitude, of a mean to the rms, of counts to the number of values.
-Of "hist", A and B are how many values lie in bins where the other run has fewer.
-Exit code, as of diff: 0 the runs are equal, 1 they differ, 2 an error.
-
-examples:
-  hookstats compare runs/a runs/b
-  hookstats compare runs/a runs/b --layer 'encoder.*' --kind output
-  hookstats compare runs/a runs/b --rtol 1e-5     another processor, which adds in another order
-"""
+"""Prints where two runs differ first, and which sites differ most."""
 
 from __future__ import annotations
 
@@ -20,34 +9,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hookstats.cli.inputs import add_run, add_selection, check_chosen, choose, natural, open_path
+from hookstats.cli.inputs import check_chosen, choose, open_path
 from hookstats.cli.output import count, stdout
 from hookstats.records.difference import STATISTICS, Comparison, Difference, compare
-from hookstats.records.keys import Key
+from hookstats.records.keys import Key, label
 from hookstats.runs.run import Run
-from hookstats.show.terminal import grid, print_table
+from hookstats.runs.series import span
+from hookstats.show.grid import Cell, print_grid
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-LIMIT = 20
-
 
 @dataclass
 class SiteDifferences:
-    """What is kept of one site over the steps."""
+    """How one site differs, over all steps."""
 
     first: int
     """The first step in which it differs."""
     steps: int
-    """In how many it does."""
+    """The number of steps in which it differs."""
     step: int
-    """Where it differs most."""
+    """The step in which it differs most."""
     worst: Difference
 
 
 class Differences:
-    """How two runs differ; steps are added one by one, ascending."""
+    """How two runs differ; steps are added one by one, in ascending order."""
 
     def __init__(self) -> None:
         self.seen: dict[Key, None] = {}
@@ -55,16 +43,16 @@ class Differences:
         self.steps = 0
         self.differing = 0
         self.first: tuple[int, int, list[Difference]] | None = None
-        """Step and rank in which they part, and what differs at the first site of it."""
+        """The first step and rank that differ, and all differences of the first site there."""
         self.sites: dict[Key, SiteDifferences] = {}
         self.only: list[tuple[str, int, list[int]]] = []
-        """Which run has steps, of a rank, that the other has not."""
+        """(run, rank, steps): the steps of a rank that only this run has."""
 
     def __bool__(self) -> bool:
         return bool(self.differing or self.only)
 
     def add(self, step: int, rank: int, comparison: Comparison, sites: list[int]) -> None:
-        """Take in the chosen sites of a step."""
+        """Add the chosen sites of a step."""
         self.seen.update(dict.fromkeys(comparison.keys))
         self.compared.update(comparison.keys[site] for site in sites)
         self.steps += 1
@@ -85,40 +73,16 @@ class Differences:
                 known.step, known.worst = step, comparison.at(site, statistic)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, "a")
-    add_run(parser, "b")
-    parser.add_argument(
-        "--rtol",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="how far moments may be apart, relative (default: 0)",
-    )
-    add_selection(parser)
-    parser.add_argument(
-        "--rank", type=natural, metavar="N", help="only this process of several (default: all)"
-    )
-    parser.add_argument(
-        "--common", action="store_true", help="leave out steps and sites that only one run has"
-    )
-    parser.add_argument(
-        "--limit",
-        type=natural,
-        default=LIMIT,
-        metavar="N",
-        help=f"list at most N sites (default: {LIMIT})",
-    )
-
-
 def run(options: argparse.Namespace) -> int:
-    # Strictly: of a part that cannot be read no one knows whether it is equal.
+    # Strict: nobody knows whether a part that cannot be read is equal.
     a, b = open_path(options.a, strict=True), open_path(options.b, strict=True)
     console = stdout()
     for name in ("bins", "channel_bins"):
         one, other = getattr(a, name), getattr(b, name)
         if one != other:
-            console.print(f"{name}: {one} and {other}, histograms not compared", soft_wrap=True)
+            console.print(
+                f"{name} are {one} and {other}: their histograms are not compared", soft_wrap=True
+            )
     found = _compare_runs(a, b, options)
     _print(console, found, options)
     return int(bool(found))
@@ -129,7 +93,7 @@ def _compare_runs(a: Run, b: Run, options: argparse.Namespace) -> Differences:
     both: list[tuple[int, int]] = []
     ranks = sorted({*a.ranks, *b.ranks})
     if options.rank is not None and options.rank not in ranks:
-        raise ValueError(f"--rank {options.rank}: the ranks are {', '.join(map(str, ranks))}")
+        raise ValueError(f"--rank {options.rank}: expected one of {', '.join(map(str, ranks))}")
     for rank in ranks if options.rank is None else [options.rank]:
         of_a, of_b = set(a.steps_of(rank)), set(b.steps_of(rank))
         both += [(step, rank) for step in of_a & of_b]
@@ -156,14 +120,14 @@ def _print(console: Console, found: Differences, options: argparse.Namespace) ->
     what = f"{count(found.steps, 'step')} of {count(len(found.compared), 'site')}"
     to = f" to {options.rtol:g}" if options.rtol else ""
     for path, rank, steps in found.only:
-        console.print(f"only {path} has {_steps(steps)}{_of(rank)}", soft_wrap=True)
+        console.print(f"only {path} has {span(steps)}{_of(rank)}", soft_wrap=True)
     if found.first is not None:
         step, rank, differences = found.first
-        console.print(f"{both} part in step {step}{_of(rank)}, first at", soft_wrap=True)
+        console.print(f"{both} first differ in step {step}{_of(rank)}, at", soft_wrap=True)
         _print_first(console, differences)
         console.print(
             f"\n{len(found.sites)} of {count(len(found.compared), 'site')} differ, in "
-            f"{found.differing} of {count(found.steps, 'step')}, most of all:"
+            f"{found.differing} of {count(found.steps, 'step')}; the largest differences:"
         )
         _print_worst(console, found, options.limit)
     elif not found.only:
@@ -175,42 +139,43 @@ def _print(console: Console, found: Differences, options: argparse.Namespace) ->
 def _print_first(console: Console, differences: list[Difference]) -> None:
     """Every difference of one site, with both values."""
     name, kind, *_ = differences[0]
-    console.print(f"{name or '(root)'} {kind}:", style="bold", soft_wrap=True)
-    table = grid("statistic", "channel", "A", "B", "relative", text=1)
-    for difference in differences:
-        table.add_row(
+    console.print(f"{label(name)} {kind}:", style="bold", soft_wrap=True)
+    rows = [
+        _cells(
             difference.statistic,
             _channel(difference),
             *_values(difference),
             f"{difference.relative:.1e}",
         )
-    print_table(table, console)
+        for difference in differences
+    ]
+    columns = ("statistic", "channel", "A", "B", "relative")
+    print_grid(console, columns, rows, text=1, elided=0)
 
 
 def _print_worst(console: Console, found: Differences, limit: int) -> None:
-    """A row a site, those first that differ most."""
+    """One row per site; the sites that differ most come first."""
     order = {key: i for i, key in enumerate(found.seen)}
     sites = sorted(found.sites.items(), key=lambda item: (-item[1].worst.relative, order[item[0]]))
-    table = grid(
+    columns = (
         *("layer", "kind", "first\nstep", "steps"),
         *("relative", "statistic", "channel", "in\nstep"),
-        text=2,
     )
-    for (name, kind), site in sites[:limit]:
-        table.add_row(
-            *(name or "(root)", kind, str(site.first), str(site.steps)),
+    rows = [
+        _cells(
+            *(label(name), kind, str(site.first), str(site.steps)),
             *(f"{site.worst.relative:.1e}", site.worst.statistic, _channel(site.worst)),
             str(site.step),
         )
-    print_table(table, console)
+        for (name, kind), site in sites[:limit]
+    ]
+    print_grid(console, columns, rows, text=2, elided=2)
     if len(sites) > limit:
         console.print(f"... and {len(sites) - limit} more (--limit)")
 
 
-def _steps(steps: list[int]) -> str:
-    if len(steps) == 1:
-        return f"step {steps[0]}"
-    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+def _cells(*texts: str) -> list[Cell]:
+    return [(text, "") for text in texts]
 
 
 def _of(rank: int) -> str:
@@ -222,7 +187,7 @@ def _channel(difference: Difference) -> str:
 
 
 def _values(difference: Difference) -> tuple[str, str]:
-    """Both values, with as many digits as tell them apart."""
+    """Both values, with enough digits to tell them apart."""
     a, b, relative = difference.a, difference.b, difference.relative
     if not (isinstance(a, float) and isinstance(b, float)):
         return str(a), str(b)

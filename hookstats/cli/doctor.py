@@ -1,8 +1,4 @@
-"""doctor: check the installation: versions, which kernels and hooks are in use, and why not others.
-
-Runs one small update against the plain PyTorch reference.
-Exit code: 0 recording works, 1 it does not. `hookstats doctor` belongs into every bug report.
-"""
+"""Examines the installation, and imports no compiled part of it that would end the process."""
 
 from __future__ import annotations
 
@@ -12,30 +8,41 @@ import importlib.metadata
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from hookstats._version import __version__
 from hookstats.cli.output import describe
-from hookstats.kernels import native
-from hookstats.stats import reference, state
-from hookstats.stats.bins import LogBins
 
 OPTIONAL = {
     "pyarrow": "run directories",
     "rich": "tables and the command line",
-    "scikit-learn": "the demo's data",
+    "scikit-learn": "the data of the demo",
     "pandas": "Run.to_pandas",
-    "matplotlib": "Run.plot",
+    "matplotlib": "Run.plot and notebooks",
     "tensorboard": "the TensorBoard sink and export",
     "wandb": "the Weights & Biases sink",
 }
-"""Libraries that parts of hookstats need, and which parts."""
+"""The libraries that parts of hookstats need, and these parts."""
+
+_OPS, _NATIVE = "hookstats.kernels.ops", "hookstats.kernels.native"
+_REBUILD = "run `pip install .`, or `make clean build` in a checkout, to build it again"
+_IMPORT = """
+import importlib, sys
+sys.path[:0] = [sys.argv[1]]
+for name in sys.argv[2:]:
+    print(name, flush=True)
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+"""
+"""Imports modules; the last name printed is that of the module that ended the process."""
 
 
 class Finding(NamedTuple):
@@ -44,10 +51,6 @@ class Finding(NamedTuple):
     what: str
     text: str
     broken: bool = False
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None: it looks at everything."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,14 +66,37 @@ def _examine() -> Iterator[Finding]:
     implementation = platform.python_implementation()
     yield Finding("python", f"{platform.python_version()} ({implementation}), {sys.executable}")
     yield Finding("machine", f"{platform.platform()}, {os.cpu_count()} CPUs")
-    yield Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
     for name, purpose in OPTIONAL.items():
-        yield Finding(name, _version(name) or f"no, {purpose} would need it: pip install {name}")
+        yield Finding(name, _version(name) or f"no, needed for {purpose}: pip install {name}")
     yield Finding("compiler", _compiler())
-    yield _cpu()
-    yield Finding("CUDA kernels", _cuda())
-    yield Finding("C++ hooks", _native())
-    yield _self_test()
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding("torch", f"{describe(error)}; run `pip install torch`", broken=True)
+        return
+    yield Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    crashes = _crashes([name for name in (_OPS, _NATIVE) if name not in sys.modules])
+    yield _cpu(crashes.get(_OPS))
+    yield Finding("CUDA kernels", _cuda(crashes.get(_OPS)))
+    yield _native(crashes.get(_NATIVE))
+    yield _self_test(crashes.get(_OPS))
+
+
+def _crashes(modules: Sequence[str]) -> dict[str, str]:
+    """The modules that end a process that imports them, as a truncated library does, and how."""
+    crashes: dict[str, str] = {}
+    while modules:
+        package = str(Path(__file__).parents[2])
+        command = [sys.executable, "-c", _IMPORT, package, *modules]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            break
+        last = done.stdout.split()[-1] if done.stdout.split() else modules[0]
+        code = done.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        crashes[last] = f"importing {last} ends the process ({how}); {_REBUILD}"
+        modules = modules[modules.index(last) + 1 :]
+    return crashes
 
 
 def _version(distribution: str) -> str | None:
@@ -81,7 +107,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _compiler() -> str:
-    """The compiler that a build would take; only builds need one."""
+    """The compiler that a build would use; only builds need one."""
     command = os.environ.get("CXX", "c++")
     try:
         words = shlex.split(command) or ["c++"]
@@ -93,11 +119,23 @@ def _compiler() -> str:
     return f"{command}: {done.stdout.partition(chr(10))[0]}"
 
 
-def _cpu() -> Finding:
+def _import(name: str) -> Any:
+    """Import a module without its warnings, which say what the report says anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+def _cpu(crash: str | None) -> Finding:
+    """Whether the CPU kernels load, and for which instruction set."""
+    if crash is not None:
+        return Finding("CPU kernels", crash, broken=True)
     try:
-        ops = importlib.import_module("hookstats.kernels.ops")
+        ops = _import(_OPS)
     except ImportError as error:
-        return Finding("CPU kernels", str(error), broken=True)
+        return Finding("CPU kernels", describe(error), broken=True)
+    import torch
+
     (library,) = sorted(ops.LIBRARIES.glob("_C.*so"))[:1]
     limit = os.environ.get("ATEN_CPU_CAPABILITY")
     forced = f", limited by ATEN_CPU_CAPABILITY={limit}" if limit else ""
@@ -105,12 +143,16 @@ def _cpu() -> Finding:
     return Finding("CPU kernels", f"yes: {library.name} with {capability}{forced}")
 
 
-def _cuda() -> str:
-    """Whether CUDA tensors have a kernel, and if not, why."""
+def _cuda(crash: str | None) -> str:
+    """Whether CUDA tensors have kernels, and if not, why."""
     try:
-        ops = importlib.import_module("hookstats.kernels.ops")
+        ops = None if crash is not None else _import(_OPS)
     except ImportError:
-        return "no: they need the CPU's library"
+        ops = None
+    if ops is None:
+        return "no: they need the library of the CPU kernels"
+    import torch
+
     if ops.why_missing["cuda"] is not None:
         return f"no: {ops.why_missing['cuda']}"
     if not torch.cuda.is_available():
@@ -118,29 +160,41 @@ def _cuda() -> str:
     return f"yes, with {torch.cuda.device_count()} of {torch.cuda.get_device_name()}"
 
 
-def _native() -> str:
-    """Whether the hooks written in C++ are in use, and if not, why."""
-    return "yes" if native.why_not is None else f"no: {native.why_not}"
+def _native(crash: str | None) -> Finding:
+    """Whether the hooks written in C++ are in use, and if not, why: then the Python hooks serve."""
+    if crash is not None:
+        return Finding("C++ hooks", crash, broken=True)
+    native = _import(_NATIVE)
+    return Finding("C++ hooks", "yes" if native.why_not is None else f"no: {native.why_not}")
 
 
-def _self_test() -> Finding:
-    """One small update, with histograms, by the operator and by its definition in plain PyTorch."""
+def _self_test(crash: str | None) -> Finding:
+    """Compare one small update, with histograms, by the operator with that by the reference."""
+    if crash is not None:
+        return Finding("self-test", "impossible without the CPU kernels", broken=True)
+    import torch
+
+    from hookstats.stats import reference, state
+    from hookstats.stats.bins import LogBins
+
     x = torch.linspace(-3.0, 3.0, 600).reshape(20, 5, 6)
     x[0, :, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 1e30])
     bins = LogBins()
     states = []
     try:
-        ops = importlib.import_module("hookstats.kernels.ops")
+        ops = _import(_OPS)
         for update in (ops.update_, reference.update_):
             columns = state.identity_moments(5), state.identity_tallies(5)
             counts = torch.zeros(bins.slots, dtype=torch.int64)
             update(x, 1, *columns, counts, bins.descriptor("cpu"))
             states.append((*columns, counts))
-    except (ImportError, RuntimeError, ValueError) as error:
-        return Finding("self-test", " ".join(str(error).split()), broken=True)
+    except ImportError:
+        return Finding("self-test", "impossible without the CPU kernels", broken=True)
+    except (RuntimeError, ValueError) as error:
+        return Finding("self-test", describe(error), broken=True)
     (moments, tallies, counts), (right_moments, right_tallies, right_counts) = states
     if not (torch.equal(tallies, right_tallies) and torch.equal(counts, right_counts)):
-        return Finding("self-test", "the operator counts otherwise than the reference", True)
+        return Finding("self-test", "the counts of the operator differ from the reference", True)
     if not torch.allclose(moments, right_moments, rtol=1e-5, atol=1e-6):
-        return Finding("self-test", "the operator has other moments than the reference", True)
+        return Finding("self-test", "the moments of the operator differ from the reference", True)
     return Finding("self-test", "the operator agrees with the reference")

@@ -1,15 +1,4 @@
-"""export: write a run as Parquet, CSV or TensorBoard events, for other tools.
-
-parquet      one file, every column of `Run.table`: statistics and histograms of every channel
-csv          one file, a row a step and site with the statistics of the whole tensor;
-             with --channels a row a channel; no histograms
-tensorboard  a directory of event files: scalars and histograms
-
-examples:
-  hookstats export runs/a -o a.parquet
-  hookstats export runs/a -o a.csv --channels
-  hookstats export runs/a -o tb --format tensorboard
-"""
+"""Writes a run in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -23,38 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from hookstats.cli.inputs import add_run, open_path
+from hookstats.cli.inputs import open_path
+from hookstats.cli.usage.export import FORMATS
 from hookstats.runs.format import require_pyarrow
 from hookstats.runs.run import Run
 from hookstats.runs.series import SiteSeries
 from hookstats.stats.derived import statistic_names
-
-FORMATS = ("parquet", "csv", "tensorboard")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="the file or, for TensorBoard, the directory to write; a file is replaced",
-    )
-    parser.add_argument(
-        "--format", choices=FORMATS, help="default: what the name ends in, .parquet or .csv"
-    )
-    parser.add_argument("--channels", action="store_true", help="csv: one row a channel")
 
 
 def run(options: argparse.Namespace) -> int:
     out: Path = options.out
     format = options.format or out.suffix.removeprefix(".")
     if format not in FORMATS:
-        raise ValueError(f"--out {out}: ends in neither .parquet nor .csv: give a --format")
+        raise ValueError(f"--out {out}: expected a name in .parquet or .csv, or --format")
     if options.channels and format != "csv":
-        raise ValueError(f"--channels: for csv, not for {format}")
+        raise ValueError(f"--channels: expected the format csv, not {format}")
     recorded = open_path(options.run)
     if format == "tensorboard":
         _write_events(recorded, out)
@@ -70,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """A file to write, which becomes `out` once it is whole."""
+    """A temporary file, which replaces `out` once it is complete."""
     for path, wrong in ((out.parent, not out.parent.is_dir()), (out, out.is_dir())):
         if wrong:
             code = errno.EISDIR if path.is_dir() else errno.ENOENT
@@ -118,7 +90,7 @@ def _rows(site: SiteSeries, rank: int) -> dict[str, Any]:
 
 
 def _channel_rows(site: SiteSeries, rank: int) -> dict[str, Any]:
-    """The columns of one site, a row a step and channel."""
+    """The columns of one site, one row per step and channel."""
     steps, channels = site.channels.count.shape
     names = statistic_names(higher=site.higher)
     return {

@@ -1,19 +1,19 @@
-"""What subcommands print through, and how they name errors."""
+"""What subcommands print through, and how they word counts and errors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hookstats.show.terminal import require_rich
+from hookstats.show.grid import require_rich
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def stdout() -> Console:
-    """A console on stdout that prints names as they are, also "[red]" and ":smile:".
+    """A console on stdout that prints names as they are, even "[red]" and ":smile:".
 
-    It leaves broken pipes to `main`: its own exit code would mislead.
+    It leaves a broken pipe to `main`, which knows the right exit code.
     """
     rich = require_rich()
 
@@ -31,7 +31,7 @@ def count(number: int, noun: str) -> str:
 
 
 def describe(error: BaseException | str) -> str:
-    """An error or a warning in one line, without the class's name and the error number."""
+    """An error or a warning in one line, without the name of its class and the error number."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     # str() of a KeyError is its argument's repr.

@@ -1,58 +1,19 @@
-"""show: print a step of a run as a table, and the alerts so far.
-
-examples:
-  hookstats show runs/a
-  hookstats show runs/a --step 100 --kind output
-  hookstats show runs/a --layer 'encoder.*' --layer head --sort dead
-"""
+"""Prints one step of a run as a table, and the alerts up to that step."""
 
 from __future__ import annotations
 
 import argparse
 
+from hookstats import rules
 from hookstats.cli.alerts import print_alerts
-from hookstats.cli.inputs import (
-    add_rank,
-    add_run,
-    add_selection,
-    check_chosen,
-    choose,
-    natural,
-    open_path,
-    read_step,
-)
+from hookstats.cli.inputs import check_chosen, choose, open_path, read_step
 from hookstats.cli.output import stdout
-from hookstats.records.summary import SORTS, summarise
-
-ALERTS = 10
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="default: the last; negative: from the end"
-    )
-    add_selection(parser)
-    parser.add_argument(
-        "--sort",
-        choices=("order", *SORTS),
-        default="order",
-        help="the greatest first; by default the order of execution",
-    )
-    add_rank(parser)
-    parser.add_argument(
-        "--alerts",
-        type=natural,
-        default=ALERTS,
-        metavar="N",
-        help=f"print at most the last N alerts of the steps so far (default: {ALERTS})",
-    )
+from hookstats.records.summary import summarise
+from hookstats.show.sorts import SORTS
+from hookstats.show.terminal import render
 
 
 def run(options: argparse.Namespace) -> int:
-    from hookstats import rules
-    from hookstats.show.terminal import render
-
     console = stdout()
     recorded = open_path(options.run)
     record = read_step(recorded, options.step, options.rank)

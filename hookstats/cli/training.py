@@ -1,6 +1,6 @@
-"""train(): a small network on scikit-learn's digits, every layer watched.
+"""train(): the demo's training run: a small network on scikit-learn's digits, every layer watched.
 
-One layer is initialised badly on purpose, so that there is something to find.
+One layer is initialised badly on purpose, so that there is a fault to find.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import hookstats
-from hookstats.show.terminal import require_rich
+from hookstats.show.grid import require_rich
 
-EPOCHS = 12
 BATCH = 64
 BAD_LAYER = "block2.conv"
 
 
 class Block(nn.Sequential):
-    """Convolution, batch norm unless left out, ReLU."""
+    """A convolution, batch norm if `norm`, and ReLU."""
 
     def __init__(self, channels_in: int, channels_out: int, norm: bool = True) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ class DigitsNet(nn.Module):
 
 
 def plant_fault(model: DigitsNet) -> None:
-    """Bias most channels of one convolution so far down that their ReLUs never open: they die."""
+    """Give most channels of one convolution a bias so low that their ReLUs never open."""
     conv = model.get_submodule(BAD_LAYER)
     assert isinstance(conv, nn.Conv2d)
     assert conv.bias is not None
@@ -57,7 +56,7 @@ def plant_fault(model: DigitsNet) -> None:
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
-    """The 1797 images [n, 1, 8, 8] in 0..1, and their labels [n]."""
+    """The 1797 images, float32 [n, 1, 8, 8] in 0..1, and their labels, int64 [n]."""
     try:
         from sklearn import datasets
     except ImportError as error:
@@ -71,12 +70,12 @@ def load_digits() -> tuple[Tensor, Tensor]:
     )
 
 
-def train(out: Path, epochs: int = EPOCHS, seed: int = 0) -> float:
-    """Train with every layer watched, record into `out`; returns the accuracy on held-out data.
+def train(out: Path, epochs: int, seed: int = 0) -> float:
+    """Train with every layer watched, and record into `out`; returns the held-out accuracy.
 
     Raises:
         ImportError: scikit-learn, rich or pyarrow is not installed.
-        OSError: `out` cannot be written, or holds another run.
+        OSError: `out` cannot be written, or has another run.
     """
     require_rich()
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -1,4 +1,4 @@
-"""View: what has been read of a growing run, and a frame of the terminal that shows it."""
+"""View: what was read of a growing run, and the frame that shows it in a terminal."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 from hookstats import rules
 from hookstats.cli.alerts import alert_lines
 from hookstats.cli.inputs import check_chosen, choose
-from hookstats.records.keys import Key
+from hookstats.records.keys import Key, label
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.runs.format import PARTS
 from hookstats.runs.run import Run
-from hookstats.show.terminal import MANY_DEAD, format_number, grid, require_rich
+from hookstats.show.grid import Cell, grid, require_rich
+from hookstats.show.terminal import MANY_DEAD, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
 WINDOW = 12
-"""Recorded steps that the change and the curve of a site are over."""
+"""The number of recorded steps that the change and the curve of a site cover."""
 RECENT = 300
-"""Steps that are read of a long run, and caught up with where training is faster: what is going on
-now matters more than all that was."""
+"""The most steps that are read at once: in a long run the present matters more than the past."""
 ALERTS = 4
-"""How many are shown."""
+"""The number of alerts shown."""
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -53,12 +53,12 @@ class View:
         """Of the step read last."""
         self.alerts: list[rules.Alert] = []
         self._step: int | None = None
-        self._skipped = 0
+        self._passed = 0
         self._curves: dict[Key, deque[float]] = {}
         self._monitor = rules.Monitor("default")
 
     def read(self, seconds: float = math.inf) -> bool:
-        """Take in what is new, for about so many seconds; whether something is left to read.
+        """Read new steps for about so many seconds; returns whether some are left to read.
 
         Raises:
             ValueError: the layers and kinds match nothing.
@@ -66,9 +66,9 @@ class View:
         end = time.monotonic() + seconds
         steps = self.run.steps_of(self.rank)
         if self._step is not None and steps[-1:] < [self._step]:
-            self._forget()  # the training went back to a checkpoint
+            self._forget()  # training went back to a checkpoint
         new = [step for step in steps if self._step is None or step > self._step]
-        self._skipped += len(new[:-RECENT])
+        self._passed += len(new[:-RECENT])
         new = new[-RECENT:]
         self._recorded, self._unread = len(steps), len(new)
         for step in new:
@@ -91,25 +91,25 @@ class View:
         self.alerts += [alert for alert in found if (alert.site, alert.kind) in chosen]
 
     def frame(self, console: Console, rows: int) -> Iterator[RenderableType]:
-        """What to print, one below the other; of the table at most so many rows."""
+        """What to print, from top to bottom; the table has at most `rows` rows."""
         text = require_rich().text.Text
         yield text(self._headline(), "bold")
         if self._step is None:
             return
         yield ""
-        yield self._table(console.encoding.startswith("utf"), rows)
+        yield self._table(console, rows)
         if rows < len(self.sites):
             yield f"... and {len(self.sites) - rows} more"
         yield ""
-        yield from alert_lines(console, self.alerts, ALERTS)
+        yield from alert_lines(console, self.alerts, ALERTS, cut=True)
 
     def _headline(self) -> str:
         rank = f", rank {self.rank}" if self.rank else ""
         if self._step is None:
             return f"{self.run.path}{rank}: no step yet{self._age()}"
         unread = f", {self._unread} still to read" if self._unread else ""
-        skipped = f", {self._skipped} skipped" if self._skipped else ""
-        recorded = f"{self._recorded} recorded{skipped}{unread}"
+        passed = f", the first {self._passed} not read" if self._passed else ""
+        recorded = f"{self._recorded} recorded{passed}{unread}"
         return f"{self.run.path}{rank}: step {self._step}, {recorded}{self._age()}"
 
     def _age(self) -> str:
@@ -118,37 +118,40 @@ class View:
         written = [part.stat().st_mtime for part in (self.run.path / PARTS).glob("*.parquet")]
         return f", written {time.time() - max(written):.0f} s ago" if written else ""
 
-    def _table(self, curves: bool, rows: int) -> Table:
-        text = require_rich().text.Text
-        table = grid(
+    def _table(self, console: Console, rows: int) -> Table:
+        curves = console.encoding.startswith("utf")
+        columns = (
             *("layer", "kind"),
             *[f"rms, last {WINDOW}"] * curves,
             *("rms", "change", "non-\nfinite", "dead"),
-            text=2 + curves,
         )
-        for site in sorted(self.sites, key=self._urgency)[:rows]:
-            curve = self._curves[site.name, site.kind]
-            many_dead = site.dead and site.dead >= MANY_DEAD * site.channels
-            table.add_row(
-                text(site.name or "(root)"),
-                text(site.kind),
-                *[text(draw(curve), "cyan")] * curves,
-                format_number(site.rms) if site.finite else "-",
-                change(curve),
-                text(str(site.nonfinite), "bold red" if site.nonfinite else ""),
-                text(f"{site.dead}/{site.channels}", "yellow" if many_dead else ""),
-            )
-        return table
+        shown = sorted(self.sites, key=self._urgency)[:rows]
+        cells = [self._cells(site, curves) for site in shown]
+        return grid(console, columns, cells, text=2 + curves, elided=2)
+
+    def _cells(self, site: SiteSummary, curves: bool) -> list[Cell]:
+        """The row of a site."""
+        curve = self._curves[site.name, site.kind]
+        many_dead = site.dead and site.dead >= MANY_DEAD * site.channels
+        return [
+            (label(site.name), ""),
+            (site.kind, ""),
+            *[(draw(curve), "cyan")] * curves,
+            (format_number(site.rms) if site.finite else "-", ""),
+            (change(curve), ""),
+            (str(site.nonfinite), "bold red" if site.nonfinite else ""),
+            (f"{site.dead}/{site.channels}", "yellow" if many_dead else ""),
+        ]
 
     def _urgency(self, site: SiteSummary) -> tuple[bool, float]:
-        """Sorts what is not finite first, then what changed most."""
+        """A sort key: sites with non-finite values first, then those that changed most."""
         factor = _factor(self._curves[site.name, site.kind])
         moved = 0.0 if math.isnan(factor) else abs(math.log(factor)) if factor else math.inf
         return not site.nonfinite, -moved
 
 
 def draw(curve: deque[float]) -> str:
-    """The values as blocks, from zero to their maximum; a space where there is no value."""
+    """The values as blocks, from zero to their maximum; a NaN is a space."""
     top = max((value for value in curve if math.isfinite(value)), default=0.0)
 
     def block(value: float) -> str:
@@ -161,7 +164,7 @@ def draw(curve: deque[float]) -> str:
 
 
 def change(curve: deque[float]) -> str:
-    """From the first value to the last: "+12%", "x35"; "" where it has no meaning."""
+    """The change from the first value to the last: "+12%", "x35"; "" where it is undefined."""
     factor = _factor(curve)
     if math.isnan(factor):
         return ""
@@ -171,7 +174,7 @@ def change(curve: deque[float]) -> str:
 
 
 def _factor(curve: deque[float]) -> float:
-    """The last value over the first; inf after a zero, NaN where nothing can be said."""
+    """The last value over the first; inf after a zero, NaN where it is undefined."""
     first, last = curve[0], curve[-1]
     if len(curve) < 2 or math.isnan(first) or math.isnan(last):
         return math.nan

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-_REBUILD = "run `pip install .`, or `make build` in a checkout, to build them"
+_REBUILD = "run `pip install .`, or `make clean build` in a checkout, to build them"
 
 
 def _load() -> tuple[ModuleType | None, str | None]:

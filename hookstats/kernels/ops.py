@@ -18,7 +18,7 @@ LIBRARIES = Path(__file__).parents[1]
 
 
 _REBUILD = {
-    "cpu": "run `pip install .`, or `make build` in a checkout",
+    "cpu": "run `pip install .`, or `make clean build` in a checkout",
     "cuda": "where nvcc is, run `FORCE_CUDA=1 pip install .`, or, in a checkout, "
     "`FORCE_CUDA=1 python setup.py build_ext --inplace`",
 }

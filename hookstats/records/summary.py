@@ -1,10 +1,9 @@
-"""summarise(): what a step's record says of each site, one small tuple per site; their sorts."""
+"""summarise(): what a step's record says of each site, one small tuple per site."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,21 +55,3 @@ def summarise(record: StepRecord) -> list[SiteSummary]:
             strict=True,
         )
     ]
-
-
-SORTS: dict[str, Callable[[SiteSummary], Any]] = {
-    "name": lambda site: site.name,
-    "mean": lambda site: _descending(abs(site.mean)),
-    "std": lambda site: _descending(site.std),
-    "rms": lambda site: _descending(site.rms),
-    "min": lambda site: site.min,
-    "max": lambda site: -site.max,
-    "nonfinite": lambda site: -site.nonfinite,
-    "dead": lambda site: _descending(site.dead / site.channels if site.channels else 0.0),
-}
-"""Ways to sort: sort keys by name. All but "name" and "min" put the greatest first, "mean" by its
-magnitude, "dead" by the share of the channels; what has no value comes last."""
-
-
-def _descending(value: float) -> float:
-    return math.inf if math.isnan(value) else -value

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from hookstats.records.alike import did_you_mean
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.runs.format import RUN_JSON, require_pyarrow
 from hookstats.runs.headers import bins_of, first_rank, read_rank_json, read_run_json
 from hookstats.runs.parts import Parts, Where
-from hookstats.runs.series import Series
+from hookstats.runs.series import Series, span
 
 if TYPE_CHECKING:
     from hookstats.show.plot import Plots
@@ -27,7 +28,7 @@ def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run
             what needs one raises a ValueError that names it.
 
     Raises:
-        FileNotFoundError: nothing is at `path`.
+        FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
         ValueError: `path` is no run directory, run.json is damaged, or a newer hookstats wrote it.
         ImportError: pyarrow is not installed.
     """
@@ -49,7 +50,8 @@ class Run:
         require_pyarrow()
         self.path = Path(path)
         if not self.path.exists():
-            raise FileNotFoundError(f"path = {str(path)!r}: does not exist, expected a run")
+            alike = did_you_mean(str(self.path), _runs_beside(self.path))
+            raise FileNotFoundError(f"path = {str(path)!r}: no such run{alike}")
         if not (self.path / RUN_JSON).is_file():
             raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
         read_run_json(self.path)
@@ -68,7 +70,26 @@ class Run:
         self._parts = Parts(self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        try:
+            return f"Run({str(self.path)!r}, {self._holds()})"
+        except (OSError, ValueError) as error:
+            return f"Run({str(self.path)!r}, unreadable: {error})"
+
+    def _holds(self) -> str:
+        """What the run holds, in words."""
+        self._parts.refresh()
+        if not self._parts.index:
+            return "no steps yet"
+        records = next(iter(self._parts.index.values()))
+        sites = next(reversed(records.values())).rows
+        ranks = list(self._parts.index)
+        of = "" if ranks == [0] else f", ranks {', '.join(map(str, ranks))}"
+        return f"{span(list(records))}, {sites} site{'s' * (sites != 1)}{of}"
+
+    def _ipython_key_completions_(self) -> list[int | Key]:
+        """What notebooks offer after ``run[``: steps, and the sites of the last of them."""
+        steps = self.steps
+        return [*steps, *(self.record(steps[-1]) if steps else ())]
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))
@@ -237,3 +258,10 @@ class Run:
             f"step {step}: {self.path} has {len(steps)} steps of rank {rank} "
             f"in {steps[0]}..{steps[-1]}"
         )
+
+
+def _runs_beside(path: Path) -> list[str]:
+    """The runs in the directory where `path` would be."""
+    if not path.parent.is_dir():
+        return []
+    return [str(other) for other in path.parent.iterdir() if (other / RUN_JSON).is_file()]

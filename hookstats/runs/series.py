@@ -23,6 +23,15 @@ from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import Statistics, dead, no_column, statistic
 
+_NAMED = 3  # sites in the representation of a series
+
+
+def span(steps: Sequence[int]) -> str:
+    """Ascending steps in words: "84 steps, 0 to 83", "step 7"."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "no steps"
+
 
 class ArrayStatistics(Statistics[Int64, Float64]):
     """Statistics as NumPy arrays of one shape."""
@@ -66,7 +75,7 @@ class SiteSeries(ArrayStatistics):
         return len(self.steps)
 
     def __repr__(self) -> str:
-        return f"SiteSeries({self.name!r}, {self.kind!r}, steps={len(self)})"
+        return f"SiteSeries({self.name!r}, {self.kind!r}, {span(self.steps.tolist())})"
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))
@@ -211,7 +220,15 @@ class Series(Mapping[Key, SiteSeries]):
         return len(self._sites)
 
     def __repr__(self) -> str:
-        return f"Series({list(self._sites)})"
+        some = ", ".join(map(repr, list(self._sites)[:_NAMED]))
+        more = ", ..." if len(self) > _NAMED else ""
+        of = f", rank {self.rank}" if self.rank else ""
+        sites = f"{len(self)} site{'s' * (len(self) != 1)}"
+        return f"Series({sites}, {span(self.steps.tolist())}{of}: {some}{more})"
+
+    def _ipython_key_completions_(self) -> list[Key]:
+        """What notebooks offer after ``series[``."""
+        return list(self._sites)
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))

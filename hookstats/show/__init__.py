@@ -1,1 +1,1 @@
-"""What people look at: tables in the terminal, figures, notebooks, and the page."""
+"""What people look at: tables in the terminal, figures, notebooks, and the report page."""

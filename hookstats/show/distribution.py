@@ -1,4 +1,4 @@
-"""distributions(): one site's histograms over the columns, on an axis that people can read."""
+"""distributions(): the histograms of one site by column, on an axis that people can read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hookstats.records.sparse import Float64, Int32, Int64
 from hookstats.stats.bins import Bins
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
-_REACH = 1e3  # how many times farther than is usual the axis goes
+_REACH = 1e3  # the axis ends at this multiple of the usual extreme
 
 
 @dataclass(frozen=True)
 class Axis:
     """An axis for values of either sign and any magnitude: `asinh(x / scale)` from lo to hi.
 
-    Linear within about +-scale, logarithmic beyond.
+    The axis is linear within about +-scale, and logarithmic beyond.
     """
 
     scale: float
@@ -27,13 +27,13 @@ class Axis:
     hi: float
 
     def values(self, count: int) -> Float64:
-        """`count` values at equal distances on the axis, its ends first and last."""
+        """`count` values at equal distances on the axis, from its first end to its last."""
         with np.errstate(over="ignore"):
             values: Float64 = np.sinh(np.linspace(self.lo, self.hi, count)) * self.scale
         return values
 
     def position(self, values: Float64) -> Float64:
-        """Where values are, 0 at lo and 1 at hi; what is beyond is at the end."""
+        """The positions of values: 0 at lo, 1 at hi; a value beyond an end is placed there."""
         where = (np.arcsinh(values / self.scale) - self.lo) / (self.hi - self.lo)
         clipped: Float64 = np.clip(where, 0.0, 1.0)
         return clipped
@@ -41,19 +41,20 @@ class Axis:
 
 @dataclass(frozen=True)
 class Distributions:
-    """One site in T columns: how its finite values are spread."""
+    """How the finite values of one site are distributed, in T columns."""
 
     axis: Axis
     shares: Float64
-    """[rows, T]: of a column's finite values, those in each of the equal parts of the axis, from
-    lo to hi; what is beyond the axis is in its first or last part. NaN without finite values."""
+    """float64 [rows, T]: the share of a column's finite values in each of the equal parts of the
+    axis, from lo to hi; the first and the last part include the values beyond the axis. NaN where a
+    column has no finite values."""
     quantiles: Float64
-    """[len(QUANTILES), T]: NaN without finite values."""
+    """float64 [len(QUANTILES), T]: NaN where a column has no finite values."""
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """A histogram's nonzero slots: they reach from `left` to `right`, `reached` up to there."""
+    """The nonzero slots of a histogram: their edges, their counts, and the cumulative counts."""
 
     left: Float64
     right: Float64
@@ -61,7 +62,7 @@ class _Steps:
     reached: Float64
 
     def quantiles(self, fractions: Sequence[float]) -> Float64:
-        """As Histogram.quantile."""
+        """The quantiles, as `Histogram.quantile` defines them."""
         rank = np.array(fractions) * self.reached[-1]
         slot = np.searchsorted(self.reached, rank)
         inside = (rank - (self.reached[slot] - self.counts[slot])) / self.counts[slot]
@@ -69,7 +70,7 @@ class _Steps:
         return values
 
     def below(self, values: Float64) -> Float64:
-        """How many are below each value, taking every slot to be filled evenly."""
+        """The number of values below each of `values`, if every slot is filled evenly."""
         x = np.stack((self.left, self.right), 1).ravel()
         y = np.stack((self.reached - self.counts, self.reached), 1).ravel()
         below: Float64 = np.interp(values, x, y)
@@ -83,10 +84,10 @@ def distributions(
     greatest: Float64,
     rows: int,
 ) -> Distributions | None:
-    """Put histograms on one axis of `rows` parts; None where no column has finite values.
+    """Put histograms on one axis of `rows` parts; None if no column has finite values.
 
-    columns: [T], the nonzero slots and their counts; least, greatest: [T], the extremes of the
-    finite values.
+    columns: T pairs, the nonzero slots of a histogram and their counts. least, greatest: float64
+    [T], the extremes of the finite values.
     """
     edges = bins.edges().double().numpy()
     steps = [
@@ -110,11 +111,11 @@ def distributions(
 
 
 def choose_axis(quantiles: Float64, least: Float64, greatest: Float64) -> Axis | None:
-    """The axis for these columns; None where none of them has finite values.
+    """The axis for these columns; None if none of them has finite values.
 
-    It is linear where most values usually are, so that a bell looks like one, and goes as far as
-    the extremes, but for those a thousand times farther than is usual: one explosion would leave
-    no room for anything else.
+    The axis is linear where most values usually are, so that a bell curve looks like one. It
+    reaches the extremes, but not those a thousand times beyond the usual: a single explosion would
+    leave no room for anything else.
     """
     some = np.isfinite(least) & np.isfinite(greatest)
     if not some.any():
@@ -127,12 +128,12 @@ def choose_axis(quantiles: Float64, least: Float64, greatest: Float64) -> Axis |
     else:
         usual = max(top, -bottom)
     low, first, _, third, high = (float(np.nanmedian(q)) for q in quantiles)
-    # Both of the first two are two thirds of a normal distribution's standard deviation.
+    # For a normal distribution, the first two are both two thirds of the standard deviation.
     scale = max((third - first) / 2, (high - low) / 7, usual / 100) or 1.0
     lo, hi = math.asinh(min(bottom, 0.0) / scale), math.asinh(max(top, 0.0) / scale)
     if lo == hi:
         lo, hi = -1.0, 1.0
-    margin = (hi - lo) / 50  # so that the extremes, and zero, lie within a part, not on its edge
+    margin = (hi - lo) / 50  # so that no extreme, and no zero, lies on the edge of a part
     return Axis(scale, lo - margin, hi + margin)
 
 

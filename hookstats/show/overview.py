@@ -23,9 +23,9 @@ from hookstats.stats.derived import columns_of, dead, statistic
 Bool = NDArray[np.bool_]
 Spans = tuple[tuple[int, int], ...]
 
-_MAX_COLUMNS = 240  # about what a screen shows side by side
+_MAX_COLUMNS = 240  # about as many as a screen has room for
 _MIN_COLUMNS = 80
-_CELLS = 18_000  # sites * columns to aim at: what keeps a report of many sites small
+_CELLS = 18_000  # the aim for sites * columns, which keeps a report of many sites small
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class ChannelColumns:
     """The C channels of one site in T columns."""
 
     rms: Float64
-    """float64 [T, C]: NaN without finite values."""
+    """float64 [T, C]: NaN where there are no finite values."""
     dead: Bool
-    """[T, C]: dead in every step of the column that had finite values, see `insight.dead`."""
+    """bool [T, C]: dead in every step of the column that had finite values, see `insight.dead`."""
     nonfinite: Bool
-    """[T, C]: there is a NaN or an infinity."""
+    """bool [T, C]: there is a NaN or an infinity."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """S sites in T columns; a column merges the recorded steps of its span, and none is left out.
+    """S sites in T columns; a column merges all recorded steps of its span.
 
-    Sites are in order of execution, a gradient and a parameter where their module's output is.
+    Sites are in order of execution; gradients and parameters stand beside their module's output.
     """
 
     rank: int
@@ -53,20 +53,20 @@ class Overview:
     spans: Spans
     """[T]: column t merges ``steps[first:end]``."""
     sites: tuple[SiteInfo, ...]
-    """[S]: as seen last."""
+    """[S]: the sites as the last of their steps recorded them."""
     moments: Float64
     """[T, S, 5]: `state.MOMENTS` of the whole tensor."""
     tallies: Int64
     """[T, S, 5]: `state.TALLIES` of the whole tensor."""
     observed: Int64
-    """[T, S]: calls merged; 0 where nothing was recorded."""
+    """int64 [T, S]: the number of calls merged; 0 where nothing was recorded."""
     channels: tuple[ChannelColumns | None, ...]
     """[S]: None where the number of channels changed from step to step."""
     bins: Bins | None
     hist: tuple[SparseCounts, ...]
-    """[T]: histograms of the whole tensors; without bins they are empty."""
+    """[T]: the histograms of the whole tensors; empty without bins."""
     hist_rows: Int64
-    """[S]: the row of each site in `hist`; a histogram may end before it: nothing was counted."""
+    """int64 [S]: the row of each site in `hist`; a column that ends before it counted nothing."""
 
 
 def overview(
@@ -77,11 +77,11 @@ def overview(
 ) -> Overview:
     """Merge the steps that `rank` recorded into at most `columns` columns, and those set apart.
 
-    Reads every step once, one after the other.
+    Every step is read once, in order.
 
     Args:
-        columns: by default 80 to 240, fewer the more sites there are.
-        each: called with every record, in order: what else needs all of them reads them once. A
+        columns: by default 80 to 240; the more sites there are, the fewer.
+        each: called with every record, in order, so that other readers need not read them again. A
             step for which `each` returns something true gets a column of its own, so that the
             column shows what was found in that step; of such there are no more than `columns`.
     Raises:
@@ -89,7 +89,7 @@ def overview(
     """
     steps = run.steps_of(rank)
     if not steps:
-        raise ValueError(f"{run.path}: expected a run with steps of rank {rank}, it has none yet")
+        raise ValueError(f"{run.path}: expected a run with steps of rank {rank}, found none yet")
     if columns is None:
         sites = max(1, len(run.record(steps[-1], rank)))
         columns = min(max(_CELLS // sites, _MIN_COLUMNS), _MAX_COLUMNS)
@@ -121,18 +121,18 @@ def overview(
 
 
 class _Rows:
-    """Which row of the overview a site has, and which rows its channels have."""
+    """The row of each site in the overview, and the rows of its channels."""
 
     def __init__(self) -> None:
-        self.sites: list[SiteInfo] = []  # as seen last
-        self.channels: list[int] = []  # as seen first
-        self.offsets = [0]  # of the channels' rows
-        self.uneven: set[int] = set()  # sites whose number of channels changed
+        self.sites: list[SiteInfo] = []  # as recorded last
+        self.channels: list[int] = []  # as recorded first
+        self.offsets = [0]  # site s owns the channels' rows offsets[s]:offsets[s + 1]
+        self.uneven: set[int] = set()  # the sites whose number of channels changed
         self._index: dict[Key, int] = {}
         self._known: dict[tuple[SiteInfo, ...], tuple[Int64, Int64, Int64]] = {}
 
     def of(self, sites: tuple[SiteInfo, ...]) -> tuple[Int64, Int64, Int64]:
-        """Rows of sites [s]; which rows of the record's channels have a place, and which place."""
+        """The rows of the sites; the record's channels that have a place; these places."""
         if sites not in self._known:
             self._known[sites] = self._place(sites)
         return self._known[sites]
@@ -159,15 +159,15 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Column:
-    """One column, over the rows that were known when it ended."""
+    """One column, over the rows that were known when the column ended."""
 
     moments: Float64
     tallies: Int64
     observed: Int64
     hist: SparseCounts
     channels: Float64
-    """[4, R]: the l2 norm of every channel, and its finite, zero and non-finite values; exact up to
-    2**53 of these."""
+    """float64 [4, R]: per channel the l2 norm, and the number of finite, zero and non-finite
+    values, which is exact up to 2**53."""
 
 
 class _Merger:
@@ -216,7 +216,7 @@ class _Merger:
 def _join(
     run: Run, rank: int, steps: list[int], spans: Spans, rows: _Rows, columns: list[_Column]
 ) -> Overview:
-    """The columns beside each other, the sites in order of execution."""
+    """The overview of these columns, the sites in order of execution."""
     size = len(rows.sites)
     order = execution_order([(site.name, site.kind) for site in rows.sites])
     offsets = np.array(rows.offsets)
@@ -248,7 +248,7 @@ def _join(
 
 
 def _grown(array: NDArray[Any], axis: int, size: int, fill: Any = 0) -> NDArray[Any]:
-    """`array` with `size` entries along the axis, the new ones filled with `fill`."""
+    """`array` with `size` entries along the axis; new entries are `fill`."""
     if array.shape[axis] == size:
         return array
     shape = list(array.shape)
@@ -260,10 +260,10 @@ def _grown(array: NDArray[Any], axis: int, size: int, fill: Any = 0) -> NDArray[
 
 
 def execution_order(keys: Sequence[Key]) -> list[int]:
-    """Indices of (name, kind)s, each name where its module gave an output or took an input first.
+    """The indices of keys, ordered by when the module first gave an output or took an input.
 
-    Gradients and parameters come in any order: theirs is that of the values of their module.
-    Modules of which no value was recorded keep their order, after the others.
+    Gradients and parameters arrive in any order: they stand where the values of their module do.
+    Modules without a recorded value come last, in the order of the keys.
     """
     first: dict[str, int] = {}
     for i, (name, kind) in enumerate(keys):

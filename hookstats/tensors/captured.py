@@ -71,7 +71,7 @@ class CapturedCall:
         return self._tensors_of_all("grad_output")
 
     def leaves(self, kind: str) -> Leaves:
-        """The tensors of a kind by path ("", "[1]", ".logits"); gradients of the last backward alone.
+        """The tensors of a kind by path ("", "[1]", ".logits"); of the last backward, if gradients.
 
         For a tensor that is not there, the reason, such as "missing"."""
         taken = self._leaves.get(kind, {})

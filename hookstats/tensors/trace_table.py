@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hookstats.records.keys import label
-from hookstats.show.terminal import format_number, grid, print_table, require_rich
+from hookstats.show.grid import print_grid, require_rich
+from hookstats.show.terminal import format_number
 from hookstats.tensors.calls import Call, TracedTensor
 
 if TYPE_CHECKING:
@@ -34,11 +35,9 @@ def print_trace(
     rich = require_rich()
     console = console or rich.console.Console()
     for columns, rows in _tables(calls, gradients):
-        table = grid(*columns, text=len(columns) - _NUMBERS)
-        for row in rows:
-            style = "" if row[-1] in ("0", "") else "bold red"
-            table.add_row(*(rich.text.Text(cell, style=style) for cell in row))
-        print_table(table, console)
+        styles = ("" if row[-1] in ("0", "") else "bold red" for row in rows)
+        cells = [[(cell, style) for cell in row] for row, style in zip(rows, styles, strict=True)]
+        print_grid(console, columns, cells, text=len(columns) - _NUMBERS, elided=1)
     if not calls and not gradients:
         console.print(_empty(selected))
 

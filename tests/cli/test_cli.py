@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,6 @@ from support.samples import record_of
 from hookstats._version import __version__
 from hookstats.cli import COMMANDS
 
-NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
@@ -31,12 +30,12 @@ def run(tmp_path: Path) -> Path:
 def test_help_names_every_command() -> None:
     result = call("--help")
     assert (result.code, result.err) == (0, "")
-    assert NAMES == ["demo", "show", "top", "compare", "report", "export", "doctor"]
-    for name in NAMES:
+    assert COMMANDS == ("demo", "show", "top", "compare", "report", "export", "doctor")
+    for name in COMMANDS:
         assert re.search(rf"^    {name} ", result.out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     result = call(name, "--help")
@@ -46,13 +45,13 @@ def test_each_command_has_help(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert max(map(len, result.out.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_examples_are_commands_that_parse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import shlex
 
-    (module,) = (module for module in COMMANDS if module.__name__.endswith(f".{name}"))
-    monkeypatch.setattr(module, "run", lambda options: 0)
-    for line in re.findall(r"^  hookstats (.*)$", module.__doc__ or "", re.MULTILINE):
+    monkeypatch.setattr(import_module(f"hookstats.cli.{name}"), "run", lambda options: 0)
+    usage = import_module(f"hookstats.cli.usage.{name}").__doc__
+    for line in re.findall(r"^  hookstats (.*)$", usage, re.MULTILINE):
         command, *_ = re.split(r" {3,}", line)
         assert call(*shlex.split(command)).code == 0
 
@@ -64,6 +63,44 @@ def test_the_version() -> None:
 def test_the_console_script_is_main() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert '\nhookstats = "hookstats.cli:main"\n' in project
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["shwo"], "hookstats: error: 'shwo': no such command; did you mean 'show'?"),
+        (["--traceback", "exprot"], "'exprot': no such command; did you mean 'export'"),
+        (["xyz"], "hookstats: error: 'xyz': no such command\n"),
+    ],
+)
+def test_a_mistyped_command_names_similar_ones(arguments: list[str], said: str) -> None:
+    result = call(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+
+
+HEAVY = {"numpy", "torch", "pyarrow", "rich", "matplotlib", "pandas", "sklearn"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["shwo"], ["show"], *([name, "--help"] for name in COMMANDS)],
+    ids=" ".join,
+)
+def test_help_and_mistakes_import_no_large_library(arguments: list[str]) -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['hookstats', *{arguments!r}]\n"
+        "try:\n"
+        "    runpy.run_module('hookstats', run_name='__main__')\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        f"heavy = {HEAVY!r} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "hookstats" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -99,9 +136,11 @@ def test_a_missing_run_is_an_error_in_one_line(
     monkeypatch.chdir(run.parent)
     result = call(*command)
     assert (result.code, result.out) == (2, "")
-    assert result.err == f"hookstats {command[0]}: error: RUN: no such run\n"
+    assert result.err == f"hookstats {command[0]}: error: path = 'RUN': no such run\n"
     result = call(*(word.replace("RUN", "rnu") for word in command))
-    assert result.err == (f"hookstats {command[0]}: error: rnu: no such run; did you mean run?\n")
+    assert result.err == (
+        f"hookstats {command[0]}: error: path = 'rnu': no such run; did you mean 'run'?\n"
+    )
     assert [path.name for path in run.parent.iterdir()] == ["run"]
 
 
@@ -109,7 +148,7 @@ def test_an_error_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert spawn("show", "RUN", cwd=tmp_path) == (
         2,
         "",
-        "hookstats show: error: RUN: no such run\n",
+        "hookstats show: error: path = 'RUN': no such run\n",
     )
 
 
@@ -203,6 +242,7 @@ def test_a_traceback_is_there_for_those_who_ask(tmp_path: Path) -> None:
         call("--traceback", "show", tmp_path / "run")
 
 
+@pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     x = torch.randn(4, 2)
@@ -215,6 +255,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1] == "141"
 
 
+@pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_an_interrupt_ends_quietly(tmp_path: Path) -> None:
     process = subprocess.Popen(
@@ -249,6 +290,7 @@ def in_terminal(command: str, run: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.check
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script, of util-linux")
 def test_colours_are_for_terminals_that_want_them(tmp_path: Path) -> None:
     x = torch.randn(8, 4)

@@ -38,7 +38,7 @@ def test_runs_part_at_the_first_step_and_its_first_site_in_order(a: Path, tmp_pa
     assert result.code == 1
     assert result.err == ""
     assert result.words[:3] == [
-        f"{a} and {b} part in step 2, first at",
+        f"{a} and {b} first differ in step 2, at",
         "head output:",
         "statistic channel A B relative",
     ]
@@ -49,7 +49,7 @@ def test_runs_part_at_the_first_step_and_its_first_site_in_order(a: Path, tmp_pa
     assert float(second) == pytest.approx(2 * float(site.max[int(channel)]), rel=1e-3)
     assert relative == "5.0e-01"
     assert rows["hist"][0] == rows["hist"][1] != "0"
-    after = result.words.index("2 of 6 sites differ, in 2 of 5 steps, most of all:")
+    after = result.words.index("2 of 6 sites differ, in 2 of 5 steps; the largest differences:")
     assert [words.split()[:4] for words in result.words[after + 3 :]] == [
         ["head", "output", "2", "2"],
         ["encoder.1", "grad_output", "2", "1"],
@@ -115,7 +115,7 @@ def test_every_rank_is_compared(tmp_path: Path) -> None:
     assert call("compare", *runs, "--rank", "0").code == 0
     assert call("compare", *runs, "--rank", "1", "--common").code == 0
     unknown = call("compare", *runs, "--rank", "2")
-    assert unknown == (2, "", "hookstats compare: error: --rank 2: the ranks are 0, 1\n")
+    assert unknown == (2, "", "hookstats compare: error: --rank 2: expected one of 0, 1\n")
 
 
 def test_the_list_may_be_shortened(a: Path, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_other_bins_are_said(a: Path, tmp_path: Path) -> None:
     b = write_run(tmp_path / "b", coarse)
     result = call("compare", a, b, "--common")
     assert result.code == 0
-    assert result.words[0].startswith("bins: LogBins(")
-    assert result.words[0].endswith("), histograms not compared")
+    assert result.words[0].startswith("bins are LogBins(")
+    assert result.words[0].endswith("): their histograms are not compared")
 
 
 def test_a_damaged_part_is_an_error(a: Path, tmp_path: Path) -> None:
@@ -155,6 +155,6 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
         for name, value in (("a", 1.0), ("b", 2.0))
     ]
     result = call("compare", *runs)
-    assert result.words[0] == f"{runs[0]} and {runs[1]} part in step 0, first at"
+    assert result.words[0] == f"{runs[0]} and {runs[1]} first differ in step 0, at"
     assert result.words[1] == "layer[red] output[:smile:]:"
     assert result.words[-1].startswith("layer[red] output[:smile:] 0 1 ")

@@ -72,7 +72,7 @@ def test_missing_libraries_have_the_command_that_installs_them(monkeypatch) -> N
     result = call("doctor")
     assert result.code == 0
     for name, purpose in OPTIONAL.items():
-        said = f"no, {purpose} would need it: pip install {name}"
+        said = f"no, needed for {purpose}: pip install {name}"
         assert report(result)[name] == said
 
 
@@ -97,19 +97,11 @@ def test_a_wrong_answer_is_broken(monkeypatch) -> None:
         raise RuntimeError("no kernel")
 
     for update, said in (
-        (wrong_count, "BROKEN: the operator counts otherwise than the reference"),
-        (wrong_mean, "BROKEN: the operator has other moments than the reference"),
+        (wrong_count, "BROKEN: the counts of the operator differ from the reference"),
+        (wrong_mean, "BROKEN: the moments of the operator differ from the reference"),
         (fails, "BROKEN: no kernel"),
     ):
         monkeypatch.setattr(ops, "update_", update)
         result = call("doctor")
         assert result.code == 1
         assert report(result)["self-test"] == said
-
-
-def test_a_library_that_does_not_load_is_broken(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "hookstats.kernels.ops", None)
-    result = call("doctor")
-    assert result.code == 1
-    assert report(result)["CPU kernels"].startswith("BROKEN: ")
-    assert report(result)["self-test"].startswith("BROKEN: ")

@@ -80,6 +80,7 @@ def test_csv_may_have_a_row_a_channel(run: Path, tmp_path: Path) -> None:
             check(row[statistic], float(getattr(stats, statistic)[int(row["channel"])]))
 
 
+@pytest.mark.check
 def test_tensorboard_has_events(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

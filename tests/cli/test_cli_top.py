@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -22,7 +23,7 @@ from rich.console import Console
 from support.commands import call, healthy, write_run
 from support.samples import BINS, record_of
 
-from hookstats.cli import view
+from hookstats.cli import top, view
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -127,7 +128,7 @@ def test_of_a_long_run_the_last_steps_are_read(
     monkeypatch.setattr(view, "RECENT", 3)
     run = write_run(tmp_path / "run", *map(growing, range(3, 10)))
     result = call("top", run)
-    assert result.words[0] == f"{run}: step 9, 7 recorded, 4 skipped, closed"
+    assert result.words[0] == f"{run}: step 9, 7 recorded, the first 4 not read, closed"
     assert result.words[5] == "doubles output ▃▅█ 512 +300% 0 0/4"
 
 
@@ -170,6 +171,36 @@ def read_until(terminal: int, text: str, seconds: float = 60.0) -> str:
     return seen.decode()
 
 
+def test_a_small_terminal_has_a_line_for_each_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 80 x 24, no more is spent on names and alerts than one line each."""
+    names = [f"transformer.h.{i}.attention.projection_{side}" for i in range(30) for side in "qk"]
+    x = torch.randn(4, 4)
+
+    def step(number: int) -> StepRecord:
+        bad = x if number < 2 else torch.full((4, 4), torch.nan)
+        data = {(name, "grad_output"): (bad if i == 40 else x, 1) for i, name in enumerate(names)}
+        return record_of(data, number, channel_bins=None)
+
+    monkeypatch.chdir(tmp_path)
+    watched = view.View(open_run(write_run(Path("run"), *map(step, range(3)))))
+    watched.read()
+    assert watched.alerts
+    file = io.StringIO()
+    console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None)
+    console.print(top.fit(watched, console, None), end="")
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 24
+    assert max(map(len, lines)) <= 80
+    # A headline, the head of the table, the number of sites left out, and the alerts.
+    rows = lines[4 : 24 - 1 - 1 - 1 - min(len(watched.alerts), view.ALERTS)]
+    assert len(rows) >= 13
+    assert len({row.split()[0] for row in rows}) == len(rows)
+    assert all(row.startswith("tr") and " grad_output " in row for row in rows)
+
+
+@pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
 @pytest.mark.parametrize("how", ["q", "interrupt"])
 def test_the_live_view_refreshes_and_quits(tmp_path: Path, how: str) -> None:

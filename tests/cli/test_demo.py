@@ -10,6 +10,8 @@ from support.commands import call
 from hookstats import open_run, rules
 from hookstats.cli import training as demo
 
+pytestmark = pytest.mark.check
+
 
 def test_the_planted_fault_is_found_and_the_report_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,7 +64,7 @@ class Block(nn.Module):
         return self.relu(self.first(x * 2))
 
 
-def network() -> nn.Module:
+def dropout_network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2, inplace=True), Block(), nn.Linear(4, 2))
 
@@ -142,8 +142,8 @@ def bits(tensors: list[Tensor]) -> list[bytes]:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_one_graph_with_the_statistics_of_the_eager_model(backend: str) -> None:
     settings = {"include": "*", "channel_bins": LinearBins(8, -1.0, 1.0)}
-    compiled = train(network().eval(), backend, settings=settings)
-    eager = train(network().eval(), None, settings=settings)
+    compiled = train(dropout_network().eval(), backend, settings=settings)
+    eager = train(dropout_network().eval(), None, settings=settings)
     assert compiled.graphs == 1
     for got, expected in zip(compiled.records, eager.records, strict=True):
         assert_same(got, expected)
@@ -151,6 +151,7 @@ def test_one_graph_with_the_statistics_of_the_eager_model(backend: str) -> None:
     assert compiled.coverage()["2.first", "grad_output"].observed == 4
 
 
+@pytest.mark.check
 def test_inductor() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -171,7 +172,7 @@ def test_inductor() -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_the_compiled_training_is_not_changed_by_a_bit(backend: str) -> None:
-    watched, unwatched = (train(network(), backend, watched) for watched in (True, False))
+    watched, unwatched = (train(dropout_network(), backend, watched) for watched in (True, False))
     assert bits(watched.parameters) == bits(unwatched.parameters)
 
 
@@ -266,14 +267,14 @@ def test_modes(around: Callable[[], AbstractContextManager[Any]]) -> None:
     def loss(y: Tensor) -> Tensor:
         return y.float().square().sum()
 
-    compiled = train(network(), "aot_eager", around=around, loss=loss)
-    eager = train(network(), None, around=around, loss=loss)
+    compiled = train(dropout_network(), "aot_eager", around=around, loss=loss)
+    eager = train(dropout_network(), None, around=around, loss=loss)
     assert compiled.coverage() == eager.coverage()
     assert_same(compiled.records[-1], eager.records[-1])
 
 
 def test_train_and_eval_in_one_step() -> None:
-    model = network()
+    model = dropout_network()
     with watch(model, include="3") as w:
         call = torch.compile(model, fullgraph=True, backend="aot_eager")
         for _ in range(2):
@@ -315,14 +316,14 @@ def test_a_site_that_fails_while_traced_is_disabled(monkeypatch: pytest.MonkeyPa
 
 
 def test_steps_that_are_not_recorded_have_one_graph_more() -> None:
-    training = train(network(), "aot_eager", steps=5, settings={"every": 2})
+    training = train(dropout_network(), "aot_eager", steps=5, settings={"every": 2})
     assert training.graphs == 2
     assert training.records[-1].step == 4
     assert training.coverage()["3", "output"].observed == 3
 
 
 def test_pause_and_close_leave_the_graph_without_operators() -> None:
-    model = network()
+    model = dropout_network()
     w = watch(model)
     graphs = CompileCounterWithBackend("eager")
     call = torch.compile(model, fullgraph=True, backend=graphs)
@@ -345,10 +346,12 @@ def test_dynamic_shapes(dynamic: bool | None) -> None:
         sizes = itertools.count(5)
         return lambda: torch.randn(next(sizes), 3)
 
-    compiled = train(network().eval(), "aot_eager", inputs=inputs(), steps=4, dynamic=dynamic)
-    eager = train(network().eval(), None, inputs=inputs(), steps=4)
+    compiled = train(
+        dropout_network().eval(), "aot_eager", inputs=inputs(), steps=4, dynamic=dynamic
+    )
+    eager = train(dropout_network().eval(), None, inputs=inputs(), steps=4)
     settings = {"steps": 4, "dynamic": dynamic, "watched": False}
-    unwatched = train(network().eval(), "aot_eager", inputs=inputs(), **settings)
+    unwatched = train(dropout_network().eval(), "aot_eager", inputs=inputs(), **settings)
     assert compiled.graphs == unwatched.graphs
     assert_same(compiled.records[-1], eager.records[-1], shapes=False)
     shapes = {info.kind: info.shape for info in compiled.records[-1].sites if info.name == "3"}
@@ -639,7 +642,7 @@ def test_operators(operator: Any) -> None:
 
 
 def test_the_states_that_graphs_fill_join_no_graph() -> None:
-    training = train(network(), "aot_eager")
+    training = train(dropout_network(), "aot_eager")
     assert training.watch is not None
     (shelf,) = training.watch._arena.shelves.values()
     states = [tensor for graph in shelf.graphs._states for tensor in graph.state]

@@ -126,7 +126,7 @@ def test_every_container_is_taken_apart_as_in_python(monkeypatch: pytest.MonkeyP
     ]
 
 
-def network() -> nn.Sequential:
+def convolutional_network() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 5)
     )
@@ -139,7 +139,7 @@ def train(model: nn.Module, close_step: Callable[[], object], steps: int) -> Non
 
 
 def test_python_is_left_alone_once_the_sites_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network()
+    model = convolutional_network()
     with watch(model, kinds=("input", "grad_input", "output", "grad_output")) as w:
         train(model, w.step, 1)
 
@@ -161,7 +161,7 @@ def test_results_are_those_of_the_python_hooks_bit_for_bit(
 ) -> None:
     def run() -> tuple[StepRecord, list[SiteCoverage]]:
         torch.manual_seed(0)
-        model = network()
+        model = convolutional_network()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with watch(model, optimizer, kinds=KINDS, channel_bins=LinearBins(9, -1, 1)) as w:
             train(model, optimizer.step, 4)
@@ -323,7 +323,7 @@ def test_a_parameter_may_lose_its_memory_during_a_kernel(kind: str, one_thread: 
 
 
 def test_copies_are_inert() -> None:
-    model = network()
+    model = convolutional_network()
     with watch(model, kinds=KINDS) as w:
         train(model, w.step, 1)
         twin = copy.deepcopy(model)
@@ -332,7 +332,7 @@ def test_copies_are_inert() -> None:
 
 
 def test_a_graph_outlives_its_watch() -> None:
-    model = network()
+    model = convolutional_network()
     w = watch(model)
     train(model, w.step, 1)
     loss = model(torch.randn(2, 3, 6, 6)).sum()
@@ -373,7 +373,7 @@ def test_hooks_for_another_torch_are_refused_once_and_python_serves() -> None:
     assert done.stdout == "None [1.0, 1.0, 1.0]\n", done.stderr
     assert done.stderr.count("RuntimeWarning") == 1
     assert f"built for torch 2.9.1, this is {torch.__version__}" in done.stderr
-    assert "make build" in done.stderr
+    assert "make clean build" in done.stderr
 
 
 def test_hooks_that_cannot_be_loaded_are_named_and_python_serves() -> None:

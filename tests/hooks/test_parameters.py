@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("hooks_in")
 in_python = pytest.mark.parametrize("hooks_in", ["python"], indirect=True)  # calls the operator
 
 
-def network() -> nn.Sequential:
+def tanh_network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
 
@@ -87,7 +87,7 @@ def test_a_step_is_one_call_of_one_operator(kinds: tuple[str, ...], hooks_in: st
 
     In C++ the kernels are called without an operator.
     """
-    model = network()
+    model = tanh_network()
     optimizer = Idle(model.parameters())
     model(batch(0)).sum().backward()
     with watch(model, optimizer, kinds=kinds) as w:
@@ -125,7 +125,7 @@ def test_values_and_gradients_of_every_shape_and_dtype() -> None:
 
 def test_gradients_that_come_and_go() -> None:
     """What was prepared for the step before is for other tensors: states are never mixed up."""
-    model = network()
+    model = tanh_network()
     named = dict(model.named_parameters())
     optimizer = SGD(model.parameters(), lr=0.1)
     weights, biases = {"0.weight", "2.weight"}, {"0.bias", "2.bias"}
@@ -143,7 +143,7 @@ def test_gradients_that_come_and_go() -> None:
 
 
 def test_a_frozen_parameter() -> None:
-    model = network()
+    model = tanh_network()
     model[0].requires_grad_(False)
     optimizer = SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, kinds=GRADIENTS) as w:
@@ -164,7 +164,7 @@ def test_a_frozen_parameter() -> None:
 
 def test_gradient_accumulation() -> None:
     """One gradient a step, the sum; the outputs of all micro-batches."""
-    model = network()
+    model = tanh_network()
     optimizer = SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer) as w:
         for step in range(2):
@@ -188,7 +188,7 @@ def train(
     kinds: tuple[str, ...] = ("param", "param_grad"),
 ) -> tuple[list[StepRecord], nn.Module]:
     """The records of four steps, and the model after them."""
-    model = network()
+    model = tanh_network()
     optimizer = make(model.parameters())
     records: list[StepRecord] = []
     with watch(model, optimizer, kinds=kinds, sinks=[records.append]):
@@ -255,7 +255,7 @@ def test_a_scale_that_is_no_power_of_two(name: str) -> None:
 
 def test_fused_optimizers_are_called_when_gradients_are_not_finite() -> None:
     """The step is recorded, unscaled, and what is not finite is counted."""
-    model = network()
+    model = tanh_network()
     optimizer = SGD(model.parameters(), lr=0.1, fused=True)
     scaler = GradScaler("cpu", init_scale=8.0)
     weight = model[0].weight
@@ -282,7 +282,7 @@ def test_fused_optimizers_are_called_when_gradients_are_not_finite() -> None:
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_step_that_the_scaler_skips(by_hand: bool) -> None:
     """Nobody calls the optimizer: the step stays open for the next, or is closed by hand."""
-    model = network()
+    model = tanh_network()
     optimizer = SGD(model.parameters(), lr=0.1)
     scaler = GradScaler("cpu", init_scale=8.0)
     records: list[StepRecord] = []
@@ -309,7 +309,7 @@ def test_a_step_that_the_scaler_skips(by_hand: bool) -> None:
 
 def test_several_optimizers_under_one_scaler() -> None:
     """One that unscales by itself, one whose gradients are unscaled before."""
-    model = network()
+    model = tanh_network()
     first = SGD(model[0].parameters(), lr=0.1, fused=True)
     second = SGD(model[2].parameters(), lr=0.1)
     scaler = GradScaler("cpu", init_scale=2.0**10)
@@ -328,7 +328,7 @@ def test_several_optimizers_under_one_scaler() -> None:
 
 @pytest.mark.parametrize("scale", [torch.ones(2), "8"])
 def test_a_scale_that_cannot_be_used_does_not_touch_the_training(scale: object) -> None:
-    model = network()
+    model = tanh_network()
     optimizer: Any = Idle(model.parameters())
     with watch(model, optimizer, kinds=("param", "param_grad")) as w:
         model(batch(0)).sum().backward()
@@ -356,7 +356,7 @@ def step_in_backward(model: nn.Module) -> list[Optimizer]:
 
 def test_optimizers_in_the_backward() -> None:
     """The last of them closes the step, and the gradients are those of a backward without."""
-    model, twin = network(), network()
+    model, twin = tanh_network(), tanh_network()
     plain = SGD(twin.parameters(), lr=0.1)
     with watch(model, step_in_backward(model)) as w:
         for step in range(3):
@@ -390,7 +390,7 @@ def test_optimizers_in_the_backward_that_do_not_all_step() -> None:
 
 
 def test_without_an_optimizer_gradients_that_are_gone_are_missing() -> None:
-    model = network()
+    model = tanh_network()
     step_in_backward(model)
     with watch(model, kinds=GRADIENTS) as w:
         model(batch(0)).sum().backward()
@@ -464,7 +464,7 @@ def test_a_parameter_that_an_optimizer_has_twice_counts_twice() -> None:
 
 
 def test_parameters_that_the_optimizer_gets_later() -> None:
-    model = network()
+    model = tanh_network()
     optimizer = SGD(model[0].parameters(), lr=0.1)
     with watch(model, optimizer, kinds=GRADIENTS) as w:
         for step in range(4):
@@ -479,7 +479,7 @@ def test_parameters_that_the_optimizer_gets_later() -> None:
 
 
 def test_a_model_that_moves_to_another_dtype() -> None:
-    model = network()
+    model = tanh_network()
     optimizer = SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, kinds=("param", "param_grad")) as w:
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -506,7 +506,7 @@ def test_another_parameter_in_the_place_of_a_dead_one() -> None:
 
 
 def test_gradients_are_let_go() -> None:
-    model = network()
+    model = tanh_network()
     optimizer = SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, kinds=("param", "param_grad")):
         model(batch(0)).sum().backward()
@@ -518,7 +518,7 @@ def test_gradients_are_let_go() -> None:
 
 @in_python
 def test_one_that_fails_is_disabled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network()
+    model = tanh_network()
     optimizer = SGD(model.parameters(), lr=0.1)
     real = parameters.update_many_
     bias = model[0].bias
@@ -546,7 +546,7 @@ def test_one_that_fails_is_disabled_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_interrupted_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network()
+    model = tanh_network()
     optimizer = Idle(model.parameters())
     real = Site.prepare
 
@@ -576,7 +576,7 @@ def test_a_lost_device_is_not_hushed_up(monkeypatch: pytest.MonkeyPatch) -> None
             raise torch.AcceleratorError("an illegal memory access was encountered")
         real(xs, *arguments)
 
-    model = network()
+    model = tanh_network()
     optimizer = SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, kinds=GRADIENTS):
         model(batch(0)).sum().backward()
@@ -587,7 +587,7 @@ def test_a_lost_device_is_not_hushed_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 @in_python
 def test_steps_that_are_not_recorded_fold_nothing_in() -> None:
-    model = network()
+    model = tanh_network()
     optimizer = Idle(model.parameters())
     model(batch(0)).sum().backward()
     with watch(model, optimizer, kinds=GRADIENTS, every=2) as w:

@@ -30,14 +30,14 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 LATE = 20_000_000  # clock cycles: about 10 ms, in which a missing wait shows
 
 
-def network(device: str = "cuda") -> nn.Sequential:
+def network_on(device: str = "cuda") -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 8))
     return model.to(device)
 
 
 def train(*, watched: bool, steps: int = 5) -> list[Tensor]:
-    model = network()
+    model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     w = hs.watch(model, optimizer, KINDS) if watched else None
     for step in range(steps):
@@ -59,7 +59,7 @@ def test_a_watched_training_is_bitwise_the_same() -> None:
 
 
 def test_counts_are_those_of_the_cpu() -> None:
-    model = network()
+    model = network_on()
     x = torch.randn(256, 64, device="cuda")
     x[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
     with hs.watch(model, kinds=("input", "output", "grad_output")) as w:
@@ -71,7 +71,7 @@ def test_counts_are_those_of_the_cpu() -> None:
 
 
 def test_tensors_are_read_on_the_stream_that_makes_them() -> None:
-    model = network()
+    model = network_on()
     stream = torch.cuda.Stream()
     with hs.watch(model, kinds=("output",)) as w:
         for _ in range(10):
@@ -91,7 +91,7 @@ def test_tensors_are_read_on_the_stream_that_makes_them() -> None:
 
 def test_gradients_are_read_where_the_backward_makes_them() -> None:
     """The engine runs a backward on a thread and on the streams of the forward."""
-    model = network()
+    model = network_on()
     stream = torch.cuda.Stream()
     with hs.watch(model, kinds=("grad_output",)) as w:
         for _ in range(5):
@@ -107,7 +107,7 @@ def test_gradients_are_read_where_the_backward_makes_them() -> None:
 
 
 def test_a_step_closes_behind_the_work_that_was_asked_for() -> None:
-    model = network()
+    model = network_on()
     with hs.watch(model, kinds=("output",)) as w:
         outputs = []
         for _ in range(6):
@@ -119,7 +119,7 @@ def test_a_step_closes_behind_the_work_that_was_asked_for() -> None:
 
 @needs_kernel
 def test_hooks_do_not_synchronise() -> None:
-    model = network()
+    model = network_on()
     x = torch.randn(256, 64, device="cuda")
     with hs.watch(model, kinds=KINDS) as w:
         model(x).sum().backward()
@@ -138,7 +138,7 @@ def test_hooks_do_not_synchronise() -> None:
 @needs_kernel
 def test_steps_close_without_synchronising() -> None:
     """Nor does the flush thread, for which the mode holds as well."""
-    model = network()
+    model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     x = torch.randn(256, 64, device="cuda")
 
@@ -163,7 +163,7 @@ def test_steps_close_without_synchronising() -> None:
 
 @needs_kernel
 def test_the_host_does_not_wait_for_a_busy_device() -> None:
-    model = network()
+    model = network_on()
     x = torch.randn(256, 64, device="cuda")
     with hs.watch(model, kinds=("output",)) as w:
         model(x)
@@ -192,7 +192,7 @@ def test_what_is_staged_is_copied_behind_its_event() -> None:
 @needs_kernel
 @pytest.mark.skipif(native.hooks is None, reason=f"no C++ hooks: {native.why_not}")
 def test_after_the_first_step_no_python_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network()
+    model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1)
     x = torch.randn(256, 64, device="cuda", requires_grad=True)
 
@@ -226,7 +226,7 @@ class Idle(Optimizer):
 
 @needs_kernel
 def test_scaled_gradients_are_divided_on_the_device() -> None:
-    model = network()
+    model = network_on()
     optimizer = Idle(model.parameters(), {})
     x = torch.randn(256, 64, device="cuda")
     with hs.watch(model, optimizer, kinds=("param_grad",)) as w:
@@ -244,7 +244,7 @@ def test_scaled_gradients_are_divided_on_the_device() -> None:
 
 def test_python_and_cpp_count_the_same(hooks_in: str) -> None:
     """Whatever serves it, what coverage says of a step is the same."""
-    model = network()
+    model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1)
     with hs.watch(model, optimizer, KINDS) as w:
         for _ in range(4):
@@ -260,7 +260,7 @@ def test_python_and_cpp_count_the_same(hooks_in: str) -> None:
 @needs_kernel
 def test_a_hundred_steps_allocate_nothing() -> None:
     def allocations(watched: bool) -> int:
-        model = network()
+        model = network_on()
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
         w = hs.watch(model, optimizer, KINDS) if watched else None
         x = torch.randn(256, 64, device="cuda")
@@ -297,7 +297,7 @@ def side_stream() -> Iterator[torch.cuda.Stream]:
 
 def test_a_captured_forward_is_skipped_and_counted(side_stream: torch.cuda.Stream) -> None:
     """Hooks run while a graph is captured, and not when it is replayed."""
-    model = network()
+    model = network_on()
     x = torch.randn(256, 64, device="cuda")
     with hs.watch(model, kinds=MODULE_KINDS) as w:
         with torch.cuda.stream(side_stream):
@@ -323,7 +323,7 @@ def test_a_captured_forward_is_skipped_and_counted(side_stream: torch.cuda.Strea
 
 def test_a_captured_step_closes_none(side_stream: torch.cuda.Stream) -> None:
     """Not even where its optimizer is captured, too."""
-    model = network()
+    model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1)
     x = torch.randn(256, 64, device="cuda")
 
@@ -353,7 +353,7 @@ def test_a_captured_step_closes_none(side_stream: torch.cuda.Stream) -> None:
 @needs_kernel
 def test_a_capture_goes_on_while_a_step_is_read_out() -> None:
     """The flush thread asks the device whether it is done, which a capture forbids by default."""
-    model = network()
+    model = network_on()
     x = torch.randn(256, 64, device="cuda")
     captured = torch.zeros(1000, device="cuda")
     stop = threading.Event()
@@ -395,7 +395,7 @@ def test_compiled_graphs_are_replayed_as_cuda_graphs() -> None:
     its memory nothing is kept: so many rows are cut into pieces, which need a workspace."""
     from torch._dynamo.utils import counters
 
-    model = network()
+    model = network_on()
     counters.clear()
     with hs.watch(model, kinds=("output", "grad_output")) as w:
         compiled = torch.compile(model, mode="reduce-overhead")
@@ -412,7 +412,7 @@ def test_compiled_graphs_are_replayed_as_cuda_graphs() -> None:
 
 
 def test_a_watched_module_cannot_become_a_graphed_callable() -> None:
-    model = network()
+    model = network_on()
     x = torch.randn(256, 64, device="cuda")
     with (
         hs.watch(model, kinds=("output",), include=""),
@@ -423,7 +423,7 @@ def test_a_watched_module_cannot_become_a_graphed_callable() -> None:
 
 
 def test_a_model_that_moves_between_devices() -> None:
-    model = network("cpu")
+    model = network_on("cpu")
     with hs.watch(model, kinds=("output", "param")) as w:
         for device in ("cpu", "cuda", "cpu"):
             model.to(device)
@@ -436,7 +436,7 @@ def test_a_model_that_moves_between_devices() -> None:
 
 @needs_two
 def test_another_device_than_the_current_one() -> None:
-    model = network("cuda:1")
+    model = network_on("cuda:1")
     with torch.cuda.device(0), hs.watch(model, kinds=("output", "grad_output")) as w:
         y = model(torch.randn(256, 64, device="cuda:1"))
         y.square().sum().backward()
@@ -448,7 +448,7 @@ def test_another_device_than_the_current_one() -> None:
 
 @needs_two
 def test_data_parallel_counts_what_each_device_did() -> None:
-    model = network("cuda:0")
+    model = network_on("cuda:0")
     parallel = nn.DataParallel(model, device_ids=[0, 1])
     with hs.watch(parallel, kinds=("output",)) as w:
         parallel(torch.randn(256, 64, device="cuda:0"))

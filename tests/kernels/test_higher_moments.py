@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.devices import on_cuda, on_gpu
-from support.grid import LINEAR, LOG, MEANS, STDS, layouts, normal, of_dtype
 from support.oracle import DTYPES, FLOATS, State, check_channel, fold, rows
+from support.values import LINEAR, LOG, MEANS, STDS, layouts, normal, of_dtype
 from torch import Tensor
 
 from hookstats.arena.arena import Arena

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from support.devices import on_cuda, on_gpu
-from support.grid import LINEAR, LOG, MEANS, STDS, layouts, normal, of_dtype
 from support.oracle import DTYPES, FLOATS, INTEGERS, State, check, fold
 from support.paths import python_path
+from support.values import LINEAR, LOG, MEANS, STDS, check_sample, layouts, normal, of_dtype
 from torch import Tensor
 
 import hookstats
@@ -32,6 +32,7 @@ UPDATES = [
     pytest.param(reference.update_, id="reference"),
 ]
 SIZES = (0, 1, 2, 31, 32, 33, 100_000)
+
 Update = Callable[..., None]
 
 
@@ -51,6 +52,7 @@ def same_bits(one: State, two: State) -> bool:
     )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("std", STDS)
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -249,33 +251,17 @@ def test_threads_change_no_bit(update: Update, dtype: torch.dtype) -> None:
         assert same_bits(results[0], results[2])
 
 
-def check_sample(capability: str) -> None:
-    """A part of what is tested here, small enough to run once per instruction set."""
-    torch.set_num_threads(1)
-    assert torch.backends.cpu.get_cpu_capability() == capability
-    for dtype in DTYPES:
-        for n in (33, 1000):
-            for x, channel_dim in layouts(of_dtype(dtype, 5, n)):
-                check(fold(ops.update_, x, channel_dim, LINEAR, LOG), x, channel_dim, LINEAR, LOG)
-    for mean in MEANS:
-        for std in STDS:
-            for x, channel_dim in layouts((normal(3, 500) * std + mean).float()):
-                check(fold(ops.update_, x, channel_dim), x, channel_dim)
-    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, 3.0, -3.0]).repeat(40)
-    for shaped, channel_dim in layouts(x.view(4, 80)):
-        check(fold(ops.update_, shaped, channel_dim, LINEAR), shaped, channel_dim, LINEAR)
-
-
 CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_instruction_set(capability: str) -> None:
     here = torch.backends.cpu.get_cpu_capability()
     if capability == here:
         check_sample(capability)
     elif here in CAPABILITIES[CAPABILITIES.index(capability) :]:
-        code = f"import test_ops; test_ops.check_sample({capability!r})"
+        code = f"from support.values import check_sample; check_sample({capability!r})"
         result = start_python(code, ATEN_CPU_CAPABILITY=capability.lower())
         assert result.returncode == 0, result.stderr
     else:
@@ -436,7 +422,7 @@ def start_python(
     code: str, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter that ran `code`, with the package from `cwd` or else this one."""
-    paths = python_path(cwd or Path(hookstats.__path__[0]).parent, Path(__file__).parent)
+    paths = python_path(cwd or Path(hookstats.__path__[0]).parent)
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=cwd,

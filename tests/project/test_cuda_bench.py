@@ -21,7 +21,7 @@ from bench.cuda.results import Row, as_json, as_table, verdicts
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.check, pytest.mark.usefixtures("one_thread")]
 
 READ = Row(
     "reading", "(N, L, 64)", "update_", 100.0, "bfloat16", what="moments", bytes=2**28, ratio=0.95

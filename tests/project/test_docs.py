@@ -113,6 +113,7 @@ def check(printed: str, shown: str) -> None:
     assert numbers(printed) == pytest.approx(numbers(shown), rel=2e-2, abs=2e-3), printed
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("page", [str(page.relative_to(DOCS)) for page in PAGES])
 def test_what_a_page_shows_is_what_happens(

@@ -19,6 +19,7 @@ def test_the_page_for_readers_of_tutorials_names_every_script() -> None:
     assert sorted(set(re.findall(r"\w+\.py\b", page))) == SCRIPTS
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(

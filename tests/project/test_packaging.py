@@ -18,6 +18,8 @@ sys.path.append(str(ROOT / "_build"))
 
 import nvcc
 
+pytestmark = pytest.mark.check
+
 PACKED = (
     "_build",
     "csrc",
@@ -260,7 +262,7 @@ def test_a_wheel_holds_what_the_report_is_made_of(project: Path, tmp_path: Path)
     built = tmp_path / "built"
     command = (sys.executable, "setup.py", "-q", "build_py", "--build-lib", built)
     run(*command, cwd=project).check_returncode()
-    assets = Path("hookstats", "report", "assets")
+    assets = Path("hookstats", "show", "page", "assets")
     held = {file.name for file in (built / assets).iterdir()}
     assert {"page.html", "page.css", "main.js"} <= held
     assert held == {file.name for file in (ROOT / assets).iterdir()}
@@ -324,12 +326,13 @@ def test_where_the_hooks_do_not_compile_the_python_hooks_serve(project: Path) ->
         "editable = lambda finder: '__editable__' in getattr(finder, '__module__', '')\n"
         "sys.meta_path[:] = [finder for finder in sys.meta_path if not editable(finder)]\n"
         "import hookstats as hs\n"
-        "print(hs.native.hooks, hs.__file__)\n"
+        "from hookstats.kernels import native\n"
+        "print(native.hooks, hs.__file__)\n"
     )
     used = run(sys.executable, "-c", use, cwd=project)
     assert used.stdout == f"None {project / 'hookstats' / '__init__.py'}\n", used.stderr
     assert "RuntimeWarning: hookstats: no C++ hooks" in used.stderr
-    assert "make build" in used.stderr
+    assert "make clean build" in used.stderr
     strict = run(
         sys.executable, "setup.py", "build_ext", "--inplace", cwd=project, HOOKSTATS_WERROR="1"
     )

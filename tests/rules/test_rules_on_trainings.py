@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,8 +17,19 @@ from hookstats.cli.training import BAD_LAYER, DigitsNet, load_digits, plant_faul
 from hookstats.rules import Alert, Monitor
 from hookstats.watching.watch import watch
 
-IMAGES, LABELS = load_digits()
+pytestmark = pytest.mark.check
+
 KINDS = ("output", "grad_output", "param", "param_grad")
+
+
+@cache
+def images() -> Tensor:
+    return load_digits()[0]
+
+
+@cache
+def labels() -> Tensor:
+    return load_digits()[1]
 
 
 def train(
@@ -46,8 +58,8 @@ def digits(
     """Train on the digits."""
 
     def loss_of(step: int) -> Tensor:
-        chosen = torch.randint(len(IMAGES), (batch,))
-        return nn.functional.cross_entropy(model(IMAGES[chosen]), LABELS[chosen])
+        chosen = torch.randint(len(images()), (batch,))
+        return nn.functional.cross_entropy(model(images()[chosen]), labels()[chosen])
 
     return train(model, optimizer, loss_of, steps)
 
@@ -154,9 +166,9 @@ def test_a_healthy_resnet() -> None:
     model = transformers.ResNetForImageClassification(config)
 
     def loss_of(step: int) -> Tensor:
-        chosen = torch.randint(len(IMAGES), (16,))
-        x = nn.functional.interpolate(IMAGES[chosen], size=32).expand(-1, 3, -1, -1)
-        loss: Tensor = model(x, labels=LABELS[chosen]).loss
+        chosen = torch.randint(len(images()), (16,))
+        x = nn.functional.interpolate(images()[chosen], size=32).expand(-1, 3, -1, -1)
+        loss: Tensor = model(x, labels=labels()[chosen]).loss
         return loss
 
     alerts, losses = train(model, AdamW(model.parameters(), lr=1e-3), loss_of, 30)
@@ -201,7 +213,7 @@ def test_nan_in_one_channel() -> None:
         if step == 7:
             with torch.no_grad():
                 model[3].bias[5] = torch.nan
-        return nn.functional.cross_entropy(model(IMAGES[:64]), LABELS[:64])
+        return nn.functional.cross_entropy(model(images()[:64]), labels()[:64])
 
     alerts, _ = train(model, optimizer, poison, 12)
     first = alerts[0]
@@ -237,9 +249,9 @@ def test_a_sudden_shift_of_the_data() -> None:
     model = mlp(nn.ReLU)
 
     def loss_of(step: int) -> Tensor:
-        chosen = torch.randint(len(IMAGES), (64,))
-        x = IMAGES[chosen] * (50 if step == 30 else 1)  # one batch was not normalised
-        return nn.functional.cross_entropy(model(x), LABELS[chosen])
+        chosen = torch.randint(len(images()), (64,))
+        x = images()[chosen] * (50 if step == 30 else 1)  # one batch was not normalised
+        return nn.functional.cross_entropy(model(x), labels()[chosen])
 
     alerts, _ = train(model, Adam(model.parameters(), lr=1e-4), loss_of, 32)
     shift = next(alert for alert in alerts if alert.rule == "sudden shift")
@@ -253,7 +265,7 @@ def test_fp8_risk_of_weights_that_are_far_apart() -> None:
         model[3].weight *= torch.exp2(torch.linspace(-20, 20, 64))[:, None]
 
     def loss_of(step: int) -> Tensor:
-        loss: Tensor = model(IMAGES[:64].bfloat16()).float().square().mean()
+        loss: Tensor = model(images()[:64].bfloat16()).float().square().mean()
         return loss
 
     alerts, _ = train(model, SGD(model.parameters(), lr=1e-20), loss_of, 12)

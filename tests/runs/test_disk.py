@@ -59,6 +59,7 @@ FULL = """
 """
 
 
+@pytest.mark.check
 def test_a_disk_that_fills_up_stops_the_recording_alone(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -206,6 +206,7 @@ def test_table_has_a_row_a_site_and_one_dictionary(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.check
 def test_to_pandas(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     write_run(tmp_path, sample(0), sample(1))
@@ -216,6 +217,7 @@ def test_to_pandas(tmp_path: Path) -> None:
     np.testing.assert_allclose(row["var"], stats.var.numpy(), rtol=1e-15)
 
 
+@pytest.mark.check
 def test_to_polars(tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
     write_run(tmp_path, sample(0), record_of({("new", "output"): tensors()["", "output"]}, 1))
@@ -301,7 +303,7 @@ def test_memory_for_parts_is_bounded(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"path = '.*missing': does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"path = '.*missing': no such run"):
         open_run(tmp_path / "missing")
     with pytest.raises(ValueError, match=r"path = '.*': expected a run directory, with run\.json"):
         open_run(tmp_path)
@@ -474,4 +476,48 @@ def test_files_with_other_names_are_not_parts(tmp_path: Path) -> None:
         (part.parent / name).write_text("not a part")
     run = open_run(tmp_path)
     assert run.steps == [0]
-    assert repr(run) == f"Run({str(tmp_path)!r})"
+
+
+def test_a_representation_says_what_the_run_holds(tmp_path: Path) -> None:
+    def shown() -> str:
+        text = repr(open_run(tmp_path))
+        start = f"Run({str(tmp_path)!r}, "
+        assert text.startswith(start)
+        return text.removeprefix(start).removesuffix(")")
+
+    RunWriter(tmp_path, HEADER).close()
+    assert shown() == "no steps yet"
+    write_run(tmp_path / "one", sample(7))
+    sites = len(sample(7))
+    assert repr(open_run(tmp_path / "one")).endswith(f", step 7, {sites} sites)")
+    (tmp_path / "run.json").unlink()
+    write_run(tmp_path, sample(0), sample(4))
+    assert shown() == f"2 steps, 0 to 4, {sites} sites"
+    write_run(tmp_path, sample(0, rank=2), rank=2)
+    assert shown() == f"2 steps, 0 to 4, {sites} sites, ranks 0, 2"
+    for part in (tmp_path / "parts").iterdir():
+        part.write_bytes(b"damaged")
+    assert shown().startswith("unreadable: ")
+
+
+def test_notebooks_complete_steps_and_sites(tmp_path: Path) -> None:
+    write_run(tmp_path, sample(0), sample(4))
+    run = open_run(tmp_path)
+    keys = sample(4).keys()
+    assert run._ipython_key_completions_() == [0, 4, *keys]
+    assert run["*", "*"]._ipython_key_completions_() == keys
+    RunWriter(tmp_path / "empty", HEADER).close()
+    assert open_run(tmp_path / "empty")._ipython_key_completions_() == []
+
+
+def test_a_mistyped_path_names_similar_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "demo", sample(0))
+    (tmp_path / "dmoo").mkdir()  # similar, but no run
+    with pytest.raises(FileNotFoundError) as error:
+        open_run(tmp_path / "dmo")
+    right = str(tmp_path / "demo")
+    assert str(error.value) == (
+        f"path = {str(tmp_path / 'dmo')!r}: no such run; did you mean {right!r}?"
+    )
+    with pytest.raises(FileNotFoundError, match=r"no such run$"):
+        open_run(tmp_path / "nowhere" / "demo")

@@ -231,5 +231,9 @@ def test_what_chooses_nothing_names_what_is_alike(names: str, kinds: str, hint: 
 def test_representations(tmp_path: Path) -> None:
     run = write(tmp_path, {3: tensors(), 4: tensors()})
     series = run["whole", "*"]
-    assert repr(series) == "Series([('whole', 'param_grad')])"
-    assert repr(series["whole", "param_grad"]) == "SiteSeries('whole', 'param_grad', steps=2)"
+    assert repr(series) == "Series(1 site, 2 steps, 3 to 4: ('whole', 'param_grad'))"
+    site = series["whole", "param_grad"]
+    assert repr(site) == "SiteSeries('whole', 'param_grad', 2 steps, 3 to 4)"
+    everything = run["*", "*"]
+    assert repr(everything).startswith(f"Series({len(everything)} sites, 2 steps, 3 to 4: (")
+    assert repr(everything).endswith("), ...)")

@@ -9,12 +9,9 @@ import os
 import resource
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from threading import Barrier
 
@@ -22,10 +19,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.killed import RUNS, SESSIONS, record
 from support.paths import python_path
 from support.samples import BINS, CHANNEL_BINS, assert_same, sample, tensors
 
-from hookstats.records.record import StepRecord
 from hookstats.runs.format import FORMAT_VERSION
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -257,58 +254,11 @@ def test_a_full_disk_leaves_nothing_behind_and_loses_nothing(tmp_path: Path) -> 
     assert_same(run[1], sample(1))
 
 
-KILLED = """
-    import os, random, shutil, signal, sys, time
-    from pathlib import Path
-    from test_writer import HEADER, MAX_BYTES, RUNS, SESSIONS, record
-    from hookstats.runs.writer import RunWriter
-
-    # The children are forks: what is slow the first time is done here, so that many can be killed
-    # in little time.
-    for step in range(8):
-        RunWriter(Path(sys.argv[1], "first"), HEADER, append=True).write(record(step))
-    for trial in range(RUNS * SESSIONS):
-        run = trial % RUNS
-        out, parts = Path(sys.argv[1], f"run{run}"), Path(sys.argv[1], f"run{run}", "parts")
-        before = max(parts.glob("0*"), default=Path())
-        child = os.fork()
-        if child == 0:
-            limit = MAX_BYTES if run % 2 else None
-            writer = RunWriter(out, HEADER, seconds_per_part=0, append=True, max_bytes=limit)
-            step = 0 if writer.last_step is None else writer.last_step + 1
-            while True:
-                writer.write(record(step))
-                step += 1
-        # A moment after its first parts, however slow the machine is.
-        while max(parts.glob("0*"), default=Path()) <= before:
-            time.sleep(0.001)
-        time.sleep(random.Random(trial).uniform(0.0, 0.03))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        shutil.copytree(out, Path(sys.argv[1], f"trial{trial}"), copy_function=os.link)
-"""
-RUNS, SESSIONS = 10, 5
-MAX_BYTES = 60_000  # of every second run
-
-
-@cache
-def contents(i: int) -> StepRecord:
-    return sample(i)
-
-
-def record(step: int) -> StepRecord:
-    """One of a few, as they take their time to be made."""
-    return replace(contents(step % 8), step=step)
-
-
+@pytest.mark.check
 def test_killed_at_any_of_50_moments_every_part_reads_back_whole(tmp_path: Path) -> None:
-    script = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
-    subprocess.run(
-        script,
-        check=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": python_path(Path(__file__).parent)},
-    )
+    script = [sys.executable, "-m", "support.killed", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    subprocess.run(script, check=True, timeout=120, env=environment)
     thinned = 0
     for trial in range(RUNS * SESSIONS):
         run = open_run(tmp_path / f"trial{trial}")

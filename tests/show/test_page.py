@@ -349,6 +349,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write(tmp_path_factory.mktemp("long"), steps, make, {**HEADER, "bins": bins})
 
 
+@pytest.mark.check
 def test_a_long_run_is_a_small_file_and_leaves_no_step_out(long_run: Run) -> None:
     packed = content(long_run, overview(long_run)).pack()
     assert len(packed) < 1.2e6

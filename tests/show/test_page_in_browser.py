@@ -16,6 +16,9 @@ import hookstats as hs
 from hookstats.show import page as report
 
 STEPS, NAN_FROM = 30, 24
+
+pytestmark = pytest.mark.check
+
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 

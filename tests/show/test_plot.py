@@ -95,6 +95,7 @@ def test_names_are_no_formulas(run: hs.Run) -> None:
     assert not run.plot.channels("$x$", "param").axes[0].title.get_parse_math()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("statistic", statistic_names())
 def test_every_statistic_is_drawn(run: hs.Run, statistic: str, tmp_path: Path) -> None:
     run.plot.heatmap(statistic).savefig(tmp_path / "figure.png")
@@ -157,6 +158,7 @@ def test_odd_sites_are_drawn(tmp_path: Path) -> None:
         run.plot.histogram("encoder.0.réseau", "grad_output")
 
 
+@pytest.mark.check
 def test_no_pyplot_and_a_word_where_matplotlib_is_missing(run: hs.Run) -> None:
     code = (
         "import sys, hookstats as hs\n"

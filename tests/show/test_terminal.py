@@ -17,7 +17,9 @@ from support.samples import record_of, sample, tensors
 from torch import Tensor
 
 from hookstats.records.record import StepRecord
-from hookstats.records.summary import SORTS, SiteSummary, summarise
+from hookstats.records.summary import SiteSummary, summarise
+from hookstats.show.grid import elide
+from hookstats.show.sorts import SORTS
 from hookstats.show.terminal import render
 
 YELLOW, RED = "\x1b[33m", "\x1b[1;31m"
@@ -172,15 +174,35 @@ def crowded() -> StepRecord:
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-def test_a_terminal_is_not_overrun_and_nothing_is_cut(width: int) -> None:
+def test_a_terminal_has_one_line_for_each_site(width: int) -> None:
     lines = [plain(line) for line in shown(crowded(), width, terminal=True)]
     assert max(map(len, lines)) <= width
     assert "shape" not in lines[2]
-    layer_end = lines[2].index("kind")
-    assert "".join(line[:layer_end].strip() for line in lines[3:]) == LONG + ":smile:"
-    kinds = [line[layer_end:].split()[0] for line in lines[3:] if line[layer_end:].strip()]
-    assert "".join(kinds) == "grad_output[1].logitsoutput"
-    assert "…" not in "".join(lines)
+    first, second = (line.split() for line in lines[3:])
+    assert second[:2] == [":smile:", "output"]
+    for short, name in zip(first, (LONG, "grad_output[1].logits"), strict=False):
+        head, mark, tail = short.partition("…")
+        assert mark or short == name
+        assert name.startswith(head)
+        assert name.endswith(tail)
+    assert "…" in first[0]
+
+
+def test_a_console_of_another_encoding_has_dots() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    render(crowded(), Console(file=file, width=80, force_terminal=True, color_system=None))
+    file.seek(0)
+    assert ".." in file.read().splitlines()[3].split()[0]
+
+
+def test_elided_names_stay_distinct() -> None:
+    names = [f"transformer.h.{i}.attention.c_proj" for i in range(48)]
+    short = elide(names, 22)
+    assert len(set(short)) == len(names)
+    assert {len(name) for name in short} == {22}
+    assert elide(["a.b", "encoder.layers.0.weight"], 10) == ["a.b", "enc…weight"]
+    assert elide([], 10) == []
+    assert elide(["abcdef"], 4, "..") == ["..ef"]
 
 
 def test_a_wide_terminal_has_the_shapes_too() -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from support.paths import ROOT, TESTS
+from support.recorded import train
 from support.samples import record_of, sample
-from torch import nn
 
 from hookstats import sinks
 from hookstats.kernels.of_tensor import channel_stats
@@ -25,21 +25,6 @@ from hookstats.sinks.charts import SCALARS, STATISTICS, charts
 from hookstats.stats.bins import LogBins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import statistic_names
-from hookstats.watching.watch import watch
-
-
-def train(sink: Any, steps: int = 4) -> list[StepRecord]:
-    """Train with the sink; what it got."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records: list[StepRecord] = []
-    with watch(model, optimizer, sinks=(sink, records.append)) as w:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(torch.randn(5, 3)).square().sum().backward()
-            optimizer.step()
-    assert w.coverage().failures == {}
-    return records
 
 
 def expected_scalars(record: StepRecord) -> dict[str, float]:
@@ -85,6 +70,7 @@ def test_charts_of_odd_sites() -> None:
     assert charts(record_of({}), SCALARS, 64) == ({}, {})
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("own_writer", [False, True])
 def test_tensorboard_reads_it_back(tmp_path: Path, own_writer: bool) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -147,7 +133,8 @@ WANDB_SCRIPT = """
 import sys
 sys.path[:0] = sys.argv[2:]
 import torch, wandb
-from test_sinks import sinks, train
+from support.recorded import train
+from hookstats import sinks
 
 def init(name):
     settings = dict(silent=True, console="off", disable_git=True, x_disable_meta=True,
@@ -169,11 +156,11 @@ run.finish()
 @pytest.fixture(scope="module")
 def wandb_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WandBRun]:
     """Of a process of its own, as wandb starts a service and leaves threads behind."""
-    directory, here = tmp_path_factory.mktemp("wandb"), Path(__file__).parent
+    directory = tmp_path_factory.mktemp("wandb")
     runs = {name: WandBRun([], {}) for name in ("own", "added")}
     for name in runs:
         (directory / name).mkdir()
-    paths = (directory, here, TESTS, ROOT)
+    paths = (directory, TESTS, ROOT)
     subprocess.run([sys.executable, "-c", WANDB_SCRIPT, *map(str, paths)], check=True)
     for name, run in runs.items():
         (path,) = (directory / name).glob("wandb/offline-run-*/*.wandb")
@@ -190,6 +177,7 @@ def wandb_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WandBRun]:
     return runs
 
 
+@pytest.mark.check
 def test_wandb_reads_it_back(wandb_runs: dict[str, WandBRun]) -> None:
     records = train(lambda record: None)
     rows, axes = wandb_runs["own"]
@@ -205,6 +193,7 @@ def test_wandb_reads_it_back(wandb_runs: dict[str, WandBRun]) -> None:
             assert axes[f"{kind}/*"] == axes[f"{kind}.rms/*"] == "hookstats/step"
 
 
+@pytest.mark.check
 def test_wandb_adds_to_what_the_training_logs(wandb_runs: dict[str, WandBRun]) -> None:
     records = train(lambda record: None)
     rows, _ = wandb_runs["added"]

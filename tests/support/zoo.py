@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from support.modules import Lambda
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -192,15 +193,6 @@ class Odd(nn.Module):
         values, places = self.index(y)
         stopped = self.stop(y) * places.sum()
         return (self.custom(y) * self.own(y).sum() + stopped).sum() + values.sum()
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
 
 
 def encoder() -> nn.Module:

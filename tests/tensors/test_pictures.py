@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
 
 import hookstats as hs
 from hookstats.tensors import pictures
@@ -199,8 +198,10 @@ def test_what_is_no_picture_is_no_image(bad: Any) -> None:
         pictures.to_image(bad)
 
 
+@pytest.mark.check
 def test_tensorboard_has_the_picture(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
 
     picture = pictures.grid(torch.randn(4, 3, 5))
     with SummaryWriter(str(tmp_path)) as writer:
@@ -213,9 +214,12 @@ def test_tensorboard_has_the_picture(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(opened), picture)
 
 
+@pytest.mark.check
 def test_without_pillow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
     picture = pictures.grid(torch.ones(2, 2))
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"to_image needs pillow .*: pip install pillow"):

@@ -388,6 +388,7 @@ def test_as_data(block: Block) -> None:
     assert rows[1]["mean"] == result.calls[1].mean
 
 
+@pytest.mark.check
 def test_as_data_frames(block: Block) -> None:
     result = trace(block, X, scale=SCALE, backward=lambda output: output[0].sum())
     frame = result.to_pandas()

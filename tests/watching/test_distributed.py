@@ -21,6 +21,9 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("this build of torch has no gloo", allow_module_level=True)
 
 
+pytestmark = pytest.mark.check
+
+
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ranks]]:
     started: list[Ranks] = []
@@ -36,7 +39,7 @@ def ranks(pool: list[Ranks], tmp_path: Path) -> Ranks:
     return pool[-1]
 
 
-def network() -> nn.Sequential:
+def regression() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
 
@@ -51,15 +54,15 @@ def parameters(model: nn.Module) -> list[Tensor]:
 
 
 def plain_gradients(rank: int, steps: int = 1) -> dict[str, Tensor]:
-    """Of the parameters of `network`, for one rank's batches alone."""
-    model = network()
+    """Of the parameters of `regression`, for one rank's batches alone."""
+    model = regression()
     for step in range(steps):
         model(batch(rank, step)).square().sum().backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def average_gradients(steps: int = 1) -> dict[str, Tensor]:
-    """Of the parameters of `network`, over all ranks."""
+    """Of the parameters of `regression`, over all ranks."""
     of_ranks = [plain_gradients(rank, steps) for rank in range(RANKS)]
     return {name: sum(of[name] for of in of_ranks) / RANKS for name in of_ranks[0]}
 
@@ -71,7 +74,7 @@ def assert_adds_up(w: hs.Watch) -> None:
 
 
 def ddp(rank: int, every_step_reduces: bool) -> None:
-    model = nn.parallel.DistributedDataParallel(network())
+    model = nn.parallel.DistributedDataParallel(regression())
     optimizer = SGD(model.parameters(), lr=0.1)
     steps = 1 if every_step_reduces else 2
     with hs.watch(model, optimizer) as w:
@@ -103,7 +106,7 @@ def test_ddp_outputs_are_local_and_parameter_gradients_reduced(
 
 
 def ddp_without_reduction(rank: int) -> None:
-    model = nn.parallel.DistributedDataParallel(network())
+    model = nn.parallel.DistributedDataParallel(regression())
     optimizer = SGD(model.parameters(), lr=0.1)
     with hs.watch(model, optimizer, kinds=("param_grad",)) as w:
         with model.no_sync():
@@ -118,7 +121,7 @@ def test_a_step_that_ddp_did_not_reduce_has_the_local_gradients(ranks: Ranks) ->
 
 
 def wrapped(how: str) -> nn.Module:
-    model: Any = network()
+    model: Any = regression()
     if how == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     if how == "fsdp1":
@@ -200,7 +203,7 @@ def test_ranks_share_a_run_directory(ranks: Ranks, how: str, tmp_path: Path) -> 
 
 
 def fsdp2(rank: int, watch_first: bool) -> list[int]:
-    model = network()
+    model = regression()
     mesh = torch.distributed.init_device_mesh("cpu", (RANKS,))
     w = hs.watch(model, kinds=KINDS) if watch_first else None
     torch.distributed.fsdp.fully_shard(model[0], mesh=mesh)
@@ -243,7 +246,7 @@ def test_fsdp2_shards_are_read_as_each_rank_has_them(ranks: Ranks, watch_first: 
 def fsdp1(rank: int, use_orig_params: bool, watch_first: bool) -> int:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model: Any = network()
+    model: Any = regression()
     w = hs.watch(model, kinds=KINDS) if watch_first else None
     model = FullyShardedDataParallel(
         model, device_id=torch.device("cpu"), use_orig_params=use_orig_params

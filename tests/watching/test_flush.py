@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.closed import Closed
 from support.paths import python_path
 from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 
@@ -25,27 +26,6 @@ from hookstats.watching.flush import Flusher
 from hookstats.watching.world import current_rank
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
-
-
-class Closed:
-    """A closed step, as an arena would hand out; counts how often it was released."""
-
-    def __init__(self, wait: threading.Event | None = None, error: Exception | None = None) -> None:
-        self.wait = wait
-        self.error = error
-        self.released = 0
-        self.thread = ""
-
-    def to_record(self, step: int, rank: int) -> StepRecord:
-        self.thread = threading.current_thread().name
-        if self.wait is not None:
-            assert self.wait.wait(20)
-        if self.error is not None:
-            raise self.error
-        return sample(step, rank)
-
-    def release(self) -> None:
-        self.released += 1
 
 
 def eventually(condition: Callable[[], object]) -> bool:
@@ -309,12 +289,24 @@ def test_an_interrupt_while_waiting_breaks_nothing(tmp_path: Path) -> None:
     assert open_run(tmp_path).steps == [0]
 
 
+SCRIPT = """
+import os, sys
+from support.closed import Closed
+from support.samples import BINS, CHANNEL_BINS
+from hookstats.runs.writer import RunWriter
+from hookstats.watching.flush import Flusher
+
+HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
+"""
+"""What comes before each script that `run_script` runs."""
+
+
 def run_script(script: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run `script`, which has what this module imports, in an interpreter of its own."""
-    code = "from test_flush import *\n" + textwrap.dedent(script)
+    """Run SCRIPT and `script` in an interpreter of its own."""
+    code = SCRIPT + textwrap.dedent(script)
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, args)],
-        env={**os.environ, "PYTHONPATH": python_path(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=60,

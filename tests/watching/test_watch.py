@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.expected import assert_stats
+from support.modules import network
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
@@ -24,10 +25,6 @@ from hookstats.watching.settings import KINDS
 from hookstats.watching.watch import watch
 
 pytestmark = pytest.mark.usefixtures("hooks_in")
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
 def hook_dicts(model: nn.Module) -> list[dict[str, Any]]:

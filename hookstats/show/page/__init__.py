@@ -1,4 +1,4 @@
-"""The report: a run as one HTML page that needs nothing but a browser."""
+"""The report: a run as one HTML page for any browser, offline."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SCRIPTS = ("decode", "format", "colours", "statistics", "heatmap", "charts", "p
 def render(run: Run, *, rank: int = 0) -> str:
     """The report of what `rank` recorded, as the text of an HTML file.
 
-    The file is self-contained: it loads nothing, and works from a disk. Long runs are shown in at
-    most 240 columns, each merging neighbouring steps, and the page says so. Steps that have alerts
-    get columns of their own, up to as many again. Reads every step once.
+    The file is self-contained: it loads no other file, and opens from a disk. A long run is shown
+    in at most 240 columns, each of which merges neighbouring steps, and the page says so. Steps
+    that have alerts get columns of their own, up to as many again. Every step is read once.
 
     Raises:
         ValueError: `rank` recorded no step.
@@ -40,7 +40,7 @@ def render(run: Run, *, rank: int = 0) -> str:
 
 
 def write(run: Run, path: str | os.PathLike[str], *, rank: int = 0) -> Path:
-    """Write `render` of the run to `path`, and return that.
+    """Write the report of `render` to `path`, and return the path.
 
     Raises:
         ValueError: `rank` recorded no step.

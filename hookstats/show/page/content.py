@@ -1,4 +1,4 @@
-"""content(): everything the page shows of a run, quantised to what a screen can show."""
+"""content(): everything that the page shows of a run, quantised for a screen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, plain_kind
+from hookstats.records.keys import Key, label, plain_kind
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64
 from hookstats.rules import Alert
@@ -24,11 +24,11 @@ from hookstats.stats.derived import STATISTICS, columns_of, statistic
 
 UInt8 = NDArray[np.uint8]
 
-_BINS = 36  # parts of a histogram's axis
-_LEVELS = 24  # shades of a histogram
-_FAINTEST = 1e-4  # the share of values that gets the second faintest shade
+_BINS = 36  # the parts of a histogram's axis
+_LEVELS = 24  # the shades of a histogram
+_FAINTEST = 1e-4  # the share of values with the second faintest shade
 _CHANNEL_LEVELS = 20
-_CHANNEL_CELLS = 450_000  # channels * columns, over all sites
+_CHANNEL_CELLS = 450_000  # at most so many channels * columns, over all sites
 _MAX_CHANNELS = 256
 _MAX_ALERTS = 1000
 _SEVERITIES = ("error", "warning", "info")
@@ -42,7 +42,7 @@ _SHARES = {
 }
 
 MISSING, DEAD, NONFINITE, FIRST_LEVEL = range(4)
-"""What a byte of a channel image says; FIRST_LEVEL and above is the rms, on a log scale."""
+"""The bytes of a channel image; from FIRST_LEVEL on they are levels of the rms, on a log scale."""
 
 
 def content(
@@ -51,7 +51,7 @@ def content(
     alerts: Sequence[Alert] = (),
     failures: Mapping[str, str] | None = None,
 ) -> Payload:
-    """The run as `view` merges it, what rules found in it, and which of these failed."""
+    """The run as `view` merges it, the alerts of the rules, and the rules that failed."""
     failures = failures or {}
     payload = Payload()
     _add_statistics(payload, view)
@@ -72,6 +72,7 @@ def content(
         bins=_BINS,
         levels=_LEVELS,
         channelLevels=_CHANNEL_LEVELS,
+        root=label(""),
         palettes={"sequential": palette.SEQUENTIAL, "diverging": palette.DIVERGING},
     )
     return payload
@@ -106,7 +107,7 @@ def _say_bins(bins: Bins | None) -> str | None:
             return f"{bins.bins} equal bins from {bins.lo:g} to {bins.hi:g}"
         case LogBins():
             return (
-                f"{1 << bins.subdivision_bits} bins an octave "
+                f"{1 << bins.subdivision_bits} bins per octave "
                 f"from 2^{bins.min_exponent} to 2^{bins.max_exponent + 1}"
             )
     return None
@@ -141,7 +142,7 @@ def _alert(alert: Alert, keys: dict[Key, int]) -> dict[str, Any]:
 
 
 def _add_statistics(payload: Payload, view: Overview) -> None:
-    """[S, T] each: statistics and counts as bfloat16, dead channels as uint16.
+    """Add arrays [S, T]: statistics and counts as bfloat16, dead channels as uint16.
 
     The description gets "statistics", what one can choose to see: id, label, scale ("log",
     "signed", or "share" in 0..1); and "floats", the names of the arrays of bfloat16.
@@ -191,23 +192,23 @@ def _add_distributions(payload: Payload, view: Overview, s: int) -> dict[str, An
 
 
 def _shades(found: Distributions) -> UInt8:
-    """[bins, T]: 0 none, else 1.._LEVELS by the logarithm of the share."""
+    """uint8 [bins, T]: 0 for none, else 1.._LEVELS by the logarithm of the share."""
     shares = np.nan_to_num(found.shares)
     with np.errstate(divide="ignore"):
         level = 1 - np.log(shares / _FAINTEST) / np.log(_FAINTEST) * (_LEVELS - 1)
-    # A share of one in a billion is interpolation's rounding, no value.
+    # A share of one in a billion is a rounding error of interpolation.
     return np.where(shares > 1e-9, np.clip(level.round(), 1, _LEVELS), 0).astype(np.uint8)
 
 
 def _positions(found: Distributions) -> UInt8:
-    """[quantiles, T]: differences over the columns of 0 none, else 1..255 from lo to hi."""
+    """uint8 [quantiles, T]: 0 for none, else 1..255 from lo to hi; then differences by column."""
     position = 1 + np.nan_to_num(found.axis.position(found.quantiles)) * 254
     codes = np.where(np.isnan(found.quantiles), 0, position.round()).astype(np.uint8)
     return np.diff(codes, axis=1, prepend=np.uint8(0))
 
 
 def _add_channels(payload: Payload, view: Overview, s: int) -> dict[str, Any]:
-    """[rows, columns] of a channel image; neighbours share a row or a column where they must."""
+    """Add a channel image [rows, columns]; neighbours share a row or a column where they must."""
     channels = view.channels[s]
     if channels is None:
         return {"image": None, "uneven": True}
@@ -223,14 +224,14 @@ def _add_channels(payload: Payload, view: Overview, s: int) -> dict[str, Any]:
 
 
 def _image(channels: ChannelColumns, rows: int, columns: int) -> tuple[UInt8, list[float]]:
-    """The image, and the rms of its first and last level."""
+    """The image, uint8 [rows, columns], and the rms of its first and its last level."""
 
     def grouped(ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
         over_time = ufunc.reduceat(values, starts(values.shape[0], columns), axis=0)
         grouped: NDArray[Any] = ufunc.reduceat(over_time, starts(values.shape[1], rows), axis=1).T
         return grouped
 
-    rms = grouped(np.fmax, channels.rms)  # the loudest: nothing stands out less than it should
+    rms = grouped(np.fmax, channels.rms)  # the greatest, so that nothing is hidden
     levels = _level_bounds(rms)
     with np.errstate(divide="ignore", invalid="ignore"):
         level = np.log(rms / levels[0]) / np.log(levels[1] / levels[0]) * (_CHANNEL_LEVELS - 1)
@@ -243,7 +244,7 @@ def _image(channels: ChannelColumns, rows: int, columns: int) -> tuple[UInt8, li
 
 
 def _level_bounds(rms: Float64) -> list[float]:
-    """What the colours reach from and to: what is usual, and the greatest, within six decades."""
+    """The rms of the first and the last colour, at most six decades apart."""
     values = rms[np.isfinite(rms) & (rms > 0)]
     if not len(values):
         return [1.0, 10.0]
@@ -254,13 +255,13 @@ def _level_bounds(rms: Float64) -> list[float]:
 
 
 def starts(count: int, groups: int) -> NDArray[np.int64]:
-    """[groups]: where each of as many nearly equal groups of `count` things begins."""
+    """int64 [groups]: the first index of each of `groups` nearly equal groups of `count` things."""
     first: NDArray[np.int64] = np.arange(groups) * count // groups
     return first
 
 
 def ranges(numbers: list[int]) -> str:
-    """Ascending numbers in words: "0-23, 30"."""
+    """Ascending numbers in words, such as "0-23, 30"."""
     spans = []
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in group]

@@ -1,4 +1,4 @@
-"""Payload: what a report knows, as JSON and small arrays, packed into one string."""
+"""Payload: the content of a report, as JSON and small arrays in one string."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UInt16 = NDArray[np.uint16]
 
 
 class Payload:
-    """A description and named byte arrays, for `decode.js` to unpack."""
+    """A description and named byte arrays, which `decode.js` unpacks."""
 
     def __init__(self) -> None:
         self._description: dict[str, Any] = {}
@@ -26,15 +26,16 @@ class Payload:
         self._description.update(description)
 
     def add(self, name: str, array: UInt8 | UInt16) -> None:
-        """Take an array; of 16-bit numbers all high bytes, then all low ones: they pack better."""
+        """Add an array; of 16-bit numbers all high bytes, then all low ones: they pack better."""
         if array.dtype == np.uint16:
             array = np.stack((array >> 8, array & 255))
         self._arrays[name] = np.ascontiguousarray(array, np.uint8).tobytes()
 
     def pack(self) -> str:
-        """Base64 of zlib of: the JSON's length (uint32, little-endian), the JSON, the arrays.
+        """All of it, compressed by zlib, in base64.
 
-        The JSON is the description, with "lengths": [[name, bytes], ...] of the arrays.
+        Compressed are the length of the JSON (uint32, little-endian), the JSON, and the arrays. The
+        JSON is the description with "lengths": [[name, bytes], ...] of the arrays.
         """
         lengths = [[name, len(data)] for name, data in self._arrays.items()]
         text = json.dumps(
@@ -48,7 +49,7 @@ class Payload:
 
 
 def bfloat16(values: NDArray[Any]) -> UInt16:
-    """The bits of the nearest bfloat16s: two to three digits of any magnitude."""
+    """The bits of the nearest bfloat16s, uint16: two to three digits at any magnitude."""
     with np.errstate(over="ignore"):
         bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

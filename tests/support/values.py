@@ -1,13 +1,15 @@
-"""Tensors that kernels are held to: means, spreads, dtypes and layouts."""
+"""Values of every dtype, scale and layout, and a check of the operator on a sample of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
-from support.oracle import INTEGERS
+from support.oracle import DTYPES, INTEGERS, check, fold
 from torch import Tensor
 
+from hookstats.kernels import ops
 from hookstats.stats.bins import LinearBins, LogBins
 
 MEANS = (0.0, 1e2, 1e4, 1e6)
@@ -39,3 +41,20 @@ def layouts(values: Tensor) -> Iterator[tuple[Tensor, int | None]]:
     outer = next(k for k in (4, 3, 1) if n % k == 0)
     yield values.view(channels, outer, n // outer).transpose(0, 1).contiguous(), 1
     yield values[0], None
+
+
+def check_sample(capability: str) -> None:
+    """A part of what tests of the operators check, small enough to run once per instruction set."""
+    torch.set_num_threads(1)
+    assert torch.backends.cpu.get_cpu_capability() == capability
+    for dtype in DTYPES:
+        for n in (33, 1000):
+            for x, channel_dim in layouts(of_dtype(dtype, 5, n)):
+                check(fold(ops.update_, x, channel_dim, LINEAR, LOG), x, channel_dim, LINEAR, LOG)
+    for mean in MEANS:
+        for std in STDS:
+            for x, channel_dim in layouts((normal(3, 500) * std + mean).float()):
+                check(fold(ops.update_, x, channel_dim), x, channel_dim)
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, 3.0, -3.0]).repeat(40)
+    for shaped, channel_dim in layouts(x.view(4, 80)):
+        check(fold(ops.update_, shaped, channel_dim, LINEAR), shaped, channel_dim, LINEAR)

@@ -1,0 +1,50 @@
+"""The arguments that several subcommands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_run(parser: argparse.ArgumentParser, name: str = "run") -> None:
+    """Add the positional argument for a run directory."""
+    parser.add_argument(
+        name,
+        metavar=name.upper(),
+        type=Path,
+        help="run directory, as written by `watch(..., out=...)`",
+    )
+
+
+def natural(text: str) -> int:
+    """The type of an argument: an integer, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer, 0 or more")
+    return int(text)
+
+
+def add_rank(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the rank whose records are read."""
+    parser.add_argument(
+        "--rank",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="process of a distributed run (default: 0)",
+    )
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose sites."""
+    parser.add_argument(
+        "--layer",
+        action="append",
+        metavar="GLOB",
+        help="only layers with this name, such as 'encoder.*'; may be repeated",
+    )
+    parser.add_argument(
+        "--kind",
+        action="append",
+        metavar="KIND",
+        help="only this kind, such as output, grad_output, param_grad, or a glob; may be repeated",
+    )

@@ -1,0 +1,49 @@
+"""compare: find the first step and layer where two runs differ, and what differs most.
+
+Integers (counts, histograms) are compared exactly, moments to the last bit or within --rtol.
+Differences are relative: of a moment to its magnitude, of a mean to the rms, of a count to the
+number of values. In the row "hist", A and B count the values in bins where the other run has fewer.
+The exit code is that of diff: 0 if the runs are equal, 1 if they differ, 2 after an error.
+
+examples:
+  hookstats compare runs/a runs/b
+  hookstats compare runs/a runs/b --layer 'encoder.*' --kind output
+  hookstats compare runs/a runs/b --rtol 1e-5     for another processor, which rounds differently
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from hookstats.cli.usage.arguments import add_run, add_selection, natural
+
+LIMIT = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, "a")
+    add_run(parser, "b")
+    parser.add_argument(
+        "--rtol",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="relative difference of moments that counts as equal (default: 0)",
+    )
+    add_selection(parser)
+    parser.add_argument(
+        "--rank",
+        type=natural,
+        metavar="N",
+        help="only this process of a distributed run (default: all)",
+    )
+    parser.add_argument(
+        "--common", action="store_true", help="ignore steps and sites that only one run has"
+    )
+    parser.add_argument(
+        "--limit",
+        type=natural,
+        default=LIMIT,
+        metavar="N",
+        help=f"list at most N sites (default: {LIMIT})",
+    )

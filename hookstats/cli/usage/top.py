@@ -1,0 +1,26 @@
+"""top: watch a running training: changing layers, non-finite values, alerts.
+
+The view is refreshed as parts of the run arrive; press q or Ctrl-C to quit. "change" is the change
+of the rms over the last 12 recorded steps, which the curve draws from zero upwards. Layers with
+non-finite values come first, then those that changed most. Of a long run, only the last 300
+recorded steps are read.
+
+examples:
+  hookstats top runs/a
+  hookstats top runs/a --kind grad_output --kind param_grad
+  hookstats top runs/a --once       print one frame, as is done where the output is no terminal
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from hookstats.cli.usage.arguments import add_rank, add_run, add_selection, natural
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_selection(parser)
+    add_rank(parser)
+    parser.add_argument("--limit", type=natural, metavar="N", help="show at most N sites")
+    parser.add_argument("--once", action="store_true", help="print one frame and exit")

@@ -1,0 +1,132 @@
+"""Tables without lines that fit the terminal: long names are elided in the middle.
+
+No numerical library is imported here, and rich only when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Cell = tuple[str, str]
+"""A text and its style, "" for none."""
+
+_LEAST = len("grad_output")  # the least room for a name
+
+
+def require_rich() -> Any:
+    """The rich package with the modules that hookstats uses.
+
+    Raises:
+        ImportError: rich is not installed; the message has the command that installs it.
+    """
+    try:
+        import rich.cells
+        import rich.console
+        import rich.live
+        import rich.table
+        import rich.text
+    except ImportError as error:
+        raise ImportError(f"tables need rich ({error}): pip install 'hookstats[cli]'") from error
+    return rich
+
+
+def print_grid(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[Cell]], **layout: Any
+) -> None:
+    """Print a `grid`."""
+    console.print(grid(console, columns, rows, **layout), crop=False)
+
+
+def grid(
+    console: Console,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    text: int,
+    elided: int,
+    title: str | None = None,
+) -> Table:
+    """A table for this console; in a pipe every row is one line, and nothing is left out.
+
+    columns: headers, which may have several lines. text: the number of leading columns that are
+    text; the others are numbers. elided: the number of leading columns that are elided where the
+    terminal is too narrow; other text is folded.
+    """
+    rich = require_rich()
+    table: Table = rich.table.Table(
+        title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    widths = _widths(columns, rows)
+    if console.is_terminal:
+        room = console.width - _width(widths[elided:]) - 1
+        rows = _elide(rows, widths[:elided], room, console.encoding.startswith("utf"))
+    else:
+        table.width = _width(widths)
+    for i, name in enumerate(columns):
+        if i < text:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(rich.text.Text(*cell) for cell in row))
+    return table
+
+
+def fits(console: Console, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bool:
+    """Whether a table of these rows needs no elision in this console."""
+    return not console.is_terminal or _width(_widths(columns, rows)) <= console.width
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    """The width of each column, in cells of the terminal."""
+    cell_len = require_rich().cells.cell_len
+    widths = [max(map(cell_len, name.split("\n"))) for name in columns]
+    for row in rows:
+        widths = [max(width, cell_len(cell)) for width, (cell, _) in zip(widths, row, strict=True)]
+    return widths
+
+
+def _width(widths: Sequence[int]) -> int:
+    """The width of columns with a space between them."""
+    return sum(widths) + max(len(widths) - 1, 0)
+
+
+def _elide(
+    rows: Sequence[Sequence[Cell]], widths: Sequence[int], room: int, unicode: bool
+) -> Sequence[Sequence[Cell]]:
+    """The rows with their leading columns in `room` cells; the widest of them are shortened."""
+    cap = max(widths, default=0)
+    while cap > _LEAST and sum(min(width, cap) for width in widths) + len(widths) - 1 > room:
+        cap -= 1
+    for i, width in enumerate(widths):
+        if width > cap:
+            short = elide([row[i][0] for row in rows], cap, "…" if unicode else "..")
+            rows = [
+                (*row[:i], (name, row[i][1]), *row[i + 1 :])
+                for row, name in zip(rows, short, strict=True)
+            ]
+    return rows
+
+
+def elide(names: Sequence[str], width: int, mark: str = "…") -> list[str]:
+    """The names in `width` characters, with `mark` in the middle of those that are longer.
+
+    The mark is about a third from the left, moved where that keeps more of the names distinct.
+    """
+    room = width - len(mark)
+
+    def shortened(name: str, head: int) -> str:
+        if len(name) <= width:
+            return name
+        return name[:head] + mark + name[len(name) - (room - head) :]
+
+    def distinct(head: int) -> int:
+        return len({shortened(name, head) for name in set(names)})
+
+    best = max(range(room + 1), key=lambda head: (distinct(head), -abs(head - room // 3)))
+    return [shortened(name, best) for name in names]

@@ -1,0 +1,30 @@
+"""Closed: a step for the flush thread, without a training run."""
+
+from __future__ import annotations
+
+import threading
+
+from support.samples import sample
+
+from hookstats.records.record import StepRecord
+
+
+class Closed:
+    """A closed step, as an arena would hand out; counts how often it was released."""
+
+    def __init__(self, wait: threading.Event | None = None, error: Exception | None = None) -> None:
+        self.wait = wait
+        self.error = error
+        self.released = 0
+        self.thread = ""
+
+    def to_record(self, step: int, rank: int) -> StepRecord:
+        self.thread = threading.current_thread().name
+        if self.wait is not None:
+            assert self.wait.wait(20)
+        if self.error is not None:
+            raise self.error
+        return sample(step, rank)
+
+    def release(self) -> None:
+        self.released += 1
