@@ -77,9 +77,14 @@ def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:
     """
     # Gradients come in any order: theirs is that of the values, where those were observed.
     rank = {key: i for i, key in enumerate(keys)}
+    values = {
+        (name, parse_kind(kind).values): i
+        for (name, kind), i in reversed(rank.items())
+        if not parse_kind(kind).is_gradient
+    }
     first: dict[Key, Key] = {}
     for name, kind in sorted(
-        rank, key=lambda key: rank.get((key[0], parse_kind(key[1]).values), rank[key])
+        rank, key=lambda key: values.get((key[0], parse_kind(key[1]).values), rank[key])
     ):
         first.setdefault((name, plain_kind(kind)), (name, kind))
 

@@ -50,10 +50,10 @@ def assert_series(site: SiteSeries, run: Run, rank: int = 0) -> None:
     key = (site.name, site.kind)
     records = [r for step in run.steps_of(rank) if key in list(r := run.record(step, rank))]
     expected = [record[key] for record in records]
-    infos = [record.sites[record.keys().index(key)] for record in records]
+    infos = [record.sites[list(record).index(key)] for record in records]
     assert site.steps.tolist() == [record.step for record in records]
     assert site.steps.dtype == site.observed.dtype == np.int64
-    assert site.observed.tolist() == [r.observed[r.keys().index(key)] for r in records]
+    assert site.observed.tolist() == [r.observed[list(r).index(key)] for r in records]
     assert len(site) == len(records)
     assert (site.shape, site.dtype, site.channel_dim) == (
         infos[-1].shape,
