@@ -12,7 +12,7 @@ import numpy as np
 from hookstats.cli.inputs import check_chosen, choose, open_path
 from hookstats.cli.output import count, stdout
 from hookstats.records.difference import STATISTICS, Comparison, Difference, compare
-from hookstats.records.keys import Key
+from hookstats.records.keys import Key, label
 from hookstats.runs.run import Run
 from hookstats.runs.series import span
 from hookstats.show.grid import Cell, print_grid
@@ -139,7 +139,7 @@ def _print(console: Console, found: Differences, options: argparse.Namespace) ->
 def _print_first(console: Console, differences: list[Difference]) -> None:
     """Every difference of one site, with both values."""
     name, kind, *_ = differences[0]
-    console.print(f"{name or '(root)'} {kind}:", style="bold", soft_wrap=True)
+    console.print(f"{label(name)} {kind}:", style="bold", soft_wrap=True)
     rows = [
         _cells(
             difference.statistic,
@@ -163,7 +163,7 @@ def _print_worst(console: Console, found: Differences, limit: int) -> None:
     )
     rows = [
         _cells(
-            *(name or "(root)", kind, str(site.first), str(site.steps)),
+            *(label(name), kind, str(site.first), str(site.steps)),
             *(f"{site.worst.relative:.1e}", site.worst.statistic, _channel(site.worst)),
             str(site.step),
         )

@@ -17,11 +17,7 @@ from hookstats.cli.usage.export import FORMATS
 from hookstats.runs.format import require_pyarrow
 from hookstats.runs.run import Run
 from hookstats.runs.series import SiteSeries
-
-STATISTICS = (
-    *("count", "nan", "posinf", "neginf", "zero"),
-    *("mean", "var", "std", "min", "max", "l1_norm", "l2_norm", "rms", "amax"),
-)
+from hookstats.stats.derived import statistic_names
 
 
 def run(options: argparse.Namespace) -> int:
@@ -84,22 +80,24 @@ def _write_csv(recorded: Run, out: Path, channels: bool) -> None:
 
 def _rows(site: SiteSeries, rank: int) -> dict[str, Any]:
     """The columns of one site, one row per step."""
+    names = statistic_names(higher=site.higher)
     return {
         "step": site.steps,
         **_constants(site, rank, len(site)),
         "observed": site.observed,
-        **{name: getattr(site, name) for name in STATISTICS},
+        **{name: getattr(site, name) for name in names},
     }
 
 
 def _channel_rows(site: SiteSeries, rank: int) -> dict[str, Any]:
     """The columns of one site, one row per step and channel."""
     steps, channels = site.channels.count.shape
+    names = statistic_names(higher=site.higher)
     return {
         "step": np.repeat(site.steps, channels),
         **_constants(site, rank, steps * channels),
         "channel": np.tile(np.arange(channels), steps),
-        **{name: getattr(site.channels, name).ravel() for name in STATISTICS},
+        **{name: getattr(site.channels, name).ravel() for name in names},
     }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hookstats import rules
 from hookstats.cli.alerts import alert_lines
 from hookstats.cli.inputs import check_chosen, choose
-from hookstats.records.keys import Key
+from hookstats.records.keys import Key, label
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.runs.format import PARTS
 from hookstats.runs.run import Run
@@ -134,7 +134,7 @@ class View:
         curve = self._curves[site.name, site.kind]
         many_dead = site.dead and site.dead >= MANY_DEAD * site.channels
         return [
-            (site.name or "(root)", ""),
+            (label(site.name), ""),
             (site.kind, ""),
             *[(draw(curve), "cyan")] * curves,
             (format_number(site.rms) if site.finite else "-", ""),

@@ -1,4 +1,4 @@
-"""Rules that watch a recording for what goes wrong in trainings, and say so: step, layer, channel.
+"""Rules that find what goes wrong in a training run, and say so: step, layer, channel.
 
 `hookstats.watch(..., rules="default")` checks every recorded step by `default_rules()` on the flush
 thread, `replay` those of a stored run. A rule of your own is a subclass of Rule.

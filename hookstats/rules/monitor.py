@@ -110,7 +110,7 @@ class Monitor:
         return given
 
     def _begun(self, rule: Rule, found: Sequence[Alert], record: StepRecord) -> list[Alert]:
-        """What of the found is news."""
+        """The findings that were not reported yet."""
         now = {(id(rule), _key(rule, alert)): alert for alert in reversed(found)}
         for key, finding in self._findings.items():
             if key[0] == id(rule) and key not in now and _may_show(rule, key[1], record):

@@ -40,7 +40,7 @@ class NonFinite(Rule):
         what = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
         says = f"has {what}, first in channel {first.channel}"
         if first.after:
-            says += f"; non-finite, too, are {first.after} of the tensors after it"
+            says += f"; also non-finite: {first.after} of the tensors after it"
         yield self.alert(
             record,
             list(record).index((first.site, first.kind)),
@@ -126,6 +126,8 @@ class Vanishing(Rule):
                 says = (
                     f"has an l2 norm of {norm[i]:.3g}, {norm[i] / largest[i]:.2g} times that of "
                     f"{of!r}"
+                    if norm[i]
+                    else f"is exactly zero, that of {of!r} has an l2 norm of {largest[i]:.3g}"
                 )
                 yield self.alert(record, sites[i], says, norm[i] / largest[i])
 
@@ -137,10 +139,10 @@ class SuddenShift(Rule):
     It differs from its median over the last steps by `octaves` (factors of two) at least, and by
     `deviations` times their usual size: the median absolute deviation of log2(rms), as an estimate
     of the standard deviation (times 1.4826, Hampel 1974). It takes `steps` earlier steps, 32 at
-    most, to know what is usual. Down is where gradients go as a training converges, and those of
-    activations leap in sound trainings, too: they are left out. All zeros are another matter. Of
-    several tensors of a kind, the alert is about the first in execution order; its value is the
-    octaves, signed.
+    most, to know what is usual. Gradients shrink as training converges, and gradients of
+    activations leap in sound training runs, too: both are left out, and so are zeros. Of several
+    tensors of a kind, the alert is about the first in execution order; its value is the octaves,
+    signed.
     """
 
     name: ClassVar[str] = "sudden shift"
@@ -266,7 +268,10 @@ def _first_of_kind(record: StepRecord, found: NDArray[np.bool_]) -> Iterator[tup
 
 
 def _and(others: int) -> str:
-    return f"; so have {others} more of the kind" if others else ""
+    if not others:
+        return ""
+    tensors = "tensor" if others == 1 else "tensors"
+    return f"; the same is true of {others} more {tensors} of this kind"
 
 
 def _greatest(record: StepRecord, site: int) -> int:

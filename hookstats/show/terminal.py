@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.show.grid import Cell, fits, print_grid, require_rich
@@ -62,7 +63,7 @@ def _row(site: SiteSummary) -> dict[str, Cell]:
     """The cell of each column."""
     many_dead = site.dead and site.dead >= MANY_DEAD * site.channels
     texts = {
-        "layer": site.name or "(root)",
+        "layer": label(site.name),
         "kind": site.kind,
         "shape": "x".join(map(str, site.shape)) or "scalar",
         **{

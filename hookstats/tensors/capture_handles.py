@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from types import TracebackType
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.gradients import register
-from hookstats.records.keys import hint
+from hookstats.records.keys import hint, parse_kind
 from hookstats.records.reasons import NO_TENSOR
 from hookstats.tensors import pictures
 from hookstats.tensors.capture_hooks import GRAD, TENSOR, BackwardReceiver, CallHooks
@@ -119,13 +118,13 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
                 pass
             case _:
                 raise KeyError(f"{key!r}: expected (name, kind), two strings")
-        plain, path = _split(kind)
+        plain, path = parse_kind(kind)
         kinds = self._recorder.kinds
         if name not in self._hooks or plain not in kinds:
             names = ((name, kind) for name in self._hooks for kind in kinds)
             raise KeyError(f"{key!r} is not captured: {hint(names, name, kind, (name,))}")
         calls = self.calls(name)
-        if kind == plain:
+        if path is None:
             return [getattr(call, kind) for call in calls]
         found = [call.leaves(plain) for call in calls]
         if not any(path in leaves for leaves in found):
@@ -214,9 +213,9 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
             ) from None
         tensor = tensor[0] if isinstance(tensor, tuple) else tensor
         if tensor is None:
-            plain, path = _split(kind)
+            plain, path = parse_kind(kind)
             leaves = self.calls(name)[call].leaves(plain)
-            reason = leaves.get(path, next(iter(leaves.values()), NO_TENSOR))
+            reason = leaves.get(path or "", next(iter(leaves.values()), NO_TENSOR))
             raise ValueError(
                 f"call = {call}: it has no {kind} of {name!r} ({reason}), expected a call with it"
             )
@@ -306,10 +305,3 @@ class TensorCapture(_Captured):
     def _remove(self) -> None:
         while self._handles:
             self._handles.pop().remove()
-
-
-def _split(kind: str) -> tuple[str, str]:
-    """The kind without its path, and the path as in `leaves`."""
-    plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
-    path = kind.removeprefix(plain)
-    return plain, path if path.strip("[0]") else ""

@@ -25,8 +25,11 @@ from hookstats.hooks.sites import Site, Sites
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.runs.headers import check_settings
+from hookstats.stats.arguments import check_integer
 from hookstats.watching.flush import Flusher
 from hookstats.watching.settings import PARAMETER_KINDS, Settings
+
+_LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
 
 class Watch:
@@ -190,10 +193,11 @@ class Watch:
         """
         self._check_open()
         step, settings = state_dict.get("step"), state_dict.get("settings")
-        if not isinstance(step, int) or step < 0 or not isinstance(settings, Mapping):
+        if step is None or not isinstance(settings, Mapping):
             raise ValueError(
                 f"state_dict = {state_dict!r}: expected what state_dict() of a watch gives"
             )
+        step = check_integer("state_dict has step", step, 0, _LAST_STEP)
         check_settings(settings, self._header, "state_dict")
         self._step = step
         self._schedule()

@@ -13,7 +13,7 @@ from support.commands import call, healthy, write_run
 from support.samples import record_of, sample
 
 from hookstats import open_run
-from hookstats.cli.export import STATISTICS
+from hookstats.stats.derived import statistic_names
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_csv_has_a_row_a_step_and_site(run: Path, tmp_path: Path) -> None:
     )
     for row, (rank, step, name, kind) in zip(found, keys, strict=True):
         stats = reader.record(step, rank)[name, kind].per_tensor()
-        for statistic in STATISTICS:
+        for statistic in statistic_names():
             check(row[statistic], float(getattr(stats, statistic)))
 
 
@@ -76,7 +76,7 @@ def test_csv_may_have_a_row_a_channel(run: Path, tmp_path: Path) -> None:
     )
     for row in found:
         stats = reader.record(int(row["step"]), int(row["rank"]))[row["site"], row["kind"]]
-        for statistic in STATISTICS:
+        for statistic in statistic_names():
             check(row[statistic], float(getattr(stats, statistic)[int(row["channel"])]))
 
 

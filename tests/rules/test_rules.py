@@ -85,7 +85,7 @@ def test_non_finite_names_the_first_tensor_and_its_channel() -> None:
         rule="non-finite",
         value=3.0,
         message="non-finite: step 2: output of 'b' has 2 NaN and 1 -inf, first in channel 2; "
-        "non-finite, too, are 1 of the tensors after it",
+        "also non-finite: 1 of the tensors after it",
         severity="error",
     )
     (alert,) = alerts(NonFinite(), [healthy, {("b", "grad_output"): broken}], rank=3)
@@ -117,7 +117,7 @@ def test_exploding_names_the_first_of_a_kind_and_its_greatest_channel() -> None:
     now = {("a", "output"): normal(), ("b", "output[1]"): large, ("c", "output"): large}
     (alert,) = alerts(Exploding(), [dict.fromkeys(now, normal()), now])
     assert (alert.site, alert.kind, alert.channel) == ("b", "output[1]", 3)
-    assert alert.message.endswith("so have 1 more of the kind")
+    assert alert.message.endswith("the same is true of 1 more tensor of this kind")
 
 
 def test_vanishing_is_next_to_nothing_beside_what_is_nearer_to_the_loss() -> None:
@@ -138,6 +138,9 @@ def test_vanishing_is_next_to_nothing_beside_what_is_nearer_to_the_loss() -> Non
     assert got[0].value == pytest.approx((norms[1] / norms[0]).item(), rel=1e-5)
     assert got[0].message.endswith("times that of 'c'")
     assert not alerts(Vanishing(), [backward] * 9)  # not yet
+    none = {**backward, ("b", "grad_output"): torch.zeros(16, 4)}
+    message = alerts(Vanishing(), [none] * 12)[0].message
+    assert "grad_output of 'b' is exactly zero, that of 'c' has an l2 norm of " in message
     # Gradients that explode on the way make nobody else's vanish.
     exploded = {("c", "grad_output"): normal(), ("b", "grad_output"): normal(1e9)}
     assert not alerts(Vanishing(), [exploded] * 12)

@@ -269,8 +269,11 @@ def test_the_step_says_what_is_due(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"step": -1}, "state_dict = .*: expected what state_dict"),
-        ({"step": "3"}, "state_dict = .*: expected what state_dict"),
+        ({"step": -1}, "state_dict has step = -1: expected an integer in 0"),
+        ({"step": "3"}, "state_dict has step = '3': expected an integer"),
+        ({"step": True}, "state_dict has step = True: expected an integer"),
+        ({"step": 2**70}, "state_dict has step = 1180591620717411303424: expected an integer"),
+        ({"step": None}, "state_dict = .*: expected what state_dict"),
         ({"settings": None}, "state_dict = .*: expected what state_dict"),
     ],
 )

@@ -15,6 +15,7 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import SparseCounts
 from hookstats.stats.bins import Bins, LinearBins, LogBins
 from hookstats.stats.histogram import Histogram
+from hookstats.stats.state import identity_moments
 
 BINS = LogBins(2)
 CHANNEL_BINS = LinearBins(8, -2.0, 2.0)
@@ -46,17 +47,19 @@ def record_of(
     rank: int = 0,
     bins: Bins | None = BINS,
     channel_bins: Bins | None = CHANNEL_BINS,
+    moments: int = 2,
 ) -> StepRecord:
     """The record of a step in which each site saw one tensor."""
-    sites, moments, tallies = [], [np.empty((0, 5))], [np.empty((0, 5), np.int64)]
+    sites, rows = [], [identity_moments(0, higher=moments == 4).numpy()]
+    tallies = [np.empty((0, 5), np.int64)]
     hist = [np.empty((0, bins.slots if bins else 0), np.int64)]
     channel_hist = [np.empty((0, channel_bins.slots if channel_bins else 0), np.int64)]
     for (name, kind), (x, dim) in data.items():
-        stats = channel_stats(x, dim, bins=channel_bins)
+        stats = channel_stats(x, dim, bins=channel_bins, moments=moments)
         sites.append(
             SiteInfo(name, kind, len(stats), dim, tuple(x.shape), str(x.dtype).split(".")[1])
         )
-        moments.append(stats.moments.numpy())
+        rows.append(stats.moments.numpy())
         tallies.append(stats.tallies.numpy())
         if channel_bins:
             channel_hist.append(slots(stats.hist))
@@ -69,7 +72,7 @@ def record_of(
         sites=tuple(sites),
         observed=np.ones(len(sites), np.int64),
         offsets=offsets,
-        moments=np.concatenate(moments),
+        moments=np.concatenate(rows),
         tallies=np.concatenate(tallies),
         bins=bins,
         hist=SparseCounts.from_dense(np.concatenate(hist))

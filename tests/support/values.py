@@ -19,7 +19,7 @@ LOG = LogBins(2)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def of_dtype(dtype: torch.dtype, *shape: int) -> Tensor:

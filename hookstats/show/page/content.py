@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, plain_kind
+from hookstats.records.keys import Key, label, plain_kind
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64
 from hookstats.rules import Alert
@@ -72,6 +72,7 @@ def content(
         bins=_BINS,
         levels=_LEVELS,
         channelLevels=_CHANNEL_LEVELS,
+        root=label(""),
         palettes={"sequential": palette.SEQUENTIAL, "diverging": palette.DIVERGING},
     )
     return payload

@@ -61,3 +61,6 @@ function columnTicks(spans, pixels, gap = 64) {
   });
   return ticks;
 }
+
+// The name of a site as people read it: that of the root module is its own.
+const labelOf = (name) => name || data.root;

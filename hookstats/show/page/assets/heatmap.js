@@ -176,7 +176,7 @@ class Heatmap {
 
 function label(site) {
   const leaf = site.kind.slice(site.plain.length);
-  return (site.name || "(root)") + leaf;
+  return labelOf(site.name) + leaf;
 }
 
 // encoder.layers.0.norm -> e.layers.0.norm -> e.l.0.norm -> e.l.0.no…: names stay different.

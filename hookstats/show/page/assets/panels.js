@@ -87,7 +87,7 @@ function showAlerts(data, go) {
       element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
       element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
       element("span", { class: "when" }, `step ${alert.step}`),
-      element("span", { class: "where" }, `${alert.name || "(root)"} ${alert.kind}`),
+      element("span", { class: "where" }, `${labelOf(alert.name)} ${alert.kind}`),
       element("span", { class: "what" }, what));
     button.addEventListener("click", () => go(n));
     return element("li", {}, button);
@@ -118,12 +118,12 @@ function showCoverage(data) {
   ];
   if (gaps.length) {
     parts.push(table(["Tensor", "Calls", "Observed", "Missing", "Skipped, and why"], gaps.map((row) => [
-      `${row.name || "(root)"} ${row.kind}`, row.forwards, row.observed, row.missing,
+      `${labelOf(row.name)} ${row.kind}`, row.forwards, row.observed, row.missing,
       [...Object.entries(row.skipped).map(([why, n]) => `${why}: ${integer(n)}`), ...(row.error ? [row.error] : [])].join("; "),
     ])));
   }
   if (never.length) {
-    const names = never.map((row) => `${row.name || "(root)"} ${row.kind}`);
+    const names = never.map((row) => `${labelOf(row.name)} ${row.kind}`);
     parts.push(element("details", {}, element("summary", {}, `${plural(never.length, "tensor")} that never came`),
       element("ul", {}, ...names.map((name) => element("li", {}, name)))));
   }
