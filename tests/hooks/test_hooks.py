@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint
 
-from hookstats.hooks import modules as hooks
-from hookstats.hooks import views
+from hookstats.hooks import gradients, views
 from hookstats.hooks.inert import Inert
 from hookstats.watching.watch import KINDS, Watch, watch
 
@@ -245,7 +244,7 @@ def test_recomputation_is_skipped_and_counted(reentrant: bool) -> None:
 def test_a_hook_of_a_stale_view_does_not_crash() -> None:
     script = """
 import torch
-from hookstats.watch import watch
+from hookstats.watching.watch import watch
 model = torch.nn.Identity()
 with watch(model, kinds=("grad_output", "grad_input")) as w:
     base = torch.ones(3, 4, requires_grad=True) * 1
@@ -412,7 +411,7 @@ def test_a_gradient_hook_that_cannot_be_set_disables_the_site(
         raise RuntimeError("no hook")
 
     model = nn.Linear(3, 3)
-    monkeypatch.setattr(hooks, "BaseHook", broken)
+    monkeypatch.setattr(gradients, "BaseHook", broken)
     with watch(model, kinds=("output", "grad_output")) as w:
         with pytest.warns(RuntimeWarning, match="grad_output of ''.*no hook"):
             model(torch.randn(2, 4, 3)).sum().backward()
