@@ -45,7 +45,7 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> list[dict[int, Any]]:
 
 def test_every_kind() -> None:
     torch.manual_seed(0)
-    model = network()
+    model = network(inplace=False)
     optimizer = SGD(model.parameters(), lr=0.1)
     x = torch.randn(5, 3, requires_grad=True)
     with watch(model, optimizer, KINDS) as w:
