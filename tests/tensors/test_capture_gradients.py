@@ -208,7 +208,10 @@ def test_a_gradient_that_cannot_be_taken_is_named() -> None:
         ({"include": "0"}, "include = '0': expected None, since source is a tensor"),
         ({"exclude": nn.ReLU}, "exclude = .*: expected None, since source is a tensor"),
         ({"key": print}, "key = .*: expected None, since source is a tensor"),
-        ({"kinds": ("input",)}, r"kinds = \('input',\): expected no kinds, since source is a tensor"),
+        (
+            {"kinds": ("input",)},
+            r"kinds = \('input',\): expected no kinds, since source is a tensor",
+        ),
     ],
 )
 def test_bad_arguments_for_a_tensor(arguments: dict[str, Any], message: str) -> None:
