@@ -77,7 +77,7 @@ def check_columns(file: BinaryIO, metadata: Any, group: int, names: Collection[s
 
 def _compare(found: int, expected: bytes, what: str) -> None:
     if f"{found:08x}".encode() != expected:
-        raise ValueError(f"{what} has another checksum than when it was written")
+        raise ValueError(f"{what} has a different checksum than when it was written")
 
 
 def _position(footer: bytes, sums: bytes) -> int:

@@ -189,7 +189,7 @@ def bins_from_dict(data: Mapping[str, Any]) -> LinearBins | LogBins:
         return classes[values.pop("type")](**values)
     except (KeyError, TypeError):
         raise ValueError(
-            f"bins = {dict(data)}: expected what LinearBins or LogBins.to_dict gives"
+            f"bins = {dict(data)}: expected a dict from LinearBins.to_dict or LogBins.to_dict"
         ) from None
 
 
