@@ -140,7 +140,7 @@ def test_vanishing_is_next_to_nothing_beside_what_is_nearer_to_the_loss() -> Non
     assert not alerts(Vanishing(), [backward] * 9)  # not yet
     none = {**backward, ("b", "grad_output"): torch.zeros(16, 4)}
     message = alerts(Vanishing(), [none] * 12)[0].message
-    assert "grad_output of 'b' is exactly zero, that of 'c' has an l2 norm of " in message
+    assert "grad_output of 'b' is exactly zero, while that of 'c' has an l2 norm of " in message
     # Gradients that explode on the way make nobody else's vanish.
     exploded = {("c", "grad_output"): normal(), ("b", "grad_output"): normal(1e9)}
     assert not alerts(Vanishing(), [exploded] * 12)
