@@ -1,4 +1,4 @@
-"""The default rules on real trainings: silent where they are healthy, and where one fault was
+"""The default rules on real training runs: silent where they are healthy, and where one fault was
 planted they name it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""capture: what trainings do that hooks get wrong."""
+"""capture: what training does that hooks get wrong."""
 
 from __future__ import annotations
 
