@@ -17,7 +17,7 @@ class Runs {
  public:
   using Seen = ChannelOf<kHigher>;
 
-  // Counters of a slot of a channel's table: one, as every warp has a table, and copies need room.
+  // Counters of a slot of a channel's table: one if every warp has a table, which leaves no room.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item& item) {
     return item.teams > 1 ? 1 : common.shared.channel_copies;
   }

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         one, other = getattr(a, name), getattr(b, name)
         if one != other:
             console.print(
-                f"{name} are {one} and {other}: their histograms are not compared", soft_wrap=True
+                f"{name} differ ({one}, {other}): histograms are not compared", soft_wrap=True
             )
     found = _compare_runs(a, b, options)
     _print(console, found, options)

@@ -1,5 +1,4 @@
-"""The default rules on real training runs: silent where they are healthy, and where one fault was
-planted they name it."""
+"""The default rules on real training runs: silent about healthy runs, exact about a planted fault."""
 
 from __future__ import annotations
 
