@@ -1,4 +1,4 @@
-"""The default rules on real training runs: silent about healthy runs, exact about a planted fault."""
+"""The default rules on real training runs: silent about sound runs, exact about planted faults."""
 
 from __future__ import annotations
 
