@@ -66,7 +66,7 @@ __all__ = [
     "watch",
 ]
 
-# So that records and runs, which stand lower, need not import what draws them.
+# So that records and runs, which are below `show`, need not import it.
 import_module("hookstats.records.display").on_first_use(
     lambda: import_module("hookstats.show.bindings")
 )

@@ -74,7 +74,7 @@ class Differences:
 
 
 def run(options: argparse.Namespace) -> int:
-    # Strict: nobody knows whether a part that cannot be read is equal.
+    # Strict: nobody knows whether an unreadable part is equal.
     a, b = open_path(options.a, strict=True), open_path(options.b, strict=True)
     console = stdout()
     for name in ("bins", "channel_bins"):

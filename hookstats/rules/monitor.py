@@ -139,15 +139,15 @@ class Monitor:
 @dataclass
 class _Finding:
     streak: int = 0
-    """In how many steps in a row it was there."""
+    """The number of steps in a row that had the finding."""
     open: bool = False
-    """Whether it was told of since it last began."""
+    """Whether the finding was reported since it last began."""
     told: int | None = None
     """The step of the last alert."""
 
 
 def _key(rule: Rule, alert: Alert) -> Hashable:
-    """What makes two alerts of a rule one finding."""
+    """The key that two alerts of a rule share if they are about one finding."""
     if rule.scope == "site":
         return alert.site, alert.kind
     return plain_kind(alert.kind) if rule.scope == "kind" else None

@@ -71,11 +71,11 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    """What alerts call the rule."""
+    """The name of the rule in alerts."""
 
     scope: ClassVar[Literal["site", "kind", "run"]] = "site"
-    """What has one finding at a time: where one tensor's fault becomes the fault of all after
-    it, all tensors of a kind, or of the run."""
+    """What has one finding at a time: one tensor; or, where the fault of one tensor spreads to all
+    later ones, all tensors of a kind, or the whole run."""
 
     action: Action = "warn"
     patience: int = 1

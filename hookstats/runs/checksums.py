@@ -20,7 +20,7 @@ _TAIL = 8  # bytes after the footer: its length, and "PAR1"
 
 
 def placeholder(chunks: int) -> bytes:
-    """What stands for the checksums of a part with so many column chunks until `seal`.
+    """The placeholder for the checksums of a part with so many column chunks, until `seal`.
 
     No digit is like the one before, so that the place of the digits can be found.
     """

@@ -40,7 +40,7 @@ def footer_json(
     rewinds: Sequence[tuple[int, int]],
     bins: Mapping[str, Any],
 ) -> str:
-    """What the metadata of a new part say, as `read_footer` reads it."""
+    """The metadata of a new part, as `read_footer` reads them."""
     about = {
         "format_version": FORMAT_VERSION,
         "rank": rank,

@@ -112,7 +112,7 @@ def has_higher(stored: Any, version: int) -> bool:
 
 
 class PartName(NamedTuple):
-    """What the name of a part says."""
+    """The fields in the name of a part."""
 
     rank: int
     number: int

@@ -52,7 +52,7 @@ class Where(NamedTuple):
     group: int
     """The row group; without rows, there is nothing to read."""
     first: int
-    """In the row group."""
+    """The first row of the record in the row group."""
     rows: int
 
 
@@ -77,7 +77,7 @@ class Parts:
         self.damaged: dict[str, str] = {}
         """The parts that were left out, and what is wrong with each."""
         self.index: dict[int, dict[int, Where]] = {}
-        """By rank and step, in order of writing, where the valid records are."""
+        """Where the valid records are, by rank and step, in order of writing."""
         self._skip_damaged = skip_damaged
         self._footers: dict[PartName, Footer] = {}  # in order of rank and writing
         self._groups: OrderedDict[tuple[PartName, int], Group] = OrderedDict()  # last used last
@@ -258,7 +258,7 @@ class Parts:
 
 
 def _index(footers: Mapping[PartName, Footer]) -> dict[int, dict[int, Where]]:
-    """By rank and step, in order of writing, where the valid records are."""
+    """Where the valid records are, by rank and step, in order of writing."""
     index: dict[int, dict[int, Where]] = {}
     newest = {name.rank: footer for name, footer in footers.items()}
     rewinds = {rank: deque(footer.rewinds) for rank, footer in newest.items()}

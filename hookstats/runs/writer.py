@@ -200,7 +200,7 @@ class RunWriter:
                 size = (self.path / PARTS / str(part)).stat().st_size
                 self._parts[part.number] = _Written(part, records, size)
                 self._number = part.number + 1
-        # The same for all ranks, whichever of them lost a step more than others.
+        # Equal on all ranks, even if some of them lost more steps than others.
         self.last_step = max(last.values(), default=None)
         self._run["thinned"] = self._thinned()
 
@@ -282,7 +282,7 @@ class RunWriter:
         recent = self._parts[older.pop()].size  # the newest part stays, whatever its size
         while older and recent + self._parts[older[-1]].size <= max_bytes // 4:
             recent += self._parts[older.pop()].size
-        # By how many powers of two divide their numbers: what is left is spread evenly.
+        # Sorted by how many powers of two divide their numbers: the rest is spread evenly.
         older.sort(key=lambda number: (number & -number or math.inf, number))
         for number in older:
             if excess <= 0:
@@ -320,4 +320,4 @@ class _Written(NamedTuple):
     name: PartName
     records: int
     size: int
-    """In bytes."""
+    """The size in bytes."""
