@@ -1,11 +1,11 @@
 // Sixteen lanes of a type on whichever instruction set this file is included for.
 //
 // HOOKSTATS_VECTOR_BYTES is the size of a register. No include guard, on purpose.
-// GCC/Clang vector extensions carry the arithmetic; intrinsics stand where they express it badly.
+// GCC/Clang vector extensions do the arithmetic; intrinsics do what these express badly.
 
 #define HOOKSTATS_INLINE inline __attribute__((always_inline))
 
-// A struct of registers, not one 64-byte vector: GCC would keep that one in memory.
+// A struct of registers, not one 64-byte vector: GCC would keep such a vector in memory.
 template <class T>
 struct Lanes {
   static constexpr int kPerPart = HOOKSTATS_VECTOR_BYTES / sizeof(T);
@@ -90,7 +90,7 @@ HOOKSTATS_INLINE Lanes<T> max(const Lanes<T>& a, const Lanes<T>& b) {
   return select(less(b, a), a, b);
 }
 
-// Where it is one instruction, which GCC does not find by itself.
+// For targets where this is one instruction, which GCC does not find by itself.
 #define HOOKSTATS_INSTRUCTION(NAME, T, REGISTER, INTRINSIC)                          \
   HOOKSTATS_INLINE Lanes<T> NAME(const Lanes<T>& a, const Lanes<T>& b) {             \
     Lanes<T> r;                                                                      \
@@ -128,8 +128,8 @@ HOOKSTATS_INLINE Lanes<To> bit_cast_lanes(const Lanes<From>& from) {
   return to;
 }
 
-// Lanes from memory and to it, which may be unaligned. Part by part: GCC copies whole structs in
-// pieces of 16 bytes by way of the stack, which made AVX2 five times slower.
+// Lanes from memory and to memory, which may be unaligned. They are copied part by part: GCC copies
+// whole structs in pieces of 16 bytes by way of the stack, which made AVX2 five times slower.
 template <class T>
 HOOKSTATS_INLINE Lanes<T> lanes_at(const void* p) {
   constexpr int kBytes = HOOKSTATS_VECTOR_BYTES;
@@ -362,7 +362,7 @@ HOOKSTATS_INLINE Lanes<Real> load(const Source* p) {
   return Load<Real, Source>::all(p);
 }
 
-// The first `count` lanes, zeros behind; nothing is read behind them.
+// The first `count` lanes, followed by zeros; nothing is read beyond these lanes.
 template <class Real, class Source>
 HOOKSTATS_INLINE Lanes<Real> load_first(const Source* p, int64_t count) {
   alignas(64) Source values[kLanes] = {};
@@ -442,7 +442,7 @@ HOOKSTATS_INLINE void reduce_parts(typename Lanes<T>::Part* v, Combine combine) 
   if constexpr (kWidth > 2) reduce_parts<T, kWidth / 2>(v, combine);
 }
 
-// Reduces one vector: all its lanes are the result.
+// Reduces one vector; every lane of the result has the value.
 template <class T, int kWidth, class Combine>
 HOOKSTATS_INLINE void reduce_part(typename Lanes<T>::Part& v, Combine combine) {
   constexpr int kCount = Lanes<T>::kPerPart, kBlock = 16 / static_cast<int>(sizeof(T));
@@ -450,9 +450,9 @@ HOOKSTATS_INLINE void reduce_part(typename Lanes<T>::Part& v, Combine combine) {
   if constexpr (kWidth > 2) reduce_part<T, kWidth / 2>(v, combine);
 }
 
-// Lane i is what `combine` makes of the lanes of get(i), for i < count; the others are as some of
-// these. Together they take fewer instructions than each for itself. `get` had better return a
-// reference to what is in memory, lest GCC copy it (see `lanes_at`).
+// Lane i is what `combine` makes of the lanes of get(i), for i < count; the other lanes repeat some
+// of these. All together take fewer instructions than one by one. `get` should return a reference
+// to memory, or else GCC copies the vector (see `lanes_at`).
 template <class T, class Get, class Combine>
 HOOKSTATS_INLINE Lanes<T> reduce_each(int count, Get get, Combine combine) {
   constexpr int kCount = Lanes<T>::kPerPart;

@@ -8,7 +8,7 @@ from operator import index
 def check_integer(name: str, value: object, least: int | None, most: int | None = None) -> int:
     """`value` as an int, if it is an integer in least..most; None leaves an end open.
 
-    Whatever Python takes as an index is an integer, so NumPy's integers are; bools are not.
+    Anything that Python accepts as an index is an integer, such as NumPy's integers; a bool is not.
 
     Raises:
         ValueError: `value` is no integer, or outside the range; the message begins with `name`.

@@ -7,7 +7,7 @@ import warnings
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn; where a filter makes an error of it, which no one could catch, log it as one."""
+    """Warn; if a filter turns the warning into an error, which nobody could catch, log an error."""
     try:
         warnings.warn(message, category, stacklevel=2)
     except Warning:

@@ -70,7 +70,7 @@ class Flusher:
             raise ValueError(f"step = {step}: the flusher is closed")
         if os.getpid() != self._pid:
             snapshot.release()
-            self._fail("recording in a forked process", "it has no flush thread; steps are lost")
+            self._fail("recording in a forked process", "no flush thread; its steps are lost")
             return
         if self._thread.ident is None:
             atexit.register(self.drain)
@@ -152,7 +152,7 @@ class Flusher:
         self.latest = record
         self._write(lambda writer: writer.write(record))
         for sink in self._sinks.copy():
-            if not self._attempt(_name(sink), "it is disabled", partial(sink, record)):
+            if not self._attempt(_name(sink), "the sink is disabled", partial(sink, record)):
                 self._sinks.remove(sink)
                 self._close_sink(sink)
 
@@ -164,14 +164,14 @@ class Flusher:
     def _close_sink(self, sink: Sink) -> None:
         close = getattr(sink, "close", None)
         if close is not None:
-            self._attempt(f"closing {_name(sink)}", "it may be incomplete", close)
+            self._attempt(f"closing {_name(sink)}", "its output may be incomplete", close)
 
     def _write(self, action: Callable[[RunWriter], None]) -> None:
         """Have the writer do something; disable the writer if that fails."""
         writer = self._writer
         if writer is not None:
             what = f"writing to out = {str(writer.path)!r}"
-            if not self._attempt(what, "it is disabled", partial(action, writer)):
+            if not self._attempt(what, "nothing more is written", partial(action, writer)):
                 self._writer = None
 
     def _attempt(self, what: str, outcome: str, action: Callable[[], object]) -> bool:
