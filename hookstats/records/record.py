@@ -118,8 +118,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
             dense = self.channel_hist.dense(rows, self.channel_bins.slots)
             channel_counts = torch.from_numpy(dense)
         return ChannelStats(
-            torch.tensor(self.moments[rows]),
-            torch.tensor(self.tallies[rows]),
+            torch.tensor(self.moments[rows], device="cpu"),
+            torch.tensor(self.tallies[rows], device="cpu"),
             counts=counts,
             bins=self.bins,
             channel_counts=channel_counts,
