@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hookstats.cli.output import count
 from hookstats.show.grid import require_rich
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,7 +38,7 @@ def alert_lines(
     yield f"{count(len(alerts), 'alert')}{last}:"
     rich = require_rich()
     for alert in alerts[-limit:]:
-        message = rich.text.Text(alert.message, STYLES[alert.severity])
+        message = rich.text.Text(printable(alert.message), STYLES[alert.severity])
         if not console.is_terminal:
             yield message
             continue

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hookstats._version import __version__
 from hookstats.cli.output import describe
+from hookstats.stats.printable import printable
 
 OPTIONAL = {
     "pyarrow": "run directories",
@@ -56,7 +57,9 @@ class Finding(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     broken = False
     for finding in _examine():
-        print(f"{finding.what:<13}{'BROKEN: ' * finding.broken}{finding.text}", flush=True)
+        print(
+            f"{finding.what:<13}{'BROKEN: ' * finding.broken}{printable(finding.text)}", flush=True
+        )
         broken |= finding.broken
     return int(broken)
 

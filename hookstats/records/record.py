@@ -15,6 +15,7 @@ from hookstats.records.keys import Key, finder, hint, label
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.printable import printable
 
 
 class SiteInfo(NamedTuple):
@@ -89,7 +90,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
         return iter(self._index)
 
     def __repr__(self) -> str:
-        named = [f"{label(site.name)} {site.kind}" for site in self.sites]
+        named = [f"{label(site.name)} {printable(site.kind)}" for site in self.sites]
         if len(named) > _NAMED:
             named[1:-1] = ["..."]
         sites = f"{len(self)} sites: {', '.join(named)}" if named else "0 sites"

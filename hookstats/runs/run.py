@@ -15,6 +15,7 @@ from hookstats.runs.format import RUN_JSON, require_pyarrow
 from hookstats.runs.headers import bins_of, first_rank, read_rank_json, read_run_json
 from hookstats.runs.parts import Parts, Where
 from hookstats.runs.series import Series, span
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from hookstats.show.plot import Plots
@@ -248,15 +249,14 @@ class Run:
 
     def _unknown(self, step: int, rank: int) -> str:
         """What to say of a step that is not there."""
-        ranks = list(self._parts.index)
+        ranks, path = list(self._parts.index), printable(str(self.path))
         if not ranks:
-            return f"step {step}: {self.path} has no steps yet"
+            return f"step {step}: {path} has no steps yet"
         steps = list(self._parts.index.get(rank, ()))
         if not steps:
-            return f"rank {rank}: {self.path} has the ranks {', '.join(map(str, ranks))}"
+            return f"rank {rank}: {path} has the ranks {', '.join(map(str, ranks))}"
         return (
-            f"step {step}: {self.path} has {len(steps)} steps of rank {rank} "
-            f"in {steps[0]}..{steps[-1]}"
+            f"step {step}: {path} has {len(steps)} steps of rank {rank} in {steps[0]}..{steps[-1]}"
         )
 
 

@@ -42,6 +42,7 @@ from hookstats.runs.headers import (
     read_run_json,
 )
 from hookstats.runs.part_file import read_footer
+from hookstats.stats.printable import printable
 
 _PARTS_AT_LEAST = 64
 """Into how many parts `max_bytes` are cut: a part is what is thinned at once."""
@@ -216,7 +217,7 @@ class RunWriter:
             OSError: the part cannot be written; its records are kept for the next attempt.
         """
         if not self._open:
-            raise ValueError(f"{self.path}: the writer is closed")
+            raise ValueError(f"{printable(str(self.path))}: the writer is closed")
         for name, value, expected in (
             ("rank", record.rank, self.rank),
             ("bins", record.bins, self._bins),
