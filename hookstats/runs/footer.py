@@ -11,6 +11,19 @@ from hookstats.runs.format import FORMAT_VERSION, PartName
 from hookstats.stats.arguments import check_integer
 
 
+class Gap(NamedTuple):
+    """A step that was due, and is lost."""
+
+    number: int
+    """Of the record before which the step was; of one to come, where no record followed yet."""
+    step: int
+    reason: str
+
+
+REASONS = ("disk", "stall", "error")
+"""Why steps are lost: the disk took no more, the training would have waited, something failed."""
+
+
 class Footer(NamedTuple):
     """Which records a part holds, in order, and how its columns are to be read."""
 
@@ -29,6 +42,8 @@ class Footer(NamedTuple):
     """Whether the part has the columns of third and fourth moments."""
     bins: dict[str, Any | None]
     """The descriptions of `bins` and `channel_bins` by these names; empty before version 3."""
+    gaps: list[Gap]
+    """The steps that are lost from the part before on."""
 
 
 def footer_json(
@@ -36,6 +51,7 @@ def footer_json(
     records: Sequence[tuple[int, int]],
     written: int,
     rewinds: Sequence[tuple[int, int]],
+    gaps: Sequence[Gap],
     bins: Mapping[str, Any],
 ) -> str:
     """What the metadata of a new part say, as `read_footer` reads it."""
@@ -45,6 +61,7 @@ def footer_json(
         "records": records,
         "written": written,
         "rewinds": rewinds,
+        **({"gaps": gaps} if gaps else {}),
         **bins,
     }
     return json.dumps(about)
@@ -78,7 +95,8 @@ def parse_footer(
         rewinds = _pairs("rewinds", about.get("rewinds"))
         _check_rewinds(rewinds, written, [step for step, _ in records])
     bins = {} if version < 3 else {name: about[name] for name in ("bins", "channel_bins")}
-    return Footer(version, records, written, groups, rewinds, higher, bins)
+    gaps = [] if version < 3 else _gaps(about.get("gaps"), written or 0, len(records))
+    return Footer(version, records, written, groups, rewinds, higher, bins, gaps)
 
 
 def noted(rewinds: list[tuple[int, int]], number: int, step: int) -> None:
@@ -102,6 +120,21 @@ def _check_rewinds(rewinds: list[tuple[int, int]], written: int, steps: list[int
         or numbers != sorted(set(numbers))
     ):
         raise ValueError(f"its rewinds are {rewinds}, its records have the steps {steps}")
+
+
+def _gaps(value: Any, written: int, records: int) -> list[Gap]:
+    """`value` as gaps before, among or right after the records of a part; None as no gaps."""
+    gaps = []
+    for gap in value or ():
+        match gap:
+            case [number, step, str(reason)] if reason in REASONS:
+                number = check_integer("gaps has the number", number, written, written + records)
+                gaps.append(Gap(number, check_integer("gaps has the step", step, 0), reason))
+            case _:
+                raise ValueError(f"gaps has {gap!r}: expected [number, step, reason]")
+    if gaps != sorted(gaps, key=lambda gap: gap.number):
+        raise ValueError(f"its gaps are {gaps}: expected ascending numbers")
+    return gaps
 
 
 def _pairs(name: str, value: Any) -> list[tuple[int, int]]:

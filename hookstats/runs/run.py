@@ -145,6 +145,15 @@ class Run:
         self._parts.refresh()
         return self._parts.lost(rank)
 
+    def gaps_of(self, rank: int = 0) -> dict[int, str]:
+        """The steps that were due and that `rank` lost, ascending, each with the reason.
+
+        The reason is "disk" where the disk took no part for long, "stall" where the training would
+        have had to wait, "error" where something failed. What a kill loses is not among them.
+        """
+        self._parts.refresh()
+        return self._parts.gaps(rank)
+
     @property
     def ranks(self) -> list[int]:
         """The ranks that recorded anything, ascending."""

@@ -32,10 +32,11 @@ class Flusher:
     """Records closed steps on one daemon thread, "hookstats-flush", which the first step starts.
 
     The thread copies each step into a StepRecord, releases the step's buffers, publishes the record
-    as `latest`, and gives it to the writer, then to each sink. A writer or sink that raises (the
-    disk is full, the directory is gone) is disabled with one RuntimeWarning, and the others go on;
-    nothing is ever raised into the training. Sinks that have a `close` are closed on the thread,
-    once, after their last record.
+    as `latest`, and gives it to the writer, then to each sink. A sink that raises is disabled with
+    one RuntimeWarning, and the others go on; nothing is ever raised into the training. Where the
+    disk takes nothing (it is full, the directory is gone), the writer keeps the records for a while
+    and tries again, and a RuntimeWarning says so. Sinks that have a `close` are closed on
+    the thread, once, after their last record.
 
     If the disk or a sink is slow, training waits and no step is dropped. An arena has two buffers:
     besides the open step, one step waits here and one is with the writer or a sink. The next
@@ -151,13 +152,20 @@ class Flusher:
             snapshot.release()
         self.latest = record
         self._write(lambda writer: writer.write(record))
+        if self._writer is not None and self._writer.lost:
+            what = f"keeping the steps for out = {str(self._writer.path)!r}"
+            self._fail(what, f"too many wait for the disk; steps from {step} on are lost")
         for sink in self._sinks.copy():
             if not self._attempt(_name(sink), "it is disabled", partial(sink, record)):
                 self._sinks.remove(sink)
                 self._close_sink(sink)
 
     def _end(self, coverage: Mapping[str, Any] | None) -> None:
-        self._write(lambda writer: writer.close(coverage))
+        writer = self._writer
+        if writer is not None:
+            what = f"closing out = {str(writer.path)!r}"
+            lost = "steps that are not on the disk are lost"
+            self._attempt(what, lost, partial(writer.close, coverage))
         while self._sinks:
             self._close_sink(self._sinks.pop(0))
 
@@ -167,12 +175,22 @@ class Flusher:
             self._attempt(f"closing {_name(sink)}", "it may be incomplete", close)
 
     def _write(self, action: Callable[[RunWriter], None]) -> None:
-        """Have the writer do something; disable the writer if that fails."""
+        """Have the writer do something; disable the writer if that fails but for the disk."""
         writer = self._writer
-        if writer is not None:
-            what = f"writing to out = {str(writer.path)!r}"
-            if not self._attempt(what, "it is disabled", partial(action, writer)):
-                self._writer = None
+        if writer is None:
+            return
+        what = f"writing to out = {str(writer.path)!r}"
+
+        def act() -> None:
+            try:
+                action(writer)
+            except FileExistsError:  # another process writes the run: to try again cannot help
+                raise
+            except OSError as error:
+                self._fail(what, f"{type(error).__name__}: {error}; it is tried again")
+
+        if not self._attempt(what, "it is disabled", act):
+            self._writer = None
 
     def _attempt(self, what: str, outcome: str, action: Callable[[], object]) -> bool:
         """Whether `action` succeeded; warn of the first error."""
