@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
+    if sys.stdout is None:  # `>&-`
+        print(f"hookstats {options.command}: error: stdout is closed", file=sys.stderr)
+        return 2
     try:
         with warnings.catch_warnings():
             # Such as that a damaged part was left out.

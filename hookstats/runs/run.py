@@ -15,6 +15,7 @@ from hookstats.runs.format import RUN_JSON, require_pyarrow
 from hookstats.runs.headers import bins_of, first_rank, read_rank_json, read_run_json
 from hookstats.runs.parts import Parts, Where
 from hookstats.runs.series import Series, span
+from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run
 
     Raises:
         FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
-        ValueError: `path` is no run directory, run.json is damaged, or a newer hookstats wrote it.
+        ValueError: `path` is no path or no run directory, run.json is damaged, or a newer hookstats
+            wrote it.
         ImportError: pyarrow is not installed.
     """
     return Run(path, skip_damaged=skip_damaged)
@@ -49,7 +51,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False) -> None:
         require_pyarrow()
-        self.path = Path(path)
+        self.path = check_path("path", path)
         if not self.path.exists():
             alike = did_you_mean(str(self.path), _runs_beside(self.path))
             raise FileNotFoundError(f"path = {str(path)!r}: no such run{alike}")

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookstats.records.record import StepRecord
@@ -42,6 +41,7 @@ from hookstats.runs.headers import (
     read_run_json,
 )
 from hookstats.runs.part_file import read_footer
+from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 
 _PARTS_AT_LEAST = 64
@@ -79,8 +79,9 @@ class RunWriter:
     Raises:
         FileExistsError: `out` holds another run, or anything else.
         OSError: `out` cannot be made or written; NotADirectoryError where it is a file.
-        ValueError: a header JSON cannot say, or other than that of the run to continue, or that
-            run's header is damaged; a bad rank, max_bytes, seconds_per_part or bytes_per_part.
+        ValueError: `out` is no path; a header JSON cannot say, or other than that of the run to
+            continue, or that run's header is damaged; a bad rank, max_bytes, seconds_per_part or
+            bytes_per_part.
         ImportError: pyarrow is not installed.
     """
 
@@ -104,7 +105,7 @@ class RunWriter:
         if not bytes_per_part >= 1:
             raise ValueError(f"bytes_per_part = {bytes_per_part}: expected 1 or more")
         require_pyarrow()
-        self.path = Path(out)
+        self.path = check_path("out", out)
         self.rank = rank
         self.last_step: int | None = None
         """The last step of the run that is continued, of any rank; None where there is none."""
