@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hookstats._version import __version__
 from hookstats.cli.output import describe
+from hookstats.stats.printable import printable
 
 OPTIONAL = {
     "pyarrow": "run directories",
@@ -56,7 +57,9 @@ class Finding(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     broken = False
     for finding in _examine():
-        print(f"{finding.what:<13}{'BROKEN: ' * finding.broken}{finding.text}", flush=True)
+        print(
+            f"{finding.what:<13}{'BROKEN: ' * finding.broken}{printable(finding.text)}", flush=True
+        )
         broken |= finding.broken
     return int(broken)
 
@@ -177,15 +180,15 @@ def _self_test(crash: str | None) -> Finding:
     from hookstats.stats import reference, state
     from hookstats.stats.bins import LogBins
 
-    x = torch.linspace(-3.0, 3.0, 600).reshape(20, 5, 6)
-    x[0, :, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 1e30])
+    x = torch.linspace(-3.0, 3.0, 600, device="cpu").reshape(20, 5, 6)
+    x[0, :, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 1e30], device="cpu")
     bins = LogBins()
     states = []
     try:
         ops = _import(_OPS)
         for update in (ops.update_, reference.update_):
             columns = state.identity_moments(5), state.identity_tallies(5)
-            counts = torch.zeros(bins.slots, dtype=torch.int64)
+            counts = torch.zeros(bins.slots, dtype=torch.int64, device="cpu")
             update(x, 1, *columns, counts, bins.descriptor("cpu"))
             states.append((*columns, counts))
     except ImportError:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from hookstats.cli.inputs import open_path
 from hookstats.show import page
+from hookstats.stats.printable import printable
 
 
 def run(options: argparse.Namespace) -> int:
     recorded = open_path(options.run)
-    print(page.write(recorded, options.out or beside(options.run), rank=options.rank))
+    out = page.write(recorded, options.out or beside(options.run), rank=options.rank)
+    print(printable(str(out)))
     return 0
 
 

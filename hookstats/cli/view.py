@@ -17,6 +17,7 @@ from hookstats.runs.format import PARTS
 from hookstats.runs.run import Run
 from hookstats.show.grid import Cell, grid, require_rich
 from hookstats.show.terminal import MANY_DEAD, format_number
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -93,7 +94,7 @@ class View:
     def frame(self, console: Console, rows: int) -> Iterator[RenderableType]:
         """What to print, from top to bottom; the table has at most `rows` rows."""
         text = require_rich().text.Text
-        yield text(self._headline(), "bold")
+        yield text(printable(self._headline()), "bold")
         if self._step is None:
             return
         yield ""

@@ -120,7 +120,7 @@ def best_scale(hist: Histogram, form: Format | str) -> Tensor:
         ValueError: other bins, or an unknown format.
     """
     form = _form(form)
-    scales = torch.tensor([2.0**exponent for exponent in _SCALES], dtype=torch.float64)
+    scales = torch.tensor([2.0**e for e in _SCALES], dtype=torch.float64, device="cpu")
     lost = _under(hist, form, scales)[1] + _over(hist, form, scales)[1]
     best = scales.expand_as(lost).where(lost == lost.amin(1, keepdim=True), -torch.inf).amax(1)
     amax = torch.maximum(-hist.min, hist.max)

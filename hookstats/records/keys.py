@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import NamedTuple
 
+from hookstats.stats.printable import printable
+
 Key = tuple[str, str]
 
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
@@ -66,8 +68,8 @@ def plain_kind(kind: str) -> str:
 
 
 def label(name: str) -> str:
-    """The name of a site for people; the name of the root module is "(root)"."""
-    return name or "(root)"
+    """The name of a site for people: `printable`; the name of the root module is "(root)"."""
+    return printable(name) or "(root)"
 
 
 def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:

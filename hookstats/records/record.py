@@ -15,6 +15,7 @@ from hookstats.records.keys import Key, finder, hint, label
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.printable import printable
 
 
 class SiteInfo(NamedTuple):
@@ -89,7 +90,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
         return iter(self._index)
 
     def __repr__(self) -> str:
-        named = [f"{label(site.name)} {site.kind}" for site in self.sites]
+        named = [f"{label(site.name)} {printable(site.kind)}" for site in self.sites]
         if len(named) > _NAMED:
             named[1:-1] = ["..."]
         sites = f"{len(self)} sites: {', '.join(named)}" if named else "0 sites"
@@ -118,8 +119,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
             dense = self.channel_hist.dense(rows, self.channel_bins.slots)
             channel_counts = torch.from_numpy(dense)
         return ChannelStats(
-            torch.tensor(self.moments[rows]),
-            torch.tensor(self.tallies[rows]),
+            torch.tensor(self.moments[rows], device="cpu"),
+            torch.tensor(self.tallies[rows], device="cpu"),
             counts=counts,
             bins=self.bins,
             channel_counts=channel_counts,

@@ -58,7 +58,9 @@ class Monitor:
     def __init__(self, rules: str | Sequence[Rule] = "default") -> None:
         chosen = default_rules() if rules == "default" else rules
         if not (isinstance(chosen, Sequence) and all(isinstance(rule, Rule) for rule in chosen)):
-            raise ValueError(f'rules = {rules!r}: expected "default" or a sequence of Rule')
+            raise ValueError(
+                f'rules = {rules!r}: expected "default" or a sequence of Rule{_meant(rules)}'
+            )
         self.alerts: list[Alert] = []
         """All alerts so far."""
         self.failures: dict[str, str] = {}
@@ -134,6 +136,17 @@ class Monitor:
         self._rules.remove(rule)
         self.failures[f"rule {rule.name!r}"] = why = f"{type(error).__name__}: {error}"
         warn(f"hookstats: rule {rule.name!r} failed: {why}; the rule is disabled")
+
+
+def _meant(rules: object) -> str:
+    """What was probably meant by `rules`, which are none; "" where nobody knows."""
+    if rules is True or rules == "all":
+        return '; did you mean rules="default", which are all rules?'
+    several = rules if isinstance(rules, Sequence) else [rules]
+    for rule in several:
+        if isinstance(rule, type) and issubclass(rule, Rule):
+            return f"; {rule.__name__} is a class: did you mean [{rule.__name__}()]?"
+    return "; did you mean it in a list?" if isinstance(rules, Rule) else ""
 
 
 @dataclass

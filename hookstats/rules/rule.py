@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.printable import printable
 
 Severity = Literal["warning", "error"]
 
@@ -114,7 +115,7 @@ class Rule(ABC):
             channel=channel,
             rule=self.name,
             value=float(value),
-            message=f"{self.name}: {where}: {info.kind} of {info.name!r} {says}",
+            message=f"{self.name}: {where}: {printable(info.kind)} of {info.name!r} {says}",
             severity=severity,
         )
 

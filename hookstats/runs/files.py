@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from hookstats.runs.format import NewerError, require_pyarrow
+from hookstats.stats.printable import printable
 
 
 def write_file(path: Path, content: Any, rank: int, *, new: bool = False) -> None:
@@ -120,4 +121,6 @@ def naming(path: Path) -> Iterator[None]:
         # Not the content: missing, not permitted. Arrow calls a bad offset an invalid argument.
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
-        raise _DamagedError(f"{path}: damaged, or not written by hookstats ({error!r})") from error
+        raise _DamagedError(
+            f"{printable(str(path))}: damaged, or not written by hookstats ({error!r})"
+        ) from error

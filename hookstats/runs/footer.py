@@ -11,6 +11,19 @@ from hookstats.runs.format import FORMAT_VERSION, PartName
 from hookstats.stats.arguments import check_integer
 
 
+class Gap(NamedTuple):
+    """A step that was due, and is lost."""
+
+    number: int
+    """Of the record before which the step was; of one to come, where no record followed yet."""
+    step: int
+    reason: str
+
+
+REASONS = ("disk", "stall", "error")
+"""Why steps are lost: the disk took no more, the training would have waited, something failed."""
+
+
 class Footer(NamedTuple):
     """Which records a part holds, in order, and how its columns are to be read."""
 
@@ -31,6 +44,8 @@ class Footer(NamedTuple):
     bins: dict[str, Any | None]
     """The descriptions of the bins, under the names `bins` and `channel_bins`; empty before version
     3."""
+    gaps: list[Gap]
+    """The steps that were lost after the part before."""
 
 
 def footer_json(
@@ -38,6 +53,7 @@ def footer_json(
     records: Sequence[tuple[int, int]],
     written: int,
     rewinds: Sequence[tuple[int, int]],
+    gaps: Sequence[Gap],
     bins: Mapping[str, Any],
 ) -> str:
     """The metadata of a new part, as `read_footer` reads them."""
@@ -47,6 +63,7 @@ def footer_json(
         "records": records,
         "written": written,
         "rewinds": rewinds,
+        **({"gaps": gaps} if gaps else {}),
         **bins,
     }
     return json.dumps(about)
@@ -83,7 +100,8 @@ def parse_footer(
         rewinds = _pairs("rewinds", about.get("rewinds"))
         _check_rewinds(rewinds, written, [step for step, _ in records])
     bins = {} if version < 3 else {name: about[name] for name in ("bins", "channel_bins")}
-    return Footer(version, records, written, groups, rewinds, higher, bins)
+    gaps = [] if version < 3 else _gaps(about.get("gaps"), written or 0, len(records))
+    return Footer(version, records, written, groups, rewinds, higher, bins, gaps)
 
 
 def noted(rewinds: list[tuple[int, int]], number: int, step: int) -> None:
@@ -107,6 +125,21 @@ def _check_rewinds(rewinds: list[tuple[int, int]], written: int, steps: list[int
         or numbers != sorted(set(numbers))
     ):
         raise ValueError(f"its rewinds are {rewinds}, but its records have the steps {steps}")
+
+
+def _gaps(value: Any, written: int, records: int) -> list[Gap]:
+    """`value` as gaps before, among or right after the records of a part; None as no gaps."""
+    gaps = []
+    for gap in value or ():
+        match gap:
+            case [number, step, str(reason)] if reason in REASONS:
+                number = check_integer("gaps has the number", number, written, written + records)
+                gaps.append(Gap(number, check_integer("gaps has the step", step, 0), reason))
+            case _:
+                raise ValueError(f"gaps has {gap!r}: expected [number, step, reason]")
+    if gaps != sorted(gaps, key=lambda gap: gap.number):
+        raise ValueError(f"its gaps are {gaps}: expected ascending numbers")
+    return gaps
 
 
 def _pairs(name: str, value: Any) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS
+from hookstats.stats.printable import printable
 from hookstats.stats.state import TALLIES
 
 FORMAT_VERSION = 3
@@ -138,7 +139,8 @@ def list_parts(run: Path) -> list[PartName]:
         names = [path.name for path in (run / PARTS).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
-            f"{run / PARTS}: no such directory: the run is damaged, or not written by hookstats"
+            f"{printable(str(run / PARTS))}: no such directory: the run is damaged, or not written "
+            "by hookstats"
         ) from None
     matches = filter(None, map(_PART_NAME.fullmatch, names))
     parts = ((match[0], PartName(*map(int, match.groups()))) for match in matches)
@@ -186,7 +188,7 @@ def check_version(path: Path, content: Any) -> int:
         raise ValueError(f"format_version = {version!r}: expected an integer, 1 or more")
     if version > FORMAT_VERSION:
         raise NewerError(
-            f"{path}: format_version {version} is newer than this hookstats, "
+            f"{printable(str(path))}: format_version {version} is newer than this hookstats, "
             f"which reads up to {FORMAT_VERSION}: pip install -U hookstats"
         )
     requires = content.get("requires", [])
@@ -195,7 +197,7 @@ def check_version(path: Path, content: Any) -> int:
     unknown = [name for name in requires if name not in FEATURES]
     if unknown:
         raise NewerError(
-            f"{path}: requires {', '.join(map(repr, unknown))}, which this hookstats does not "
-            "know: pip install -U hookstats"
+            f"{printable(str(path))}: requires {', '.join(map(repr, unknown))}, which this "
+            "hookstats does not know: pip install -U hookstats"
         )
     return version

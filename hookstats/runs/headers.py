@@ -18,6 +18,7 @@ from hookstats.runs.format import (
     rank_json,
 )
 from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
+from hookstats.stats.printable import printable
 
 _MAY_DIFFER = ("torch", "every")
 _ABSENT = {"moments": 2}
@@ -80,7 +81,7 @@ def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
     if not path.exists():
         content = read_run_json(run)
         if "header" not in content:
-            raise FileNotFoundError(f"{path}: rank {rank} has written no header")
+            raise FileNotFoundError(f"{printable(str(path))}: rank {rank} has written no header")
         return content
     with naming(path):
         own: dict[str, Any] = read_json(path)

@@ -121,6 +121,19 @@ class Parts:
                 written = before + len(footer.records)
         return written - present
 
+    def gaps(self, rank: int) -> dict[int, str]:
+        """The steps that a rank lost, ascending, and why; without those that are void."""
+        footers = [footer for name, footer in self._footers.items() if name.rank == rank]
+        rewinds = footers[-1].rewinds if footers else []
+        found = {
+            gap.step: gap.reason
+            for footer in footers
+            for gap in footer.gaps
+            if not any(gap.number <= number and step <= gap.step for number, step in rewinds)
+        }
+        recorded = self.index.get(rank, {})
+        return {step: found[step] for step in sorted(found) if step not in recorded}
+
     def record(self, where: Where) -> StepRecord:
         """The record at this place; FileNotFoundError if its part was deleted since."""
         with self.naming(where.part):

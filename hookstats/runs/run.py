@@ -15,6 +15,8 @@ from hookstats.runs.format import RUN_JSON, require_pyarrow
 from hookstats.runs.headers import bins_of, first_rank, read_rank_json, read_run_json
 from hookstats.runs.parts import Parts, Where
 from hookstats.runs.series import Series, span
+from hookstats.stats.arguments import check_path
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from hookstats.show.plot import Plots
@@ -29,7 +31,8 @@ def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run
 
     Raises:
         FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
-        ValueError: `path` is no run directory, run.json is damaged, or a newer hookstats wrote it.
+        ValueError: `path` is no path or no run directory, run.json is damaged, or a newer hookstats
+            wrote it.
         ImportError: pyarrow is not installed.
     """
     return Run(path, skip_damaged=skip_damaged)
@@ -48,7 +51,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False) -> None:
         require_pyarrow()
-        self.path = Path(path)
+        self.path = check_path("path", path)
         if not self.path.exists():
             alike = did_you_mean(str(self.path), _runs_beside(self.path))
             raise FileNotFoundError(f"path = {str(path)!r}: no such run{alike}")
@@ -143,6 +146,15 @@ class Run:
         """
         self._parts.refresh()
         return self._parts.lost(rank)
+
+    def gaps_of(self, rank: int = 0) -> dict[int, str]:
+        """The steps that were due and that `rank` lost, ascending, each with the reason.
+
+        The reason is "disk" where the disk took no part for long, "stall" where the training would
+        have had to wait, "error" where something failed. What a kill loses is not among them.
+        """
+        self._parts.refresh()
+        return self._parts.gaps(rank)
 
     @property
     def ranks(self) -> list[int]:
@@ -248,15 +260,14 @@ class Run:
 
     def _unknown(self, step: int, rank: int) -> str:
         """The error message for a step that does not exist."""
-        ranks = list(self._parts.index)
+        ranks, path = list(self._parts.index), printable(str(self.path))
         if not ranks:
-            return f"step {step}: {self.path} has no steps yet"
+            return f"step {step}: {path} has no steps yet"
         steps = list(self._parts.index.get(rank, ()))
         if not steps:
-            return f"rank {rank}: {self.path} has the ranks {', '.join(map(str, ranks))}"
+            return f"rank {rank}: {path} has the ranks {', '.join(map(str, ranks))}"
         return (
-            f"step {step}: {self.path} has {len(steps)} steps of rank {rank} "
-            f"in {steps[0]}..{steps[-1]}"
+            f"step {step}: {path} has {len(steps)} steps of rank {rank} in {steps[0]}..{steps[-1]}"
         )
 
 

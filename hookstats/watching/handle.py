@@ -54,6 +54,7 @@ class Watch:
         self._arena = arena = Arena(
             settings.bins, settings.channel_bins, higher=settings.moments == 4
         )
+        self._arena.while_waiting = flusher.overtake
         self._flusher = flusher
         self._monitor = monitor
         self._step = first_step
@@ -118,6 +119,9 @@ class Watch:
         Without an optimizer, this observes the parameters and their gradients. With optimizers, it
         closes a step that they left open: a step that a GradScaler skipped, or in which not all of
         the optimizers step.
+
+        Raises:
+            RuntimeError: a sink or a rule's action calls it.
         """
         self._check_open()
         if not self._optimizers and self._arena.recording:
@@ -248,6 +252,11 @@ class Watch:
             self._close_step()
 
     def _close_step(self) -> None:
+        if self._flusher.is_current_thread():
+            # It would wait for itself, and steps are the training's.
+            raise RuntimeError(
+                "step: called by a sink or by a rule's action, expected a call by the training"
+            )
         if self._arena.is_captured():
             return  # replays of the graph will close no steps
         step = self._step

@@ -249,6 +249,7 @@ def test_a_full_disk_leaves_nothing_behind_and_loses_nothing(tmp_path: Path) -> 
     assert error.value.errno == errno.EFBIG
     assert parts(tmp_path) == []
     writer.write(sample(2))
+    writer.flush()
     run = open_run(tmp_path)
     assert run.steps == [1, 2]
     assert_same(run[1], sample(1))

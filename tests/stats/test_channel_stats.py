@@ -366,6 +366,7 @@ def test_torch_func_is_refused() -> None:
         ({"channel_dim": 2}, "channel_dim = 2: expected None or a dimension of x, which has shape"),
         ({"channel_dim": -3}, "channel_dim = -3"),
         ({"channel_dim": "last"}, "channel_dim = 'last'"),
+        ({"channel_dim": True}, "channel_dim = True: expected None or a dimension"),
         ({"bins": 64}, "bins = 64: expected LinearBins, LogBins or None"),
     ],
 )
