@@ -17,8 +17,8 @@ class SiteSummary(NamedTuple):
 
     mean, std (population), min and max are over the finite values of all channels; without finite
     values they are NaN, NaN, +inf and -inf. `finite` counts these values, `nonfinite` NaNs and
-    infinities, `dead` the dead channels (see `insight.dead`). skewness and kurtosis (excess) are
-    None if third and fourth moments were not asked for, and NaN if all values are equal.
+    infinities, `dead` the dead channels (see `insight.dead`). skewness and kurtosis (excess) are None
+    where third and fourth moments were not asked for, and NaN where all values are equal.
     """
 
     name: str

@@ -254,7 +254,7 @@ def train(
 ) -> dict[str, Any]:
     """Everything that a training run leaves behind; observe: what else to set on the model.
 
-    moments: those that the watch records.
+    moments: the moments that the watch records.
     """
     make, shape = MODELS[name]
     torch.manual_seed(1)
