@@ -3,6 +3,8 @@
 // HOOKSTATS_VECTOR_BYTES is the size of a register. No include guard, on purpose.
 // GCC/Clang vector extensions carry the arithmetic; intrinsics stand where they express it badly.
 
+constexpr int kRegisters = HOOKSTATS_VECTOR_BYTES == 64 ? 32 : 16;
+
 #define HOOKSTATS_INLINE inline __attribute__((always_inline))
 
 // A struct of registers, not one 64-byte vector: GCC would keep that one in memory.
