@@ -3,7 +3,7 @@
 // HOOKSTATS_VECTOR_BYTES is the size of a register. No include guard, on purpose.
 // GCC/Clang vector extensions carry the arithmetic; intrinsics stand where they express it badly.
 
-constexpr int kRegisters = HOOKSTATS_VECTOR_BYTES == 64 ? 32 : 16;
+constexpr int kRegisters = HOOKSTATS_VECTOR_BYTES == 64 ? 32 : 16;  // of an x86 processor
 
 #define HOOKSTATS_INLINE inline __attribute__((always_inline))
 
