@@ -29,6 +29,7 @@ def test_the_examples_print_what_the_readme_says(
         assert numbers(printed) == pytest.approx(numbers(promised), abs=2e-3)
 
 
+@pytest.mark.check
 def test_the_arguments_and_the_single_tensor_run_as_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

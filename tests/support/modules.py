@@ -18,8 +18,8 @@ class Lambda(nn.Module):
         return self.function(*args, **kwargs)
 
 
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+def network(inplace: bool = True) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace), nn.Linear(4, 2))
 
 
 def convolutional() -> nn.Sequential:

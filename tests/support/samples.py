@@ -106,8 +106,8 @@ def assert_same(actual: StepRecord, expected: StepRecord, rtol: float = 0.0) -> 
                 assert_equal_arrays(getattr(mine, part.name), getattr(other, part.name))
         elif field.name == "moments":
             assert mine.shape == other.shape
-            others = [np.delete(each, 1, axis=1) for each in (mine, other)]
-            np.testing.assert_allclose(*others, rtol=rtol, atol=0)
+            one, two = (np.delete(each, 1, axis=1) for each in (mine, other))
+            np.testing.assert_allclose(one, two, rtol=rtol, atol=0)
             np.testing.assert_allclose(mine[:, 1], other[:, 1], rtol=max(rtol, 1e-15), atol=0)
         elif isinstance(mine, np.ndarray):
             assert_equal_arrays(mine, other)

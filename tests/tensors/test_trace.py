@@ -410,6 +410,7 @@ def test_as_data_frames(block: Block) -> None:
     assert gradients.to_dict("records") == [vars(one) for one in result.gradients]
 
 
+@pytest.mark.check
 def test_a_call_that_raised_in_a_data_frame(block: Block) -> None:
     with pytest.raises(RuntimeError), trace(block) as result:
         block(torch.ones(2, 9), scale=SCALE)
