@@ -80,9 +80,8 @@ class Runs : Reader<Source> {
               join(local, other);
             }
           }
-          for (; step < steps; ++step, i += kLanes) {
-            add(local, load<R, Source>(p + i), origin);
-          }
+          add_vectors(local, p + i, steps - step, origin);
+          i += (steps - step) * kLanes;
           pending += static_cast<int>(steps);
         }
         if (i < n) {
