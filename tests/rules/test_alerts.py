@@ -30,9 +30,6 @@ from hookstats.runs.run import open_run
 from hookstats.watching.watch import watch
 
 
-# When an alert is given
-
-
 @dataclass(frozen=True, kw_only=True)
 class Listed(Rule):
     """Finds the sites whose mean is 1."""
