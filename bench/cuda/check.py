@@ -22,7 +22,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_cuda.py", "test_cuda_ops.py", "test_ops.py", "test_update_many.py")
+TESTS = (
+    "test_cuda.py",
+    "test_cuda_captures.py",
+    "test_cuda_ops.py",
+    "test_ops.py",
+    "test_update_many.py",
+)
 SECONDS = 460
 """For everything: a limit of eight minutes, with some to spare."""
 

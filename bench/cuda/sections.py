@@ -152,26 +152,38 @@ def beside(scale: Scale) -> Iterator[Row]:
     yield from _rows("beside", scale, sample, "normal", entrants)
 
 
-def gradients(scale: Scale) -> Iterator[Row]:
-    """Parameter gradients of many sizes, 1 KB to the greatest, by one call and by one hook."""
-    device, count = scale.device, scale.gradients
-    sizes = torch.logspace(10, torch.tensor(scale.greatest_gradient).log2().item(), count, base=2)
-    shuffled = sizes[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
+def _shapes(scale: Scale) -> list[tuple[int, int]]:
+    """Of as many gradients, 1 KB to the greatest, in no order."""
+    greatest = torch.tensor(scale.greatest_gradient).log2().item()
+    sizes = torch.logspace(10, greatest, scale.gradients, base=2)
+    order = torch.randperm(scale.gradients, generator=torch.Generator().manual_seed(0))
     shapes = []
-    for size in shuffled.tolist():
+    for size in sizes[order].tolist():
         numel = int(size) // 4
         rows = 1 << numel.bit_length() // 2  # nearly square, as weights are
         shapes.append((rows, numel // rows))
+    return shapes
+
+
+def gradients(scale: Scale) -> Iterator[Row]:
+    """Parameter gradients of many sizes, 1 KB to the greatest, by one call and by one hook."""
+    shapes = _shapes(scale)
     elements = [rows * columns for rows, columns in shapes]
-    flat = torch.randn(sum(elements), device=device)
+    flat = torch.randn(sum(elements), device=scale.device)
     xs = [part.view(shape) for part, shape in zip(flat.split(elements), shapes, strict=True)]
-    bins = hs.LogBins(3)
+    yield from _by_one_call(scale, flat, xs)
+    yield _by_one_hook(scale, xs)
+
+
+def _by_one_call(scale: Scale, flat: Tensor, xs: list[Tensor]) -> Iterator[Row]:
+    """Of the operator: the time of the device, beside others', and that of the host."""
+    device, bins = scale.device, hs.LogBins(3)
 
     def empty() -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         rows = [len(x) for x in xs]
         moments = state.identity_moments(sum(rows), device).split(rows)
         tallies = state.identity_tallies(sum(rows), device).split(rows)
-        counts = torch.zeros(count, bins.slots, dtype=torch.int64, device=device).unbind()
+        counts = torch.zeros(len(xs), bins.slots, dtype=torch.int64, device=device).unbind()
         return list(moments), list(tallies), list(counts)
 
     lists, calls = empty(), 0
@@ -201,10 +213,13 @@ def gradients(scale: Scale) -> Iterator[Row]:
         )
     yield Row("gradients", "host, lists of tensors", "update_many_", host * 1e6, "float32")
 
+
+def _by_one_hook(scale: Scale, xs: list[Tensor]) -> Row:
+    """The host's time for the hook of an optimizer's step."""
     parameters = nn.ParameterList(nn.Parameter(x, requires_grad=True) for x in xs)
     for parameter, x in zip(parameters, xs, strict=True):
         parameter.grad = x
-    with hs.watch(parameters, kinds=("param_grad",), bins=bins) as w:
+    with hs.watch(parameters, kinds=("param_grad",), bins=hs.LogBins(3)) as w:
         batches, groups = Batches(), [list(parameters)]
 
         def observe() -> None:
@@ -212,18 +227,12 @@ def gradients(scale: Scale) -> Iterator[Row]:
 
         observe()
         native = batches.native is not None
-        hook = host_seconds(observe, 1, device)
+        hook = host_seconds(observe, 1, scale.device)
         w.step()
         count_0 = w.latest["0", "param_grad"].count.sum().item()
-        assert count_0 == elements[0] * 12, "observations"  # once, ten tries, and the step's own
-    yield Row(
-        "gradients",
-        "host",
-        "watch" + " (C++ hooks)" * native,
-        hook * 1e6,
-        "float32",
-        ratio=hook * 1e3,
-    )
+        assert count_0 == xs[0].numel() * 12, "observations"  # once, ten tries, the step's own
+    peer = "watch" + " (C++ hooks)" * native
+    return Row("gradients", "host", peer, hook * 1e6, "float32", ratio=hook * 1e3)
 
 
 def host(scale: Scale) -> Iterator[Row]:

@@ -1,23 +1,19 @@
-"""Rules: what each finds in records, when it says so, and how a watch acts on it."""
+"""Rules: what each finds in records, what each refuses, and the history that they look at."""
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.alerts import alerts
 from support.samples import record_of, sample
 from torch import Tensor, nn
 
 from hookstats.kernels.of_tensor import channel_stats
-from hookstats.records.record import StepRecord
 from hookstats.rules import (
     Alert,
     DeadChannels,
@@ -27,40 +23,16 @@ from hookstats.rules import (
     Monitor,
     NonFinite,
     Rule,
-    RuleError,
-    RuleWarning,
     Saturation,
     SuddenShift,
     Vanishing,
     default_rules,
-    replay,
 )
 from hookstats.rules.history import WINDOW
-from hookstats.runs.run import open_run
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.watch import watch
 
 NAN, INF = torch.nan, torch.inf
-
-
-def records(
-    tensors: Iterable[dict[tuple[str, str], Tensor]], **kwargs: Any
-) -> Iterator[StepRecord]:
-    """A record a step; the channels are the last dimension."""
-    kwargs = {"bins": LogBins(), "channel_bins": None, **kwargs}
-    for step, sites in enumerate(tensors):
-        yield record_of({key: (x, x.dim() - 1) for key, x in sites.items()}, step, **kwargs)
-
-
-def alerts(
-    rule: Rule, tensors: Iterable[dict[tuple[str, str], Tensor]], **kwargs: Any
-) -> list[Alert]:
-    """What the rule says of the steps."""
-    monitor = Monitor([rule])
-    for record in records(tensors, **kwargs):
-        monitor.examine(record)
-    assert monitor.failures == {}
-    return monitor.alerts
 
 
 def normal(scale: float = 1.0, shape: tuple[int, ...] = (16, 4)) -> Tensor:
@@ -328,232 +300,6 @@ def test_history_counts_steps_of_zeros() -> None:
         history.push(record_of({("a", "output"): (x, 1)}, step))
         assert history.dead_steps.tolist() == dead_steps
         assert history.dead_values.tolist() == [5 * n for n in dead_steps]
-
-
-# When an alert is given
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listed(Rule):
-    """Finds the sites whose mean is 1."""
-
-    name = "listed"
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        for site in (history.tensors.mean == 1).nonzero().flatten().tolist():
-            yield self.alert(record, site, "is one", 1.0)
-
-
-def told(rule: Rule, pattern: str) -> list[int]:
-    """The steps of alerts where "x" is a step with the finding, "." without, "-" not observed."""
-    steps = [
-        {("a", "output"): torch.full((2, 2), float(c == "x"))} if c != "-" else {} for c in pattern
-    ]
-    return [alert.step for alert in alerts(rule, steps)]
-
-
-def test_what_stays_is_told_once() -> None:
-    assert told(Listed(), "..xxxxxxx" + 200 * "x") == [2]
-    assert told(Listed(), "x" + 120 * "-" + "x") == [0]  # nobody saw it go away
-
-
-def test_what_comes_back_is_told_again_after_a_while() -> None:
-    assert told(Listed(every=10), "x.x.x.......xx.") == [0, 12]
-    assert told(Listed(every=4), "x.xxxx") == [0, 4]
-    assert told(Listed(every=1), "x.x.xx") == [0, 2, 4]
-
-
-def test_patience_is_of_steps_in_a_row() -> None:
-    assert told(Listed(patience=3), "xx.xx.xxx") == [8]
-    assert told(Listed(patience=3), "x-x--xx") == [5]
-    assert told(Listed(patience=3, every=1), "xxxx.xxxx") == [2, 7]
-
-
-def test_each_site_has_findings_of_its_own() -> None:
-    one, zero = torch.ones(2, 2), torch.zeros(2, 2)
-    steps = [
-        {("a", "output"): one, ("b", "output"): zero},
-        {("a", "output"): one, ("b", "output"): one, ("b", "grad_output"): one},
-    ]
-    assert [(a.step, a.site, a.kind) for a in alerts(Listed(), steps)] == [
-        (0, "a", "output"),
-        (1, "b", "output"),
-        (1, "b", "grad_output"),
-    ]
-
-
-def test_a_training_that_goes_back_to_a_checkpoint_is_told_again() -> None:
-    monitor = Monitor([Listed()])
-    for step, value in ((50, 1.0), (51, 0.0), (10, 0.0), (11, 1.0)):
-        monitor.examine(record_of({("a", "output"): (torch.full((2, 2), value), 1)}, step))
-    assert [alert.step for alert in monitor.alerts] == [50, 11]
-
-
-# Actions
-
-
-def ones(n: int, step: int = 0) -> StepRecord:
-    return record_of({(f"layer{i}", "output"): (torch.ones(2, 2), 1) for i in range(n)}, step)
-
-
-def test_a_warning_is_one_a_step_and_rule() -> None:
-    monitor = Monitor([Listed()])
-    with pytest.warns(RuleWarning) as caught:
-        monitor(ones(6))
-    assert [str(w.message) for w in caught] == [
-        "listed: step 0: output of 'layer0' is one "
-        "(also output of 'layer1', output of 'layer2', output of 'layer3' and 2 more)"
-    ]
-    assert len(monitor.alerts) == 6
-    monitor(ones(6, step=1))  # no news
-
-
-def test_a_callable_gets_every_alert() -> None:
-    got: list[Alert] = []
-    monitor = Monitor([Listed(action=got.append)])
-    monitor(ones(2))
-    assert [alert.site for alert in got] == ["layer0", "layer1"]
-    assert got == monitor.alerts
-
-
-def test_an_error_is_kept_until_it_is_asked_for() -> None:
-    monitor = Monitor([Listed(action="raise")])
-    monitor.raise_pending()
-    monitor(ones(2))
-    with pytest.raises(RuleError, match="output of 'layer0' is one") as error:
-        monitor.raise_pending()
-    assert error.value.alert.site == "layer0"
-    monitor.raise_pending()  # once
-
-
-class Faulty(Listed):
-    """Fails."""
-
-    name = "faulty"
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        raise ArithmeticError("no")
-
-
-def test_a_rule_that_fails_is_disabled_alone() -> None:
-    def fail(alert: Alert) -> None:
-        raise OSError("mail server is down")
-
-    got: list[Alert] = []
-    monitor = Monitor([Faulty(), replace(Listed(), action=fail), Listed(action=got.append)])
-    with pytest.warns(RuntimeWarning) as caught:
-        list(map(monitor, [ones(1), ones(2, step=1)]))
-    assert [str(w.message) for w in caught] == [
-        "hookstats: rule 'faulty' failed: ArithmeticError: no; the rule is disabled",
-        "hookstats: rule 'listed' failed: OSError: mail server is down; the rule is disabled",
-    ]
-    assert [alert.site for alert in got] == ["layer0", "layer1"]
-    assert monitor.failures == {
-        "rule 'faulty'": "ArithmeticError: no",
-        "rule 'listed'": "OSError: mail server is down",
-    }
-
-
-# With a watch
-
-
-def steps(model: nn.Module, n: int, rules: str | Sequence[Rule], **kwargs: Any) -> Any:
-    """Train for n steps; the watch, still open."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    w = watch(model, optimizer, rules=rules, **kwargs)
-    for _ in range(n):
-        optimizer.zero_grad()
-        model(torch.randn(8, 3)).square().mean().backward()
-        optimizer.step()
-    return w
-
-
-def trained(model: nn.Module, n: int, rules: str | Sequence[Rule], **kwargs: Any) -> Any:
-    """The same, closed."""
-    w = steps(model, n, rules, **kwargs)
-    w.close()
-    return w
-
-
-class Breaks(nn.Module):
-    """Gives NaN in channel 1 from a call on."""
-
-    def __init__(self, call: int) -> None:
-        super().__init__()
-        self.left = call
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.left -= 1
-        return x if self.left >= 0 else torch.where(torch.arange(x.shape[-1]) == 1, NAN, x)
-
-
-def broken_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), Breaks(2), nn.Linear(4, 2))
-
-
-def test_a_watch_warns() -> None:
-    with pytest.warns(RuleWarning, match="non-finite: step 2: output of '1' has 8 NaN, first in"):
-        w = trained(broken_model(), 4, "default")
-    assert [(a.rule, a.site, a.channel) for a in w.alerts] == [("non-finite", "1", 1)]
-    assert w.coverage().failures == {}
-
-
-def test_a_watch_logs_where_a_warning_would_be_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR), steps(broken_model(), 4, [NonFinite()]) as w:
-        pass
-    assert len(w.alerts) == 1
-    assert "non-finite: step 2: output of '1'" in caplog.text
-    assert w.coverage().failures == {}
-
-
-def test_a_watch_raises_when_the_next_step_closes() -> None:
-    model = broken_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    w = watch(model, optimizer, rules=[NonFinite(action="raise")])
-    for step in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(8, 3)).square().mean().backward()
-        if step < 3:
-            optimizer.step()
-            assert w.latest.step == step  # the rules have seen it
-        else:
-            with pytest.raises(RuleError, match="non-finite: step 2: output of '1'"):
-                optimizer.step()
-    w.close()
-
-
-def test_a_watch_raises_at_the_end_what_was_not_raised() -> None:
-    w = steps(broken_model(), 3, [NonFinite(action="raise")])
-    with pytest.raises(RuleError):
-        w.close()
-    w.close()
-    with pytest.raises(RuleError), steps(broken_model(), 3, [NonFinite(action="raise")]):
-        pass
-    # The training's own error comes first.
-    with pytest.raises(KeyError), steps(broken_model(), 3, [NonFinite(action="raise")]):
-        raise KeyError
-
-
-def test_a_watch_tells_of_rules_that_fail() -> None:
-    with pytest.warns(RuntimeWarning, match="rule 'faulty' failed"):
-        w = trained(nn.Linear(3, 2), 2, [Faulty()])
-    assert w.coverage().failures == {"rule 'faulty'": "ArithmeticError: no"}
-
-
-def test_replay_gives_the_alerts_of_a_stored_run(tmp_path: Path) -> None:
-    with pytest.warns(RuleWarning):
-        w = trained(broken_model(), 5, "default", out=tmp_path / "run")
-    run = open_run(tmp_path / "run")
-    assert tuple(replay(run)) == w.alerts != ()
-    assert replay(run, [Saturation()]) == []
-    assert replay(run, rank=1) == []
-    with pytest.raises(ValueError, match="rules = 'none'"):
-        replay(run, "none")
-
-
-def test_a_watch_without_rules_has_no_alerts() -> None:
-    with steps(nn.Linear(3, 2), 2, ()) as w:
-        assert w.alerts == ()
 
 
 def test_saturation_agrees_with_the_values() -> None:

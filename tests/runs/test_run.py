@@ -1,4 +1,4 @@
-"""open_run and Run: what was written comes back, while it is written, and damage is named."""
+"""open_run and Run: what was written comes back, while it is written, too; what is no run."""
 
 from __future__ import annotations
 
@@ -15,28 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.paths import DATA
 from support.samples import BINS, CHANNEL_BINS, OLD_SUMS, assert_same, record_of, sample, tensors
+from support.written import write_run
 
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import SparseCounts
 from hookstats.runs import encode as encode_module
 from hookstats.runs import parts as parts_module
 from hookstats.runs.format import FORMAT_VERSION, part_schema
-from hookstats.runs.run import Run, open_run
+from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
-
-
-def write_run(out: Path, *records: StepRecord, rank: int = 0) -> list[Path]:
-    """Write each record as a part; the parts."""
-    bins, channel_bins = records[0].bins, records[0].channel_bins
-    header = {"bins": bins, "channel_bins": channel_bins}
-    writer = RunWriter(out, header, rank=rank, seconds_per_part=0)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return sorted((out / "parts").glob(f"{rank:05d}-*"))
 
 
 @pytest.mark.parametrize("bins", [None, BINS, LinearBins(5, -1.0, 1.0)])
@@ -337,145 +327,6 @@ def test_a_newer_format_is_refused_as_such(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"format_version": 4}')
     with pytest.raises(ValueError, match=r"run\.json: format_version 4 is newer .* up to 3"):
         open_run(tmp_path)
-
-
-def flip_in_column(part: Path, name: str) -> None:
-    """Change a byte of the last page of a column."""
-    group = pq.read_metadata(part).row_group(0)
-    columns = [group.column(i) for i in range(group.num_columns)]
-    (column,) = (c for c in columns if c.path_in_schema.split(".")[0] == name)
-    start = column.dictionary_page_offset if column.has_dictionary_page else None
-    content = bytearray(part.read_bytes())
-    content[(start or column.data_page_offset) + column.total_compressed_size - 1] ^= 0x55
-    part.write_bytes(content)
-
-
-def damage_part(part: Path, damage: str) -> None:
-    content, table = part.read_bytes(), pq.read_table(part)
-    about = {"hookstats": pq.read_metadata(part).metadata[b"hookstats"]}
-    match damage:
-        case "empty":
-            part.write_bytes(b"")
-        case "truncated":
-            part.write_bytes(content[:-10])
-        case "text":
-            part.write_text("hello")
-        case "foreign":
-            pq.write_table(pa.table({"step": [0]}), part)
-        case "other rows":
-            pq.write_table(table.slice(1).replace_schema_metadata(about), part)
-        case "other columns":
-            pq.write_table(table.drop(["mean"]).replace_schema_metadata(about), part)
-        case "other rank":
-            other = json.loads(about["hookstats"]) | {"rank": 1}
-            metadata = {"hookstats": json.dumps(other)}
-            pq.write_table(table.replace_schema_metadata(metadata), part)
-        case "a page":
-            flip_in_column(part, "kind")
-
-
-def read_step(run: Run, step: int) -> None:
-    with pytest.raises(KeyError, match=rf"step {step}: .* has 2 steps of rank 0 in 0\.\.2"):
-        run[step]
-
-
-IN_THE_FOOTER = [
-    "empty",
-    "truncated",
-    "text",
-    "foreign",
-    "other rows",
-    "other columns",
-    "other rank",
-]
-
-
-@pytest.mark.parametrize("damage", IN_THE_FOOTER)
-def test_a_damaged_part_is_named_and_the_others_can_be_read(tmp_path: Path, damage: str) -> None:
-    bad, _ = write_run(tmp_path, sample(0), sample(1))
-    damage_part(bad, damage)
-    run = open_run(tmp_path)
-    assert_same(run[1], sample(1))
-    named = rf"{bad.name}: damaged, or not written by hookstats"
-    for read in (lambda: run[0], lambda: run.steps, run.table, run.series):
-        with pytest.raises(ValueError, match=named):
-            read()
-    bad.unlink()
-    assert run.steps == [1]
-
-
-@pytest.mark.parametrize("damage", [*IN_THE_FOOTER, "a page"])
-@pytest.mark.parametrize("first", ["record", "table", "series"])
-def test_damaged_parts_are_left_out_if_asked_for(tmp_path: Path, damage: str, first: str) -> None:
-    _, bad, _ = write_run(tmp_path, sample(0), sample(1), sample(2))
-    damage_part(bad, damage)
-    run = open_run(tmp_path, skip_damaged=True)
-    with pytest.warns(RuntimeWarning, match=f"left out: .*{bad.name}: damaged, or not") as w:
-        {"record": lambda: read_step(run, 1), "table": run.table, "series": run.series}[first]()
-    assert len(w) == 1
-    assert run.steps == [0, 2]
-    assert run.table()["step"].unique().to_pylist() == [0, 2]
-    assert run["whole", "*"]["whole", "param_grad"].mean.shape == (2,)
-    assert list(run.damaged) == [bad.name]
-    for step in run:
-        assert_same(run[step], sample(step))
-    run = open_run(tmp_path)
-    with pytest.raises(ValueError, match=rf"{bad.name}: damaged"):
-        run.table()
-
-
-def test_a_column_that_turns_out_to_be_damaged_is_named(tmp_path: Path) -> None:
-    bad, _ = write_run(tmp_path, sample(0), sample(1))
-    flip_in_column(bad, "mean")
-    run = open_run(tmp_path, skip_damaged=True)
-    site = run["whole", "*"]["whole", "param_grad"]
-    assert len(site.channels.max) == 2
-    with (
-        pytest.warns(RuntimeWarning, match=f"left out: .*{bad.name}"),
-        pytest.raises(ValueError, match=rf"{bad.name}: damaged"),
-    ):
-        site.channels.mean  # noqa: B018
-    assert run["whole", "*"]["whole", "param_grad"].channels.mean.shape == (1, 1)
-
-
-def test_flipped_bytes_are_never_taken_for_data(tmp_path: Path) -> None:
-    (part,) = write_run(tmp_path, sample(0))
-    content, whole = part.read_bytes(), open_run(tmp_path)[0]
-    errors = []
-    for position in range(4, len(content) - 8, 37):
-        flipped = bytearray(content)
-        flipped[position] ^= 0x10
-        part.write_bytes(flipped)
-        try:
-            run = open_run(tmp_path)
-            record, mean = run[0], run.series()["whole", "param_grad"].channels.mean
-        except ValueError as error:
-            errors.append(error)
-        else:  # a byte of no consequence
-            np.testing.assert_array_equal(record.moments, whole.moments)
-            np.testing.assert_array_equal(record.tallies, whole.tallies)
-            assert mean[0, 0] == whole["whole", "param_grad"].mean[0]
-    assert len(errors) > 100
-    assert all(f"{part.name}: damaged, or not written by" in str(error) for error in errors)
-
-
-def test_a_part_that_vanishes_takes_its_steps_with_it(tmp_path: Path) -> None:
-    first, _ = write_run(tmp_path, sample(0), sample(1))
-    run = open_run(tmp_path)
-    assert run.steps == [0, 1]
-    first.unlink()
-    with pytest.raises(KeyError, match=r"step 0: .* has 1 steps of rank 0 in 1\.\.1"):
-        run[0]
-    assert_same(run[1], sample(1))
-    assert run.steps == [1]
-
-
-def test_files_with_other_names_are_not_parts(tmp_path: Path) -> None:
-    (part,) = write_run(tmp_path, sample(0))
-    for name in (f".{part.name}.0123abcd.tmp", f"{part.name}.bak", "notes.txt", "other.parquet"):
-        (part.parent / name).write_text("not a part")
-    run = open_run(tmp_path)
-    assert run.steps == [0]
 
 
 def test_a_representation_says_what_the_run_holds(tmp_path: Path) -> None:

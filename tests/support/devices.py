@@ -1,4 +1,4 @@
-"""Runs an operator on a GPU for tests whose tensors are on the CPU."""
+"""Tests on GPUs: their marks, a model, and operators run there for tests of tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,33 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from hookstats.kernels import ops
 
 on_gpu = [
     pytest.mark.cuda,
     pytest.mark.filterwarnings("ignore:hookstats has no kernel for device type 'cuda'"),
 ]
 """The marks of a test that needs a GPU, and means something also where no kernel is built."""
+
+needs_kernel = pytest.mark.skipif(
+    ops.why_missing["cuda"] is not None,
+    reason="no CUDA kernels, and the fallback allocates and synchronises: "
+    f"{ops.why_missing['cuda']}",
+)
+
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+LATE = 20_000_000
+"""Clock cycles: about 10 ms, in which a missing wait shows."""
+
+
+def network_on(device: str = "cuda") -> nn.Sequential:
+    """Takes values of (N, 64); the same parameters every time."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 8))
+    return model.to(device)
 
 
 def moved(x: Tensor, device: str = "cuda") -> Tensor:

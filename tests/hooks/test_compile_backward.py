@@ -1,0 +1,124 @@
+"""torch.compile of a watched model: late and repeated backwards, checkpoints, torch.func."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.compiled import HOOKED, MARKS, Small, bits, data, train
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hookstats.watching.watch import watch
+
+pytestmark = MARKS
+
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3))
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return result
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_in_a_graph_counts_once(reentrant: bool, backend: str) -> None:
+    def inputs() -> Tensor:
+        return data().requires_grad_()
+
+    model = Checkpointed(reentrant)
+    compiled = train(model, backend, inputs=inputs)
+    plain = train(Checkpointed(reentrant).block, None, inputs=inputs)
+    expected = {f"block.{name}": row.observed for (name, _), row in plain.coverage().items()}
+    for (name, _), row in compiled.coverage().items():
+        assert row.observed in (expected[name], 0), row
+    assert compiled.graphs == 1
+    unwatched = train(Checkpointed(reentrant), backend, watched=False, inputs=inputs)
+    assert bits(compiled.parameters) == bits(unwatched.parameters)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_graph_in_a_checkpoint_counts_once(reentrant: bool, backend: str) -> None:
+    model = Checkpointed(reentrant)
+    with watch(model, kinds=HOOKED) as w:
+        model.block = torch.compile(model.block, fullgraph=True, backend=backend)
+        for _ in range(2):
+            model(data().requires_grad_()).square().sum().backward()
+            w.step()
+            assert set(w.latest.observed.tolist()) == {1}
+        rows = {(row.name, row.kind): row for row in w.coverage()}
+    row = rows["block.0", "output"]
+    assert (row.observed, row.skipped) == (2, {"recomputation": 2})
+    if not reentrant:
+        row = rows["block.0", "grad_output"]
+        assert (row.observed, row.missing, row.skipped) == (2, 0, {"recomputation": 2})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backwards_that_come_later(backend: str) -> None:
+    """Two calls before their backwards, a step closed between, and one not recorded."""
+    model = Small()
+    with watch(model, kinds=("output", "grad_output"), every=2) as w:
+        call = torch.compile(model, fullgraph=True, backend=backend)
+        one, two, three = (call(data()).square().sum() for _ in range(3))
+        one.backward()
+        two.backward()
+        w.step()
+        assert w.latest.observed.tolist() == [3, 2]
+        three.backward()
+        w.step()
+        call(data()).square().sum().backward()
+        w.step()
+        assert w.latest.observed.tolist() == [1, 1]
+        assert w.latest["linear", "grad_output"].count.tolist() == [10] * 3
+        row = w.coverage()["linear", "grad_output"]
+    assert (row.forwards, row.observed, row.backwards, row.missing) == (4, 3, 4, 0)
+    assert row.skipped == {"step not recorded": 1}
+
+
+@torch._functorch.config.patch(donated_buffer=False)  # torch asks for it
+def test_several_backwards_of_one_call() -> None:
+    model = Small()
+    with watch(model, kinds=("grad_output",)) as w:
+        loss = torch.compile(model, fullgraph=True, backend="aot_eager")(data()).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        w.step()
+        assert w.latest.observed.tolist() == [2]
+        row = w.coverage()["linear", "grad_output"]
+    assert (row.forwards, row.observed, row.backwards, row.missing) == (1, 1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.func.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())]
+)
+def test_torch_func_in_a_graph(transform: Callable[[Any], Any]) -> None:
+    model = Small()
+    with watch(model) as w:
+        torch.compile(lambda x: transform(model)(x), fullgraph=True, backend="aot_eager")(data())
+        assert w.coverage()["linear", "output"].forwards == 0
+
+
+def test_compiled_autograd() -> None:
+    model = Small()
+    with watch(model) as w, torch._dynamo.config.patch(compiled_autograd=True):
+
+        @torch.compile(backend="aot_eager")
+        def step(x: Tensor) -> None:
+            model(x).sum().backward()
+
+        for _ in range(2):
+            step(data())
+            w.step()
+        assert w.coverage()["linear", "grad_output"].observed == 2

@@ -1,0 +1,146 @@
+"""torch.compile of a watched model: when code is compiled again, and what a graph holds."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from support.compiled import MARKS, Small, data, dropout_network, train
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from hookstats.watching.watch import watch
+
+pytestmark = MARKS
+
+
+def test_steps_that_are_not_recorded_have_one_graph_more() -> None:
+    training = train(dropout_network(), "aot_eager", steps=5, settings={"every": 2})
+    assert training.graphs == 2
+    assert training.records[-1].step == 4
+    assert training.coverage()["3", "output"].observed == 3
+
+
+def test_pause_and_close_leave_the_graph_without_operators() -> None:
+    model = dropout_network()
+    w = watch(model)
+    graphs = CompileCounterWithBackend("eager")
+    call = torch.compile(model, fullgraph=True, backend=graphs)
+    for pause, nodes in ((False, True), (True, False)):
+        w.pause() if pause else w.resume()
+        call(data())
+        assert ("hookstats" in graphs.graphs[-1].code) is nodes
+    w.resume()
+    call(data())
+    assert graphs.frame_count == 2
+    w.close()
+    call(data())
+    assert "hookstats" not in graphs.graphs[-1].code
+    assert w.coverage()["3", "output"].observed == 2
+
+
+def test_more_blocks_of_one_class_than_dynamo_compiles_a_function() -> None:
+    assert torch._dynamo.config.recompile_limit < 12
+    model = nn.Sequential(*(Small() for _ in range(12)))
+    with watch(model) as w:
+        for block in model:
+            block.compile(fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            model(data()).sum().backward()
+            w.step()
+        assert {row.observed for row in w.coverage()} == {2}
+
+
+@pytest.mark.parametrize("how", ["wrapper", "function", "closed"])
+def test_code_compiled_before_is_compiled_again(how: str) -> None:
+    model = Small()
+    before = watch(model) if how == "closed" else None
+    call: Any = (lambda x: model(x)) if how == "function" else model
+    call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    other = torch.compile(
+        lambda x: nn.functional.gelu(x), backend=CompileCounterWithBackend("eager")
+    )
+    call(data())
+    other(data())
+    if before is not None:
+        before.close()
+        call(data())
+    with pytest.warns(
+        RuntimeWarning, match=r"hookstats: compiled before the hooks .*: .*Small|forward|<lambda>"
+    ):
+        w = watch(model, kinds=("output",))
+    with w:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            other(data())
+        call(data())
+        assert w.coverage()["linear", "output"].observed == 1
+
+
+def test_code_that_was_not_compiled_is_left_alone(recwarn: pytest.WarningsRecorder) -> None:
+    torch.compile(nn.Conv1d(1, 1, 1), backend="eager")(torch.randn(1, 1, 3))
+    model = Small()
+    call = torch.compile(model, fullgraph=True, backend="eager")
+    with watch(model) as w:
+        call(data())
+        assert w.coverage()["linear", "output"].observed == 1
+    assert not recwarn
+
+
+def test_dynamo_reset_keeps_what_was_recorded() -> None:
+    model = Small()
+    with watch(model, kinds=("output",)) as w:
+        call = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            call(data())
+            torch._dynamo.reset()
+        w.step()
+        assert w.latest.observed.tolist() == [2]
+
+
+def test_a_copy_is_not_watched() -> None:
+    model = Small()
+    with watch(model, kinds=("output",)) as w:
+        twin = copy.deepcopy(model)
+        torch.compile(twin, fullgraph=True, backend="aot_eager")(data())
+        assert w.coverage()["linear", "output"].forwards == 0
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_has_none_of_it(strict: bool) -> None:
+    model = Small().eval()
+    with watch(model) as w:
+        program = torch.export.export(model, (data(),), strict=strict)
+        assert "hookstats" not in str(program.graph)
+        assert w.coverage()["linear", "output"].observed == 0
+
+
+def test_close_leaves_nothing() -> None:
+    model = Small()
+    before = set(globals())
+    w = watch(model)
+    call = torch.compile(model, fullgraph=True, backend="aot_eager")
+    call(data()).sum().backward()
+    w.close()
+    assert set(globals()) == before  # where dynamo leaves constants of what it traces
+    assert not model.linear._forward_hooks
+    arena, module = weakref.ref(w._arena), weakref.ref(model)
+    del w, model, call
+    gc.collect()
+    assert (arena(), module()) == (None, None)
+
+
+def test_dynamo_is_not_imported_where_nothing_is_compiled() -> None:
+    code = (
+        "import sys, torch, hookstats\n"
+        "with hookstats.watch(torch.nn.Linear(2, 2)) as w:\n"
+        "    w.step()\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

@@ -1,0 +1,132 @@
+"""What ran, as data, data frames and tables; printed with and without rich."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.traced import NAMES, SCALE, Block, X
+
+from hookstats.tensors.trace import trace
+
+
+def test_as_data(block: Block) -> None:
+    result = trace(block, X, scale=SCALE)
+    rows = result.to_dicts()
+    assert [row["name"] for row in rows] == NAMES
+    assert rows[1]["outputs"][0]["shape"] == (5, 4)
+    assert rows[1]["mean"] == result.calls[1].mean
+
+
+@pytest.mark.check
+def test_as_data_frames(block: Block) -> None:
+    result = trace(block, X, scale=SCALE, backward=lambda output: output[0].sum())
+    frame = result.to_pandas()
+    assert list(frame.columns) == [
+        "name", "type", "index", "depth", "input", "output", "dtype", "mean", "std", "nonfinite",
+        "error",
+    ]  # fmt: skip
+    assert list(frame["name"]) == NAMES
+    assert list(frame["index"]) == [0] * 6 + [1]
+    assert frame["input"].tolist()[:2] == [((5, 3), (4,)), ((5, 3),)]
+    assert frame["output"].tolist()[:2] == [((5, 4), (2,)), ((5, 4),)]
+    assert set(frame["dtype"]) == {"float32"}
+    for column in ("mean", "std"):
+        expected = [getattr(call, column) for call in result.calls]
+        assert frame[column].tolist() == pytest.approx(expected)
+    assert frame["nonfinite"].tolist() == [0] * 7
+    gradients = result.to_pandas(gradients=True)
+    assert list(gradients.columns) == ["name", "shape", "dtype", "mean", "std", "nonfinite"]
+    assert gradients.to_dict("records") == [vars(one) for one in result.gradients]
+
+
+@pytest.mark.check
+def test_a_call_that_raised_in_a_data_frame(block: Block) -> None:
+    with pytest.raises(RuntimeError), trace(block) as result:
+        block(torch.ones(2, 9), scale=SCALE)
+    frame = result.to_pandas()
+    assert frame["output"].tolist() == [None, None]
+    assert frame["error"][1].startswith("RuntimeError: mat1 and mat2")
+    assert list(trace(block).to_pandas().columns) == list(frame.columns)  # without rows
+    assert "name" in trace(block).to_pandas(gradients=True)
+
+
+def test_the_table_aligns_indents_and_counts(block: Block) -> None:
+    result = trace(block, X, scale=SCALE, backward=lambda output: output[0].sum())
+    calls, gradients = (part.splitlines() for part in str(result).split("\n\n"))
+    assert calls[0].split() == [
+        "call", "type", "input", "output", "dtype", "mean", "std", "non-finite",
+    ]  # fmt: skip
+    assert calls[1].startswith("(root) ")
+    assert "5x3, 4 " in calls[1]
+    assert "5x4, 2 int64 float32" in calls[1]
+    assert [line.split()[0] for line in calls[2:]] == [
+        "first", "act@0", "second", "second.0", "second.1", "act@1",
+    ]  # fmt: skip
+    assert calls[5].startswith("    second.0")
+    assert len({len(line) for line in calls}) == 1
+    assert gradients[0].split() == ["gradient", "shape", "dtype", "mean", "std", "non-finite"]
+    assert len(gradients) == 5
+
+
+@pytest.fixture
+def without_rich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    find, load = importlib.util.find_spec, builtins.__import__
+
+    def no_rich(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.split(".")[0] == "rich":
+            raise ImportError(name)
+        return load(name, *args, **kwargs)
+
+    monkeypatch.setattr(
+        "hookstats.tensors.trace_table.find_spec",
+        lambda name: None if name == "rich" else find(name),
+    )
+    monkeypatch.setattr(builtins, "__import__", no_rich)
+    yield
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_printing_without_rich(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trace(block, X, scale=SCALE)
+    result.print()
+    assert capsys.readouterr().out == f"{result}\n"
+
+
+def test_printing_with_rich_says_the_same(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trace(block, X, scale=SCALE)
+    result.print()
+    printed = capsys.readouterr().out
+    assert [line.split() for line in printed.splitlines()] == [
+        line.split() for line in str(result).splitlines()
+    ]
+
+
+def test_nothing_ran(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trace(block)
+    assert "nothing ran" in str(result)
+    result.print()
+    assert "nothing ran" in capsys.readouterr().out
+    assert (repr(result), result.stopped) == ("Trace(calls=0, gradients=0)", None)
+
+
+def test_nothing_that_was_selected_ran(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    with trace(include="conv") as result:
+        block(X, scale=SCALE)
+    assert str(result).startswith("nothing ran that include and exclude leave: ")
+    result.print()
+    assert capsys.readouterr().out.startswith("nothing ran that include and exclude leave: ")
+
+
+def test_gradients_alone(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trace(block, X, scale=SCALE, include="first.bias", backward=lambda y: y[0].sum())
+    assert (result.calls, [one.name for one in result.gradients]) == ([], ["first.bias"])
+    result.print()
+    printed = capsys.readouterr().out
+    assert "first.bias" in printed
+    assert "nothing ran" not in printed

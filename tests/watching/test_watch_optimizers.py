@@ -1,0 +1,141 @@
+"""watch() with optimizers: several, none, in the backward, with a closure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.expected import assert_stats
+from support.modules import network
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from hookstats.records.record import StepRecord
+from hookstats.watching.watch import watch
+
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
+
+def test_several_optimizers_close_a_step_together() -> None:
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.1), SGD(model[2].parameters(), lr=0.1)
+    records: list[StepRecord] = []
+    with watch(model, [first, second], kinds=("param_grad",), sinks=[records.append]) as w:
+        for order in ((first, second), (second, first), (first, first, second)):
+            model(torch.randn(2, 3)).sum().backward()
+            for optimizer in order:
+                optimizer.step()
+        assert w.latest.step == 2
+    observed = [dict(zip(r.keys(), r.observed.tolist(), strict=True)) for r in records]
+    names = ("0.weight", "0.bias", "2.weight", "2.bias")
+    assert observed[0] == observed[1] == {(name, "param_grad"): 1 for name in names}
+    assert observed[2]["0.weight", "param_grad"] == 2
+    assert observed[2]["2.weight", "param_grad"] == 1
+
+
+def test_without_an_optimizer_step_observes_the_parameters() -> None:
+    model = network()
+    with watch(model, kinds=("param", "param_grad")) as w:
+        model[2].weight.requires_grad_(False)
+        model(torch.randn(2, 3)).sum().backward()
+        w.step()
+        assert model[0].weight.grad is not None
+        assert_stats(w.latest["0.weight", "param_grad"], [model[0].weight.grad], 0)
+        assert_stats(w.latest["2.weight", "param"], [model[2].weight], 0)
+        row = w.coverage()["2.weight", "param_grad"]
+        assert row.skipped == {"requires no gradient": 1}
+
+
+def test_a_step_closed_by_hand_beside_an_optimizer() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=("output", "param")) as w:
+        model(torch.randn(2, 3))
+        w.step()
+        assert [kind for _, kind in w.latest] == ["output"] * 3
+        optimizer.step()
+        assert [kind for _, kind in w.latest] == ["param"] * 4
+        assert w.latest.step == 1
+
+
+def test_parameters_that_are_not_the_optimizers() -> None:
+    model = network()
+    optimizer = SGD([*model[0].parameters(), nn.Parameter(torch.ones(1))], lr=0.1)
+    with watch(model, optimizer, kinds=("param",)) as w:
+        optimizer.step()
+        assert [name for name, _ in w.latest] == ["0.weight", "0.bias"]
+        optimizer.add_param_group({"params": model[2].parameters()})
+        optimizer.step()
+        assert len(w.latest) == 4
+
+
+def test_sparse_gradients_are_skipped() -> None:
+    model = nn.Embedding(10, 4, sparse=True)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as w:
+        model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        assert w.coverage()["weight", "param_grad"].skipped == {"layout sparse_coo": 1}
+        assert list(w.latest) == [("", "output"), ("", "grad_output")]
+
+
+def test_one_optimizer_twice() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="optimizer: the same one twice"):
+        watch(model, (optimizer, optimizer))
+
+
+def test_the_use_of_an_optimizer_in_the_backward() -> None:
+    model = network()
+    optimizers: dict[Tensor, torch.optim.Optimizer] = {
+        p: SGD([p], lr=0.1) for p in model.parameters()
+    }
+
+    def step(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    with watch(model, list(optimizers.values())) as w:
+        for _ in range(2):
+            model(torch.randn(2, 3)).sum().backward()
+        assert w.coverage().steps == 2
+        assert len(w.latest) == 10
+        assert all(row.missing == 0 for row in w.coverage())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("make", [lambda p: torch.optim.LBFGS(p, max_iter=2), Adam])
+def test_an_optimizer_with_a_closure(
+    make: Callable[[Any], torch.optim.Optimizer], by_name: bool
+) -> None:
+    model = network()
+    optimizer: Any = make(model.parameters())
+    calls = 0
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss: Tensor = model(torch.randn(2, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    with watch(model, optimizer) as w:
+        for step in range(3):
+            calls = 0
+            optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+            assert w.latest.step == step
+            observed = dict(zip(w.latest.keys(), w.latest.observed.tolist(), strict=True))
+            assert observed["2", "output"] == observed["2", "grad_output"] == calls
+            assert model[0].weight.grad is not None
+            assert_stats(w.latest["0.weight", "param_grad"], [model[0].weight.grad], 0)
+        optimizer.zero_grad()
+        model(torch.randn(2, 3)).sum().backward()
+        if isinstance(optimizer, Adam):
+            optimizer.step(None)
+            assert w.latest.step == 3
