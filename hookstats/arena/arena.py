@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,8 @@ class Arena:
         """The number of tensors that were folded in, by site and buffer, not counting graphs."""
         self.stalls = 0
         """The number of swaps that waited until the step before was read out."""
+        self.while_waiting: Callable[[], object] = lambda: None
+        """Called each second while a swap waits."""
         self.shelves: dict[torch.device, Shelf] = {}
         self._layout: tuple[Int64, Int64] = np.zeros(0, np.int64), np.zeros(1, np.int64)
         self._pid = os.getpid()
@@ -147,7 +150,8 @@ class Arena:
             self._back_is_free.set()
         if not self._back_is_free.is_set():
             self.stalls += 1
-            self._back_is_free.wait()
+            while not self._back_is_free.wait(1.0):
+                self.while_waiting()
         with self.lock:
             layout = Layout(self.sites(), *self.layout(), self.bins, self.channel_bins, self.higher)
             snapshot = Snapshot(

@@ -141,8 +141,8 @@ def test_a_rule_that_fails_is_disabled_alone() -> None:
     with pytest.warns(RuntimeWarning) as caught:
         list(map(monitor, [ones(1), ones(2, step=1)]))
     assert [str(w.message) for w in caught] == [
-        "hookstats: rule 'faulty' failed: ArithmeticError: no; it is disabled",
-        "hookstats: rule 'listed' failed: OSError: mail server is down; it is disabled",
+        "hookstats: rule 'faulty' failed: ArithmeticError: no; the rule is disabled",
+        "hookstats: rule 'listed' failed: OSError: mail server is down; the rule is disabled",
     ]
     assert [alert.site for alert in got] == ["layer0", "layer1"]
     assert monitor.failures == {

@@ -22,9 +22,18 @@ namespace {
 
 // --- fibers -------------------------------------------------------------------------------------
 
+void fiber_main();
+
+// Sanitized frames are several times larger; pages that are never touched cost nothing.
+constexpr size_t kStackBytes = 128 * 1024;
 constexpr size_t kPage = 4096;
 
-void fiber_main();
+char* map_pages(size_t bytes) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("simt: no memory");
+  return static_cast<char*>(memory);
+}
 
 struct Fiber {
   Context context;
@@ -122,7 +131,7 @@ void make_fibers() {
     fiber.stack = memory + kPage;
     fiber.stack_bytes = kStackBytes;
     fiber.index = static_cast<int>(e.fibers.size()) - 1;
-    fiber.context.prepare(fiber.stack, fiber_main);
+    fiber.context.prepare(fiber.stack, kStackBytes, fiber_main);
   }
 }
 
