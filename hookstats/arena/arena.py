@@ -37,10 +37,16 @@ class Arena:
     """
 
     def __init__(
-        self, bins: LinearBins | LogBins | None, channel_bins: LinearBins | LogBins | None
+        self,
+        bins: LinearBins | LogBins | None,
+        channel_bins: LinearBins | LogBins | None,
+        *,
+        higher: bool = False,
     ) -> None:
+        """higher: whether the states have third and fourth moments."""
         self.bins = bins
         self.channel_bins = channel_bins
+        self.higher = higher
         self.recording = False
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
         self.front = 0
@@ -70,7 +76,9 @@ class Arena:
         # Outside of inference mode, a tensor that was made in it cannot be updated.
         with self.lock, torch.inference_mode(False):
             if device not in self.shelves:
-                self.shelves[device] = Shelf(device, self.bins, self.channel_bins)
+                self.shelves[device] = Shelf(
+                    device, self.bins, self.channel_bins, higher=self.higher
+                )
             index = len(self.infos)
             states, marks = self.shelves[device].add(index, info.channels)
             calls = self.calls.take()
@@ -145,7 +153,7 @@ class Arena:
             while not self._back_is_free.wait(1.0):
                 self.while_waiting()
         with self.lock:
-            layout = Layout(self.sites(), *self.layout(), self.bins, self.channel_bins)
+            layout = Layout(self.sites(), *self.layout(), self.bins, self.channel_bins, self.higher)
             snapshot = Snapshot(
                 layout, self.shelves.values(), self.calls, self.front, self._back_is_free.set
             )

@@ -27,7 +27,7 @@ def print_alerts(console: Console, alerts: Sequence[Alert], limit: int) -> None:
 def alert_lines(
     console: Console, alerts: Sequence[Alert], limit: int, cut: bool = False
 ) -> Iterator[RenderableType]:
-    """What `print_alerts` prints: coloured by severity, in a terminal as a list with dashes.
+    """The lines of `print_alerts`: coloured by severity, in a terminal as a list with dashes.
 
     cut: in a terminal, keep one line of each alert.
     """

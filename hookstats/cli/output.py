@@ -1,4 +1,4 @@
-"""What subcommands print through, and how they word counts and errors."""
+"""The console that subcommands print to, and their wording of counts and errors."""
 
 from __future__ import annotations
 

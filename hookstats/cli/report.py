@@ -18,6 +18,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def beside(run: Path) -> Path:
-    """The default file of a run's report: not in the run, which only its writer changes."""
+    """The default file of a run's report: beside the run, which only its writer changes."""
     run = run if run.name else run.resolve()  # "." has no name
     return run.with_name(f"{run.name}.html")

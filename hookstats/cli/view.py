@@ -1,4 +1,4 @@
-"""View: what was read of a growing run, and the frame that shows it in a terminal."""
+"""View: follows a growing run, and makes the frame that shows the run in a terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class View:
-    """Follows one rank of a run; only the chosen layers and kinds are kept."""
+    """Follows one rank of a run, and keeps the chosen layers and kinds alone."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class View:
 
     def _forget(self) -> None:
         self.sites: list[SiteSummary] = []
-        """Of the step read last."""
+        """The sites of the step that was read last."""
         self.alerts: list[rules.Alert] = []
         self._step: int | None = None
         self._passed = 0
@@ -59,7 +59,7 @@ class View:
         self._monitor = rules.Monitor("default")
 
     def read(self, seconds: float = math.inf) -> bool:
-        """Read new steps for about so many seconds; returns whether some are left to read.
+        """Read new steps for about so many seconds; returns whether more are left to read.
 
         Raises:
             ValueError: the layers and kinds match nothing.

@@ -92,8 +92,8 @@ def make_reachable(modules: Mapping[str, nn.Module]) -> None:
     functions = reset_compiled({type(module) for module in modules.values()})
     if functions:
         warnings.warn(
-            f"hookstats: compiled before the hooks were set, and therefore without them: "
-            f"{', '.join(functions)}; they will be compiled again at their next calls",
+            f"hookstats: compiled before the hooks were set, and therefore without hooks: "
+            f"{', '.join(functions)}; these functions are compiled again at their next calls",
             RuntimeWarning,
             stacklevel=3,
         )

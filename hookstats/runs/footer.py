@@ -1,4 +1,4 @@
-"""Footer: which records a part holds, and what else its metadata say of the part."""
+"""Footer: which records a part holds, and what else the metadata of the part say."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ class Footer(NamedTuple):
     version: int
     """The format_version of the part."""
     records: list[tuple[int, int]]
-    """Step and number of rows of each."""
+    """The step of each record and its number of rows."""
     written: int | None
-    """How many records were written before, into other parts; None in version 1."""
+    """The number of records that earlier parts took; None in version 1."""
     groups: list[int]
-    """The number of rows of each row group; none of them has a part of a record."""
+    """The number of rows of each row group; every row group has whole records."""
     rewinds: list[tuple[int, int]]
-    """(number, step) of the records so far, counted from 0, that make void what was recorded before
-    of their step and later ones; also where their part was deleted since. Empty in version 1."""
+    """(number, step) of the records so far, numbered from 0, that make void what was recorded
+    before of their step and of later steps, even if their part was deleted since. Empty in version
+    1."""
     higher: bool
     """Whether the part has the columns of third and fourth moments."""
     bins: dict[str, Any | None]
-    """The descriptions of `bins` and `channel_bins` by these names; empty before version 3."""
+    """The descriptions of the bins, under the names `bins` and `channel_bins`; empty before version
+    3."""
     gaps: list[Gap]
-    """The steps that are lost from the part before on."""
+    """The steps that were lost after the part before."""
 
 
 def footer_json(
@@ -54,7 +56,7 @@ def footer_json(
     gaps: Sequence[Gap],
     bins: Mapping[str, Any],
 ) -> str:
-    """What the metadata of a new part say, as `read_footer` reads it."""
+    """The metadata of a new part, as `read_footer` reads them."""
     about = {
         "format_version": FORMAT_VERSION,
         "rank": rank,
@@ -70,7 +72,7 @@ def footer_json(
 def parse_footer(
     about: Mapping[str, Any], version: int, part: PartName, groups: list[int], *, higher: bool
 ) -> Footer:
-    """What the metadata `about` of a part of this name say.
+    """The footer that the metadata `about` describe, of a part of this name.
 
     Entries that are unknown are ignored.
 
@@ -78,16 +80,19 @@ def parse_footer(
         ValueError: an entry is missing, or contradicts another, the name or the row groups.
     """
     if check_integer("rank", about.get("rank"), 0) != part.rank:
-        raise ValueError(f"it is of rank {about['rank']}")
+        raise ValueError(f"it belongs to rank {about['rank']}")
     records = _pairs("records", about.get("records"))
     if not records:
         raise ValueError("it has no records")
     if records[0][0] != part.step:
-        raise ValueError(f"its first record is of step {records[0][0]}, its name says {part.step}")
+        raise ValueError(
+            f"its first record has step {records[0][0]}, but its name says {part.step}"
+        )
     starts = set(accumulate((rows for _, rows in records), initial=0))
     if sum(groups) != max(starts) or not starts.issuperset(accumulate(groups)):
         raise ValueError(
-            f"it has row groups of {groups} rows, its records have {[rows for _, rows in records]}"
+            f"its row groups have {groups} rows, "
+            f"but its records have {[rows for _, rows in records]}"
         )
     written, rewinds = None, []
     if version > 1:
@@ -100,7 +105,7 @@ def parse_footer(
 
 
 def noted(rewinds: list[tuple[int, int]], number: int, step: int) -> None:
-    """Add the rewind to `step` by record `number`; what it makes void anyway is dropped."""
+    """Add the rewind to `step` by record `number`; rewinds that become void are dropped."""
     while rewinds and rewinds[-1][1] >= step:
         rewinds.pop()
     rewinds.append((number, step))
@@ -119,7 +124,7 @@ def _check_rewinds(rewinds: list[tuple[int, int]], written: int, steps: list[int
         or any(rewind != (written, steps[0]) for rewind in rewinds if rewind[0] == written)
         or numbers != sorted(set(numbers))
     ):
-        raise ValueError(f"its rewinds are {rewinds}, its records have the steps {steps}")
+        raise ValueError(f"its rewinds are {rewinds}, but its records have the steps {steps}")
 
 
 def _gaps(value: Any, written: int, records: int) -> list[Gap]:

@@ -21,6 +21,8 @@ from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
 from hookstats.stats.printable import printable
 
 _MAY_DIFFER = ("torch", "every")
+_ABSENT = {"moments": 2}
+"""By entry of a header, what its absence means, where this is not null."""
 _TEXTS = ("created", "closed", "hookstats")
 _HEADER = {
     "model": str,
@@ -29,6 +31,7 @@ _HEADER = {
     "kinds": list,
     "every": int,
     "torch": str,
+    "moments": int,
 }
 """The types of the entries of a header that are read; all are optional."""
 
@@ -53,7 +56,7 @@ def new_rank_json(rank: int, header: Mapping[str, Any], max_bytes: int | None) -
 
 
 def read_run_json(run: Path) -> dict[str, Any]:
-    """The content of run.json. Before version 3 it is that of rank 0, too.
+    """The content of run.json, which before version 3 is the header of rank 0, too.
 
     Raises:
         FileNotFoundError: there is none.
@@ -68,7 +71,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
 
 
 def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
-    """The content of the file of a rank; of a run begun before version 3, else, that of run.json.
+    """The content of a rank's file, or of run.json if the run was begun before version 3.
 
     Raises:
         FileNotFoundError: there is none.
@@ -84,7 +87,7 @@ def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
         own: dict[str, Any] = read_json(path)
         check_version(path, own)
         if own.get("rank") != rank:
-            raise ValueError(f"it is of rank {own.get('rank')!r}")
+            raise ValueError(f"it belongs to rank {own.get('rank')!r}")
         _check_rank(own)
         return own
 
@@ -124,7 +127,7 @@ def _check_rank(content: dict[str, Any]) -> None:
 
 
 def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
-    """The bins that a header describes, or has."""
+    """The bins that a header has under this name, as an object or as its description."""
     value = header.get(name)
     if value is None or isinstance(value, (LinearBins, LogBins)):
         return value
@@ -134,19 +137,25 @@ def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
 
 
 def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:
-    """Raise a ValueError that names the first setting of two headers that is not equal.
+    """Raise a ValueError that names the first setting in which two headers differ.
 
-    `what` has `theirs`. The version of torch and how often a step is recorded may differ.
+    what: where `theirs` is from. The version of torch and `every` may differ.
     """
     theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
     for key in [*ours, *(key for key in theirs if key not in ours)]:
-        a, b = theirs.get(key), ours.get(key)
+        a, b = (_entry(header, key) for header in (theirs, ours))
         if a == b or key in _MAY_DIFFER:
             continue
         if isinstance(a, dict) and isinstance(b, dict):  # a module or parameter in many
             name = next(name for name in [*b, *a] if a.get(name) != b.get(name))
             key, a, b = f"{key}[{name!r}]", a.get(name), b.get(name)
-        raise ValueError(f"{what}: has {key} = {a!r}, expected {b!r}, as it is now")
+        raise ValueError(f"{what} has {key} = {a!r}: expected {b!r}, as in this run")
+
+
+def _entry(header: Mapping[str, Any], key: str) -> Any:
+    """An entry of a header; null means the same as absent."""
+    value = header.get(key)
+    return _ABSENT.get(key) if value is None else value
 
 
 def now() -> str:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hookstats.records.record import StepRecord
-from hookstats.runs.encode import PartBuilder, encode, has_higher_moments
+from hookstats.runs.encode import PartBuilder, encode
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
 from hookstats.runs.footer import Gap, footer_json, noted
 from hookstats.runs.format import (
@@ -44,35 +44,36 @@ from hookstats.runs.lock import Lock
 from hookstats.runs.part_file import read_footer
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
+from hookstats.stats.state import is_higher
 
 _PARTS_AT_LEAST = 64
-"""Into how many parts `max_bytes` are cut: a part is what is thinned at once."""
+"""The number of parts that `max_bytes` is cut into: thinning deletes whole parts."""
 RETRY_SECONDS = 1.0
-"""The least time between two attempts to write what the disk did not take."""
+"""The least time between two attempts to write a part that the disk did not take."""
 _PARTS_WAITING = 2
-"""How many parts' bytes may wait in memory while the disk takes none."""
+"""The number of parts whose bytes may wait in memory while the disk takes none."""
 
 
 class RunWriter:
-    """Writes the records of one rank into a run directory, several steps a Parquet part.
+    """Writes the records of one rank into a run directory, several steps per Parquet part.
 
-    Records are encoded as they come, and a part is written when `seconds_per_part` have passed
-    since its first record, or it holds `bytes_per_part`; the first is seen at the next `write` or
-    `flush_if_due`. Each rank has a header of its own, and may start before or after others. Not for
-    several threads at once.
+    Records are encoded as they come. A part is written once `seconds_per_part` have passed since
+    its first record, which the next `write` or `flush_if_due` notices, or once the part holds
+    `bytes_per_part`. Each rank has a header of its own, and may start before or after other ranks.
+    A writer is not for several threads at once.
 
     Where the disk takes no part, the records wait in memory, and each `write` and `flush_if_due`
-    tries again, at most once in `RETRY_SECONDS`. Once two parts' bytes wait, further records are
-    lost: `lost` counts them, and the next part says which they were.
+    tries again, at most once in `RETRY_SECONDS`. Once the bytes of two parts wait, further records
+    are lost: `lost` counts them, and the next part says which records they were.
 
-    Where `max_bytes` are given, the parts of the rank never hold more once a part is written. Of
-    the newest quarter of that every step is kept; of what is older, parts are deleted: first every
-    second, then every fourth that is left, and so on, the older first and the first part last. What
-    is deleted is counted, in the parts and beside the header.
+    If `max_bytes` is given, the parts of the rank never hold more once a part is written. Every
+    step in the newest quarter of `max_bytes` is kept. Older parts are deleted: first every second,
+    then every fourth that is left, and so on, the older ones first and the first part last. Deleted
+    records are counted, in the parts and beside the header.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.
-        header: what the run was, JSON-able. Its "bins" and "channel_bins" (a LinearBins or
+        header: what the run is, JSON-able. Its "bins" and "channel_bins" (a LinearBins or
             LogBins, its dict, or None) say how to read the histograms of every record.
         append: whether `out` may hold a run with an equal header (see `check_settings`), which is
             then continued.
@@ -81,8 +82,9 @@ class RunWriter:
     Raises:
         FileExistsError: `out` holds another run, or anything else, or another writer is at work.
         OSError: `out` cannot be made or written; NotADirectoryError where it is a file.
-        ValueError: `out` is no path; a header JSON cannot say, or other than that of the run to
-            continue, or that run's header is damaged; a bad rank, max_bytes, seconds_per_part or
+        ValueError: `out` is no path; JSON cannot represent the header, the header differs from that
+            of the run to continue, or the latter is damaged; a bad rank, max_bytes,
+            seconds_per_part or
             bytes_per_part.
         ImportError: pyarrow is not installed.
     """
@@ -99,19 +101,12 @@ class RunWriter:
         seconds_per_part: float = 5.0,
         bytes_per_part: int = 32 << 20,
     ) -> None:
-        if rank < 0:
-            raise ValueError(f"rank = {rank}: expected 0 or more")
-        if max_bytes is not None and not max_bytes >= 1:
-            raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
-        if not 0 <= seconds_per_part <= threading.TIMEOUT_MAX:
-            raise ValueError(f"seconds_per_part = {seconds_per_part}: expected 0 or more, finite")
-        if not bytes_per_part >= 1:
-            raise ValueError(f"bytes_per_part = {bytes_per_part}: expected 1 or more")
+        _check_arguments(rank, max_bytes, seconds_per_part, bytes_per_part)
         require_pyarrow()
         self.path = check_path("out", out)
         self.rank = rank
         self.last_step: int | None = None
-        """The last step of the run that is continued, of any rank; None where there is none."""
+        """The last step of the continued run, of any rank; None for a new run."""
         self._bins = bins_of(header, "bins")
         self._channel_bins = bins_of(header, "channel_bins")
         self._described = {
@@ -153,7 +148,7 @@ class RunWriter:
             ) from error
 
     def _claim(self, append: bool) -> None:
-        """Make the directory; refuse one that is not empty but for other ranks' files."""
+        """Make the directory; refuse one with files that are not those of other ranks."""
         parts, own = self.path / PARTS, rank_json(self.rank)
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(
@@ -190,7 +185,7 @@ class RunWriter:
             self._lock.release()
 
     def _write_run_json(self, run: dict[str, Any] | None) -> None:
-        """Write run.json where there is none; where an older version wrote it, say it is newer."""
+        """Write run.json if there is none; raise its version if an older hookstats wrote it."""
         if run is None:
             with suppress(FileExistsError):  # another rank was first
                 content = to_json("run", new_run_json())
@@ -202,7 +197,7 @@ class RunWriter:
     def _continue(
         self, run: Mapping[str, Any] | None, parts: list[PartName], has_own: bool
     ) -> None:
-        """Go on after what the rank has written; what is damaged stays as it is."""
+        """Continue after the records that the rank has written; damaged parts stay as they are."""
         what = f"out = {str(self.path)!r}"
         if has_own or "header" in (run or {}):
             before = read_rank_json(self.path, self.rank)
@@ -230,7 +225,7 @@ class RunWriter:
                 size = (self.path / PARTS / str(part)).stat().st_size
                 self._parts[part.number] = _Written(part, records, size)
                 self._number = part.number + 1
-        # The same for all ranks, whichever of them lost a step more than others.
+        # Equal on all ranks, even if some of them lost more steps than others.
         self.last_step = max(last.values(), default=None)
         self._run["thinned"] = self._thinned()
 
@@ -240,7 +235,7 @@ class RunWriter:
         )
 
     def write(self, record: StepRecord) -> None:
-        """Take a record; write a part if it is due.
+        """Take a record, and write a part if one is due.
 
         Raises:
             ValueError: the writer is closed, or the record is of another rank or other bins.
@@ -268,7 +263,7 @@ class RunWriter:
             self.flush_if_due()
             return
         batch = encode(record)
-        higher = has_higher_moments(record)
+        higher = is_higher(record.moments)
         if self._part is not None and self._part.higher != higher:
             self._seal(self._part)
         if self._part is None:
@@ -348,7 +343,7 @@ class RunWriter:
         self._part, self._due, self._gaps = None, math.inf, []
 
     def _thin(self, max_bytes: int) -> None:
-        """Delete old parts until all others hold `max_bytes` at most."""
+        """Delete old parts until the remaining parts hold at most `max_bytes`."""
         excess = self._left + sum(part.size for part in self._parts.values()) - max_bytes
         if excess <= 0:
             return
@@ -356,7 +351,7 @@ class RunWriter:
         recent = self._parts[older.pop()].size  # the newest part stays, whatever its size
         while older and recent + self._parts[older[-1]].size <= max_bytes // 4:
             recent += self._parts[older.pop()].size
-        # By how many powers of two divide their numbers: what is left is spread evenly.
+        # Sorted by how many powers of two divide their numbers: the rest is spread evenly.
         older.sort(key=lambda number: (number & -number or math.inf, number))
         for number in older:
             if excess <= 0:
@@ -368,13 +363,13 @@ class RunWriter:
         self._write_rank_json()
 
     def _thinned(self) -> int:
-        """How many records were deleted."""
+        """The number of deleted records."""
         return self._written - sum(part.records for part in self._parts.values())
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
-        """Write what is pending, and `coverage` (JSON-able) beside the header.
+        """Write the pending records, and `coverage` (JSON-able) beside the header.
 
-        Closed again, it does nothing.
+        Closing a closed writer does nothing.
         """
         if not self._open:
             return
@@ -389,10 +384,23 @@ class RunWriter:
         write_file(self.path / rank_json(self.rank), content, self.rank, new=new)
 
 
+def _check_arguments(
+    rank: int, max_bytes: int | None, seconds_per_part: float, bytes_per_part: int
+) -> None:
+    if rank < 0:
+        raise ValueError(f"rank = {rank}: expected 0 or more")
+    if max_bytes is not None and not max_bytes >= 1:
+        raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
+    if not 0 <= seconds_per_part <= threading.TIMEOUT_MAX:
+        raise ValueError(f"seconds_per_part = {seconds_per_part}: expected 0 or more, finite")
+    if not bytes_per_part >= 1:
+        raise ValueError(f"bytes_per_part = {bytes_per_part}: expected 1 or more")
+
+
 class _Written(NamedTuple):
     """A part that is complete."""
 
     name: PartName
     records: int
     size: int
-    """In bytes."""
+    """The size in bytes."""

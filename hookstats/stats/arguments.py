@@ -1,4 +1,4 @@
-"""check_integer(), check_path(): integer arguments and paths, each checked in one way."""
+"""check_integer(), check_path() and their kin: integers and paths, each checked in one way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 def check_integer(name: str, value: object, least: int | None, most: int | None = None) -> int:
     """`value` as an int, if it is an integer in least..most; None leaves an end open.
 
-    Whatever Python takes as an index is an integer, so NumPy's integers are; bools are not.
+    Anything that Python accepts as an index is an integer, such as NumPy's integers; a bool is not.
 
     Raises:
         ValueError: `value` is no integer, or outside the range; the message begins with `name`.
@@ -23,6 +23,21 @@ def check_optional_integer(
 ) -> int | None:
     """As `check_integer`, but None is returned as it is."""
     return None if value is None else _integer(name, value, least, most, ", or None")
+
+
+def check_moments(value: object) -> int:
+    """`value` as an int, if it is 2 or 4: the highest moments that were asked for.
+
+    Raises:
+        ValueError: `value` is neither.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number not in (2, 4):
+        raise ValueError(f"moments = {value!r}: expected 2 or 4")
+    return number
 
 
 def _integer(name: str, value: object, least: int | None, most: int | None, also: str) -> int:

@@ -81,7 +81,7 @@ class Flusher:
             raise ValueError(f"step = {step}: the flusher is closed")
         if os.getpid() != self._pid:
             snapshot.release()
-            self._fail("recording in a forked process", "it has no flush thread; steps are lost")
+            self._fail("recording in a forked process", "no flush thread; its steps are lost")
             return
         if self._thread.ident is None:
             atexit.register(self.drain)
@@ -138,7 +138,7 @@ class Flusher:
                 self._thread = thread
             self._calling = None
             self._sinks = [sink for sink in self._sinks if sink is not call.sink]
-        self._fail(call.what, f"no return within {PATIENCE:g} s; it is disabled")
+        self._fail(call.what, f"no return within {PATIENCE:g} s; the sink is disabled")
 
     def is_current_thread(self) -> bool:
         """Whether a sink, or what the sink calls, asks."""
@@ -211,14 +211,14 @@ class Flusher:
         self._sinks = []
 
     def _give(self, sink: Sink, record: StepRecord) -> None:
-        if not self._call(sink, _name(sink), "it is disabled", partial(sink, record)):
+        if not self._call(sink, _name(sink), "the sink is disabled", partial(sink, record)):
             self._sinks = [other for other in self._sinks if other is not sink]
             self._close_sink(sink)
 
     def _close_sink(self, sink: Sink) -> None:
         close = getattr(sink, "close", None)
         if close is not None:
-            self._call(sink, f"closing {_name(sink)}", "it may be incomplete", close)
+            self._call(sink, f"closing {_name(sink)}", "its output may be incomplete", close)
 
     def _call(self, sink: Sink, what: str, outcome: str, action: Callable[[], object]) -> bool:
         """Whether an action of a sink succeeded, or was overtaken."""
@@ -243,9 +243,9 @@ class Flusher:
             except FileExistsError:  # another process writes the run: to try again cannot help
                 raise
             except OSError as error:
-                self._fail(what, f"{type(error).__name__}: {error}; it is tried again")
+                self._fail(what, f"{type(error).__name__}: {error}; the writer tries again")
 
-        if not self._attempt(what, "it is disabled", act):
+        if not self._attempt(what, "nothing more is written", act):
             self._writer = None
 
     def _attempt(self, what: str, outcome: str, action: Callable[[], object]) -> bool:

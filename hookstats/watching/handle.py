@@ -51,7 +51,9 @@ class Watch:
         """header: that of the run directory, `Settings.header`."""
         self._settings = settings
         self._header = header
-        self._arena = arena = Arena(settings.bins, settings.channel_bins)
+        self._arena = arena = Arena(
+            settings.bins, settings.channel_bins, higher=settings.moments == 4
+        )
         self._arena.while_waiting = flusher.overtake
         self._flusher = flusher
         self._monitor = monitor
@@ -138,8 +140,8 @@ class Watch:
         self._flusher.drain(disk=False)
         if self._flusher.latest is None:
             raise RuntimeError(
-                "latest: no step is recorded yet, expected a call of optimizer.step(), or of "
-                "step() of the watch, before"
+                "latest: no step is recorded yet; expected a call of optimizer.step() or of "
+                "Watch.step() before"
             )
         return self._flusher.latest
 
@@ -199,7 +201,7 @@ class Watch:
         step, settings = state_dict.get("step"), state_dict.get("settings")
         if step is None or not isinstance(settings, Mapping):
             raise ValueError(
-                f"state_dict = {state_dict!r}: expected what state_dict() of a watch gives"
+                f"state_dict = {state_dict!r}: expected a dict from Watch.state_dict()"
             )
         step = check_integer("state_dict has step", step, 0, _LAST_STEP)
         check_settings(settings, self._header, "state_dict")

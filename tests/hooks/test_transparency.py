@@ -1,4 +1,4 @@
-"""A watched training is bit for bit the one that is not watched."""
+"""A watched training run is bit for bit the unwatched one."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ pytestmark = pytest.mark.usefixtures("hooks_in")
 @pytest.mark.parametrize("name", MODELS)
 def test_training(name: str) -> None:
     assert_same(train(name, watched=True), train(name, watched=False))
+
+
+@pytest.mark.parametrize("name", ["convolutions", "views", "attention"])
+def test_training_with_third_and_fourth_moments(name: str) -> None:
+    assert_same(train(name, watched=True, moments=4), train(name, watched=False))
 
 
 def test_the_comparison_sees_a_difference() -> None:

@@ -92,7 +92,7 @@ def test_a_disk_that_fills_up_disturbs_the_recording_alone(passing: bool, tmp_pa
     assert (ended.returncode, ended.stderr) == (0, "")
     warned, whole = ended.stdout.splitlines()
     assert warned.startswith(f"{1 if passing else 2} RuntimeWarning hookstats: writing to out = ")
-    assert warned.endswith("No space left on device; it is tried again")
+    assert warned.endswith("No space left on device; the writer tries again")
     steps, closed = whole.split()
     assert closed == str(passing)
     assert int(steps) == 40 if passing else 3 < int(steps) < 40

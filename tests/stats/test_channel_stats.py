@@ -29,7 +29,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def both_histograms(x: Tensor, bins: Bins, channel_bins: Bins) -> ChannelStats:
-    """What a watched site holds: one histogram of the tensor and one a channel."""
+    """What a watched site holds: one histogram of the tensor and one per channel."""
     whole, channels = channel_stats(x, None, bins), channel_stats(x, 1, channel_bins)
     assert whole.hist is not None
     assert channels.hist is not None

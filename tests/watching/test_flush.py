@@ -145,7 +145,7 @@ def test_a_sink_that_raises_is_disabled_and_the_others_go_on(tmp_path: Path) -> 
     flusher = Flusher(
         RunWriter(tmp_path, HEADER), [bad_sink, lambda record: seen.append(record.step)]
     )
-    message = r"sink .*bad_sink failed: SystemExit: no; it is disabled"
+    message = r"sink .*bad_sink failed: SystemExit: no; the sink is disabled"
     with pytest.warns(RuntimeWarning, match=message) as w:
         record(flusher, Closed(), Closed(), Closed())
     flusher.close()
@@ -178,7 +178,7 @@ def test_sinks_are_closed_once_after_their_last_record() -> None:
     whole, broken, without = ClosedSink(), ClosedSink(broken_from=1), []
     flusher = Flusher(None, [whole, broken, without.append])
     with pytest.warns(
-        RuntimeWarning, match=r"ClosedSink.* failed: OSError: broken; it is dis"
+        RuntimeWarning, match=r"ClosedSink.* failed: OSError: broken; the sink is dis"
     ) as w:
         record(flusher, Closed(), Closed(), Closed())
     assert broken.events == [0, "hookstats-flush"]
@@ -355,7 +355,7 @@ def test_a_forked_child_ends_and_leaves_the_run_alone(tmp_path: Path) -> None:
     """
     ended = run_script(script, tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
-    lost = "hookstats: recording in a forked process failed: it has no flush thread; steps are lost"
+    lost = "hookstats: recording in a forked process failed: no flush thread; its steps are lost"
     assert sorted(ended.stdout.splitlines()) == ["0", f"2 {lost}"]
     assert open_run(tmp_path / "a").steps == [1]
     assert open_run(tmp_path / "b").steps == [0, 1]
@@ -473,7 +473,7 @@ def test_a_sink_that_hangs_does_not_keep_the_interpreter(tmp_path: Path) -> None
     """
     ended = run_script(script, tmp_path)
     assert ended.returncode == 3
-    assert "<lambda> failed: no return within 0.3 s; it is disabled" in ended.stderr
+    assert "<lambda> failed: no return within 0.3 s; the sink is disabled" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert open_run(tmp_path).steps == list(range(5))
 

@@ -342,7 +342,7 @@ def test_latest() -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
     w = watch(model, optimizer)
-    with pytest.raises(RuntimeError, match="no step is recorded yet, expected a call of opt"):
+    with pytest.raises(RuntimeError, match="no step is recorded yet; expected a call of opt"):
         _ = w.latest
     for step in range(5):
         y = model(torch.randn(2, 3))
