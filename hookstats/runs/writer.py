@@ -40,6 +40,7 @@ from hookstats.runs.headers import (
     read_rank_json,
     read_run_json,
 )
+from hookstats.runs.lock import Lock
 from hookstats.runs.part_file import read_footer
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
@@ -76,9 +77,10 @@ class RunWriter:
             LogBins, its dict, or None) say how to read the histograms of every record.
         append: whether `out` may hold a run with an equal header (see `check_settings`), which is
             then continued.
+        locked: whether other writers of the rank that are locked, too, are kept out; see `lock`.
 
     Raises:
-        FileExistsError: `out` holds another run, or anything else.
+        FileExistsError: `out` holds another run, or anything else, or another writer is at work.
         OSError: `out` cannot be made or written; NotADirectoryError where it is a file.
         ValueError: `out` is no path; JSON cannot represent the header, the header differs from that
             of the run to continue, or the latter is damaged; a bad rank, max_bytes,
@@ -95,17 +97,11 @@ class RunWriter:
         rank: int = 0,
         append: bool = False,
         max_bytes: int | None = None,
+        locked: bool = False,
         seconds_per_part: float = 5.0,
         bytes_per_part: int = 32 << 20,
     ) -> None:
-        if rank < 0:
-            raise ValueError(f"rank = {rank}: expected 0 or more")
-        if max_bytes is not None and not max_bytes >= 1:
-            raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
-        if not 0 <= seconds_per_part <= threading.TIMEOUT_MAX:
-            raise ValueError(f"seconds_per_part = {seconds_per_part}: expected 0 or more, finite")
-        if not bytes_per_part >= 1:
-            raise ValueError(f"bytes_per_part = {bytes_per_part}: expected 1 or more")
+        _check_arguments(rank, max_bytes, seconds_per_part, bytes_per_part)
         require_pyarrow()
         self.path = check_path("out", out)
         self.rank = rank
@@ -137,9 +133,12 @@ class RunWriter:
         self._left = 0  # bytes of temporary files that could not be removed
         self._due = math.inf
         self._open = True
+        self._locked = locked
+        self._lock: Lock | None = None
         try:
             self._claim(append)
         except OSError as error:
+            self._unlock()
             if error.filename is None:  # ours: says all there is to say
                 raise
             raise OSError(
@@ -163,6 +162,7 @@ class RunWriter:
         found = list_parts(self.path) if PARTS in names else []
         run = read_run_json(self.path) if RUN_JSON in names else None
         if append and (run is not None or own in names):
+            self._take_lock()  # what is read now must not change
             self._continue(run, found, own in names)
         elif own in names or any(p.rank == self.rank for p in found) or "header" in (run or {}):
             raise self._exists("holds another run")
@@ -171,9 +171,18 @@ class RunWriter:
             self._write_rank_json(new=own not in names)
         except FileExistsError:
             raise self._exists("holds another run") from None
+        self._take_lock()
         # Not before: until here, other writers of the rank may be asking for the directory.
         self._left = sum(remove_temporaries(each, self.rank) for each in (self.path, parts))
         self._write_run_json(run)
+
+    def _take_lock(self) -> None:
+        if self._locked and self._lock is None:
+            self._lock = Lock(self.path, self.rank)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _write_run_json(self, run: dict[str, Any] | None) -> None:
         """Write run.json if there is none; raise its version if an older hookstats wrote it."""
@@ -368,10 +377,24 @@ class RunWriter:
         self._run.update(coverage=coverage, closed=now())
         self._write_rank_json()
         self._open = False
+        self._unlock()
 
     def _write_rank_json(self, *, new: bool = False) -> None:
         content = to_json("coverage", self._run)
         write_file(self.path / rank_json(self.rank), content, self.rank, new=new)
+
+
+def _check_arguments(
+    rank: int, max_bytes: int | None, seconds_per_part: float, bytes_per_part: int
+) -> None:
+    if rank < 0:
+        raise ValueError(f"rank = {rank}: expected 0 or more")
+    if max_bytes is not None and not max_bytes >= 1:
+        raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
+    if not 0 <= seconds_per_part <= threading.TIMEOUT_MAX:
+        raise ValueError(f"seconds_per_part = {seconds_per_part}: expected 0 or more, finite")
+    if not bytes_per_part >= 1:
+        raise ValueError(f"bytes_per_part = {bytes_per_part}: expected 1 or more")
 
 
 class _Written(NamedTuple):

@@ -2,7 +2,8 @@
 
 A sink is a callable that takes a StepRecord, such as a function; it may have a `close()`.
 `watch(..., sinks=[...])` calls the sink on the flush thread, once per recorded step, in order, and
-closes the sink at the end. A sink that raises is disabled with a warning; training goes on.
+closes the sink at the end. A sink that raises is disabled with a warning; training goes on. So is a
+sink that does not return within ten seconds while training, or its end, waits for the thread.
 """
 
 from hookstats.sinks.jsonl import JSONL

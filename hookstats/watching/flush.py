@@ -206,6 +206,7 @@ class Flusher:
             what = f"closing out = {str(writer.path)!r}"
             lost = "steps that are not on the disk are lost"
             self._attempt(what, lost, partial(writer.close, coverage))
+            self._writer = None  # with its lock, also where it failed
         self._todo.extend(partial(self._close_sink, sink) for sink in self._sinks)
         self._sinks = []
 

@@ -90,7 +90,8 @@ def watch(
     Raises:
         ValueError: a bad argument, a selection that matches nothing, a compiled model; a run in
             `out` that is to be continued has other settings, such as other `moments`.
-        OSError: `out` cannot be written, or holds another run and `append` is false.
+        OSError: `out` cannot be written, holds another run and `append` is false, or another watch
+            of this rank writes to `out`.
         ImportError: `out` is given and pyarrow is not installed.
     """
     check_model(model)
@@ -104,7 +105,9 @@ def watch(
     header = settings.header(model, selection)
     writer, step = None, 0
     if out is not None:
-        writer = RunWriter(out, header, rank=current_rank(), append=append, max_bytes=max_bytes)
+        writer = RunWriter(
+            out, header, rank=current_rank(), append=append, max_bytes=max_bytes, locked=True
+        )
         step = 0 if writer.last_step is None else writer.last_step + 1
     flusher = Flusher(writer, (*sinks, monitor) if rules else sinks)
     return Watch(selection, optimizers, settings, header, flusher, monitor, step)

@@ -1,0 +1,161 @@
+"""Lock: keeps a second writer of a rank out of a run directory, also one on another machine.
+
+A lock is a file, `lock-RANK.json` (docs/format.md), since network file systems have no other locks
+that can be relied on. Its writer counts `beat` up while it lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from hookstats.runs.files import read_json, to_json, write_file
+from hookstats.stats.warning import warn
+
+BEAT_SECONDS = 5.0
+"""The time from one beat to the next."""
+STALE_SECONDS = 30.0
+"""A writer on another machine whose beat stays the same for so long is gone."""
+
+
+class Lock:
+    """The lock of a rank, held from now until `release`, or until the object or the process ends.
+
+    A lock of a process on this machine is taken over at once if the process is gone; that of
+    another machine once its beat has not changed for `STALE_SECONDS`, by the clock of who waits.
+
+    Raises:
+        FileExistsError: another writer of the rank is at work.
+    """
+
+    def __init__(self, run: Path, rank: int) -> None:
+        path = run / f"lock-{rank:05d}.json"
+        token = uuid4().hex
+        content = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "started": _started(os.getpid()),
+            "token": token,
+            "beat": 0,
+        }
+        released = threading.Event()
+        beat = threading.Thread(
+            target=_beat, args=(path, content, rank, released), name="hookstats-lock", daemon=True
+        )
+        # Before the file is there, so that an interrupt leaves none.
+        self.release = weakref.finalize(self, _release, path, token, released, beat)
+        """Give the lock back; again does nothing."""
+        while True:
+            try:
+                write_file(path, to_json("lock", content), rank, new=True)
+                break
+            except FileExistsError:
+                _take_away(path)
+        beat.start()
+
+
+def _beat(path: Path, content: dict[str, Any], rank: int, released: threading.Event) -> None:
+    """Count `beat` up until the lock is released, or somebody took it."""
+    while not released.wait(BEAT_SECONDS) and _token(path) == content["token"]:
+        content["beat"] += 1
+        with suppress(OSError):  # the disk may be full; nobody can write then
+            write_file(path, to_json("lock", content), rank)
+
+
+def _release(path: Path, token: str, released: threading.Event, beat: threading.Thread) -> None:
+    if _read(path).get("process") != os.getpid():
+        return  # not a child's, which was forked with the lock
+    released.set()
+    if beat.is_alive() and beat is not threading.current_thread():
+        beat.join(BEAT_SECONDS)  # it may be writing the file
+    _remove(path, token)
+
+
+def _remove(path: Path, token: str) -> None:
+    if _token(path) == token:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _take_away(path: Path) -> None:
+    """Remove the lock if its writer is gone.
+
+    Raises:
+        FileExistsError: the writer is at work.
+    """
+    owner = _read(path)
+    if not owner and not path.exists():
+        return  # released meanwhile
+    if _is_alive(path, owner):
+        raise FileExistsError(
+            errno.EEXIST,
+            f"out = {str(path.parent)!r}: process {owner.get('process')} on "
+            f"{owner.get('host')!r} writes this run, expected a run that nobody writes",
+        )
+    # A rename, of which one of several who wait has the file.
+    away = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+    with suppress(FileNotFoundError):
+        path.rename(away)
+        taken = _token(away)
+        if taken != owner.get("token"):  # another one was faster, and has the lock by now
+            with suppress(FileExistsError):
+                path.hardlink_to(away)
+        away.unlink()
+
+
+def _is_alive(path: Path, owner: dict[str, Any]) -> bool:
+    """Whether the writer that has the lock is at work."""
+    process = owner.get("process")
+    if owner.get("host") == socket.gethostname() and isinstance(process, int):
+        return process > 0 and _started(process) == owner.get("started") is not None
+    warn(
+        f"hookstats: waiting for at most {STALE_SECONDS:g} s: {str(path.parent)!r} was written on "
+        f"{owner.get('host')!r}, perhaps is still"
+    )
+    end = time.monotonic() + STALE_SECONDS
+    while time.monotonic() < end:
+        time.sleep(min(0.5, STALE_SECONDS / 10))
+        now = _read(path)
+        if (now.get("token"), now.get("beat")) != (owner.get("token"), owner.get("beat")):
+            return bool(now)
+    return False
+
+
+def _started(process: int) -> str | None:
+    """When a process of this machine started, as a text that no other process has; None if gone."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    else:
+        return f"{boot} {stat.rpartition(')')[2].split()[19]}"
+    try:
+        os.kill(process, 0)  # where there is no /proc
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return "unknown"
+
+
+def _token(path: Path) -> object:
+    return _read(path).get("token")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a lock says; nothing where it is damaged or gone."""
+    with suppress(OSError, ValueError):
+        content = read_json(path)
+        if isinstance(content, dict):
+            return content
+    return {}

@@ -1,0 +1,143 @@
+"""Lock: one writer of a rank at a time, and none that waits long for one that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.paths import python_path
+from torch import nn
+
+from hookstats import open_run, watch
+from hookstats.runs import lock
+from hookstats.runs.lock import Lock
+
+SCRIPT = """
+import sys, time
+import torch
+from torch import nn
+from hookstats import watch
+
+model = nn.Linear(2, 2)
+w = watch(model, out=sys.argv[1], append=True)
+model(torch.ones(1, 2))
+w.step()
+w._flusher.drain()
+print("writes", flush=True)
+time.sleep(60)
+"""
+
+
+def start(out: Path) -> subprocess.Popen[str]:
+    """Another process that writes a run, and is in the middle of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(out)],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writes\n"
+    return process
+
+
+def test_a_second_writer_is_refused_and_a_killed_one_restarts_at_once(tmp_path: Path) -> None:
+    with start(tmp_path) as process:
+        content = json.loads((tmp_path / "lock-00000.json").read_text())
+        assert (content["host"], content["process"]) == (socket.gethostname(), process.pid)
+        says = rf"out = .*: process {process.pid} on .* writes this run, expected a run that nobody"
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(FileExistsError, match=says):
+            watch(nn.Linear(2, 2), out=tmp_path, append=True)
+        assert sorted(tmp_path.rglob("*")) == before
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+    w = watch(nn.Linear(2, 2), out=tmp_path, append=True)
+    w.close()
+    assert open_run(tmp_path).steps == [0]
+    assert not (tmp_path / "lock-00000.json").exists()
+
+
+def test_two_watches_of_one_process(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    first = watch(model, out=tmp_path, append=True)
+    with pytest.raises(FileExistsError, match=f"process {os.getpid()} on"):
+        watch(model, out=tmp_path, append=True)
+    first.close()
+    watch(model, out=tmp_path, append=True).close()
+    assert [one for one in threading.enumerate() if one.name == "hookstats-lock"] == []
+
+
+def test_a_watch_that_is_refused_leaves_no_lock(tmp_path: Path) -> None:
+    watch(nn.Linear(2, 2), out=tmp_path).close()
+    with pytest.raises(ValueError, match="as in this run"):
+        watch(nn.Linear(3, 2), out=tmp_path, append=True)
+    assert not (tmp_path / "lock-00000.json").exists()
+
+
+def other_host(run: Path, **changes: Any) -> Path:
+    """The lock of a writer on another machine."""
+    path = run / "lock-00000.json"
+    content = {"host": "elsewhere", "process": 1, "started": "x", "token": "t", "beat": 3}
+    path.write_text(json.dumps({**content, **changes}))
+    return path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks that run forty times faster."""
+    monkeypatch.setattr(lock, "STALE_SECONDS", 0.75)
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.125)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_writer_elsewhere_that_no_longer_beats_is_gone(tmp_path: Path) -> None:
+    path = other_host(tmp_path)
+    start = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=r"waiting for at most 0.75 s: .* on 'elsewhere'"):
+        mine = Lock(tmp_path, 0)
+    assert time.monotonic() - start >= 0.75
+    assert json.loads(path.read_text())["process"] == os.getpid()
+    mine.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_writer_elsewhere_that_beats_is_not(tmp_path: Path) -> None:
+    path = other_host(tmp_path)
+    timer = threading.Timer(0.3, other_host, [tmp_path], {"beat": 4})
+    timer.start()
+    with (
+        pytest.warns(RuntimeWarning, match="waiting"),
+        pytest.raises(FileExistsError, match="process 1 on 'elsewhere' writes this run"),
+    ):
+        Lock(tmp_path, 0)
+    timer.join()
+    assert json.loads(path.read_text())["host"] == "elsewhere"
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_beat_counts_up_until_the_lock_is_dropped(tmp_path: Path) -> None:
+    mine = Lock(tmp_path, 3)
+    path = tmp_path / "lock-00003.json"
+    deadline = time.monotonic() + 20
+    while json.loads(path.read_text())["beat"] < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    Lock(tmp_path, 4).release()  # ranks do not meet
+    del mine
+    assert not path.exists()
+
+
+def test_a_process_of_the_same_number_is_another_one(tmp_path: Path) -> None:
+    other_host(tmp_path, host=socket.gethostname(), process=os.getpid(), started="before the boot")
+    Lock(tmp_path, 0).release()
