@@ -77,6 +77,11 @@ class Flusher:
             self._thread.start()
         self._queue.put(_Step(snapshot, step))
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether anyone gets records beside the owner of this, who has `latest`."""
+        return self._writer is not None or bool(self._sinks)
+
     def drain(self, *, disk: bool = True) -> None:
         """Wait until every submitted step is recorded, with the sinks, and, if `disk`, on the disk.
 
@@ -99,7 +104,16 @@ class Flusher:
             self._thread.join()
         else:
             self._queue.put(_Close(coverage))
-        atexit.unregister(self.drain)
+
+    def leave(self, coverage: Mapping[str, Any] | None = None) -> None:
+        """Close as `close` does, on the thread, without waiting; warnings may come later."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self._thread.ident is None:
+            self._end(coverage)
+        else:
+            self._queue.put(_Close(coverage))
 
     def _ask(self, request: _Drain | _Close, answered: threading.Event) -> None:
         """Wait for the thread's answer; ask again every five seconds, as a request may be lost."""
@@ -120,6 +134,7 @@ class Flusher:
                 self._attempt("recording a step", "the step is lost", self._serve)
         finally:
             self._ended.set()
+            atexit.unregister(self.drain)
 
     def _serve(self) -> None:
         """Serve one request, or write a part that falls due before a request arrives."""

@@ -1,0 +1,66 @@
+"""Raises an error at one chosen line of hookstats' Python, as Ctrl-C or a full memory would."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+import hookstats
+
+_PACKAGE = str(Path(hookstats.__file__).parent)
+
+
+class Interrupt:
+    """Context: raises `error` when hookstats begins the `at`-th line that this thread executes.
+
+    `at` = 0 raises nothing. `lines` counts, `where` says what was interrupted.
+    """
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        self.at = at
+        self.error = error
+        self.lines = 0
+        self.where = ""
+        self.reached = False
+        """Whether the error ended the block, rather than being caught in it."""
+
+    def __enter__(self) -> Interrupt:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        sys.settrace(None)
+        self.reached = exc_type is self.error and str(exc) == "injected"
+        return self.reached
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            return None
+        if event == "line" and not _leaves_with(frame.f_code, frame.f_lasti):
+            self.lines += 1
+            if self.lines == self.at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise self.error("injected")
+        return self._trace
+
+
+@cache
+def _leaves_with(code: CodeType, offset: int) -> bool:
+    """Whether the instruction begins the call of __exit__ at the regular end of a with block.
+
+    A line event comes there, at which an error would keep a lock for ever. A signal does not:
+    CPython handles signals after calls, and that of __exit__ is the next one.
+    """
+    following = [i for i in dis.get_instructions(code) if i.offset >= offset][:3]
+    return len(following) == 3 and all(
+        i.opname == "LOAD_CONST" and i.argval is None for i in following
+    )
