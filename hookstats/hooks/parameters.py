@@ -108,6 +108,7 @@ class Parameters:
                 self._by_id = {id(watched.tensor()): watched for watched in self._watched}
                 for watched in self._watched:
                     watched.check()
+            batches.let_go()  # of what an interrupt of the last call left
             try:
                 batches.native = self._arena.native_parameters()
                 for parameter in chain.from_iterable(groups):
