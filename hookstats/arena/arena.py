@@ -64,10 +64,16 @@ class Arena:
     """
 
     def __init__(
-        self, bins: LinearBins | LogBins | None, channel_bins: LinearBins | LogBins | None
+        self,
+        bins: LinearBins | LogBins | None,
+        channel_bins: LinearBins | LogBins | None,
+        *,
+        higher: bool = False,
     ) -> None:
+        """higher: whether the states have third and fourth moments."""
         self.bins = bins
         self.channel_bins = channel_bins
+        self.higher = higher
         self.recording = False
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
         self.native: _hooks.Arena | None = None
@@ -99,7 +105,8 @@ class Arena:
         with self.lock, torch.inference_mode(False):
             shelf = self.shelves.get(device)
             if shelf is None:
-                shelf = self.shelves[device] = Shelf(device, self.bins, self.channel_bins)
+                shelf = Shelf(device, self.bins, self.channel_bins, higher=self.higher)
+                self.shelves[device] = shelf
             index, (place, row) = len(self._placed), self._end_of(shelf)
             states, marks = shelf.states(place, row, info.channels)
             counters = self.calls.row(index), self.under_way.row(index)
@@ -196,7 +203,7 @@ class Arena:
             self._back_is_free.wait()
         with self.lock:
             buffer = self.front
-            layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins)
+            layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)
             snapshot = Snapshot(
                 layout, self.calls, self.under_way, buffer, lambda free: free is self._back_is_free
             )

@@ -11,7 +11,13 @@ from torch.nn.functional import pad
 from hookstats._torch import foreach_add_, foreach_copy_, foreach_zero_
 from hookstats.records.reasons import NOT_RECORDED
 from hookstats.records.sparse import Int64
-from hookstats.stats.state import State, identity_moments, identity_tallies, merge_
+from hookstats.stats.state import (
+    State,
+    identity_moments,
+    identity_tallies,
+    is_higher,
+    merge_,
+)
 
 FOLDED = "folded in"
 AWAITED = "gradient awaited"
@@ -56,7 +62,7 @@ class GraphState:
         row = rows[0]
         channels, device = len(row.moments), row.moments.device
         self.rows = rows
-        self.identity = identity_moments(channels, device)
+        self.identity = identity_moments(channels, device, higher=is_higher(row.moments))
         self.state = row._replace(
             moments=self.identity.clone(),
             tallies=identity_tallies(channels, device),

@@ -36,13 +36,21 @@ class Part(NamedTuple):
 class Shelf:
     """The states on one device: a row per channel and a row per tensor, in order of arrival."""
 
-    def __init__(self, device: torch.device, bins: Bins | None, channel_bins: Bins | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        bins: Bins | None,
+        channel_bins: Bins | None,
+        *,
+        higher: bool = False,
+    ) -> None:
+        """higher: whether the states have third and fourth moments."""
         self.device = device
         self.graphs = GraphStates(device)
         backend = backend_of(device)
         self._staging = None if backend.states_on_host else Staging(device)
 
-        empty = [identity_moments(1, device), identity_tallies(1, device)]
+        empty = [identity_moments(1, device, higher), identity_tallies(1, device)]
         if channel_bins is not None:
             empty.append(zeros(channel_bins.slots, device))
         self._channels = Table(empty)

@@ -21,7 +21,7 @@ from hookstats.records.merge import joined
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.stats.bins import Bins
-from hookstats.stats.state import MOMENTS, TALLIES
+from hookstats.stats.state import identity_moments, identity_tallies
 
 
 class Extent(NamedTuple):
@@ -51,6 +51,8 @@ class Layout(NamedTuple):
     places: Places
     bins: Bins | None
     channel_bins: Bins | None
+    higher: bool
+    """Whether the states have third and fourth moments."""
 
 
 class Snapshot:
@@ -96,7 +98,7 @@ class Snapshot:
         """
         if not self._reader.acquire(blocking=False):
             raise RuntimeError("an interrupt came while the step was closed")
-        infos, (order, offsets, _), bins, channel_bins = self._layout
+        infos, (order, offsets, _), bins, channel_bins, higher = self._layout
         by_site = self._by_site
         folds = by_site.copy()
         folds[self._cut_short] = -1
@@ -119,8 +121,8 @@ class Snapshot:
             sites=infos,
             observed=by_site[order],
             offsets=offsets,
-            moments=_rows([part.moments for part in taken], len(MOMENTS)),
-            tallies=_rows([part.tallies for part in taken], len(TALLIES)),
+            moments=_rows([part.moments for part in taken], identity_moments(0, higher=higher)),
+            tallies=_rows([part.tallies for part in taken], identity_tallies(0)),
             bins=bins,
             hist=_join([part[2:5] for part in taken], len(order)),
             channel_bins=channel_bins,
@@ -156,10 +158,10 @@ class Snapshot:
 # get it back.
 
 
-def _rows(parts: Sequence[Tensor], columns: int) -> Any:
-    """The columns [columns, rows] of all devices as rows [rows, columns]."""
+def _rows(parts: Sequence[Tensor], none: Tensor) -> Any:
+    """The columns [columns, rows] of all devices as rows [rows, columns]; `none` has no rows."""
     if not parts:
-        return np.empty((0, columns))
+        return none.numpy()
     return (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)).numpy().T
 
 

@@ -9,6 +9,7 @@ from hookstats._torch import FakeTensor, is_functorch_wrapped_tensor
 from hookstats.kernels import ops
 from hookstats.kernels.backends import home
 from hookstats.stats import reference, state
+from hookstats.stats.arguments import check_moments
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 
@@ -37,12 +38,11 @@ def channel_stats(
         raise ValueError(f"x has {reason}: expected {reference.SUPPORTED}")
     if bins is not None and not isinstance(bins, Bins):
         raise ValueError(f"bins = {bins!r}: expected LinearBins, LogBins or None")
-    if isinstance(moments, bool) or moments not in (2, 4):
-        raise ValueError(f"moments = {moments!r}: expected 2 or 4")
+    higher = check_moments(moments) == 4
     channels = reference.channel_count(x, channel_dim)
     x = x.detach().resolve_neg()
     device = home(x.device)
-    sums = state.identity_moments(channels, device, higher=moments == 4)
+    sums = state.identity_moments(channels, device, higher=higher)
     tallies = state.identity_tallies(channels, device)
     counts = descriptor = None
     if bins is not None:

@@ -13,7 +13,7 @@ from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats import derived
 from hookstats.stats.derived import columns_of, statistic
-from hookstats.stats.state import HIGHER, MOMENTS, TALLIES, ZERO
+from hookstats.stats.state import HIGHER, MOMENTS, TALLIES, ZERO, is_higher
 
 _OF_SITES = ("site", "channels", "dtype", "observed", "hist", "channel_hist")
 _MOMENTS, _HIGHER = (
@@ -166,7 +166,7 @@ def _compare_channels(
         if what in _NON_FINITE:
             share[(x > 0) != (y > 0)] = np.inf
         out[what] = x, y, share
-    both = a.moments.shape[1] == b.moments.shape[1] > len(MOMENTS)
+    both = is_higher(a.moments) and is_higher(b.moments)
     for what in _MOMENTS + (_HIGHER if both else ()):
         x, y = statistic(what, columns_a), statistic(what, columns_b)
         by = "rms" if what == "mean" else what

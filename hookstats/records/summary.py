@@ -17,7 +17,8 @@ class SiteSummary(NamedTuple):
 
     mean, std (population), min and max are over the finite values of all channels: NaN, NaN, +inf
     and -inf where there are none. `finite` counts those, `nonfinite` NaN and infinities.
-    `dead` counts the dead channels, see `insight.dead`.
+    `dead` counts the dead channels, see `insight.dead`. skewness and kurtosis (excess) are None
+    where third and fourth moments were not asked for, and NaN where all values are equal.
     """
 
     name: str
@@ -32,6 +33,8 @@ class SiteSummary(NamedTuple):
     max: float
     nonfinite: int
     dead: int
+    skewness: float | None = None
+    kurtosis: float | None = None
 
     @property
     def rms(self) -> float:
@@ -52,6 +55,7 @@ def summarise(record: StepRecord) -> list[SiteSummary]:
             *(getattr(whole, name).tolist() for name in ("count", "mean", "std", "min", "max")),
             (whole.nan + whole.posinf + whole.neginf).tolist(),
             over_site(np.add, died, record.offsets, 0).tolist(),
+            *([whole.skewness.tolist(), whole.kurtosis.tolist()] if whole.higher else []),
             strict=True,
         )
     ]

@@ -72,9 +72,10 @@ def read_group(file: PartFile, group: int, footer: Footer, rank: int, bins: RunB
     return _decode(table, bins.channel_bins, higher)
 
 
-def empty_group() -> Group:
-    """No rows."""
-    return _decode(part_schema().empty_table().combine_chunks(), None, ())
+def empty_group(*, higher: bool) -> Group:
+    """No rows, of a part with or without the columns of third and fourth moments."""
+    nothing = part_schema(higher=higher).empty_table().combine_chunks()
+    return _decode(nothing, None, HIGHER_COLUMNS if higher else ())
 
 
 def _decode(table: Any, channel_bins: Bins | None, higher: Sequence[str]) -> Group:

@@ -12,7 +12,7 @@ from hookstats.records.sparse import Int64
 from hookstats.runs.checksums import placeholder, seal
 from hookstats.runs.columns import to_columns
 from hookstats.runs.format import PART_KEY, SUMS_KEY, part_schema, require_pyarrow
-from hookstats.stats.state import MOMENTS
+from hookstats.stats.state import is_higher
 
 GROUP_BYTES = 4 << 20
 """The size of a row group: it bounds what waits in memory, and what is read beside one step."""
@@ -88,15 +88,10 @@ class PartBuilder:
         self._batches, self._waiting = [], 0
 
 
-def has_higher_moments(record: StepRecord) -> bool:
-    """Whether a record has third and fourth moments."""
-    return bool(record.moments.shape[1] > len(MOMENTS))
-
-
 def encode(record: StepRecord) -> Any:
     """The record's rows as a record batch of `part_schema`; loops over no channels."""
     pa = require_pyarrow()
-    schema = part_schema(higher=has_higher_moments(record))
+    schema = part_schema(higher=is_higher(record.moments))
     rows = len(record)
     columns = _encode_sites(record.sites).copy()
     columns["step"] = pa.array(np.full(rows, record.step, np.int64))

@@ -20,6 +20,8 @@ from hookstats.runs.format import (
 from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
 
 _MAY_DIFFER = ("torch", "every")
+_ABSENT = {"moments": 2}
+"""By entry of a header, what its absence means, where this is not null."""
 _TEXTS = ("created", "closed", "hookstats")
 _HEADER = {
     "model": str,
@@ -28,6 +30,7 @@ _HEADER = {
     "kinds": list,
     "every": int,
     "torch": str,
+    "moments": int,
 }
 """The types of the entries of a header that are read; all are optional."""
 
@@ -139,13 +142,19 @@ def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str
     """
     theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
     for key in [*ours, *(key for key in theirs if key not in ours)]:
-        a, b = theirs.get(key), ours.get(key)
+        a, b = (_entry(header, key) for header in (theirs, ours))
         if a == b or key in _MAY_DIFFER:
             continue
         if isinstance(a, dict) and isinstance(b, dict):  # a module or parameter in many
             name = next(name for name in [*b, *a] if a.get(name) != b.get(name))
             key, a, b = f"{key}[{name!r}]", a.get(name), b.get(name)
         raise ValueError(f"{what}: has {key} = {a!r}, expected {b!r}, as it is now")
+
+
+def _entry(header: Mapping[str, Any], key: str) -> Any:
+    """An entry of a header; null means the same as absent."""
+    value = header.get(key)
+    return _ABSENT.get(key) if value is None else value
 
 
 def now() -> str:

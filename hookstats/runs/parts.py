@@ -123,7 +123,10 @@ class Parts:
     def record(self, where: Where) -> StepRecord:
         """The record that is there; FileNotFoundError if its part was deleted since."""
         with self.naming(where.part):
-            group = self._group(where.part, where.group) if where.rows else empty_group()
+            if where.rows:
+                group = self._group(where.part, where.group)
+            else:
+                group = empty_group(higher=self._known_footer(where.part).higher)
             rows = slice(where.first, where.first + where.rows)
             offsets = group.offsets[rows.start : rows.stop + 1]
             channels = slice(int(offsets[0]), int(offsets[-1]))

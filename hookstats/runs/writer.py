@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookstats.records.record import StepRecord
-from hookstats.runs.encode import PartBuilder, encode, has_higher_moments
+from hookstats.runs.encode import PartBuilder, encode
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
 from hookstats.runs.footer import footer_json, noted
 from hookstats.runs.format import (
@@ -42,6 +42,7 @@ from hookstats.runs.headers import (
     read_run_json,
 )
 from hookstats.runs.part_file import read_footer
+from hookstats.stats.state import is_higher
 
 _PARTS_AT_LEAST = 64
 """Into how many parts `max_bytes` are cut: a part is what is thinned at once."""
@@ -227,7 +228,7 @@ class RunWriter:
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         batch = encode(record)
-        higher = has_higher_moments(record)
+        higher = is_higher(record.moments)
         if self._part is not None and self._part.higher != higher:
             self.flush()
         if self._part is None:

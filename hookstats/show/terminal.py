@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 MANY_DEAD = 0.25
 """The least share of dead channels that a table marks."""
 
-_COLUMNS = ("layer", "kind", "shape", "mean", "std", "min", "max", "non-\nfinite", "dead")
+_HIGHER = ("skewness", "kurtosis")
+_COLUMNS = ("layer", "kind", "shape", "mean", "std", "min", "max", *_HIGHER, "non-\nfinite", "dead")
 
 
 def render(
@@ -27,8 +28,10 @@ def render(
 ) -> None:
     """Print one row per site: its name, its statistics, its non-finite values and dead channels.
 
-    Where the console has colours, non-finite values are red and many dead channels (`MANY_DEAD`)
-    yellow. A terminal that is too narrow shows no shapes, and elides names in the middle.
+    Where third and fourth moments were recorded, the row has skewness and kurtosis, too. Where the
+    console has colours, non-finite values are red and many dead channels (`MANY_DEAD`) yellow. A
+    terminal that is too narrow leaves out the shapes, then skewness and kurtosis, and elides names
+    in the middle.
     `summary.SiteSummary` defines the columns; "-" means that a site had no finite values. `sites`
     are the sites of the record to print, in their order; by default all.
 
@@ -37,12 +40,13 @@ def render(
     """
     console = console or require_rich().console.Console()
     title = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "")
-    columns: Sequence[str] = _COLUMNS
     rows = [_row(site) for site in (summarise(record) if sites is None else sites)]
-    cells = [[row[name] for name in columns] for row in rows]
-    if not fits(console, columns, cells):
-        columns = [name for name in _COLUMNS if name != "shape"]
+    absent = () if record.whole.higher else _HIGHER
+    for narrower in ((), ("shape",), ("shape", *_HIGHER)):
+        columns = [name for name in _COLUMNS if name not in (*absent, *narrower)]
         cells = [[row[name] for name in columns] for row in rows]
+        if fits(console, columns, cells):
+            break
     text = columns.index("mean")
     print_grid(console, columns, cells, text=text, elided=2, title=title)
 
@@ -59,6 +63,10 @@ def format_number(value: float) -> str:
     return f"{value:.0f}" if 3 <= int(exponent) <= 4 else f"{mantissa}e{int(exponent)}"
 
 
+def _number_or_dash(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else format_number(value)
+
+
 def _row(site: SiteSummary) -> dict[str, Cell]:
     """The cell of each column."""
     many_dead = site.dead and site.dead >= MANY_DEAD * site.channels
@@ -70,6 +78,7 @@ def _row(site: SiteSummary) -> dict[str, Cell]:
             name: format_number(getattr(site, name)) if site.finite else "-"
             for name in ("mean", "std", "min", "max")
         },
+        **{name: _number_or_dash(getattr(site, name)) for name in _HIGHER},
         "non-\nfinite": str(site.nonfinite),
         "dead": f"{site.dead}/{site.channels}",
     }

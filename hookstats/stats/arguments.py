@@ -1,4 +1,4 @@
-"""check_integer(): integer arguments, checked in one way."""
+"""check_integer() and its kin: integer arguments, checked in one way."""
 
 from __future__ import annotations
 
@@ -21,6 +21,21 @@ def check_optional_integer(
 ) -> int | None:
     """As `check_integer`, but None is returned as it is."""
     return None if value is None else _integer(name, value, least, most, ", or None")
+
+
+def check_moments(value: object) -> int:
+    """`value` as an int, if it is 2 or 4: the highest moments that were asked for.
+
+    Raises:
+        ValueError: `value` is neither.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number not in (2, 4):
+        raise ValueError(f"moments = {value!r}: expected 2 or 4")
+    return number
 
 
 def _integer(name: str, value: object, least: int | None, most: int | None, also: str) -> int:

@@ -63,7 +63,7 @@ class ChannelStats(Statistics[Tensor, Tensor]):
     @property
     def higher(self) -> bool:
         """Whether there are third and fourth moments, and so skewness and kurtosis."""
-        return self.moments.shape[1] > len(state.MOMENTS)
+        return state.is_higher(self.moments)
 
     def variance(self, correction: float = 0) -> Tensor:
         """float64 [C]: sum of squared deviations / (count - correction); NaN where that is <= 0.

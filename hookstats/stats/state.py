@@ -102,6 +102,11 @@ def moment_columns(width: int) -> tuple[Column, ...]:
     return COLUMNS[:width]
 
 
+def is_higher(moments: Any) -> bool:
+    """Whether `moments`, a tensor or array [..., 5 or 7], have the columns of `HIGHER`."""
+    return bool(moments.shape[-1] > len(MOMENTS))
+
+
 def identity_moments(
     channels: int, device: torch.device | str = "cpu", higher: bool = False
 ) -> Tensor:

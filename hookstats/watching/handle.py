@@ -59,7 +59,9 @@ class Watch:
         """header: that of the run directory, `Settings.header`."""
         self._settings = settings
         self._header = header
-        self._arena = arena = Arena(settings.bins, settings.channel_bins)
+        self._arena = arena = Arena(
+            settings.bins, settings.channel_bins, higher=settings.moments == 4
+        )
         self._flusher = flusher
         self._monitor = monitor
         self._step = first_step

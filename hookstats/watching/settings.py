@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hookstats.hooks.attach import MODULE_KINDS, check_kinds
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
-from hookstats.stats.arguments import check_integer
+from hookstats.stats.arguments import check_integer, check_moments
 from hookstats.stats.bins import LinearBins, LogBins
 
 PARAMETER_KINDS = ("param", "param_grad")
@@ -29,9 +29,10 @@ class Settings(NamedTuple):
     channel_bins: LinearBins | LogBins | None
     channel_dim: ChannelDim
     every: int
+    moments: int
 
     def checked(self) -> Settings:
-        """The settings, with `every` as an int.
+        """The settings, with `every` and `moments` as ints.
 
         Raises:
             ValueError: an argument is wrong; the message names the first one.
@@ -42,7 +43,9 @@ class Settings(NamedTuple):
             if value is not None and not isinstance(value, (LinearBins, LogBins)):
                 raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins or None")
         check_channel_dim(self.channel_dim)
-        return self._replace(every=check_integer("every", self.every, 1))
+        return self._replace(
+            every=check_integer("every", self.every, 1), moments=check_moments(self.moments)
+        )
 
     def header(self, model: nn.Module, selection: Selection) -> dict[str, Any]:
         """What is recorded of which model, as JSON-able types: the header of the run directory."""
@@ -61,6 +64,7 @@ class Settings(NamedTuple):
             "channel_bins": self.channel_bins and self.channel_bins.to_dict(),
             "channel_dim": channel_dim,
             "every": self.every,
+            "moments": self.moments,
             "torch": str(torch.__version__),
         }
 

@@ -37,6 +37,8 @@ def watch(
     max_bytes: int | None = None,
     sinks: Sequence[Sink] = (),
     rules: str | Sequence[Rule] = (),
+    *,
+    moments: int = 2,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
@@ -75,19 +77,25 @@ def watch(
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`: they check each
             recorded step, on the same thread as sinks, and warn once when a problem starts.
+        moments: 4 for third and fourth central moments, too: records, runs, tables and plots then
+            have `skewness` and `kurtosis`, as ``scipy.stats.skew`` and ``scipy.stats.kurtosis``
+            define these with ``bias=True``; the kurtosis is the excess, 0 for a normal
+            distribution. Calls, micro-batches and steps merge by the formulas of Pebay (2008), so
+            that the results are those of all values together. 2 for means and variances alone.
 
     If a module is called several times in a step, its calls are merged. Calls while a backward
     runs, which recompute a checkpoint's activations, are skipped; `coverage` counts them, as it
     counts everything without statistics. A gradient counts each time a backward brings it.
 
     Raises:
-        ValueError: a bad argument, a selection that matches nothing, a compiled model.
+        ValueError: a bad argument, a selection that matches nothing, a compiled model; a run in
+            `out` that is to be continued has other settings, such as other `moments`.
         OSError: `out` cannot be written, or holds another run and `append` is false.
         ImportError: `out` is given and pyarrow is not installed.
     """
     check_model(model)
     optimizers = as_optimizers(optimizer)
-    settings = Settings(kinds, bins, channel_bins, channel_dim, every).checked()
+    settings = Settings(kinds, bins, channel_bins, channel_dim, every, moments).checked()
     check_sinks(sinks)
     monitor = Monitor(rules)
     selection = select(model, kinds, include, exclude, "watch")

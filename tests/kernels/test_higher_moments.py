@@ -268,7 +268,7 @@ def test_cpp_hooks_fill_states_of_either_width() -> None:
         moments = [state.identity_moments(3, higher=higher) for _ in range(2)]
         tallies = [state.identity_tallies(3) for _ in range(2)]
         first, second = (
-            (m, t, None, None, None, None) for m, t in zip(moments, tallies, strict=True)
+            state.State(m, t, None, None, None, None) for m, t in zip(moments, tallies, strict=True)
         )
         calls = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
         site.bind(x, 1, (first, second), calls, None)

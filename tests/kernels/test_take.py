@@ -69,7 +69,7 @@ GOOD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"moments": []}, "moments has no block; expected one or more"),
+        ({"moments": []}, "moments has no blocks; expected one or more"),
         ({"moments": [torch.zeros(3, 5)]}, r"moments has a block of Float .* expected .* Double"),
         ({"tallies": [torch.zeros(2, 5, dtype=int)]}, "tallies have 2 rows; expected 3"),
         ({"tallies": [torch.zeros(3, 4, dtype=int)]}, r"expected .* Long \[rows, 5\]"),

@@ -502,7 +502,7 @@ def test_a_representation_says_what_the_run_holds(tmp_path: Path) -> None:
 def test_notebooks_complete_steps_and_sites(tmp_path: Path) -> None:
     write_run(tmp_path, sample(0), sample(4))
     run = open_run(tmp_path)
-    keys = sample(4).keys()
+    keys = list(sample(4))
     assert run._ipython_key_completions_() == [0, 4, *keys]
     assert run["*", "*"]._ipython_key_completions_() == keys
     RunWriter(tmp_path / "empty", HEADER).close()

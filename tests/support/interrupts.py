@@ -1,17 +1,25 @@
-"""Raises an error at one chosen line of hookstats' Python, as Ctrl-C or a full memory would."""
+"""Raises an error at one chosen line of hookstats' Python, as Ctrl-C would, or at one chosen
+allocation, as a full memory would."""
 
 from __future__ import annotations
 
 import dis
 import sys
-from functools import cache
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookstats
 
 _PACKAGE = str(Path(hookstats.__file__).parent)
+_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (torch, np))
 
 
 class Interrupt:
@@ -51,6 +59,54 @@ class Interrupt:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise self.error("injected")
         return self._trace
+
+
+class FullMemory(TorchDispatchMode):
+    """Context: raises MemoryError when hookstats' Python calls torch or NumPy for the `at`-th time.
+
+    `at` = 0 raises nothing. `calls` counts, `where` says which call failed.
+    """
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+        self.calls = 0
+        self.where = ""
+        self.reached = False
+        self._patches = ExitStack()
+
+    def __enter__(self) -> FullMemory:
+        for name in ("zeros", "empty", "array", "concatenate", "ones", "full"):
+            patch = mock.patch.object(np, name, partial(self._numpy, getattr(np, name)))
+            self._patches.enter_context(patch)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> bool:
+        super().__exit__(exc_type, exc, traceback)  # type: ignore[no-untyped-call]
+        self._patches.close()
+        self.reached = exc_type is MemoryError and str(exc) == "injected"
+        return self.reached
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._count()
+        return func(*args, **(kwargs or {}))
+
+    def _numpy(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self._count()
+        return function(*args, **kwargs)
+
+    def _count(self) -> None:
+        caller: FrameType | None = sys._getframe(2)
+        while caller is not None and caller.f_code.co_filename.startswith(_LIBRARIES):
+            caller = caller.f_back
+        if caller is not None and caller.f_code.co_filename.startswith(_PACKAGE):
+            self.calls += 1
+            if self.calls == self.at:
+                self.where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+                raise MemoryError("injected")
 
 
 @cache

@@ -250,8 +250,12 @@ def train(
     watched: bool,
     steps: int = 3,
     observe: Callable[[nn.Module], Any] | None = None,
+    moments: int = 2,
 ) -> dict[str, Any]:
-    """Everything that a training leaves behind; observe: what else to set on the model."""
+    """Everything that a training leaves behind; observe: what else to set on the model.
+
+    moments: those that the watch records.
+    """
     make, shape = MODELS[name]
     torch.manual_seed(1)
     model = make()
@@ -259,7 +263,8 @@ def train(
     outcome: dict[str, Any] = {"saved": 0, "losses": [], "graphs": [], "versions": []}
     handle = None
     if watched:
-        handle = watch(model, optimizer, KINDS, channel_bins=LinearBins(8, -1, 1))
+        bins = LinearBins(8, -1, 1)
+        handle = watch(model, optimizer, KINDS, channel_bins=bins, moments=moments)
     observer = None if observe is None else observe(model)
 
     def pack(tensor: Tensor) -> Tensor:

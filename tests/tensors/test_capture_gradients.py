@@ -197,7 +197,7 @@ def test_a_gradient_that_cannot_be_taken_is_named() -> None:
     weight = torch.ones(3, 2, requires_grad=True)
     with hs.capture(weight) as c:
         F.embedding(torch.tensor([1]), weight, sparse=True).sum().backward()
-    with pytest.raises(RuntimeError, match="grads: none could be taken: layout sparse_coo"):
+    with pytest.raises(RuntimeError, match="grads: none could be kept: layout sparse_coo"):
         c.grads  # noqa: B018
 
 
@@ -205,10 +205,13 @@ def test_a_gradient_that_cannot_be_taken_is_named() -> None:
     ("arguments", "message"),
     [
         ({"source": torch.ones(2)}, "source: requires no gradient; expected a tensor that req"),
-        ({"include": "0"}, "include = '0': expected None, source being a tensor"),
-        ({"exclude": nn.ReLU}, "exclude = .*: expected None, source being a tensor"),
-        ({"key": print}, "key = .*: expected None, source being a tensor"),
-        ({"kinds": ("input",)}, r"kinds = \('input',\): source is a tensor, expected none"),
+        ({"include": "0"}, "include = '0': expected None, since source is a tensor"),
+        ({"exclude": nn.ReLU}, "exclude = .*: expected None, since source is a tensor"),
+        ({"key": print}, "key = .*: expected None, since source is a tensor"),
+        (
+            {"kinds": ("input",)},
+            r"kinds = \('input',\): expected no kinds, since source is a tensor",
+        ),
     ],
 )
 def test_bad_arguments_for_a_tensor(arguments: dict[str, Any], message: str) -> None:

@@ -31,7 +31,7 @@ def threads_are(expected: set[threading.Thread]) -> bool:
     deadline = time.monotonic() + 20
     while set(threading.enumerate()) != expected and time.monotonic() < deadline:
         gc.collect()
-        time.sleep(0.01)
+        time.sleep(0.05)
     return set(threading.enumerate()) == expected
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.interrupts import Interrupt
+from support.interrupts import FullMemory, Interrupt
 from support.modules import Lambda
 from torch import nn
 
@@ -20,6 +20,8 @@ from hookstats.records.record import StepRecord
 from hookstats.stats.bins import LinearBins
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ITERATIONS = 5
 
@@ -155,8 +157,8 @@ ERRORS = (KeyboardInterrupt, MemoryError)
 @pytest.mark.parametrize("during", [0, 2])
 def test_a_sample_of_all_lines(during: int, error: type[BaseException], hooks_in: str) -> None:
     lines = lines_of(during)
-    for at in random.Random(during).sample(range(1, lines + 1), min(lines, 40)):
-        with_message(at, during, error, hooks_in)
+    for at in random.Random(during).sample(range(1, lines + 1), min(lines, 25)):
+        interrupt(at, during, error, hooks_in)
 
 
 @pytest.mark.check
@@ -166,12 +168,47 @@ def test_every_line(during: int, error: type[BaseException], hooks_in: str) -> N
     lines = lines_of(during)
     assert lines > (500 if during == 0 else 30)
     for at in range(1, lines + 1):
-        with_message(at, during, error, hooks_in)
+        interrupt(at, during, error, hooks_in)
 
 
-def with_message(at: int, during: int, error: type[BaseException], hooks: str) -> None:
-    interrupt = Interrupt(at, error)
+@pytest.mark.parametrize("during", [0, 2])
+def test_a_sample_of_all_allocations(during: int, hooks_in: str) -> None:
+    calls = calls_of(during)
+    for at in random.Random(during).sample(range(1, calls + 1), min(calls, 20)):
+        fill_memory(at, during, hooks_in)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("during", [0, 2])
+def test_every_allocation(during: int, hooks_in: str) -> None:
+    calls = calls_of(during)
+    assert calls > (40 if during == 0 else 3)
+    for at in range(1, calls + 1):
+        fill_memory(at, during, hooks_in)
+
+
+def calls_of(during: int) -> int:
+    """The number of calls of torch and NumPy, from Python, in one iteration."""
+    training = Training()
+    for i in range(during):
+        training.iterate(i)
+    with FullMemory(0) as counted:
+        training.iterate(during)
+    training.watch.close()
+    return counted.calls
+
+
+def fill_memory(at: int, during: int, hooks: str) -> None:
+    full = FullMemory(at)
     try:
-        disturb(interrupt, during, hooks)
+        disturb(full, during, hooks)
     except AssertionError as failure:
-        raise AssertionError(f"{error.__name__} in line {at}, {interrupt.where}") from failure
+        raise AssertionError(f"in call {at}, {full.where}") from failure
+
+
+def interrupt(at: int, during: int, error: type[BaseException], hooks: str) -> None:
+    interruption = Interrupt(at, error)
+    try:
+        disturb(interruption, during, hooks)
+    except AssertionError as failure:
+        raise AssertionError(f"{error.__name__} in line {at}, {interruption.where}") from failure

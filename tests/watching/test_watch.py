@@ -89,7 +89,7 @@ def test_the_default_kinds_and_the_order_of_sites() -> None:
     with watch(model, optimizer) as w:
         model(torch.randn(5, 3)).sum().backward()
         optimizer.step()
-        assert w.latest.keys() == [
+        assert list(w.latest) == [
             ("0", "output"),
             ("1", "output"),
             ("2", "output"),
@@ -113,7 +113,7 @@ def test_calls_of_a_module_in_a_step_are_merged() -> None:
             y = model[0](x)
             outputs += [y, model[2](model[1](y))]
         w.step()
-        assert w.latest.keys() == [("0", "output"), ("1", "output")]
+        assert list(w.latest) == [("0", "output"), ("1", "output")]
         assert w.latest.observed.tolist() == [4, 2]
         assert_stats(w.latest["0", "output"], outputs, -1)
 
@@ -275,7 +275,7 @@ def test_sparse_gradients_are_skipped() -> None:
         model(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
         assert w.coverage()["weight", "param_grad"].skipped == {"layout sparse_coo": 1}
-        assert w.latest.keys() == [("", "output"), ("", "grad_output")]
+        assert list(w.latest) == [("", "output"), ("", "grad_output")]
 
 
 def test_a_step_in_which_nothing_was_observed_is_recorded_as_such() -> None:
@@ -363,7 +363,7 @@ def test_a_second_watch_of_a_model() -> None:
         a.step()
         assert len(a.latest) == 3
         b.step()
-        assert b.latest.keys() == [("0", "output")]
+        assert list(b.latest) == [("0", "output")]
 
 
 def test_a_model_that_moves_to_another_dtype_and_shape() -> None:

@@ -150,7 +150,7 @@ def _add_statistics(payload: Payload, view: Overview) -> None:
     columns = columns_of(view.moments.transpose(1, 0, 2), view.tallies.transpose(1, 0, 2))
     count = columns("count")
     chosen = list(_CHOICE)
-    if view.moments.shape[-1] > len(state.MOMENTS):
+    if state.is_higher(view.moments):
         chosen += ["skewness", "kurtosis"]
     floats = {name: np.where(count > 0, statistic(name, columns), np.nan) for name in chosen} | {
         name: columns(name) for name in ("nan", "posinf", "neginf", "count")
