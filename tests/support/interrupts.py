@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hookstats
 
 _PACKAGE = str(Path(hookstats.__file__).parent)
-_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (torch, np))
+_LIBRARIES = (torch.__path__[0], np.__path__[0])
 
 
 class Interrupt:
@@ -79,11 +79,11 @@ class FullMemory(TorchDispatchMode):
         for name in ("zeros", "empty", "array", "concatenate", "ones", "full"):
             patch = mock.patch.object(np, name, partial(self._numpy, getattr(np, name)))
             self._patches.enter_context(patch)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> bool:
-        super().__exit__(exc_type, exc, traceback)  # type: ignore[no-untyped-call]
+        super().__exit__(exc_type, exc, traceback)
         self._patches.close()
         self.reached = exc_type is MemoryError and str(exc) == "injected"
         return self.reached
