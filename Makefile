@@ -1,4 +1,4 @@
-# hookstats: `make help` lists what there is. Python, a C++20 compiler and pip are all it needs.
+# hookstats: `make help` lists the targets. They need Python, a C++20 compiler and pip alone.
 #
 # PYTHON  the interpreter of a new .venv (python3)
 # VENV    the environment to use: by default the active one if it has torch, else .venv
@@ -35,13 +35,14 @@ CXX_FILES := $(shell find csrc tests/cpp tests/simt -name '*.h' -o -name '*.cpp'
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
 PRESETS := default races asan tsan
 CUDA_ARCHITECTURES := 8.0;9.0;10.0
-# What fails soon comes first, then what takes longest.
+# Parts that fail soon come first, then those that take longest.
 TEST_PARTS := lint pytest ctest-default
 CHECK_PARTS := docs pytest-check cuda-compile ctest-races ctest-asan ctest-tsan bench-smoke
-# A part's output comes in one piece, when it ends; a make that cannot do this runs one by one.
+# The output of a part comes in one piece, when the part ends; a make that cannot do this runs the
+# parts one by one.
 PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)
 
-# What a preset has of JOBS: half beside the other parts, and one more, as they leave cores idle.
+# The share of JOBS of a preset: beside other parts half and one more, as these leave cores idle.
 CTEST_JOBS := $(if $(SIDE_BY_SIDE),$(shell echo $$(( ($(JOBS) + 2) / 2 ))),$(JOBS))
 
 # Threads that wait for each other leave the cores to other processes.
@@ -53,11 +54,11 @@ BASELINE ?= bench/results/baseline.json
 BENCHMARKS := $(BIN)/python -m pytest bench/$(BENCH)
 PYTEST := $(WAITING) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 
-# run_parts(name,stamp,parts): what is built and installed first, then the parts side by side.
+# run_parts(name,stamp,parts): builds and installs first, then runs the parts side by side.
 define run_parts
 	@$(MAKE) --no-print-directory $(STAMPS)/$(2)
 	@$(MAKE) --no-print-directory SIDE_BY_SIDE=1 $(PARALLEL) $(3) \
-	  || { echo "make $(1): failed; what did has a line with *** after it" >&2; exit 1; }
+	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
 .PHONY: help demo test check full cuda-compile pytest pytest-check build lint format docs clean
@@ -66,27 +67,27 @@ endef
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was seen
+demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was recorded
 	$(BIN)/python -m hookstats demo
 
-test: | $(LOGS)  ## Build, lint, pytest, CTest; to take at most 8 minutes on 2 cores, from a fresh clone, too
+test: | $(LOGS)  ## Build, lint, pytest, CTest: at most 8 minutes on 2 cores, from a fresh clone
 	$(call run_parts,test,test,$(TEST_PARTS))
 	@{ echo "ctest (default): $$(grep 'tests passed' $(LOGS)/ctest-default.log)"; \
 	  echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)"; } | tee $(LOGS)/test.txt
 
-check: | $(LOGS)  ## All else: slow tests, sanitizers, nvcc, docs, small benchmarks; with test at most 35 minutes
+check: | $(LOGS)  ## Everything else: slow tests, sanitizers, nvcc, docs, small benchmarks; at most 35 minutes with test
 	$(call run_parts,check,dev,$(CHECK_PARTS))
 	@{ for preset in races asan tsan; do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done; \
 	  grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log; \
-	  echo "benchmarks in small: $$(tail -n 1 $(LOGS)/bench-smoke.log)"; \
+	  echo "small benchmarks: $$(tail -n 1 $(LOGS)/bench-smoke.log)"; \
 	  echo "pytest, the rest: $$(tail -n 1 $(LOGS)/pytest-check.log)"; } | tee $(LOGS)/check.txt
 
 full: test check bench  ## test, check and all benchmarks, which take about 12 minutes more
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
-# For every architecture, whatever torch has; HOOKSTATS_WERROR=1 makes warnings errors here too.
-cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels where there is nvcc, without a GPU
+# For every architecture, whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
+cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels if nvcc is found; needs no GPU
 	@if PYTHONPATH=_build $(BIN)/python -c "import nvcc, sys; sys.exit(nvcc.find_nvcc() is None)"; then \
 	  echo "hookstats: compiling the CUDA kernels"; \
 	  FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$(CUDA_ARCHITECTURES)" \
@@ -128,7 +129,7 @@ docs: $(STAMPS)/dev  ## Build the documentation into build/docs, warnings as err
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs build/docs
 	@echo "docs: build/docs/index.html"
 
-bench: $(STAMPS)/bench  ## Benchmark beside the peers, about 12 minutes; BENCH=ops|hooks|steps|flush for a part
+bench: $(STAMPS)/bench  ## Benchmark, beside other tools, about 12 minutes; BENCH=ops|hooks|steps|flush for a part
 	$(BENCHMARKS) --benchmark-quiet --results $(RESULTS)
 
 bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, for its assertions alone
@@ -143,7 +144,7 @@ bench-docs:  ## Write the last run, RESULTS, into docs/performance.md, its table
 gpu-check:  ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py
 
-clean:  ## Remove what was built; .venv stays
+clean:  ## Remove all build products; .venv stays
 	rm -rf build dist *.egg-info hookstats/*.so $(STAMPS)
 	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
@@ -151,14 +152,15 @@ $(BIN)/python:
 	@PYTHONPATH=_build $(PYTHON) -c "import toolchain as t; t.require_python(); t.require_compiler()"
 	$(PYTHON) -m venv $(VENV)
 
-# Torch is installed where there is none; an existing one is kept and built against.
+# Torch is installed if it is missing; an existing one is kept and built against.
 $(STAMPS)/torch: | $(BIN)/python
 	@mkdir -p $(STAMPS)
 	$(BIN)/python $(HAS_TORCH) || $(PIP) --constraint constraints.txt torch
 	$(PIP) --constraint $(PINS) "setuptools>=77" "ninja>=1.10"
 	touch $@
 
-# The operators, in place. What was built, and why not the rest, is all that is said of a success.
+# The operators, in place. After a success only the lines are shown that say what was built, and why
+# the rest was not.
 $(STAMPS)/operators: $(BUILD_FILES) | $(STAMPS)/torch $(LOGS)
 	$(BIN)/python setup.py build_ext --inplace >$(LOGS)/build.log 2>&1 || { cat $(LOGS)/build.log; exit 1; }
 	@grep '^hookstats:' $(LOGS)/build.log

@@ -2,12 +2,13 @@
 
 The operators use LibTorch's stable ABI: one build serves every torch >= 2.10. The hooks are bound
 to the torch and the Python they were built with; without them the Python hooks serve. The CUDA
-kernels are built where torch has CUDA and nvcc is there, and need neither a GPU nor, with
-FORCE_CUDA=1, a torch with CUDA.
+kernels are built if torch has CUDA and nvcc is found; they need no GPU and, with FORCE_CUDA=1, no
+torch with CUDA.
 
 Environment: CXX names the compiler, MAX_JOBS bounds the parallel compilations,
-HOOKSTATS_WERROR=1 makes warnings errors. CUDA_HOME is where nvcc is, FORCE_CUDA=1 ends the build
-where the CUDA kernels cannot be built, TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" says for which GPUs.
+HOOKSTATS_WERROR=1 makes warnings errors. CUDA_HOME is the folder of the CUDA toolkit, FORCE_CUDA=1
+ends the build if the CUDA kernels cannot be built, TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" says for
+which GPUs to build them.
 """
 
 import os
@@ -67,8 +68,8 @@ def operators() -> Extension:
 
 
 def kernels() -> Extension:
-    """The CUDA kernels and their operators: a library of its own, as _C is; nvcc's part is added
-    once it is known."""
+    """The CUDA kernels and their operators: a separate library, as _C is; the objects of nvcc are
+    added once they are known."""
     files = [file for file in sources("ops/*.cpp") if is_of_cuda(file)]
     shared = sources("ops/arguments.cpp")
     flags = [*STABLE_ABI_FLAGS, "-DUSE_CUDA"]
@@ -86,7 +87,7 @@ def hooks() -> Extension:
 
 
 class BuildLibraries(build_ext):
-    """Compiles by torch's build_ext, importing torch only then: metadata and sdist need none."""
+    """Compiles by torch's build_ext, and imports torch only then: metadata and sdist need none."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -98,7 +99,7 @@ class BuildLibraries(build_ext):
         found = toolchain.expose_torch()
         compiler = toolchain.require_compiler()
         toolkit, forced = nvcc.find_nvcc(), nvcc.is_forced()
-        no_nvcc = "no nvcc: install the CUDA toolkit, or set CUDA_HOME to where it is"
+        no_nvcc = "no nvcc: install the CUDA toolkit, or set CUDA_HOME to its folder"
         if forced and toolkit is None:
             raise SystemExit(f"hookstats: FORCE_CUDA=1, and {no_nvcc}")
         targets = [] if toolkit is None else nvcc.targets(toolkit)
@@ -120,7 +121,7 @@ class BuildLibraries(build_ext):
         # They use what torch keeps the right to change.
         self._attempt(of_hooks, f"C++ hooks {using}", "the Python hooks", strict=WERROR)
         if torch.version.cuda is None and not forced:
-            reason = "torch has no CUDA; FORCE_CUDA=1 builds them all the same"
+            reason = "torch has no CUDA; FORCE_CUDA=1 builds them anyway"
             print(f"hookstats: CUDA kernels: not built ({reason})")
         elif toolkit is None:
             print(f"hookstats: CUDA kernels: not built ({no_nvcc})")
@@ -139,7 +140,7 @@ class BuildLibraries(build_ext):
         strict: bool,
         toolkit: nvcc.Nvcc | None = None,
     ) -> None:
-        """Compile what there is something `instead` of; unless `strict`, it may fail."""
+        """Compile a part that has a substitute, `instead`; unless `strict`, it may fail."""
         try:
             if toolkit is not None:
                 self._add_kernels(extension, toolkit)

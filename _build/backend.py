@@ -1,4 +1,4 @@
-"""The PEP 517 backend: setuptools', asking for torch only where the target environment has none."""
+"""The PEP 517 backend: that of setuptools, asking for torch only if the environment has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nvcc: found or not, for which architectures, and the objects it makes of csrc/cuda.
+"""nvcc: where it is, for which architectures it compiles, and its objects of csrc/cuda.
 
 torch's own extension builder refuses nvcc where torch is built without CUDA. The CUDA sources need
 no torch, so nvcc is called here, and the builder links what comes of it.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 DEFAULT_ARCHITECTURES = ("8.0", "9.0", "10.0")
-"""A100, H100 and H200, B200; PTX of the last that nvcc knows serves what comes after."""
+"""A100; H100 and H200; B200. PTX of the last that nvcc knows serves later devices."""
 
 
 class Nvcc(NamedTuple):
@@ -30,7 +30,7 @@ class Nvcc(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A compute capability, such as "9.0" or "9.0a", that code is made for."""
+    """A compute capability, such as "9.0" or "9.0a", to compile for."""
 
     capability: str
     ptx: bool
@@ -41,7 +41,7 @@ class Target(NamedTuple):
         return self.capability.replace(".", "")
 
     def flags(self) -> list[str]:
-        """What tells nvcc."""
+        """The option of nvcc for this target."""
         flags = [f"-gencode=arch=compute_{self.number},code=sm_{self.number}"]
         if self.ptx:
             flags.append(f"-gencode=arch=compute_{self.number},code=compute_{self.number}")
@@ -57,7 +57,7 @@ def is_forced() -> bool:
 
 
 def find_nvcc() -> Nvcc | None:
-    """That of CUDA_HOME or CUDA_PATH; without these, on the PATH or where toolkits are put."""
+    """The nvcc of CUDA_HOME or CUDA_PATH; without these, on the PATH or in the usual folders."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     candidates = [f"{home}/bin/nvcc"] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]
     for command in candidates:
@@ -81,8 +81,8 @@ def _home(nvcc: str) -> Path | None:
 
 
 def targets(nvcc: Nvcc) -> list[Target]:
-    """Those of TORCH_CUDA_ARCH_LIST, such as "8.0;9.0+PTX", else those of the defaults that nvcc
-    knows. Ends the build where the list has something else.
+    """The targets in TORCH_CUDA_ARCH_LIST, such as "8.0;9.0+PTX"; without the variable, the default
+    targets that nvcc knows. Ends the build if the list has anything else.
     """
     wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
     if wanted:
@@ -108,10 +108,10 @@ def targets(nvcc: Nvcc) -> list[Target]:
 def compile_objects(
     nvcc: Nvcc, sources: Sequence[Path], include: Path, build: Path, flags: Iterable[str]
 ) -> list[Path]:
-    """The objects of `sources` in `build`, compiled anew where anything they are made of changed.
+    """The objects of `sources` in `build`; those with changed inputs are compiled anew.
 
     Raises:
-        RuntimeError: with what nvcc said, where it failed.
+        RuntimeError: nvcc failed; the message has its first line.
     """
     depends = [*include.glob("core/*"), *include.glob("cuda/*")]
     newest = max(file.stat().st_mtime for file in depends)

@@ -41,10 +41,10 @@ class Torch(NamedTuple):
 
 
 def require_python() -> None:
-    """Ends the build where this Python is too old."""
+    """Ends the build if this Python is too old."""
     if sys.version_info < MINIMUM_PYTHON:
         raise SystemExit(
-            f"hookstats needs Python >= 3.10, this is {sys.version.split()[0]}: "
+            f"hookstats needs Python >= 3.10, but this is {sys.version.split()[0]}: "
             "install it with a newer one"
         )
 
@@ -55,21 +55,21 @@ def find_torch() -> Torch | None:
 
 
 def require_recent(torch: Torch) -> None:
-    """Ends the build where torch lacks the stable ABI that hookstats is built on."""
+    """Ends the build if torch lacks the stable ABI that hookstats is built on."""
     release = re.match(r"(\d+)\.(\d+)", torch.version)
     if release is None or tuple(map(int, release.groups())) < MINIMUM_TORCH:
         raise SystemExit(
-            f"hookstats needs torch >= 2.10, this environment has {torch.version}: "
+            f"hookstats needs torch >= 2.10, but this environment has {torch.version}: "
             "pip install --upgrade torch"
         )
 
 
 def expose_torch() -> Torch:
-    """Makes the found torch importable in this process, behind everything that already is."""
+    """Makes the found torch importable in this process, after everything that already is."""
     torch = find_torch()
     if torch is None:
         raise SystemExit(
-            "hookstats is built against torch, and this environment has none: pip install torch"
+            "hookstats is built against torch, but this environment has none: pip install torch"
         )
     require_recent(torch)
     sys.path.extend(entry for entry in torch.path if entry not in sys.path)
@@ -77,7 +77,7 @@ def expose_torch() -> Torch:
 
 
 def require_compiler() -> str:
-    """The C++ compiler's command, or the end of the build where it cannot compile C++20."""
+    """The C++ compiler's command; ends the build if the compiler cannot compile C++20."""
     command = os.environ.get("CXX", "c++")
     probe = [*shlex.split(command), "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
     try:

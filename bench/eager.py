@@ -24,7 +24,7 @@ def statistics(
 ) -> Statistics:
     """The statistics of `x`, two dimensions or more, a channel of its dimension `axis`.
 
-    channel_bins: of one histogram a channel, or None. bins: of one of the whole tensor, or None;
+    channel_bins: of one histogram per channel, or None. bins: of one for the whole tensor, or None;
     they have to hold every float32.
     """
     dims = [dim for dim in range(x.dim()) if dim != axis]

@@ -20,7 +20,7 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "read": {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 1.6},
     "hookstats": {"color": "#2f81f7", "linewidth": 2.8, "zorder": 5},
     "1 thread": {"color": "#2f81f7", "linewidth": 1.4, "linestyle": (0, (1, 1.2))},
-    "+ 64 bins a channel": {"color": "#a371f7", "linewidth": 2.2, "zorder": 4},
+    "+ 64 bins per channel": {"color": "#a371f7", "linewidth": 2.2, "zorder": 4},
     "+ log bins": {"color": "#1b9e9e", "linewidth": 2.2, "zorder": 4},
     "compile": {"color": "#d9730d", "linewidth": 1.8},
     "eager": {"color": "#e5534b", "linewidth": 1.8},
@@ -32,7 +32,7 @@ NAMES = {
     "read": "read (torch.sum)",
     "hookstats": "hookstats: moments",
     "1 thread": "the same, 1 thread",
-    "+ 64 bins a channel": "hookstats: + 64 bins a channel",
+    "+ 64 bins per channel": "hookstats: + 64 bins per channel",
     "+ log bins": "hookstats: + log bins",
     "compile": "torch.compile: moments",
     "eager": "eager torch: moments",
@@ -73,7 +73,7 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def _lines(axes: Axes, cases: Sequence[Case], fact: str) -> None:
-    """A line a peer: ns an element over `fact`."""
+    """A line a peer: ns per element over `fact`."""
     others = cycle(OTHERS)
     for peer in dict.fromkeys(peer for case in cases for peer in case.seconds):
         style = STYLES.get(peer) or {"color": next(others), "linewidth": 1.2}
@@ -108,7 +108,7 @@ def _by_size(cases: Sequence[Case]) -> Figure:
     axes = figure.subplots()
     _lines(axes, cases, "_bytes")
     _ticks(axes, {case.facts["_bytes"]: case.name for case in cases[::2]})
-    axes.set(xlabel="size of one fp32 tensor", ylabel="ns an element")
+    axes.set(xlabel="size of one fp32 tensor", ylabel="ns per element")
     axes.set_title("Statistics of a whole tensor, by its size", loc="left")
     _legend(figure, axes, 3)
     return figure
@@ -124,6 +124,6 @@ def _by_channels(cases: Sequence[Case]) -> Figure:
         _ticks(axes, {c.facts["_channels"]: f"{c.facts['_channels']:g}" for c in some[::2]})
         axes.set(xlabel="channels")
         axes.set_title(title.partition(": ")[2], loc="left")
-    panels[0].set_ylabel("ns an element")
+    panels[0].set_ylabel("ns per element")
     _legend(figure, panels[0], 3)
     return figure

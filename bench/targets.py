@@ -8,7 +8,7 @@ from bench.measured import Case, Results
 from bench.verdicts import Found, Target, judge, lines
 
 MOMENTS = ("moments",)
-HISTOGRAMS = ("moments + 64 linear bins a channel", "moments + log bins of the tensor")
+HISTOGRAMS = ("moments + 64 linear bins per channel", "moments + log bins of the tensor")
 DISTRIBUTIONS = tuple(f"distributions, in cache: {what}" for what in HISTOGRAMS)
 SIZES = "scaling with the size"
 CALLS = "calls on small tensors"
@@ -106,7 +106,7 @@ TARGETS = (
         _ratio(HISTOGRAMS, "hookstats", "read", FP32),
         "x",
     ),
-    Target("histogram: an element", 0.35, _ns, " ns"),
+    Target("histogram: per element", 0.35, _ns, " ns"),
     Target(
         "histogram: faster than compile",
         9,

@@ -38,16 +38,18 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),
     # Other libraries': their pages are not asked for, so that a build needs no network.
     ("py:class", r"(collections|numpy|os|pathlib|re|torch|typing)\..*"),
-    ("py:class", r"Axes|Console|Figure|Image|NDArray|Tensor|u?([iI]nt|[fF]loat)\d+"),
+    ("py:class", r"Axes|Console|Figure|Image|NDArray|Tensor|np\.bool_|u?([iI]nt|[fF]loat)\d+"),
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_type_aliases = {
     "Selector": "hookstats.hooks.selection.Selector",
     "ChannelDim": "hookstats.hooks.channels.ChannelDim",
     "Action": "hookstats.rules.rule.Action",
+    "Counts": "Tensor | NDArray[int64]",
     "Float64": "NDArray[float64]",
     "Int64": "NDArray[int64]",
     "Picture": "hookstats.tensors.pictures.Picture",
+    "Values": "Tensor | NDArray[float64]",
 }
 TypeAliasForwardRef.__repr__ = lambda self: self.name  # what Sphinx shows of one in a union
 python_maximum_signature_line_length = 88

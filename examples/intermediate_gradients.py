@@ -44,7 +44,7 @@ assert call.input.tolist() == [[1.0], [2.0]]
 assert call.grad_output.tolist() == [[1.0], [3.0]]
 torch.testing.assert_close(call.grad_output.T @ call.input, model.weight.grad)
 
-# The same of a training: each step is a call of its own, its tensors are copies.
+# The same in a training run: each step is a call of its own, and its tensors are copies.
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with hs.capture(model, kinds=("input", "grad_output")) as c:
     for _ in range(3):

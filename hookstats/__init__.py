@@ -1,9 +1,9 @@
 """PyTorch's flight recorder: statistics of every activation and gradient, in one line.
 
-`watch` records training as it runs, `open_run` reads what was recorded, `channel_stats` takes the
-statistics of one tensor. `capture` keeps tensors themselves, `pictures` shows them, `edit`
-changes them in flight, `trace` says what ran. `rules` says what goes wrong, `insight` what else
-follows from statistics, `sinks` writes them to other tools.
+`watch` records training as it runs, `open_run` reads a recorded run, `channel_stats` computes the
+statistics of one tensor. `capture` keeps the tensors themselves, `pictures` draws them, `edit`
+changes them in flight, `trace` lists what ran. `rules` finds what goes wrong, `insight` what else
+follows from statistics, `sinks` sends records to other tools.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ __all__ = [
     "watch",
 ]
 
-# So that records and runs, which stand lower, need not import what draws them.
+# So that records and runs, which are below `show`, need not import it.
 import_module("hookstats.records.display").on_first_use(
     lambda: import_module("hookstats.show.bindings")
 )

@@ -77,7 +77,7 @@ def is_forward_mode() -> bool:
 
 
 def forget_global_hook(identity: int) -> None:
-    """Drop what torch leaves behind of a removed global forward hook with keyword arguments (2.13;
+    """Drop what torch keeps of a removed global forward hook with keyword arguments (2.13;
     required)."""
     _global_forward_hooks_with_kwargs.pop(identity, None)
 

@@ -42,8 +42,8 @@ class What:
 
 
 MOMENTS = What("moments")
-CHANNELS = What("+ 64 bins a channel", CHANNEL_BINS)
-ALL = What("+ log bins a tensor", CHANNEL_BINS, BINS)
+CHANNELS = What("+ 64 bins per channel", CHANNEL_BINS)
+ALL = What("+ log bins per tensor", CHANNEL_BINS, BINS)
 WHATS = (MOMENTS, CHANNELS, ALL)
 
 

@@ -61,8 +61,8 @@ _TARGETS = (
         Target(f"{what}, {dtype}: of torch.sum's rate", bound, _reads(what, dtype), at_least=True)
         for what, bounds in (
             ("moments", (0.92, 0.92)),
-            ("+ 64 bins a channel", (0.80, 0.65)),
-            ("+ log bins a tensor", (0.80, 0.65)),
+            ("+ 64 bins per channel", (0.80, 0.65)),
+            ("+ log bins per tensor", (0.80, 0.65)),
         )
         for dtype, bound in zip(("float32", "bfloat16"), bounds, strict=True)
     ),

@@ -133,7 +133,7 @@ def beside(scale: Scale) -> Iterator[Row]:
             if layout.channel_dim == 1 and scale.device.type == "cuda":
                 entrants["torch.batch_norm_stats", "mean, var"] = peers.batch_norm_stats(sample)
             if layout.channel_dim is None and dtype == torch.float32:
-                name = "64 bins a tensor"
+                name = "64 bins per tensor"
                 entrants["torch.histc", name] = peers.histc(sample)
                 if scale.device.type == "cuda":
                     try:

@@ -42,7 +42,7 @@ PEERS_UP_TO = 2**24
 
 CHANNELS = pick((1, 4, 16, 64, 256, 1024, 4096, 16384), (4,))
 ELEMENTS = pick(2**22, 2**10)
-HIST = {LINEAR: "+ 64 bins a channel", LOG: "+ log bins"}
+HIST = {LINEAR: "+ 64 bins per channel", LOG: "+ log bins"}
 ONE = "1 thread"
 PARTS_BY_SIZE = ("ao MinMax", "histc", "fast-hist", "boost-hist")
 

@@ -197,7 +197,7 @@ class BoostHistogramPerChannel(_PerChannel):
 
 
 class BasicStatistics(_NumPy):
-    """scikit-learn-intelex's BasicStatistics (oneDAL's low-order moments), a channel a column."""
+    """scikit-learn-intelex's BasicStatistics (oneDAL's low-order moments), a column per channel."""
 
     module, package = "sklearnex.basic_statistics", "scikit-learn-intelex"
     OPTIONS = ("mean", "variance", "min", "max")
@@ -225,7 +225,10 @@ class BasicStatistics(_NumPy):
 
 PARTS: dict[str, tuple[type[Part], str]] = {
     "ao MinMax": (MinMax, "torch.ao MinMaxObserver: min and max of the tensor"),
-    "ao PerChannel": (PerChannelMinMax, "torch.ao PerChannelMinMaxObserver: min and max a channel"),
+    "ao PerChannel": (
+        PerChannelMinMax,
+        "torch.ao PerChannelMinMaxObserver: min and max per channel",
+    ),
     "sklearnex": (
         BasicStatistics,
         "scikit-learn-intelex BasicStatistics: mean, variance, min and max a column",
@@ -234,8 +237,8 @@ PARTS: dict[str, tuple[type[Part], str]] = {
     "ao Histogram": (HistogramObserver, "torch.ao HistogramObserver: 2048 bins of the tensor"),
     "fast-hist": (FastHistogram, "fast-histogram: 64 bins of the tensor, in a given range"),
     "boost-hist": (BoostHistogram, "boost-histogram: 64 bins of the tensor, in a given range"),
-    "fast-hist 2d": (FastHistogramPerChannel, "fast-histogram histogram2d: 64 bins a channel"),
-    "boost-hist 2d": (BoostHistogramPerChannel, "boost-histogram: 64 bins a channel"),
+    "fast-hist 2d": (FastHistogramPerChannel, "fast-histogram histogram2d: 64 bins per channel"),
+    "boost-hist 2d": (BoostHistogramPerChannel, "boost-histogram: 64 bins per channel"),
 }
 """By name, with what each computes."""
 

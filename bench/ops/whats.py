@@ -18,6 +18,6 @@ class What:
 
 
 MOMENTS = "moments"
-LINEAR = "moments + 64 linear bins a channel"
+LINEAR = "moments + 64 linear bins per channel"
 LOG = "moments + log bins of the tensor"
 WHATS = {MOMENTS: What(), LINEAR: What(channel_bins=CHANNEL_BINS), LOG: What(bins=BINS)}

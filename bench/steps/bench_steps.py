@@ -70,7 +70,7 @@ def _too_many_shapes() -> Peer:
 
 @pytest.fixture(scope="module", params=JOBS)
 def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]:
-    """A job's trainings, measured in turn."""
+    """The training runs of a job, measured in turn."""
     job = JOBS[request.param]
     together: dict[str, Training] = {}
     makers: dict[str, Callable[[], Peer]] = {

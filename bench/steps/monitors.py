@@ -1,4 +1,4 @@
-"""What people use to look into a training: MONITORS, and what each of them sees.
+"""What people use to look into training: MONITORS, and what each of them sees.
 
 The fastai-style and the Composer-style monitor are written for this comparison, from what their
 documents describe.

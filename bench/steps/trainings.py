@@ -32,7 +32,7 @@ class Training:
     def __init__(self, job: Job, together: dict[str, Training]) -> None:
         self.job = job
         self.together = together
-        """The trainings that are compared, by the names of their types; this one adds itself."""
+        """The training runs that are compared, by the names of their types, with this one added."""
         together[type(self).__name__] = self
         with torch.random.fork_rng():
             torch.manual_seed(0)

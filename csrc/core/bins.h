@@ -13,8 +13,9 @@ namespace hookstats {
 
 enum class BinKind : uint8_t { kNone, kLinear, kLog };
 
-// NaN and -inf land in underflow, +inf in overflow: the caller, who tallies them anyway, takes
-// them out again (`discount_nonfinite`), which keeps tests for them out of the counting loops.
+// NaN and -inf are counted as underflow, +inf as overflow. The caller, who tallies non-finite
+// values anyway, subtracts them again (`discount_nonfinite`), so counting loops need no tests for
+// them.
 struct Bins {
   BinKind kind = BinKind::kNone;
   int64_t bins = 0;
@@ -31,10 +32,10 @@ struct Bins {
   // Log: the magnitude bins of each sign are the top bits of the fp32 pattern.
   int shift = 0;           // 23 - subdivision_bits
   int32_t base = 0;        // first pattern of a bin; patterns below share one bin if base > 0
-  int32_t magnitudes = 0;  // bins a sign
+  int32_t magnitudes = 0;  // bins per sign
 
-  // Linear, where the host cannot look: the edges [bins + 1] as they were given. A kernel makes the
-  // rest from them.
+  // Linear, if the host cannot read the edges: the edges [bins + 1] as they were given. A kernel
+  // makes the rest from them.
   const float* descriptor = nullptr;
 
   HOOKSTATS_HOST_DEVICE int64_t slots() const { return bins + 2; }
@@ -50,8 +51,8 @@ inline Bins linear_bins(float* edges, int64_t bins) {
   b.hi = edges[bins];
   const double width = (static_cast<double>(edges[bins]) - edges[0]) / static_cast<double>(bins);
   b.scale = static_cast<float>(1.0 / width);
-  // fp32 rounds the guess by a few parts in 2^24 of `bins`, and the edges by an ulp of their own:
-  // a quarter of a bin for the edges leaves the nearest edge unambiguous.
+  // fp32 rounds the guess by a few parts in 2^24 of `bins`, and each edge by an ulp: if the edges
+  // are off by less than a quarter of a bin, the nearest edge is unambiguous.
   double off = 0.0;
   b.width = static_cast<float>(width);
   b.exact = bins < (1 << 24);

@@ -16,13 +16,13 @@ struct Dim {
 struct ChannelView {
   int64_t channels = 1;
   int64_t channel_stride = 0;
-  // The dimension walked fastest apart from the channel; inner.size == 1 where there is none.
+  // The dimension, besides the channels, that is walked fastest; inner.size == 1 if there is none.
   Dim inner{1, 1};
   // All other dimensions, slowest first.
   int outer_dims = 0;
   Dim outer[kMaxDims];
   int64_t outer_size = 1;  // product of their sizes
-  int64_t repeat = 1;      // how often expanded dimensions show each element
+  int64_t repeat = 1;      // how often expanded dimensions repeat each element
 
   int64_t numel() const { return channels * outer_size * inner.size; }
 

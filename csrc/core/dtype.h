@@ -26,7 +26,7 @@ enum class DType : uint8_t {
   kBool,
 };
 
-// Storage types: a distinct type an encoding, so that one overload of `widen` says how to read it.
+// Storage types: one type per encoding, so that an overload of `widen` says how to read each.
 struct Half {
   uint16_t bits;
 };

@@ -1,5 +1,5 @@
-// Marks functions that compile for host and device alike. HOOKSTATS_CALLER: a template of those
-// that calls what it is given, which may be for either alone.
+// Marks functions that compile for host and device alike. HOOKSTATS_CALLER marks such a template
+// that calls its argument, which may be for the host or the device alone.
 #pragma once
 
 #if defined(__CUDACC__)

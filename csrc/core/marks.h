@@ -1,13 +1,13 @@
-// Marks: which slots of a histogram were counted in, so that nobody has to look at all of them.
+// Marks: which slots of a histogram were counted in, so that readers need not look at all slots.
 #pragma once
 
 #include <cstdint>
 
 namespace hookstats {
 
-// A row of marks, int64: how many tensors were counted by writers that mark, then a bit for every
-// kMarkSlots slots. A histogram that more tensors were folded into has counts that no bit tells of:
-// so a writer that does not mark says that it folds before it does.
+// A row of marks, int64: the number of tensors that marking writers counted, then one bit for every
+// kMarkSlots slots. If more tensors were folded into a histogram, it has counts without a mark: so
+// a writer that does not mark announces its fold before it folds.
 constexpr int64_t kMarkSlots = 16;  // as many as kernels add at once, two cache lines
 constexpr int64_t kWordSlots = 64 * kMarkSlots;
 

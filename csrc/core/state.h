@@ -96,7 +96,7 @@ HOOKSTATS_HOST_DEVICE inline void merge(HigherChannel& into, const HigherChannel
   merge(static_cast<Channel&>(into), from);
 }
 
-// The statistics of a channel seen `times` times over, as an expanded (stride 0) tensor shows it.
+// The statistics of a channel that is repeated `times` times, as in an expanded (stride 0) tensor.
 HOOKSTATS_HOST_DEVICE inline void repeat(Channel& channel, int64_t times) {
   channel.count *= times;
   channel.nan *= times;
@@ -112,8 +112,9 @@ HOOKSTATS_HOST_DEVICE inline void repeat(HigherChannel& channel, int64_t times) 
   channel.m4 *= static_cast<double>(times);
 }
 
-// A row of the state tensors, C::kColumns of moments, to and from a channel. Overloads, no
-// template: what is instantiated in a file for one instruction set might be linked into all.
+// A row of the state tensors, C::kColumns of moments, to and from a channel. These are overloads
+// and no template: the linker might use what a file for one instruction set instantiates in all
+// files.
 HOOKSTATS_HOST_DEVICE inline void load_row(Channel& c, const double* moments,
                                            const int64_t* tallies) {
   c.count = tallies[kCount];

@@ -1,4 +1,4 @@
-// The arguments of one update: a tensor, and the state of its channels that it is folded into.
+// The arguments of one update: a tensor, and the state into which it is folded.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace hookstats {
 
-// All memory is the device's that computes.
+// All memory is that of the device that computes.
 struct UpdateParams {
   const void* data;
   DType dtype;
@@ -19,11 +19,11 @@ struct UpdateParams {
   int64_t* tallies;         // [channels, kTallyColumns]
   Bins tensor_bins;         // one histogram of the tensor, into
   int64_t* tensor_counts;   // [tensor_bins.slots()]
-  Bins channel_bins;        // one histogram a channel, into
+  Bins channel_bins;        // one histogram per channel, into
   int64_t* channel_counts;  // [channels, channel_bins.slots()]
   float scale = 1.0f;       // what values are divided by, as wide as core/dtype.h widens them
-  const float* device_scale = nullptr;  // the same where the host cannot look, else null
-  // A row of marks of tensor_counts (core/marks.h); null where nobody asks. CPU kernels alone mark.
+  const float* device_scale = nullptr;  // the scale if the host cannot read it, else null
+  // A row of marks of tensor_counts (core/marks.h), or null. Only CPU kernels mark.
   int64_t* tensor_marks = nullptr;
   bool higher = false;  // moments have the columns m3 and m4, to be filled too
 };

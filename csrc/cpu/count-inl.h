@@ -1,6 +1,6 @@
 // Histograms: the slot of each lane, and the tables that slots are counted in.
 
-// The slot of each lane, as core's `slot` says: a class for each kind of bins, which keeps in
+// The slot of each lane, as core's `slot` defines it: one class per kind of bins, which keeps in
 // registers what all lanes share.
 
 // Any bins, lane by lane.
@@ -17,8 +17,8 @@ struct SearchedSlots {
   }
 };
 
-// The nearest edge of uniform bins, which is never in doubt by more than rounding: comparing with
-// it settles the bin.
+// The nearest edge of uniform bins. Rounding can put the value on either side of that edge alone,
+// so a comparison with the edge settles the bin.
 struct NearestEdge {
   const Lanes<float> lo, scale, bins;
 
@@ -103,7 +103,7 @@ struct LogSlots {
   }
 };
 
-// Calls f with the quickest of them.
+// Calls f with the fastest class for these bins.
 template <class Real, class F>
 HOOKSTATS_INLINE void with_slots(const Bins& bins, F&& f) {
   if constexpr (sizeof(Real) == sizeof(float)) {
@@ -118,9 +118,9 @@ HOOKSTATS_INLINE void with_slots(const Bins& bins, F&& f) {
 // each vector as it is found waits for its slots to pass through memory.
 constexpr int64_t kCountBlock = 1024;
 
-// Which counter each lane counts into: of its slot's kCopies, which lie side by side, the one of
-// its place among neighbours. Equal neighbours need not wait for each other's increments, and the
-// copies are in the cache together.
+// Which counter each lane counts into: a slot has kCopies counters side by side, and the lane's
+// place among its neighbours chooses one. Equal neighbours need not wait for each other's
+// increments, and the copies are in the cache together.
 template <int kCopies>
 HOOKSTATS_INLINE Lanes<int32_t> copy_of_lane() {
   return iota<int32_t>() & fill(kCopies - 1);
@@ -137,9 +137,9 @@ HOOKSTATS_INLINE void find_counters(const Slots& slots, const Source* p, int64_t
   if (i < n) store(counters + i, counter(load_first<Real, Source>(p + i, n - i)));
 }
 
-// Counts the first `n` elements of `p` into `counters[which[i]]`, and asks memory for those `ahead`
-// of them meanwhile: counting leaves it idle, while the sums wait for it. From memory 0.64 to 0.88
-// of the time in fp32.
+// Counts the first `n` elements of `p` into `counters[which[i]]`, and meanwhile prefetches the
+// elements `ahead`: counting leaves memory idle, while the sums wait for memory. This takes 0.64 to
+// 0.88 of the time in fp32, from memory.
 template <int kCopies, class Source>
 HOOKSTATS_INLINE void count(const Source* p, int64_t n, int64_t ahead, const uint32_t* which,
                             uint16_t* counters) {
@@ -147,7 +147,7 @@ HOOKSTATS_INLINE void count(const Source* p, int64_t n, int64_t ahead, const uin
   for (; i + kLanes <= n; i += kLanes) {
     prefetch(p + i, ahead);
     if constexpr (kCopies > 1) {
-      // Constant data and data of mostly zeros: 0.5 to 0.65 of the time; else 3 % more.
+      // Takes 0.5 to 0.65 of the time for constant data and mostly zeros, else 3 % more.
       const Lanes<uint32_t> first =
           fill(which[i]) + bit_cast_lanes<uint32_t>(copy_of_lane<kCopies>());
       if (!any(lanes_at<uint32_t>(which + i) ^ first)) {
@@ -161,7 +161,7 @@ HOOKSTATS_INLINE void count(const Source* p, int64_t n, int64_t ahead, const uin
   for (; i < n; ++i) ++counters[which[i]];
 }
 
-// Where `counts` may be other threads' too, additions are atomic. Integer additions commute: the
+// If other threads may add to `counts`, too, additions are atomic. Integer additions commute: the
 // counts do not depend on which thread comes first.
 struct Target {
   int64_t* counts;
@@ -220,8 +220,8 @@ class Histogram {
 
   Histogram() = default;
 
-  // `elements` are expected. Few are counted where they belong, as emptying counters would cost
-  // more; so are those of histograms too large for any cache.
+  // `elements` are expected. If they are few, they are counted in the target itself, as emptying
+  // counters would cost more; so are those of histograms too large for any cache.
   Histogram(const Bins& bins, uint16_t* counters, const Target& target, int64_t elements)
       : bins_(&bins), counters_(counters), target_(target) {
     if (bins.slots() > kMostCounted || (!target.shared && elements < bins.slots() / 2)) {
@@ -272,8 +272,8 @@ class Histogram {
   }
 
  private:
-  // Where some of the elements will be added in the end, and with them most of the others: the
-  // state is far away where there are many sites. 0.94 of the time of 4096 elements.
+  // Prefetches the part of the state to which most elements will be added in the end: with many
+  // sites, the state is in no cache. This takes 0.94 of the time for 4096 elements.
   void prefetch_target(const uint32_t* which, int64_t n) const {
     for (int64_t i = 0; i < n; i += 8) {
       __builtin_prefetch(target_.counts + which[i] / kCopies, 1);
@@ -286,7 +286,7 @@ class Histogram {
   int64_t counted_ = 0;  // since the counters were empty
 };
 
-// Histograms side by side, one a lane of rows of lanes.
+// Histograms side by side, one per lane, of rows of lanes.
 class RowHistograms {
  public:
   static int64_t counters(const Bins& bins, int64_t lanes) { return bins.slots() * lanes; }

@@ -1,4 +1,4 @@
-// Folds what was seen of a channel into its state.
+// Folds the statistics of a channel in one tensor into the channel's state.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace hookstats::cpu {
 
-// Inlined always: what is instantiated in a file for one instruction set might be linked into all.
+// Always inlined: the linker might use what a file for one instruction set instantiates in all
+// files.
 template <class C>
 inline __attribute__((always_inline)) void fold_channel(const UpdateParams& params, int64_t channel,
                                                         const C& seen) {
@@ -15,14 +16,14 @@ inline __attribute__((always_inline)) void fold_channel(const UpdateParams& para
   int64_t* tallies = params.tallies + channel * kTallyColumns;
   C state;
   load_row(state, moments, tallies);
-  // A step's first tensor, as a rule: no need to merge.
+  // As a rule this is the first tensor of a step, and there is nothing to merge.
   const bool empty = (state.count | state.nan | state.posinf | state.neginf) == 0;
   if (!empty) merge(state, seen);
   store_row(empty ? seen : state, moments, tallies);
 }
 
-// Take non-finite elements, of which as a rule there are none, out of a channel's histogram and out
-// of the tensor's, which other threads may count into. Marks stay: each was counted.
+// Subtract non-finite elements, of which as a rule there are none, from a channel's histogram and
+// from the tensor's, which other threads may count into. Marks stay: each slot was counted in.
 inline void discount_channel(const UpdateParams& params, int64_t channel, const Channel& seen) {
   if (params.channel_bins.kind == BinKind::kNone) return;
   if ((seen.nan | seen.posinf | seen.neginf) == 0) return;

@@ -5,6 +5,8 @@
 
 // clang-format off: each builds on those above it
 #include "cpu/simd-inl.h"
+#include "cpu/load-inl.h"
+#include "cpu/reduce-inl.h"
 #include "cpu/sums-inl.h"
 #include "cpu/count-inl.h"
 #include "cpu/reader-inl.h"

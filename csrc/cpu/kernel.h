@@ -19,7 +19,7 @@ struct Job {
   const Plan& plan;
   Pack pack;  // set if plan.packed
   bool packs_to_double;
-  void* partials;  // of the Channel that params.higher says, [plan.splits()][plan.width]; unused if
+  void* partials;  // Channels as params.higher says, [plan.splits()][plan.width]; unused if
                    // plan.direct
 };
 

@@ -11,13 +11,13 @@ namespace hookstats::cpu {
 
 constexpr int kLanes = 16;                  // every instruction set works on 16 elements at a time
 constexpr int kRowGroup = 16;               // rows read side by side: as many as prefetchers follow
-constexpr int64_t kRunTask = 32768;         // elements a task of runs: 128 KB of fp32, within L2
-constexpr int64_t kRowTask = 512;           // rows a task at least: they share a channel's finish
-constexpr int64_t kRowElements = 262144;    // elements a task of more rows: 1 MB of fp32
-constexpr int64_t kFewTasks = 16;           // tasks stay small where there would be fewer
-constexpr int64_t kRowBlock = 768;          // channels a task: 256 of 768 took 1.2 times as long
-constexpr int64_t kNarrowBlock = 256;       // where tasks are few
-constexpr int64_t kJoinBelow = 64;          // channels a row below which rows are joined
+constexpr int64_t kRunTask = 32768;         // elements per task of runs: 128 KB of fp32, within L2
+constexpr int64_t kRowTask = 512;           // least rows per task: they share a channel's finish
+constexpr int64_t kRowElements = 262144;    // elements per task of more rows: 1 MB of fp32
+constexpr int64_t kFewTasks = 16;           // tasks stay small if there would be fewer tasks
+constexpr int64_t kRowBlock = 768;          // channels per task: 256 of 768 took 1.2 times as long
+constexpr int64_t kNarrowBlock = 256;       // channels per task if tasks are few
+constexpr int64_t kJoinBelow = 64;          // rows of fewer channels are joined
 constexpr int64_t kMostTasks = 4096;        // enough for any machine; partial results stay few
 constexpr int64_t kTableBytes = 24 * 1024;  // counters of rows, within L1
 
@@ -34,17 +34,17 @@ struct Plan {
   int64_t width;       // channels * joined
   int64_t rows;        // outer indices, after joining
   int64_t last_width;  // lanes of the last row; width unless the rows did not join evenly
-  int64_t block;       // channels (lanes) a task
+  int64_t block;       // channels (lanes) per task
   int64_t blocks;
-  int64_t row_step;  // outer indices a task
+  int64_t row_step;  // outer indices per task
   int64_t row_splits;
-  int64_t inner_step;  // elements of a run a task
+  int64_t inner_step;  // elements of a run per task
   int64_t inner_splits;
   // A channel is one task's, which folds it into the state itself. What expanded dimensions repeat
   // is left to the merge.
   bool direct;
 
-  int64_t splits() const { return row_splits * inner_splits; }  // partial results a channel
+  int64_t splits() const { return row_splits * inner_splits; }  // partial results per channel
   int64_t tasks() const { return blocks * splits(); }
 };
 

@@ -23,7 +23,7 @@ class Reader {
     element_size_ = dispatch(p_.dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
   }
 
-  // Hands on what was seen of the channels that the first `count` lanes are, from `first` on.
+  // Hands on the statistics of `count` channels from `first` on, one per lane.
   template <bool kHigher>
   void put(const Task& task, int64_t first, int count, const ChannelSums<kHigher>& sums) {
     const ChannelRows<kHigher> rows(sums);
@@ -35,7 +35,7 @@ class Reader {
     }
     for (int i = 0; i < count; ++i) fold_channel(p_, first + i, rows.at(i));
     if (!any(sums.nan | sums.posinf | sums.neginf)) return;
-    // Before they are counted, maybe: the threads' counts come at their end.
+    // Perhaps before these elements are counted: threads add their counts when they end.
     int64_t nan = 0, posinf = 0, neginf = 0;
     for (int i = 0; i < count; ++i) {
       discount_channel(p_, first + i, rows.at(i));
@@ -55,8 +55,8 @@ class Reader {
     return buffer;
   }
 
-  // Where the counts of a channel of the task go. They are this thread's own if all tasks that add
-  // to them are.
+  // Where the counts of a channel of the task go. The counts belong to this thread alone if all
+  // tasks that add to them do.
   Target channel_target(const Task& task, int64_t channel) const {
     const int64_t first = task.block * plan_.splits();
     const bool whole_block = plan_.splits() == 1 || (plan_.block_major && begin_ <= first &&

@@ -63,7 +63,7 @@ class Rows : Reader<Source> {
         for (int64_t r = 0; r < count; ++r) {
           add(local, load_first<R, Source>(rows[r] + column, lanes), origin);
         }
-      } else {  // the lanes left over hold what wider rows brought
+      } else {  // the lanes left over hold sums of wider rows
         const Mask<R> valid = first_lanes<R>(lanes);
         for (int64_t r = 0; r < count; ++r) {
           add(local, load_first<R, Source>(rows[r] + column, lanes), origin, &valid);
@@ -73,8 +73,8 @@ class Rows : Reader<Source> {
     }
   };
 
-  // Two vectors side by side, where registers allow: additions to one need not wait for those to
-  // the other. 0.87 of the time at 64 channels a row.
+  // Two vectors side by side, if registers allow: additions to one need not wait for those to the
+  // other. This takes 0.87 of the time with 64 channels per row.
   static void add_pair(RowSums<Real, false>& left, RowSums<Real, false>& right,
                        const Source* const* rows, int64_t count, int64_t column, int64_t ahead) {
     Sums<Real, false, kHigher> a = left.sums, b = right.sums;
@@ -133,7 +133,7 @@ class Rows : Reader<Source> {
     const int64_t ahead = plan_.packed ? 0 : kRowGroup * row_stride;
     each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
       if (by_channel != nullptr && !by_channel->has_room(count)) empty();
-      // Rows that touch are one run: 0.7 of the time at 64 channels a row.
+      // Rows that touch are one run: takes 0.7 of the time with 64 channels per row.
       const bool touch = count == 1 || plan_.packed || row_stride == width;
       if (tensor != nullptr && touch) {
         tensor->add<Real, Source>(rows[0], count * width, plan_.packed ? 0 : kSegment);

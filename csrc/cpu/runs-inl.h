@@ -67,8 +67,8 @@ class Runs : Reader<Source> {
           const int64_t vectors = (n - i) / kLanes;
           const int64_t steps = vectors < kSpill - pending ? vectors : kSpill - pending;
           int64_t step = 0;
-          // With one register a vector, every addition would wait for the one before: two sums
-          // take turns, 0.8 of the time. With more of them, registers are few and waits are short.
+          // With one register per vector, every addition would wait for the one before: two sums
+          // take turns, in 0.8 of the time. With more registers per vector, waits are short anyway.
           if constexpr (!kMasked && Lanes<R>::kParts == 1) {
             if (steps >= 4) {
               Sums<R, kMasked, kHigher> other;
@@ -80,9 +80,8 @@ class Runs : Reader<Source> {
               join(local, other);
             }
           }
-          for (; step < steps; ++step, i += kLanes) {
-            add(local, load<R, Source>(p + i), origin);
-          }
+          add_vectors(local, p + i, steps - step, origin);
+          i += (steps - step) * kLanes;
           pending += static_cast<int>(steps);
         }
         if (i < n) {
@@ -96,21 +95,21 @@ class Runs : Reader<Source> {
     }
   };
 
-  // How far ahead counting prefetches: by a segment, the memory of which is read next.
+  // How far ahead counting prefetches: by a segment, whose memory is read next.
   int64_t ahead() const { return plan_.packed ? 0 : kSegment; }
 
   static int64_t seen(const Task& task) {
     return (task.row_end - task.row_begin) * (task.inner_end - task.inner_begin);
   }
 
-  // The element of a channel, in a row from `row_offset` on, with which the task begins.
+  // The first element of the task in a channel, whose row begins at `row_offset`.
   int64_t start(const Task& task, int64_t channel, int64_t row_offset) const {
     return row_offset + channel * view_.channel_stride + task.inner_begin * view_.inner.stride;
   }
 
-  // Begins the sums of `count` channels, `first` of the task and those after it. The shift is the
-  // mean of a channel's first elements, by a tree over a power of two of them: exact for a
-  // constant, and no worse than one standard deviation off for nearly everything else.
+  // Begins the sums of `count` channels of the task, from `first` on. The shift is the mean of the
+  // channel's first elements, by a tree over a power of two of them: exact for a constant, and off
+  // by at most one standard deviation for nearly everything else.
   void begin(const Task& task, int64_t first, int count, RunSums<Real, false>* sums) {
     const int64_t row_offset = view_.outer_offset(task.row_begin);
     const int64_t length = task.inner_end - task.inner_begin;
@@ -164,7 +163,8 @@ class Runs : Reader<Source> {
         continue;
       }
       for (int64_t c = 0; c < channels; ++c) {
-        // Not all at once: their heads may lie too far apart to stay in L1. 0.8 to 0.9 of the time.
+        // Not all at once: their heads may be too far apart to stay in L1. Takes 0.8 to 0.9 of the
+        // time.
         if (row == task.row_begin) begin(task, c, 1, sums);
         each_segment(task, task.channel_begin + c, row_offset, [&](const Source* p, int64_t n) {
           sums[c].add_runs(p, n, 1, 0);
@@ -175,9 +175,9 @@ class Runs : Reader<Source> {
     }
   }
 
-  // Some rows of runs so short that all of them are in L1: a channel's are added at once, and all
-  // channels of a row counted at once if they touch. With channels finished together, 0.4 of the
-  // time for 4x4 maps.
+  // Some rows of runs so short that all of them are in L1: the runs of a channel are added at once,
+  // and all channels of a row are counted at once if they touch. With channels finished together,
+  // this takes 0.4 of the time for 4x4 maps.
   void sum_short(const Task& task, int64_t row_offset, int64_t rows, RunSums<Real, false>* sums,
                  Histogram* tensor, Histogram* by_channel) {
     const int64_t channels = task.channel_end - task.channel_begin;
@@ -273,7 +273,7 @@ class Runs : Reader<Source> {
     }
   }
 
-  // A channel that is not all finite, in lane 0.
+  // A channel with non-finite elements, in lane 0.
   Totals sum_finite(const Task& task, int64_t channel) {
     const Totals sums = sum_channel<Real, true>(task, channel, nullptr);
     if (!has(judge<Real>(sums), kShiftAgain)) return sums;

@@ -1,11 +1,13 @@
 // Sixteen lanes of a type on whichever instruction set this file is included for.
 //
 // HOOKSTATS_VECTOR_BYTES is the size of a register. No include guard, on purpose.
-// GCC/Clang vector extensions carry the arithmetic; intrinsics stand where they express it badly.
+// GCC/Clang vector extensions do the arithmetic; intrinsics do what these express badly.
+
+constexpr int kRegisters = HOOKSTATS_VECTOR_BYTES == 64 ? 32 : 16;  // of an x86 processor
 
 #define HOOKSTATS_INLINE inline __attribute__((always_inline))
 
-// A struct of registers, not one 64-byte vector: GCC would keep that one in memory.
+// A struct of registers, not one 64-byte vector: GCC would keep such a vector in memory.
 template <class T>
 struct Lanes {
   static constexpr int kPerPart = HOOKSTATS_VECTOR_BYTES / sizeof(T);
@@ -90,7 +92,7 @@ HOOKSTATS_INLINE Lanes<T> max(const Lanes<T>& a, const Lanes<T>& b) {
   return select(less(b, a), a, b);
 }
 
-// Where it is one instruction, which GCC does not find by itself.
+// For targets where this is one instruction, which GCC does not find by itself.
 #define HOOKSTATS_INSTRUCTION(NAME, T, REGISTER, INTRINSIC)                          \
   HOOKSTATS_INLINE Lanes<T> NAME(const Lanes<T>& a, const Lanes<T>& b) {             \
     Lanes<T> r;                                                                      \
@@ -128,8 +130,8 @@ HOOKSTATS_INLINE Lanes<To> bit_cast_lanes(const Lanes<From>& from) {
   return to;
 }
 
-// Lanes from memory and to it, which may be unaligned. Part by part: GCC copies whole structs in
-// pieces of 16 bytes by way of the stack, which made AVX2 five times slower.
+// Lanes from memory and to memory, which may be unaligned. They are copied part by part: GCC copies
+// whole structs in pieces of 16 bytes by way of the stack, which made AVX2 five times slower.
 template <class T>
 HOOKSTATS_INLINE Lanes<T> lanes_at(const void* p) {
   constexpr int kBytes = HOOKSTATS_VECTOR_BYTES;
@@ -229,84 +231,14 @@ HOOKSTATS_INLINE bool any(const Lanes<T>& a) {
 #endif
 }
 
-// Asks for the memory `ahead` elements from p, which may be anywhere.
 template <class T>
-HOOKSTATS_INLINE void prefetch(const T* p, int64_t ahead) {
-  const uintptr_t address =
-      reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(ahead) * sizeof(T);
-  __builtin_prefetch(reinterpret_cast<const void*>(address));
-}
-
-// --- loads: 16 elements of a storage type as lanes of a computing type -------------------------
-
-template <class Real, class Source>
-struct Load;
-
-template <class Real>
-struct Load<Real, Real> {
-  static HOOKSTATS_INLINE Lanes<Real> all(const Real* p) { return lanes_at<Real>(p); }
-};
-
-template <class To, class From>
-HOOKSTATS_INLINE Lanes<To> convert_halves(const From* p) {
-  constexpr int kPerPart = Lanes<To>::kPerPart;
-  typedef From Narrow __attribute__((vector_size(kPerPart * sizeof(From))));
-  Lanes<To> r;
-  HOOKSTATS_EACH_PART(To) {
-    Narrow narrow;
-    __builtin_memcpy(&narrow, p + i * kPerPart, sizeof narrow);
-    r.part[i] = __builtin_convertvector(narrow, typename Lanes<To>::Part);
-  }
+HOOKSTATS_INLINE Mask<T> first_lanes(int64_t count) {
+  using Int = typename MaskOf<T>::type;
+  Mask<T> r;
+  const Lanes<Int> index = iota<Int>();
+  HOOKSTATS_EACH_PART(Int) r.part[i] = index.part[i] < static_cast<Int>(count);
   return r;
 }
-
-template <>
-struct Load<float, BFloat16> {
-  static HOOKSTATS_INLINE Lanes<float> all(const BFloat16* p) {
-#if HOOKSTATS_VECTOR_BYTES == 64
-    // One permutation instead of a widening and a shift.
-    const Lanes<uint32_t> to_upper_half = shift_left<16>(iota<uint32_t>());
-    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return {
-        {(Lanes<float>::Part)_mm512_maskz_permutexvar_epi16(
-            0xaaaaaaaa, (__m512i)to_upper_half.part[0], _mm512_castsi256_si512(narrow)) }};
-#else
-    const Lanes<uint32_t> bits = convert_halves<uint32_t>(reinterpret_cast<const uint16_t*>(p));
-    return bit_cast_lanes<float>(shift_left<16>(bits));
-#endif
-  }
-};
-
-template <>
-struct Load<float, Half> {
-  static HOOKSTATS_INLINE Lanes<float> all(const Half* p) {
-#if HOOKSTATS_VECTOR_BYTES == 64
-    return {{ _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))) }};
-#elif HOOKSTATS_VECTOR_BYTES == 32
-    const __m128i* halves = reinterpret_cast<const __m128i*>(p);
-    return {
-        { _mm256_cvtph_ps(_mm_loadu_si128(halves)),
-          _mm256_cvtph_ps(_mm_loadu_si128(halves + 1)) }};
-#else
-    // As core's widen(Half), without its branch.
-    const Lanes<int32_t> bits = convert_halves<int32_t>(reinterpret_cast<const uint16_t*>(p));
-    Lanes<int32_t> magnitude, sign;
-    HOOKSTATS_EACH_PART(int32_t) {
-      magnitude.part[i] = (bits.part[i] & 0x7fff) << 13;
-      sign.part[i] = (bits.part[i] & 0x8000) << 16;
-    }
-    const Lanes<int32_t> rebased =
-        bit_cast_lanes<int32_t>(bit_cast_lanes<float>(magnitude) * fill(0x1p112f));
-    Lanes<int32_t> result;
-    HOOKSTATS_EACH_PART(int32_t) {
-      const auto nonfinite = magnitude.part[i] >= (0x7c00 << 13);
-      result.part[i] =
-          sign.part[i] | (nonfinite ? magnitude.part[i] | 0x7f800000 : rebased.part[i]);
-    }
-    return bit_cast_lanes<float>(result);
-#endif
-  }
-};
 
 // The lanes of a register as they fill two registers of a type twice as wide. Lanes are picked by
 // halves: one by one GCC picks them with an instruction each, and a detour over memory would keep
@@ -344,160 +276,4 @@ HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<int64_t>& x) {
     r.part[i] = __builtin_convertvector(x.part[i], Lanes<double>::Part);
   }
   return r;
-}
-
-template <class Source>
-struct Load<double, Source> {
-  static HOOKSTATS_INLINE Lanes<double> all(const Source* p) {
-    return to_double(Load<float, Source>::all(p));
-  }
-};
-template <>
-struct Load<double, double> {
-  static HOOKSTATS_INLINE Lanes<double> all(const double* p) { return lanes_at<double>(p); }
-};
-
-template <class Real, class Source>
-HOOKSTATS_INLINE Lanes<Real> load(const Source* p) {
-  return Load<Real, Source>::all(p);
-}
-
-// The first `count` lanes, zeros behind; nothing is read behind them.
-template <class Real, class Source>
-HOOKSTATS_INLINE Lanes<Real> load_first(const Source* p, int64_t count) {
-  alignas(64) Source values[kLanes] = {};
-#if HOOKSTATS_VECTOR_BYTES == 64
-  const uint32_t mask = (1u << count) - 1;
-  if constexpr (std::is_same_v<Source, Real> && sizeof(Source) == 4) {
-    return {{_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), p)}};
-  } else if constexpr (sizeof(Source) == 4) {
-    _mm512_store_si512(values, _mm512_maskz_loadu_epi32(static_cast<__mmask16>(mask), p));
-  } else if constexpr (sizeof(Source) == 2) {
-    const __m512i loaded = _mm512_maskz_loadu_epi16(mask, p);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(values), _mm512_castsi512_si256(loaded));
-  } else {
-    for (int64_t i = 0; i < count; ++i) values[i] = p[i];
-  }
-#else
-  for (int64_t i = 0; i < count; ++i) values[i] = p[i];
-#endif
-  return load<Real, Source>(values);
-}
-
-template <class T>
-HOOKSTATS_INLINE Mask<T> first_lanes(int64_t count) {
-  using Int = typename MaskOf<T>::type;
-  Mask<T> r;
-  const Lanes<Int> index = iota<Int>();
-  HOOKSTATS_EACH_PART(Int) r.part[i] = index.part[i] < static_cast<Int>(count);
-  return r;
-}
-
-// --- reductions over lanes, as trees of fixed shape ---------------------------------------------
-
-// One step for two vectors at once. Each holds values of `kWidth` lanes; the halves of those of
-// `a`, then of `b`, come to lie side by side, block by block of `kBlock` lanes. Vectors come and go
-// by reference: as values they would be part of an ABI.
-template <int kWidth, int kBlock, int kHigh, class Part, int... kLane>
-HOOKSTATS_INLINE void halves(const Part& a, const Part& b, Part& to,
-                             std::integer_sequence<int, kLane...>) {
-  constexpr int kLanesAPart = static_cast<int>(sizeof...(kLane)), kHalf = kWidth / 2;
-  to = __builtin_shufflevector(
-      a, b,
-      (kLane / kBlock * kBlock + kLane % (kBlock / 2) / kHalf * kWidth + kLane % kHalf +
-       kHigh * kHalf + (kLane % kBlock < kBlock / 2 ? 0 : kLanesAPart))...);
-}
-
-template <class T, int kWidth, int kBlock, class Combine>
-HOOKSTATS_INLINE void combine_halves(typename Lanes<T>::Part& a, const typename Lanes<T>::Part& b,
-                                     Combine combine) {
-  constexpr std::make_integer_sequence<int, Lanes<T>::kPerPart> lanes{};
-  typename Lanes<T>::Part low, high;
-  halves<kWidth, kBlock, 0>(a, b, low, lanes);
-  halves<kWidth, kBlock, 1>(a, b, high, lanes);
-  combine(low, high);
-  a = low;
-}
-
-// Reduces each of as many vectors as a vector has lanes; v[0] gets the results in order. First
-// whole 16 bytes trade places, then lanes within them: instructions of one cycle.
-template <class T, int kWidth, class Combine>
-HOOKSTATS_INLINE void reduce_parts(typename Lanes<T>::Part* v, Combine combine) {
-  constexpr int kCount = Lanes<T>::kPerPart, kBlock = 16 / static_cast<int>(sizeof(T));
-  if constexpr (kWidth > kBlock) {
-    constexpr int kDistance = kBlock * (kCount / kWidth);
-#pragma GCC unroll 16
-    for (int i = 0; i < kCount; ++i) {
-      if (i % (2 * kDistance) < kBlock) {
-        combine_halves<T, kWidth, kCount>(v[i], v[i + kDistance], combine);
-      }
-    }
-  } else {
-    constexpr int kDistance = kBlock / kWidth;
-#pragma GCC unroll 4
-    for (int i = 0; i < kBlock; i += 2 * kDistance) {
-      combine_halves<T, kWidth, kBlock>(v[i], v[i + kDistance], combine);
-    }
-  }
-  if constexpr (kWidth > 2) reduce_parts<T, kWidth / 2>(v, combine);
-}
-
-// Reduces one vector: all its lanes are the result.
-template <class T, int kWidth, class Combine>
-HOOKSTATS_INLINE void reduce_part(typename Lanes<T>::Part& v, Combine combine) {
-  constexpr int kCount = Lanes<T>::kPerPart, kBlock = 16 / static_cast<int>(sizeof(T));
-  combine_halves<T, kWidth, (kWidth > kBlock ? kCount : kBlock)>(v, v, combine);
-  if constexpr (kWidth > 2) reduce_part<T, kWidth / 2>(v, combine);
-}
-
-// Lane i is what `combine` makes of the lanes of get(i), for i < count; the others are as some of
-// these. Together they take fewer instructions than each for itself. `get` had better return a
-// reference to what is in memory, lest GCC copy it (see `lanes_at`).
-template <class T, class Get, class Combine>
-HOOKSTATS_INLINE Lanes<T> reduce_each(int count, Get get, Combine combine) {
-  constexpr int kCount = Lanes<T>::kPerPart;
-  using Part = typename Lanes<T>::Part;
-  const auto join_parts = [&](int i, Part& v) {
-    const Lanes<T>& lanes = get(i);
-    v = lanes.part[0];
-#pragma GCC unroll 8
-    for (int j = 1; j < Lanes<T>::kParts; ++j) combine(v, lanes.part[j]);
-  };
-  Lanes<T> result;
-#pragma GCC unroll 8
-  for (int p = 0; p < Lanes<T>::kParts; ++p) {
-    if (count == 1 || p * kCount >= count) {
-      if (p == 0) {
-        join_parts(0, result.part[0]);
-        reduce_part<T, kCount>(result.part[0], combine);
-      } else {
-        result.part[p] = result.part[0];
-      }
-      continue;
-    }
-    Part v[kCount];
-#pragma GCC unroll 16
-    for (int i = 0; i < kCount; ++i) {
-      const int which = p * kCount + i;
-      join_parts(which < count ? which : 0, v[i]);
-    }
-    reduce_parts<T, kCount>(v, combine);
-    result.part[p] = v[0];
-  }
-  return result;
-}
-template <class T, class Get>
-HOOKSTATS_INLINE Lanes<T> sum_each(int count, Get get) {
-  using Part = typename Lanes<T>::Part;
-  return reduce_each<T>(count, get, [](Part& a, const Part& b) { a = a + b; });
-}
-template <class T, class Get>
-HOOKSTATS_INLINE Lanes<T> min_each(int count, Get get) {
-  using Part = typename Lanes<T>::Part;
-  return reduce_each<T>(count, get, [](Part& a, const Part& b) { a = a < b ? a : b; });
-}
-template <class T, class Get>
-HOOKSTATS_INLINE Lanes<T> max_each(int count, Get get) {
-  using Part = typename Lanes<T>::Part;
-  return reduce_each<T>(count, get, [](Part& a, const Part& b) { a = a > b ? a : b; });
 }

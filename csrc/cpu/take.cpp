@@ -16,7 +16,7 @@ namespace hookstats::cpu {
 
 namespace {
 
-// Past the caches, for who reads it later: a store would fetch the line that it is to fill.
+// Past the caches, since the data are read later: a store would fetch the line that it fills.
 template <class T>
 void stream(T* to, const T& value) {
 #if defined(__x86_64__)
@@ -36,11 +36,11 @@ void take_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns
     std::memcpy(rows, empty, sizeof empty);
   }
 #if defined(__x86_64__)
-  _mm_sfence();  // before another thread is told that it is there
+  _mm_sfence();  // before another thread is told that the data are there
 #endif
 }
 
-// Calls f(begin, end) on the slots of each mark; what is marked past the last slot is nobody's.
+// Calls f(begin, end) on the slots of each mark; marks past the last slot are ignored.
 template <class F>
 void each_marked(const int64_t* marks, int64_t width, F&& f) {
   const int64_t* bits = marks + 1;

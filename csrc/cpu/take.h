@@ -1,4 +1,4 @@
-// Takes the states of a closed step out of their rows, and leaves these empty.
+// Takes the states of a closed step out of their rows, and leaves the rows empty.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct Histograms {
   int64_t rows, width;
 };
 
-// Makes the marks complete: looks at all of a histogram where not all its tensors, `folds` of them
-// by row, are marked, and where `folds` is null. Returns how many entries there may be at most.
+// Completes the marks: looks at a whole histogram if not all of its tensors (`folds`, by row) are
+// marked, or if `folds` is null. Returns the most entries that there may be.
 int64_t complete_marks(const Histograms& histograms, const int64_t* folds);
 
 // Histograms as sparse rows, as most of their counts are zero: row r has the entries

@@ -146,7 +146,7 @@ void update(const UpdateParams& params, ParallelFor parallel_for) {
 void update_many(const UpdateParams* params, int64_t count, ParallelFor parallel_for) {
   // From this many elements on, of one tensor or of many, other threads are worth waking.
   constexpr int64_t kShared = 16 * kRunTask;
-  constexpr int64_t kOverhead = 1024;  // what a tensor costs besides its elements, in elements
+  constexpr int64_t kOverhead = 1024;  // the cost of a tensor besides its elements, in elements
   std::vector<int64_t> starts;         // of ranges of tensors that cost about as much
   int64_t total = 0, cost = kRunTask;
   for (int64_t i = 0; i < count; ++i) {

@@ -14,7 +14,7 @@ using ParallelFor = void (*)(int64_t tasks, void (*body)(int64_t begin, int64_t 
 // The result has the same bits for every ParallelFor: work is cut by shape alone.
 void update(const UpdateParams& params, ParallelFor parallel_for);
 
-// The same as `update` one by one, whose states share no memory: threads share out the tensors.
+// The same as `update` one by one; the states share no memory, so threads share out the tensors.
 void update_many(const UpdateParams* params, int64_t count, ParallelFor parallel_for);
 
 // Name of the instruction set in use: "AVX512", "AVX2" or "DEFAULT" (torch's names). Follows

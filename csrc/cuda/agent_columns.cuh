@@ -18,7 +18,7 @@ class Columns {
  public:
   using Seen = ChannelOf<kHigher>;
 
-  // Counters of a slot: one a channel of the block.
+  // Counters of a slot: one per channel of the block.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common&, const Item& item) {
     return static_cast<int32_t>(item.slots.divisor) * kOwned;
   }
@@ -38,7 +38,7 @@ class Columns {
         row_(thread_index() / across_),
         row_stride_(item.outer_dims == 1 ? outer[0].stride : 0) {}
 
-  // The pieces that are this block's, the `block`-th of the item's.
+  // The pieces of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
     const int64_t pieces = int64_t{item_.groups} * item_.row_splits;
     for (int64_t piece = block; piece < pieces; piece += item_.blocks) {

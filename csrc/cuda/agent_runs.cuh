@@ -1,5 +1,5 @@
-// Elements of one channel lie side by side: whole tensors, channels first, rows. A team, a warp or
-// a block, takes a piece of a channel, a vector a thread at a time.
+// Elements of one channel lie side by side: whole tensors, channels first, rows. A team, which is a
+// warp or a block, takes a piece of a channel, one vector per thread at a time.
 #pragma once
 
 #include "cuda/counting.cuh"
@@ -17,7 +17,7 @@ class Runs {
  public:
   using Seen = ChannelOf<kHigher>;
 
-  // Counters of a slot of a channel's table: copies would be too much for a table a warp.
+  // Counters of a slot of a channel's table: one if every warp has a table, which leaves no room.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item& item) {
     return item.teams > 1 ? 1 : common.shared.channel_copies;
   }
@@ -39,7 +39,7 @@ class Runs {
     }
   }
 
-  // The pieces that are this block's, the `block`-th of the item's; there are fewer than 2^31.
+  // The pieces of this block, the `block`-th of the item's; there are fewer than 2^31 blocks.
   HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
     const uint32_t teams = static_cast<uint32_t>(item_.teams);
     const uint32_t pieces = static_cast<uint32_t>(item_.groups * item_.splits());
@@ -110,7 +110,7 @@ class Runs {
     Source::widen_all(common_, scale_, values, x);
   }
 
-  // What this warp has of the piece; every lane gets it. NaN are counted by the caller.
+  // The sums of this warp's part of the piece, for every lane. The caller counts NaNs.
   HOOKSTATS_DEVICE Seen sum(const Piece& p) {
     Sums<Real, kHigher> sums;
     Real shift = 0;

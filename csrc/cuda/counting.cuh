@@ -9,7 +9,7 @@
 namespace hookstats::cuda {
 
 // One histogram, of the tensor or of each channel. Its table is in shared memory if there is room:
-// 32-bit counters, `pitch` of them a slot; else values are counted in the state itself.
+// 32-bit counters, `pitch` of them per slot; else values are counted in the state itself.
 struct Histogram {
   Bins bins;
   const float* edges = nullptr;  // bins.edges where they are in shared memory
@@ -93,7 +93,7 @@ HOOKSTATS_DEVICE int64_t block_slot(const Bins& b, Real x) {
   return uniform_slot(b, b.edges, x);
 }
 
-// The same by edges as the tensor that describes them has them: the last one is not moved up.
+// The same by the edges of the tensor that describes them, whose last edge is not moved up.
 template <class Real>
 HOOKSTATS_DEVICE int64_t slot_in_memory(const Bins& b, Real x) {
   if (b.kind == BinKind::kLog) return slot(b, x);
@@ -131,7 +131,8 @@ template <class Real, int N, class Offset, class State>
 HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repeat, Offset&& offset,
                             State&& state) {
   if constexpr (sizeof(Real) == sizeof(float)) {
-    // What is not finite is counted too, where nobody looks: a select costs less than a branch.
+    // Non-finite values are counted too, in a counter that nobody reads: a select costs less than a
+    // branch.
     if (h.patterns) {
       HOOKSTATS_UNROLL
       for (int i = 0; i < N; ++i) {
@@ -176,8 +177,8 @@ HOOKSTATS_DEVICE void clear(uint32_t* counters, int32_t n) {
   for (int32_t i = thread_index(); i < n; i += block_threads()) counters[i] = 0;
 }
 
-// Adds a table of `copies` counters a slot to memory and clears it. Integer additions commute: the
-// counts do not depend on which block comes first.
+// Adds a table of `copies` counters per slot to memory and clears the table. Integer additions
+// commute: the counts do not depend on which block comes first.
 HOOKSTATS_DEVICE void add_table(uint32_t* table, int64_t slots, int32_t copies, int64_t* state,
                                 int64_t repeat, int thread, int threads) {
   for (int64_t s = thread; s < slots; s += threads) {
@@ -191,7 +192,7 @@ HOOKSTATS_DEVICE void add_table(uint32_t* table, int64_t slots, int32_t copies, 
   }
 }
 
-// The same for a table of patterns: each is, apart from zeros, of one slot.
+// The same for a table of patterns: each pattern but that of zeros belongs to one slot.
 HOOKSTATS_DEVICE void add_patterns(const Histogram& h, int64_t* state, int64_t repeat) {
   const uint32_t patterns = 1u << (32 - h.bins.shift);
   for (uint32_t p = static_cast<uint32_t>(thread_index()); p < patterns;

@@ -7,7 +7,7 @@
 
 namespace hookstats::cuda {
 
-// Folds what was seen of a channel into its state.
+// Folds the statistics of a channel in one tensor into the channel's state.
 template <class C>
 HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, C seen) {
   repeat(seen, item.repeat);
@@ -61,8 +61,8 @@ HOOKSTATS_DEVICE void merge_rows(C* scratch, const C& mine, int row, int column,
   }
 }
 
-// Is the calling block the last of `blocks` to come here? What all of its threads wrote before is
-// then seen by the threads of the last.
+// Whether the calling block is the last of `blocks` to come here. The threads of the last block see
+// everything that the threads of all blocks wrote before.
 HOOKSTATS_DEVICE bool last_of(uint32_t* ticket, int32_t blocks) {
   sync_block();
   bool last = false;

@@ -89,8 +89,7 @@ void launch_one(const Table<kItems>& table, AgentKind agent, const LaunchConfig&
 template <class Source, int kItems>
 void launch_agent(const Table<kItems>& table, AgentKind agent, bool higher,
                   const LaunchConfig& config) {
-  // What comes rarely is compiled once: with counting, which is passed over where there is nothing
-  // to count.
+  // Rare cases are compiled once, with counting, which is skipped if there is nothing to count.
   const bool counts = !Source::kVectors || table.common.tensor_bins.kind != BinKind::kNone ||
                       table.common.channel_bins.kind != BinKind::kNone;
   if (higher) {

@@ -1,4 +1,4 @@
-// How one update is cut into pieces, and where shared memory has what: by shape, alignment and
+// How one update is cut into pieces, and how shared memory is laid out: by shape, alignment and
 // Device alone, so that results do not depend on chance.
 #pragma once
 
@@ -35,7 +35,7 @@ inline int64_t element_size(DType dtype) {
   return dispatch(dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
 }
 
-// Are all rows and channels `bytes` apart or a multiple of it, from a multiple on?
+// Whether all rows and channels begin at multiples of `bytes`.
 inline bool aligned(const UpdateParams& p, int64_t bytes) {
   const int64_t size = element_size(p.dtype);
   if (reinterpret_cast<uintptr_t>(p.data) % static_cast<uintptr_t>(bytes) != 0) return false;
@@ -58,8 +58,8 @@ inline SourceKind vector_source(DType dtype) {
   }
 }
 
-// Counters of a slot of a run's histogram: one a bank or just one; what lies between is slower than
-// either.
+// Counters of a slot of a run's histogram: one per bank, or just one; any number between is slower
+// than either.
 inline int32_t copies(const Bins& bins) {
   return bins.slots() * kWarp * int64_t{sizeof(uint32_t)} <= kMostCopyBytes ? kWarp : 1;
 }
@@ -72,8 +72,8 @@ inline int32_t patterns(const UpdateParams& p, bool vectors) {
   return n <= kMostPatterns ? static_cast<int32_t>(n) : 0;
 }
 
-// `channel_counters` are those of a slot of all tables of channels. What finds no room is counted
-// in memory.
+// `channel_counters` are those of a slot in all tables of channels. A histogram that has no room is
+// counted in memory.
 inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vectors,
                           int64_t channel_counters) {
   constexpr int64_t kBytes = sizeof(uint32_t);

@@ -1,11 +1,11 @@
 // Tuning of the CUDA kernels: every number that may change without changing what is computed.
 //
-// All of it is derived, none of it measured, for an H200: 132 multiprocessors at 1.75 GHz, to which
-// memory gives 4.3 TB/s, 18.6 bytes a clock each: 4.7 fp32 elements or 9.3 of 16 bits. A
-// multiprocessor issues 128 instructions a clock, 64 of them to the unit that compares, selects and
-// adds integers. As compiled for sm_90, a bf16 element channels last takes about
+// All of it is derived, none of it measured, for an H200: 132 multiprocessors at 1.75 GHz. Memory
+// gives 4.3 TB/s, which is 18.6 bytes per clock and multiprocessor: 4.7 fp32 elements or 9.3 of 16
+// bits. A multiprocessor issues 128 instructions per clock, 64 of them to the unit that compares,
+// selects and adds integers. As compiled for sm_90, a bf16 element, channels last, takes about
 //
-//                                     instructions   of that unit   so at most, elements a clock
+//                                     instructions   of that unit   so at most, elements per clock
 //   moments, min, max, all tallies         12             5.5          10.7
 //   and linear bins                        25            11.5           5.1
 //   and logarithmic bins instead           19            10.5           6.1
@@ -17,19 +17,19 @@
 // (0.8). Beside the tensor, memory sees 80 bytes for a piece of a channel and 8 for a slot that a
 // block counted in: below 3% of the reading where pieces have the sizes planned below.
 //
-// Whole tensors, channels first: a block takes a piece of a channel. Six pieces a multiprocessor
+// Whole tensors, channels first: a block takes a piece of a channel. Six pieces per multiprocessor
 // are two waves; merging them takes the last block a few microseconds.
 //
 // Rows: a warp takes a row, without barriers or partial results. From 4096 elements on its end,
 // about 300 instructions, is less than a fifth of the work.
 //
-// Channels last: a block is as wide as 512 bytes of a row. The sums of four channels are what a
-// thread's registers have room for at 512 threads a multiprocessor, each with 64 bytes under way.
+// Channels last: a block is as wide as 512 bytes of a row. A thread's registers have room for the
+// sums of four channels at 512 threads per multiprocessor, each with 64 bytes under way.
 //
 // Many tensors: the same blocks, found by bisection in the arguments of a launch of 150 tensors.
 //
 // Anything else (strides, integers, fp64, fp8, channels last that are no multiple of four): element
-// by element in fp64, at best 6 elements a clock.
+// by element in fp64, at best 6 elements per clock.
 #pragma once
 
 #include <cstddef>
@@ -37,25 +37,25 @@
 
 namespace hookstats::cuda {
 
-constexpr int kBlock = 256;          // threads a block: many blocks make an even end of a launch
+constexpr int kBlock = 256;          // threads per block: many blocks make an even end of a launch
 constexpr int kWarps = kBlock / 32;  // of a block
-constexpr int kInFlight = 4;         // loads a thread has under way: 4 x 16 bytes x 1024 threads
-                                     // are 64 KB a multiprocessor, where latency asks for 20 KB
-constexpr int kOwned = 4;            // neighbouring channels of a thread, channels last
-constexpr int kAdditions = 32;       // in fp32, before sums are added to in fp64
-constexpr int kPieces = 16;          // of the work, a multiprocessor: about five waves of blocks
-constexpr int kMostPieces = 6;       // of one channel: two whole waves; who merges them is last
+constexpr int kInFlight = 4;        // loads a thread has under way: 4 x 16 bytes x 1024 threads are
+                                    // 64 KB per multiprocessor, where latency asks for 20 KB
+constexpr int kOwned = 4;           // neighbouring channels of a thread, channels last
+constexpr int kAdditions = 32;      // in fp32, before sums are added to in fp64
+constexpr int kPieces = 16;         // of the work, per multiprocessor: about five waves of blocks
+constexpr int kMostPieces = 6;      // of one channel: two whole waves; the last block merges them
 constexpr int kColumnPieces = 2;    // the same, channels last: one wave of resident blocks, as each
-                                    // piece costs 80 bytes a channel
+                                    // piece costs 80 bytes per channel
 constexpr int kLeastTiles = 2;      // tiles (a load of every thread) that a piece is worth
 constexpr int kWarpSlots = 512;     // vectors up to which a channel is always a warp's,
 constexpr int kWarpTiles = 8;       // tiles of a block up to which it is if there are
 constexpr int kFillingWarps = 16;   // such warps for each multiprocessor
-constexpr int64_t kLeastRows = 32;  // rows a thread, channels last, that a piece is worth
+constexpr int64_t kLeastRows = 32;  // rows per thread, channels last, that a piece is worth
 constexpr int kMostCopyBytes = 16384;    // of a table in 32 copies, one a bank: above, one copy
 constexpr int64_t kMostPatterns = 8192;  // 32 KB: up to 4 subdivision bits
 constexpr int kMostWarpTables = 65536;   // bytes of the tables of all warps of a block
-constexpr int kHistogramBlocks = 8;      // blocks a multiprocessor with a table of the tensor's
+constexpr int kHistogramBlocks = 8;      // blocks per multiprocessor with a table of the tensor's
                                          // histogram, which each clears and adds to memory once
 constexpr int64_t kMostPiece = int64_t{1} << 26;  // slots: what 32-bit counters and indices take
 constexpr int kTickets = 65536;                   // of a workspace: what a launch may use

@@ -1,4 +1,4 @@
-// Every word of CUDA that kernels use, by names of ours: under HOOKSTATS_SIMT the emulator's.
+// Every part of CUDA that kernels use, under names of ours; with HOOKSTATS_SIMT the emulator's.
 #pragma once
 
 #if defined(HOOKSTATS_SIMT)
@@ -105,13 +105,13 @@ HOOKSTATS_DEVICE char* shared_memory() {
   return dynamic_shared;
 }
 
-// Its result is never asked for: the hardware then merges a warp's additions to one counter.
+// Without a result: the hardware then merges a warp's additions to one counter.
 HOOKSTATS_DEVICE void add_shared(uint32_t* counter, uint32_t n) { atomicAdd(counter, n); }
 HOOKSTATS_DEVICE void add_global(int64_t* counter, int64_t n) {
   atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(n));
 }
 
-// What the calling thread wrote before is seen by whoever takes a later ticket.
+// Whoever takes a later ticket sees everything that the calling thread wrote before.
 HOOKSTATS_DEVICE uint32_t take_ticket(uint32_t* ticket) {
   __threadfence();
   const uint32_t taken = atomicAdd(ticket, 1u);
@@ -141,11 +141,11 @@ HOOKSTATS_DEVICE T load_fresh(const T* address) {
   return __ldcg(address);
 }
 
-// What the compiler has computed from `word` it computes again rather than keep it in registers.
+// Has the compiler compute values from `word` again rather than keep them in registers.
 HOOKSTATS_DEVICE void forget(uint32_t& word) { asm("" : "+r"(word)); }
 
-// One step of shifted sums, which passes over what is not finite. The compiler makes branches of
-// the same in C++; predicates cost nothing.
+// One step of shifted sums, which skips non-finite values by predicates, at no cost. The compiler
+// would make branches of the same in C++.
 HOOKSTATS_DEVICE void add_if_finite(float x, float shift, float& s1, float& s2, float& l1,
                                     float& least, float& greatest, float& finite) {
   asm("{\n"

@@ -40,8 +40,8 @@ struct Scale {
   HOOKSTATS_DEVICE double operator()(double x) const { return x / static_cast<double>(divisor); }
 };
 
-// Every source reads N elements at a time: along a run, or of neighbouring channels. Where there is
-// no element there is a NaN: it is in no sum and no histogram, and `seen` does not count it.
+// Every source reads N elements at a time: along a run, or of neighbouring channels. A NaN stands
+// for a missing element: it is in no sum and no histogram, and `seen` does not count it.
 
 template <class T>
 struct Vectors {
@@ -96,7 +96,7 @@ struct Vectors {
     return values;
   }
 
-  // What was widened is widened again rather than kept.
+  // Widened elements are widened again rather than kept.
   template <int N>
   static HOOKSTATS_DEVICE void forget_widened(Values<N>& values) {
     HOOKSTATS_UNROLL
@@ -161,7 +161,7 @@ struct Scalars {
   template <int N>
   struct Values {
     uint64_t bits[N];
-    uint32_t exist;  // a bit an element
+    uint32_t exist;  // one bit per element
   };
 
   static HOOKSTATS_DEVICE Values<1> read_run(const Common& common, uintptr_t address, bool exists) {

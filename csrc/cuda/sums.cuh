@@ -1,8 +1,9 @@
 // Shifted sums of one thread, and the channel statistics they amount to.
 //
-// A thread sums in fp32 around a shift close to the mean and adds to fp64 every kAdditions. What is
-// not finite takes part in nothing, whatever its share: all data take the same time. Squares that
-// overflow or vanish and a bad shift show in the sums, and then these are made again in fp64.
+// A thread sums in fp32 around a shift close to the mean and adds to fp64 every kAdditions.
+// Non-finite values take part in no sum, however many they are, so all data take the same time.
+// Squares that overflow or vanish and a bad shift show in the sums, which are then made again in
+// fp64.
 #pragma once
 
 #include <cmath>
@@ -19,7 +20,7 @@ constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 template <class Real>
 constexpr Real kNaN = std::numeric_limits<Real>::quiet_NaN();
 
-// x[i] without an address: what has none may stay in registers.
+// x[i] without taking an address: an array without an address may stay in registers.
 template <class T, int N>
 HOOKSTATS_DEVICE T pick(const T (&x)[N], int i) {
   T picked = x[0];
@@ -126,7 +127,7 @@ struct Sums : HigherSums<Real, kHigher> {
     }
   }
 
-  // Can they be trusted? If not they are to be made again, in fp64 around `mean`.
+  // Whether the sums can be trusted. If not, they must be made again, in fp64 around `mean`.
   HOOKSTATS_DEVICE bool trusted() const {
     constexpr bool kSingle = sizeof(Real) == sizeof(float);
     if (wide_finite == 0) return true;
@@ -151,7 +152,7 @@ struct Sums : HigherSums<Real, kHigher> {
     return is_finite(mean) ? mean : shift;
   }
 
-  // All but the count of NaN: how many elements there were is known to the caller.
+  // All but the count of NaNs: the caller knows the number of elements.
   HOOKSTATS_DEVICE ChannelOf<kHigher> channel(double shift) const {
     ChannelOf<kHigher> c;
     c.count = wide_finite;
@@ -179,7 +180,7 @@ struct Sums : HigherSums<Real, kHigher> {
   }
 };
 
-// What fp32 could not hold is summed again: the sums alone, the rest was right.
+// Sums again what fp32 could not hold: the sums alone, as the rest was right.
 template <bool kHigher>
 struct WideSums : HigherWideSums<kHigher> {
   double s1 = 0, s2 = 0, l1 = 0;
@@ -219,8 +220,8 @@ struct WideSums : HigherWideSums<kHigher> {
   }
 };
 
-// The mean of N values by a tree, which is exact where all are equal; what is not finite is taken
-// for the first that is, and NaN comes back if none is. N is a power of two.
+// The mean of N values by a tree, which is exact if all are equal. The first finite value stands in
+// for non-finite values; the result is NaN if there is none. N is a power of two.
 template <int N, class Real>
 HOOKSTATS_DEVICE Real tree_mean(const Real (&x)[N]) {
   Real instead = kNaN<Real>;

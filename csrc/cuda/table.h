@@ -36,24 +36,24 @@ struct Item {
   int64_t* tensor_counts;
   int64_t* channel_counts;
   void* partials;     // ChannelOf<higher>, [splits][channels], if splits > 1
-  uint32_t* tickets;  // one a channel (a block of channels), if splits > 1
+  uint32_t* tickets;  // one per channel (or block of channels), if splits > 1
   int64_t channels, channel_stride;
   int64_t inner_size, inner_stride;
   int64_t outer_size;
   int64_t repeat;
-  int64_t row_step;    // outer indices a piece
-  int64_t inner_step;  // elements of a row a piece
+  int64_t row_step;    // outer indices per piece
+  int64_t inner_step;  // elements of a row per piece
   Divisor slots;       // runs: slots of a piece's part of a row. Columns: threads side by side
   int32_t row_splits, inner_splits;
   int32_t groups;  // channels, or blocks of channels
-  int32_t teams;   // runs: teams a block, each a warp or the whole block
+  int32_t teams;   // runs: teams per block, each a warp or the whole block
   int32_t first_block, blocks;
   int32_t outer_dims;
 
   HOOKSTATS_HOST_DEVICE int32_t splits() const { return row_splits * inner_splits; }
 };
 
-// Where a block's shared memory has what: offsets in bytes, -1 where it has none of it.
+// The layout of a block's shared memory: offsets in bytes, -1 for parts that it does not have.
 struct Shared {
   int32_t tensor_edges = -1, channel_edges = -1;
   int32_t tensor_table = -1, channel_table = -1;

@@ -1,5 +1,4 @@
-// Launches: gathers the tensors that one launch can take and gives them their part of the
-// workspace.
+// Launches: gathers the tensors that one launch can take, and gives each its part of the workspace.
 #include "cuda/update.h"
 
 #include <cstring>
@@ -17,8 +16,8 @@ namespace {
 
 constexpr size_t kTicketBytes = kTickets * sizeof(uint32_t);
 
-// The tensors of one launch, of one agent, one source and one set of bins: a table and what the
-// tensors in it need together.
+// The tensors of one launch, with one agent, one source and one set of bins: a table, and the
+// memory that its tensors need together.
 template <int kItems>
 struct Batch {
   AgentKind agent;

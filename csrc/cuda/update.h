@@ -10,7 +10,7 @@ namespace hookstats::cuda {
 
 using Stream = void*;  // cudaStream_t
 
-// What a plan depends on; read once a device.
+// The properties of a device that a plan depends on; read once per device.
 struct Device {
   int multiprocessors;
   size_t shared_bytes;  // a block's, at most
@@ -18,8 +18,8 @@ struct Device {
 };
 Device device(int index);
 
-// Memory of the device that one stream's updates share, one after another. It was zero when it was
-// made; every update leaves it as it has to be for the next.
+// Memory of the device that one stream's updates share, one after another. The memory is zero at
+// first, and every update leaves it as the next update needs it.
 struct Workspace {
   void* data;
   size_t bytes;
@@ -33,7 +33,7 @@ size_t workspace_bytes(const Device& device, const UpdateParams& params);
 // names CUDA's error, and std::invalid_argument if the workspace is too small.
 void update(const Device& device, const UpdateParams& params, Workspace workspace, Stream stream);
 
-// The same as `update` one by one, whose states share no memory, in few launches.
+// The same as `update` one by one, in few launches; the states share no memory.
 size_t workspace_bytes_many(const Device& device, const UpdateParams* params, int64_t count);
 void update_many(const Device& device, const UpdateParams* params, int64_t count,
                  Workspace workspace, Stream stream);

@@ -92,6 +92,8 @@ class Arena:
         meanwhile."""
         self.stalls = 0
         """The number of swaps that waited until the step before was read out."""
+        self.while_waiting: Callable[[], object] = lambda: None
+        """Called each second while a swap waits."""
         self.shelves: dict[torch.device, Shelf] = {}
         self._places = Places(np.zeros(0, np.int64), np.zeros(1, np.int64), ())
         self._pid = os.getpid()
@@ -200,7 +202,8 @@ class Arena:
             self._back_is_free = _free()
         if not self._back_is_free.is_set():
             self.stalls += 1
-            self._back_is_free.wait()
+            while not self._back_is_free.wait(1.0):
+                self.while_waiting()
         with self.lock:
             buffer = self.front
             layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)

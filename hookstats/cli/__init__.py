@@ -13,11 +13,12 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from hookstats._version import __version__
 from hookstats.cli.output import describe
 from hookstats.records.alike import did_you_mean
+from hookstats.stats.printable import printable
 
 COMMANDS = ("demo", "show", "top", "compare", "report", "export", "doctor")
 INTERRUPTED = 128 + 2  # what shells report for a command that SIGINT ended
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help(sys.stderr)
+        return 2
+    if sys.stdout is None:  # `>&-`
+        print(f"hookstats {options.command}: error: stdout is closed", file=sys.stderr)
         return 2
     try:
         with warnings.catch_warnings():
@@ -66,8 +70,15 @@ def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
     print(f"hookstats: warning: {describe(message)}", file=sys.stderr)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors show arguments `printable`."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message, lines=True))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hookstats",
         description="PyTorch's flight recorder: look at what `hookstats.watch` recorded.",
         epilog="`hookstats COMMAND --help` describes a command, with examples. "

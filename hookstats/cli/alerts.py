@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hookstats.cli.output import count
 from hookstats.show.grid import require_rich
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,7 +18,7 @@ STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 def print_alerts(console: Console, alerts: Sequence[Alert], limit: int) -> None:
-    """Print the number of alerts, and the last `limit` of them."""
+    """Print the number of alerts, and the first `limit` of them, which have the cause."""
     console.print()
     for line in alert_lines(console, alerts, limit):
         console.print(line, soft_wrap=not console.is_terminal)
@@ -26,18 +27,18 @@ def print_alerts(console: Console, alerts: Sequence[Alert], limit: int) -> None:
 def alert_lines(
     console: Console, alerts: Sequence[Alert], limit: int, cut: bool = False
 ) -> Iterator[RenderableType]:
-    """What `print_alerts` prints: coloured by severity, in a terminal as a list with dashes.
+    """The lines of `print_alerts`: coloured by severity, in a terminal as a list with dashes.
 
     cut: in a terminal, keep one line of each alert.
     """
     if not alerts:
         yield "no alerts"
         return
-    last = f", the last {limit}" if limit < len(alerts) else ""
-    yield f"{count(len(alerts), 'alert')}{last}:"
+    first = f", the first {limit}" if limit < len(alerts) else ""
+    yield f"{count(len(alerts), 'alert')}{first}:"
     rich = require_rich()
-    for alert in alerts[-limit:]:
-        message = rich.text.Text(alert.message, STYLES[alert.severity])
+    for alert in alerts[:limit]:
+        message = rich.text.Text(printable(alert.message), STYLES[alert.severity])
         if not console.is_terminal:
             yield message
             continue

@@ -74,14 +74,14 @@ class Differences:
 
 
 def run(options: argparse.Namespace) -> int:
-    # Strict: nobody knows whether a part that cannot be read is equal.
+    # Strict: nobody knows whether an unreadable part is equal.
     a, b = open_path(options.a, strict=True), open_path(options.b, strict=True)
     console = stdout()
     for name in ("bins", "channel_bins"):
         one, other = getattr(a, name), getattr(b, name)
         if one != other:
             console.print(
-                f"{name} are {one} and {other}: their histograms are not compared", soft_wrap=True
+                f"{name} differ ({one}, {other}): histograms are not compared", soft_wrap=True
             )
     found = _compare_runs(a, b, options)
     _print(console, found, options)

@@ -18,6 +18,7 @@ from hookstats.cli.training import BAD_LAYER, train
 from hookstats.cli.usage.demo import OUT
 from hookstats.show import page
 from hookstats.show.terminal import render
+from hookstats.stats.printable import printable
 
 ALERTS = 8
 
@@ -41,10 +42,11 @@ def run(options: argparse.Namespace) -> int:
         f"accuracy {accuracy:.1%}"
     )
     print_alerts(console, rules.replay(recorded), ALERTS)
+    report = page.write(recorded, beside(out))
     print(
         f"\nplanted: most biases of {BAD_LAYER!r} are -20, so that its ReLU never opens\n"
-        f"report:  {page.write(recorded, beside(out))}\n"
-        f"more:    {_program()} show {out} --sort dead"
+        f"report:  {printable(str(report))}\n"
+        f"more:    {_program()} show {printable(str(out))} --sort dead"
     )
     return 0
 

@@ -1,4 +1,4 @@
-"""Examines the installation, and imports no compiled part of it that would end the process."""
+"""Checks the installation, and imports no compiled part that would end the process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hookstats._version import __version__
 from hookstats.cli.output import describe
+from hookstats.stats.printable import printable
 
 OPTIONAL = {
     "pyarrow": "run directories",
@@ -42,7 +43,7 @@ for name in sys.argv[2:]:
     except ImportError:
         pass
 """
-"""Imports modules; the last name printed is that of the module that ended the process."""
+"""Imports modules; the last name that it prints is that of a module that ended the process."""
 
 
 class Finding(NamedTuple):
@@ -56,7 +57,9 @@ class Finding(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     broken = False
     for finding in _examine():
-        print(f"{finding.what:<13}{'BROKEN: ' * finding.broken}{finding.text}", flush=True)
+        print(
+            f"{finding.what:<13}{'BROKEN: ' * finding.broken}{printable(finding.text)}", flush=True
+        )
         broken |= finding.broken
     return int(broken)
 
@@ -83,7 +86,7 @@ def _examine() -> Iterator[Finding]:
 
 
 def _crashes(modules: Sequence[str]) -> dict[str, str]:
-    """The modules that end a process that imports them, as a truncated library does, and how."""
+    """The modules whose import ends the process, as that of a truncated library does, and how."""
     crashes: dict[str, str] = {}
     while modules:
         package = str(Path(__file__).parents[2])
@@ -120,14 +123,14 @@ def _compiler() -> str:
 
 
 def _import(name: str) -> Any:
-    """Import a module without its warnings, which say what the report says anyway."""
+    """Import a module without its warnings, since the report says the same."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
 
 
 def _cpu(crash: str | None) -> Finding:
-    """Whether the CPU kernels load, and for which instruction set."""
+    """Whether the CPU kernels load, and which instruction set they use."""
     if crash is not None:
         return Finding("CPU kernels", crash, broken=True)
     try:
@@ -144,7 +147,7 @@ def _cpu(crash: str | None) -> Finding:
 
 
 def _cuda(crash: str | None) -> str:
-    """Whether CUDA tensors have kernels, and if not, why."""
+    """Whether CUDA tensors have kernels, or why not."""
     try:
         ops = None if crash is not None else _import(_OPS)
     except ImportError:
@@ -161,7 +164,7 @@ def _cuda(crash: str | None) -> str:
 
 
 def _native(crash: str | None) -> Finding:
-    """Whether the hooks written in C++ are in use, and if not, why: then the Python hooks serve."""
+    """Whether the C++ hooks are in use, or why not: then the Python hooks serve."""
     if crash is not None:
         return Finding("C++ hooks", crash, broken=True)
     native = _import(_NATIVE)
@@ -169,7 +172,7 @@ def _native(crash: str | None) -> Finding:
 
 
 def _self_test(crash: str | None) -> Finding:
-    """Compare one small update, with histograms, by the operator with that by the reference."""
+    """Compare one small update by the operator, with histograms, with the same by the reference."""
     if crash is not None:
         return Finding("self-test", "impossible without the CPU kernels", broken=True)
     import torch
@@ -177,15 +180,15 @@ def _self_test(crash: str | None) -> Finding:
     from hookstats.stats import reference, state
     from hookstats.stats.bins import LogBins
 
-    x = torch.linspace(-3.0, 3.0, 600).reshape(20, 5, 6)
-    x[0, :, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 1e30])
+    x = torch.linspace(-3.0, 3.0, 600, device="cpu").reshape(20, 5, 6)
+    x[0, :, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 1e30], device="cpu")
     bins = LogBins()
     states = []
     try:
         ops = _import(_OPS)
         for update in (ops.update_, reference.update_):
             columns = state.identity_moments(5), state.identity_tallies(5)
-            counts = torch.zeros(bins.slots, dtype=torch.int64)
+            counts = torch.zeros(bins.slots, dtype=torch.int64, device="cpu")
             update(x, 1, *columns, counts, bins.descriptor("cpu"))
             states.append((*columns, counts))
     except ImportError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from hookstats.runs.format import require_pyarrow
 from hookstats.runs.run import Run
 from hookstats.runs.series import SiteSeries
 from hookstats.stats.derived import statistic_names
+from hookstats.stats.printable import printable
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,13 +39,25 @@ def run(options: argparse.Namespace) -> int:
                 _write_csv(recorded, temporary, options.channels)
             else:
                 _write_parquet(recorded, temporary)
-    print(out)
+    print(printable(str(out)))
     return 0
 
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """A temporary file, which replaces `out` once it is complete."""
+    """A temporary file, which replaces `out` once it is complete.
+
+    A link stays, and the file that it names is replaced. What is no regular file, such as a pipe or
+    a device, stays, too: it is written to.
+    """
+    if out.exists() and not (out.is_file() or out.is_dir()):
+        with tempfile.TemporaryDirectory() as directory:
+            whole = Path(directory, "export")
+            yield whole
+            with whole.open("rb") as read, out.open("wb") as written:
+                shutil.copyfileobj(read, written)
+        return
+    out = out.resolve() if out.is_symlink() else out
     for path, wrong in ((out.parent, not out.parent.is_dir()), (out, out.is_dir())):
         if wrong:
             code = errno.EISDIR if path.is_dir() else errno.ENOENT
@@ -102,8 +117,16 @@ def _channel_rows(site: SiteSeries, rank: int) -> dict[str, Any]:
 
 
 def _constants(site: SiteSeries, rank: int, rows: int) -> dict[str, Any]:
-    values = {"rank": rank, "site": site.name, "kind": site.kind}
+    values = {"rank": rank, "site": _cell(site.name), "kind": _cell(site.kind)}
     return {name: np.full(rows, value) for name, value in values.items()}
+
+
+def _cell(text: str) -> str:
+    """`text` as a cell that no spreadsheet takes for a formula.
+
+    Names may come from anybody. The apostrophe says text, see "CSV Injection" of OWASP.
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 def _write_events(recorded: Run, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""What subcommands read: a run, one of its steps, some of its sites."""
+"""The inputs of subcommands: a run, one of its steps, some of its sites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def open_path(path: Path, strict: bool = False) -> Run:
 
 
 def read_step(run: Run, step: int | None, rank: int) -> StepRecord:
-    """What `rank` recorded in a step, by default in its last; negative steps count from the end."""
+    """The record of `rank` in a step, by default the last; negative steps count from the end."""
     if step is None or step < 0:
         steps, back = run.steps_of(rank), step or -1
         if not steps:
@@ -46,7 +46,7 @@ def check_chosen(keys: Collection[Key], layers: list[str] | None, kinds: list[st
     """Refuse a choice that matches nothing.
 
     Raises:
-        KeyError: a layer or a kind that none of the keys has; the message names similar ones.
+        KeyError: no key has one of the layers or kinds; the message names similar ones.
     """
     for layer in layers or ():
         series.choose(keys, layer)

@@ -1,17 +1,19 @@
-"""What subcommands print through, and how they word counts and errors."""
+"""The console that subcommands print to, and their wording of counts and errors."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookstats.show.grid import require_rich
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def stdout() -> Console:
-    """A console on stdout that prints names as they are, even "[red]" and ":smile:".
+    """A console on stdout that prints names as they are, even "[red]" and ":smile:", but for what
+    would drive the terminal, which it shows `printable`.
 
     It leaves a broken pipe to `main`, which knows the right exit code.
     """
@@ -20,6 +22,9 @@ def stdout() -> Console:
     class StdoutConsole(rich.console.Console):  # type: ignore[misc, name-defined]
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
+
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str(printable(text, lines=True), **options)
 
     console: Console = StdoutConsole(highlight=False, markup=False, emoji=False)
     return console
@@ -31,9 +36,10 @@ def count(number: int, noun: str) -> str:
 
 
 def describe(error: BaseException | str) -> str:
-    """An error or a warning in one line, without the name of its class and the error number."""
+    """An error or a warning in one printable line, without its class and the error number."""
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+        named = "" if error.filename is None else f"{error.filename}: "
+        return printable(named + error.strerror)
     # str() of a KeyError is its argument's repr.
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return " ".join(str(text).split()) or type(error).__name__
+    return printable(" ".join(str(text).split())) or type(error).__name__

@@ -7,15 +7,17 @@ from pathlib import Path
 
 from hookstats.cli.inputs import open_path
 from hookstats.show import page
+from hookstats.stats.printable import printable
 
 
 def run(options: argparse.Namespace) -> int:
     recorded = open_path(options.run)
-    print(page.write(recorded, options.out or beside(options.run), rank=options.rank))
+    out = page.write(recorded, options.out or beside(options.run), rank=options.rank)
+    print(printable(str(out)))
     return 0
 
 
 def beside(run: Path) -> Path:
-    """The default file of a run's report: not in the run, which only its writer changes."""
+    """The default file of a run's report: beside the run, which only its writer changes."""
     run = run if run.name else run.resolve()  # "." has no name
     return run.with_name(f"{run.name}.html")

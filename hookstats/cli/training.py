@@ -1,4 +1,4 @@
-"""train(): the demo's training run: a small network on scikit-learn's digits, every layer watched.
+"""train(): the training run of the demo: a small network on scikit-learn's digits, fully watched.
 
 One layer is initialised badly on purpose, so that there is a fault to find.
 """
@@ -75,7 +75,7 @@ def train(out: Path, epochs: int, seed: int = 0) -> float:
 
     Raises:
         ImportError: scikit-learn, rich or pyarrow is not installed.
-        OSError: `out` cannot be written, or has another run.
+        OSError: `out` cannot be written, or holds another run.
     """
     require_rich()
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

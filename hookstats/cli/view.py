@@ -1,4 +1,4 @@
-"""View: what was read of a growing run, and the frame that shows it in a terminal."""
+"""View: follows a growing run, and makes the frame that shows the run in a terminal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hookstats.runs.format import PARTS
 from hookstats.runs.run import Run
 from hookstats.show.grid import Cell, grid, require_rich
 from hookstats.show.terminal import MANY_DEAD, format_number
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,7 +33,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class View:
-    """Follows one rank of a run; only the chosen layers and kinds are kept."""
+    """Follows one rank of a run, and keeps the chosen layers and kinds alone."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class View:
 
     def _forget(self) -> None:
         self.sites: list[SiteSummary] = []
-        """Of the step read last."""
+        """The sites of the step that was read last."""
         self.alerts: list[rules.Alert] = []
         self._step: int | None = None
         self._passed = 0
@@ -58,7 +59,7 @@ class View:
         self._monitor = rules.Monitor("default")
 
     def read(self, seconds: float = math.inf) -> bool:
-        """Read new steps for about so many seconds; returns whether some are left to read.
+        """Read new steps for about so many seconds; returns whether more are left to read.
 
         Raises:
             ValueError: the layers and kinds match nothing.
@@ -93,7 +94,7 @@ class View:
     def frame(self, console: Console, rows: int) -> Iterator[RenderableType]:
         """What to print, from top to bottom; the table has at most `rows` rows."""
         text = require_rich().text.Text
-        yield text(self._headline(), "bold")
+        yield text(printable(self._headline()), "bold")
         if self._step is None:
             return
         yield ""

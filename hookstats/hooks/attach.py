@@ -32,8 +32,9 @@ def check_model(model: object) -> None:
 def check_kinds(kinds: Collection[str], known: Collection[str]) -> None:
     """Raise a ValueError unless `kinds` are one or more of `known`."""
     if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
+        meant = f"; did you mean ({kinds!r},)?" if isinstance(kinds, str) and kinds in known else ""
         raise ValueError(
-            f"kinds = {kinds!r}: expected one or more of {', '.join(known)}, in a tuple"
+            f"kinds = {kinds!r}: expected one or more of {', '.join(known)}, in a tuple{meant}"
         )
     for kind in kinds:
         if kind not in known:
@@ -91,8 +92,8 @@ def make_reachable(modules: Mapping[str, nn.Module]) -> None:
     functions = reset_compiled({type(module) for module in modules.values()})
     if functions:
         warnings.warn(
-            f"hookstats: compiled before the hooks were set, and therefore without them: "
-            f"{', '.join(functions)}; they will be compiled again at their next calls",
+            f"hookstats: compiled before the hooks were set, and therefore without hooks: "
+            f"{', '.join(functions)}; these functions are compiled again at their next calls",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hookstats.records.keys import label
+from hookstats.stats.printable import printable
 
 
 class Counts:
@@ -113,12 +114,12 @@ class Coverage:
         lines = [header] + [
             (
                 label(row.name),
-                row.kind,
+                printable(row.kind),
                 str(row.forwards),
                 str(row.observed),
                 str(row.missing),
                 str(row.backwards),
-                ", ".join(f"{reason}: {n}" for reason, n in row.skipped.items()),
+                ", ".join(f"{printable(why)}: {n}" for why, n in row.skipped.items()),
             )
             for row in self.rows
         ]
@@ -133,4 +134,4 @@ class Coverage:
         text += [f"{row.kind} of {row.name!r}: {row.error}" for row in self.rows if row.error]
         text += [f"{what}: {why}" for what, why in self.failures.items()]
         text.append(f"{self.steps} steps, {self.stalls} stalls, {self.discarded} discarded")
-        return "\n".join(text)
+        return printable("\n".join(text), lines=True)

@@ -1,4 +1,4 @@
-"""What follows from stored statistics and histograms, without another pass over any tensor.
+"""What follows from recorded statistics and histograms, without another pass over any tensor.
 
 Pure functions: `formats` (number formats), `channels` (odd channels), `coarse` (fewer bins),
 `layers` (from layer to layer: the first non-finite one, growth with depth, gradient to weight).

@@ -1,7 +1,7 @@
 """Odd channels: bool [C] of a ChannelStats, from its moments and counts.
 
-Channels without finite values are none of these. The whole tensors of a record have such
-statistics, too: `StepRecord.whole`.
+Channels without finite values are not odd. The functions also take `StepRecord.whole`, in which
+each "channel" is a whole tensor.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from hookstats.insight.cumulative import below
 from hookstats.stats.channel_stats import ChannelStats
 
 MARGIN = 1 / 16
-"""How near to its greatest magnitude a value is saturated. 15/16 of 1 is an edge of LogBins(3), and
-where tanh is at 0.9375 its slope is 0.12."""
+"""How near to its greatest magnitude a value counts as saturated. 15/16 is an edge of LogBins(3),
+and where tanh is 0.9375 its slope is 0.12."""
 
 
 def dead(stats: ChannelStats) -> Tensor:
-    """The channel has finite values, and every one of them is zero.
+    """Whether a channel has finite values and all of them are zero.
 
-    In an output such a channel carries no signal, in a gradient the channel receives none. NaN and
-    infinities do not count; a channel stuck at another value is not dead. Of several steps merged,
-    a channel is dead if it was dead in each of them that had finite values.
+    A dead channel of an output carries no signal; a dead channel of a gradient receives none. NaN
+    and infinities do not count; a channel that is stuck at another value is not dead. In statistics
+    of several merged steps, a channel is dead if it was dead in every step with finite values.
     """
     return stats.dead
 
 
 def constant(stats: ChannelStats) -> Tensor:
-    """All finite values are one and the same, be it zero; there are two of them at least."""
+    """Whether a channel has two or more finite values, all equal, zero included."""
     return (stats.count > 1) & (stats.min == stats.max)
 
 
 def outlier(stats: ChannelStats, factor: float = 10.0) -> Tensor:
-    """The rms is more than `factor` times the median of the channels' rms.
+    """Whether a channel's rms is more than `factor` times the median of all channels' rms.
 
-    As of the few features of large transformers that dwarf all others (Dettmers et al., "LLM.int8",
-    2022), which cost an 8-bit format its resolution. Dead channels do not enter the median.
+    A few features of large transformers dwarf all others (Dettmers et al., "LLM.int8", 2022), and
+    cost an 8-bit format its resolution. Dead channels do not enter the median.
 
     Raises:
         ValueError: factor below 1.
@@ -49,7 +49,7 @@ def outlier(stats: ChannelStats, factor: float = 10.0) -> Tensor:
 
 
 def saturated(stats: ChannelStats, share: float = 0.5, margin: float = MARGIN) -> Tensor:
-    """At least the given share of the finite values is near the greatest magnitude: `saturation`.
+    """Whether `saturation` is at least `share`.
 
     Raises:
         ValueError: share or margin outside 0..1.
@@ -62,14 +62,15 @@ def saturated(stats: ChannelStats, share: float = 0.5, margin: float = MARGIN) -
 def saturation(stats: ChannelStats, margin: float = MARGIN) -> Tensor:
     """The share of the finite values within `margin` of the channel's greatest magnitude.
 
-    That is ``|x| >= (1 - margin) * amax``: where tanh, hardtanh or a clamp of both signs is
-    saturated. A lower bound: what the histograms of the channels prove, where there are any, and in
-    any case what the moments prove, as values below ``t * amax`` add less than ``(t * amax)**2`` to
-    the mean square: ``share >= (rms**2 / amax**2 - t**2) / (1 - t**2)``. Constant channels have 0,
-    they are another matter.
+    That is ``|x| >= (1 - margin) * amax``, which holds for the values of a saturated tanh, hardtanh
+    or clamp with bounds of both signs. The share is a lower bound: what the histograms of the
+    channels prove, if there are any, and otherwise what the moments prove. Values below
+    ``t * amax`` add less than ``(t * amax)**2`` to the mean square, so
+    ``share >= (rms**2 / amax**2 - t**2) / (1 - t**2)``. The share of a constant channel is 0, since
+    a constant is another matter.
 
     Returns:
-        float64 [C], in 0..1; 0 where there is no finite value.
+        float64 [C], in 0..1; 0 for channels without finite values.
     Raises:
         ValueError: margin outside 0..1.
     """

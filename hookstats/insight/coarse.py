@@ -11,24 +11,24 @@ from hookstats.stats.bins import Bins, LogBins
 from hookstats.stats.histogram import Histogram
 
 _OCTAVES = 16
-"""How many octaves below the greatest magnitude are worth more than resolution."""
+"""The number of octaves below the greatest magnitude that matter more than resolution."""
 
 
 def coarsen(hist: Histogram, most: int) -> tuple[Int64, Float64]:
     """The histogram of one tensor in `most` bins or fewer, by merging neighbouring bins.
 
-    Counts stay exact: edges are some of the old ones, but that underflow begins at min and
-    overflow ends at max. Bins that nothing fell into are left out at both ends. LogBins keep their
-    resolution for the greatest magnitudes, and the rest, with the zeros, becomes one bin around
-    zero; where that would leave fewer than 16 octaves, subdivision bits are given up, one by one.
-    LinearBins are merged by equal numbers.
+    Counts stay exact: the edges are some of the old edges, except that the underflow begins at min
+    and the overflow ends at max. Empty bins are left out at both ends. LogBins keep their
+    resolution for the greatest magnitudes, and all smaller values, with the zeros, become one bin
+    around zero; if that would leave fewer than 16 octaves, subdivision bits are given up, one by
+    one. LinearBins are merged in groups of equal size.
 
     Args:
         hist: of one channel or tensor (C = 1).
         most: at least 8.
     Returns:
-        counts int64 [n] and ascending edges float64 [n + 1], 1 <= n <= most; without finite values
-        no counts and no edges.
+        counts int64 [n] and ascending edges float64 [n + 1], 1 <= n <= most; both empty without
+        finite values.
     Raises:
         ValueError: hist has several channels, or most is too small.
     """
@@ -55,7 +55,7 @@ def coarsen(hist: Histogram, most: int) -> tuple[Int64, Float64]:
 
 
 def _log_cuts(bins: LogBins, first: int, last: int, most: int) -> Int64:
-    """The first slots of the merged bins, and the one after them all."""
+    """The first slot of each merged bin, and the slot after the last."""
     zero = bins.slots // 2
     small = int(bins.min_exponent > -127)  # the bin next to zero is of no octave
     farthest = max(last - zero, zero - first) - small
@@ -77,9 +77,8 @@ def _log_cuts(bins: LogBins, first: int, last: int, most: int) -> Int64:
 
 @lru_cache(maxsize=8)
 def _bounds(bins: Bins) -> Float64:
-    """Where slots begin, and where the last one ends: float64 [slots + 1], infinite at both ends.
-
-    Shared, not to be written.
+    """Where each slot begins, and where the last one ends: float64 [slots + 1], infinite at both
+    ends. The array is shared: never write to it.
     """
     edges: Float64 = bins.edges().double().numpy()
     return np.concatenate(([-np.inf], edges, [np.inf]))

@@ -12,7 +12,7 @@ from hookstats.stats.histogram import Histogram
 
 
 class Below(NamedTuple):
-    """The values below a threshold, float64 [C, K]: at least `low`, at most `high`.
+    """The number of values below a threshold, float64 [C, K]: at least `low`, at most `high`.
 
     The two are equal where the threshold is an edge of a bin. `estimate` lies between them, as if
     the values of a bin were spread evenly over it.
@@ -24,10 +24,10 @@ class Below(NamedTuple):
 
 
 def below(hist: Histogram, thresholds: Tensor) -> Below:
-    """Of each channel, how many finite values lie below each threshold.
+    """The number of finite values of each channel below each threshold.
 
-    On an edge, values that equal it count as their bin does: in the bin above the edge, except
-    that LogBins has those of a negative edge below it.
+    If a threshold is an edge, values equal to it count as their bin does: they are in the bin above
+    the edge, or, for a negative edge of LogBins, in the bin below it.
 
     Args:
         thresholds: float64 [K], or [C, K] with the thresholds of each channel. Not zero: the zero

@@ -1,20 +1,21 @@
-"""Number formats: which share of a tensor would be lost in one, and at which scale the least.
+"""Number formats: the share of a tensor that a format would lose, and the scale that loses least.
 
-A value is over where it rounds to no finite number of the format (a cast makes it infinite or NaN,
-or clips it to the greatest number), and under where it is not zero but rounds to zero; both to
-nearest. So the thresholds are half a step beyond the greatest number, and half the least one.
-Values at the very threshold go by their bin: they count as over, and not as under (torch has a tie
-go to the even number: 464 becomes 448 in e4m3, and half the least number becomes 0).
+A value is over if it rounds to no finite number of the format (a cast makes the value infinite or
+NaN, or clips it to the greatest number), and under if it is not zero but rounds to zero; rounding
+is to nearest. So the thresholds are half a step beyond the greatest number, and half the least
+number. Values exactly at a threshold go by their bin: they count as over, and not as under (torch
+rounds ties to the even number: 464 becomes 448 in e4m3, and half the least number becomes 0).
 
-From LogBins, shares are exact at every power-of-two scale where the threshold is an edge of a bin:
+From LogBins, shares are exact at every power-of-two scale for which the threshold is an edge of a
+bin:
 
 - under: for every format, however many subdivision bits; but not where the threshold over the scale
   is a subnormal float32, as that of bf16 is at scale 1;
 - over: fp8_e5m2 from 3 subdivision bits on, fp8_e4m3 from 4 on. fp16 and bf16 never: their
   greatest number is within one bin of a power of two.
 
-Elsewhere `under_bounds` and `over_bounds` say between which two the share lies, and `under` and
-`over` interpolate within the one bin in question. A share of values over is exactly 0 wherever
+Elsewhere `under_bounds` and `over_bounds` return the two numbers between which the share lies, and
+`under` and `over` interpolate within the bin in question. The share of values over is exactly 0 if
 amax * scale is below the threshold.
 """
 
@@ -68,7 +69,7 @@ _SCALES = range(-126, 128)
 
 
 def under(hist: Histogram, form: Format | str, scale: float | Tensor = 1.0) -> Tensor:
-    """The share of the finite values that are not zero but would be, times `scale`, in `form`.
+    """The share of the finite values that are not zero, but times `scale` would be zero in `form`.
 
     Args:
         hist: C histograms in LogBins.
@@ -83,7 +84,7 @@ def under(hist: Histogram, form: Format | str, scale: float | Tensor = 1.0) -> T
 
 
 def over(hist: Histogram, form: Format | str, scale: float | Tensor = 1.0) -> Tensor:
-    """The share of the finite values that would be too great, times `scale`, for `form`.
+    """The share of the finite values that, times `scale`, would be too large for `form`.
 
     Arguments, result and errors are those of `under`.
     """
@@ -93,7 +94,7 @@ def over(hist: Histogram, form: Format | str, scale: float | Tensor = 1.0) -> Te
 def under_bounds(
     hist: Histogram, form: Format | str, scale: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The least and the greatest share, float64 [C] each, that `under` may really be."""
+    """The bounds of the true share that `under` estimates, float64 [C] each."""
     low, _, high = _under(hist, _form(form), _scales(scale))
     return low.squeeze(1), high.squeeze(1)
 
@@ -101,25 +102,25 @@ def under_bounds(
 def over_bounds(
     hist: Histogram, form: Format | str, scale: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The least and the greatest share, float64 [C] each, that `over` may really be."""
+    """The bounds of the true share that `over` estimates, float64 [C] each."""
     low, _, high = _over(hist, _form(form), _scales(scale))
     return low.squeeze(1), high.squeeze(1)
 
 
 def best_scale(hist: Histogram, form: Format | str) -> Tensor:
-    """The power of two in 2**-126..2**127 at which the least is lost, under and over together.
+    """The power of two in 2**-126..2**127 that loses the least, under and over together.
 
-    Of several the greatest, which leaves the fewest values subnormal. A few outliers are given up
-    where that saves more values at the other end: for the greatest scale at which nothing is over,
-    divide `Format.max` by amax.
+    Of several such scales this is the greatest, which leaves the fewest values subnormal. A few
+    outliers are given up if that saves more values at the other end: for the greatest scale at
+    which nothing is over, divide `Format.max` by amax.
 
     Returns:
-        float64 [C]; 1 where no value is other than zero.
+        float64 [C]; 1 for channels whose values are all zero.
     Raises:
         ValueError: other bins, or an unknown format.
     """
     form = _form(form)
-    scales = torch.tensor([2.0**exponent for exponent in _SCALES], dtype=torch.float64)
+    scales = torch.tensor([2.0**e for e in _SCALES], dtype=torch.float64, device="cpu")
     lost = _under(hist, form, scales)[1] + _over(hist, form, scales)[1]
     best = scales.expand_as(lost).where(lost == lost.amin(1, keepdim=True), -torch.inf).amax(1)
     amax = torch.maximum(-hist.min, hist.max)
@@ -127,7 +128,7 @@ def best_scale(hist: Histogram, form: Format | str) -> Tensor:
 
 
 _Shares = tuple[Tensor, Tensor, Tensor]
-"""Shares [C, K]: at least, estimated, at most."""
+"""Shares [C, K]: the lower bound, the estimate, the upper bound."""
 
 
 def _under(hist: Histogram, form: Format, scale: Tensor) -> _Shares:
@@ -146,7 +147,7 @@ def _over(hist: Histogram, form: Format, scale: Tensor) -> _Shares:
 
 
 def _within(hist: Histogram, magnitude: Tensor) -> _Shares:
-    """How many values lie between -magnitude and magnitude."""
+    """The number of values between -magnitude and magnitude."""
     if not isinstance(hist.bins, LogBins):
         raise ValueError(f"hist has bins {hist.bins}: expected LogBins")
     low, estimate, high = below(hist, torch.cat((-magnitude, magnitude), dim=-1))

@@ -1,8 +1,8 @@
 """From layer to layer: the first non-finite tensor, growth with depth, gradient to weight.
 
-A record has its sites in the order in which they were first observed in the run. Within a step
-that is the order of execution: outputs as the forward made them, gradients as the backward did,
-parameters last.
+The sites of a record are in the order in which they were first observed in the run. Within a step
+that is the order of execution: outputs in forward order, gradients in backward order, parameters
+last.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from hookstats.stats.state import NAN, NEGINF, POSINF
 def per_tensor(
     record: StepRecord, sites: Sequence[int] | None = None, *, hist: bool = True
 ) -> ChannelStats:
-    """The statistics of the sites' whole tensors: its "channels" are the sites, all or those given.
+    """The statistics of whole tensors, with all sites, or the given ones, as "channels".
 
-    Its `hist` has a row per site, with all slots: with many bins and many sites that is large.
-    Where `hist` is false there is none; of all sites that is `StepRecord.whole`.
+    `hist` of the result has a row per site with all slots, which is large with many bins and many
+    sites. If `hist` is false, the result has no histograms; for all sites it is then
+    `StepRecord.whole`.
     """
     bins, counts = record.bins if hist else None, None
     if bins is None and sites is None:
@@ -47,10 +48,10 @@ def per_tensor(
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A tensor with values that are not finite; `channel` is the first channel with any.
+    """A tensor with non-finite values; `channel` is the first channel that has any.
 
-    nan, posinf and neginf count them in the whole tensor; `after` counts the tensors with any that
-    come after it in the same step.
+    nan, posinf and neginf are counts of the whole tensor; `after` is the number of later tensors of
+    the same step that have non-finite values, too.
     """
 
     step: int
@@ -67,7 +68,7 @@ class NonFinite:
 def first_nonfinite(source: StepRecord | Run, rank: int = 0) -> NonFinite | None:
     """The first tensor in execution order that had a NaN or an infinity; None if all were finite.
 
-    Of a Run, the steps of `rank` are read one by one until there is one.
+    In a Run, the steps of `rank` are read one by one until such a tensor is found.
     """
     if isinstance(source, Run):
         found = (first_nonfinite(source.record(step, rank)) for step in source.steps_of(rank))
@@ -95,11 +96,11 @@ def first_nonfinite(source: StepRecord | Run, rank: int = 0) -> NonFinite | None
 
 
 def gradient_to_weight(record: StepRecord) -> dict[str, float]:
-    """Of each parameter, the rms of its gradient over the rms of its values.
+    """For each parameter, the rms of its gradient divided by the rms of its values.
 
-    Times the learning rate this is the relative change of a step of plain SGD. The kinds "param"
-    and "param_grad" have to be watched: parameters without both are left out. Infinite, or NaN
-    where the gradient is zero, too, for a parameter of zeros.
+    Multiplied by the learning rate, the ratio is the relative change that a step of plain SGD
+    makes. The kinds "param" and "param_grad" must be watched: parameters without both are left out.
+    The ratio of a parameter of zeros is infinite, or NaN if the gradient is zero, too.
     """
     rms = record.whole.rms
     index = {key: i for i, key in enumerate(record)}
@@ -113,10 +114,11 @@ def gradient_to_weight(record: StepRecord) -> dict[str, float]:
 def growth(record: StepRecord, kind: str = "output") -> float:
     """The factor by which the rms grows from one tensor of the kind to the next in `record`.
 
-    The geometric mean: exp of the least-squares slope of log(rms) over the sites of the kind in
-    order of execution. Outputs go from first to last layer, gradients from last to first: near 1
-    is sound, and a power of it, by the number of layers, is what a deep network multiplies by.
-    Tensors that are all zero or without finite values are left out. NaN for fewer than two.
+    This is the geometric mean: exp of the least-squares slope of log(rms) over the sites of the
+    kind in order of execution. Outputs go from the first layer to the last, gradients from the last
+    to the first. A factor near 1 is sound: a network of n layers multiplies by its n-th power.
+    Tensors that are all zero or have no finite values are left out; fewer than two tensors give
+    NaN.
     """
     rms = record.whole.rms.numpy()
     of_kind = np.array([other == kind for _, other in record], bool)

@@ -31,7 +31,7 @@ class Backend(NamedTuple):
 def _why_no_cuda() -> str | None:
     # ROCm's devices are of type "cuda", too.
     if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is built without CUDA and ROCm"
+        return f"torch {torch.__version__} is built without CUDA or ROCm"
     return None
 
 

@@ -22,14 +22,14 @@ def _load() -> tuple[ModuleType | None, str | None]:
         return None, f"{' '.join(str(error).split())}; {_REBUILD}"
     running = re.match(r"\d+\.\d+\.\d+", torch.__version__)
     if running is None or running[0] != _hooks.TORCH_VERSION:
-        built = f"they were built for torch {_hooks.TORCH_VERSION}, this is {torch.__version__}"
+        built = f"they were built for torch {_hooks.TORCH_VERSION}, not {torch.__version__}"
         return None, f"{built}; {_REBUILD} again"
     return _hooks, None
 
 
 hooks, why_not = _load()
-"""The module of the C++ hooks, or None and the reason, as HOOKSTATS_HOOKS=python in the environment
-is one."""
+"""The module of the C++ hooks, or None and the reason: not built, for another torch, or not wanted
+(HOOKSTATS_HOOKS=python in the environment)."""
 
 if why_not is not None and "HOOKSTATS_HOOKS" not in os.environ:
     warnings.warn(

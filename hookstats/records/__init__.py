@@ -1,1 +1,1 @@
-"""What one step saw: columnar records of every site, and what is made of them."""
+"""Records: the statistics of every site in one step, columnar; their merging and comparison."""

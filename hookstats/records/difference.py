@@ -22,36 +22,37 @@ _MOMENTS, _HIGHER = (
 )
 _NON_FINITE = ("nan", "posinf", "neginf")
 STATISTICS = (*_OF_SITES, *TALLIES, *_MOMENTS, *_HIGHER)
-"""What is compared, beside the statistics of ChannelStats: "site", whether the record has it;
-"channels", how many; "dtype"; "observed", calls merged; "hist" and "channel_hist", how many values
-lie in bins where the other record has fewer. Skewness and kurtosis only where both have them."""
+"""What is compared. Beside the statistics of ChannelStats these are "site", whether the record has
+the site; "channels", how many; "dtype"; "observed", calls merged; "hist" and "channel_hist", how
+many values lie in bins where the other record has fewer. Skewness and kurtosis are compared if both
+records have them."""
 
 
 class Difference(NamedTuple):
-    """One statistic of one site, by the channel where it differs most."""
+    """One statistic of one site, in the channel where the statistic differs most."""
 
     name: str
     kind: str
     statistic: str
     channel: int | None
-    """None where the statistic is not a channel's."""
+    """The channel; None if the statistic has no channels."""
     a: Any
     b: Any
     relative: float
-    """As `Comparison.relative`."""
+    """The distance, as in `Comparison.relative`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """How two records with n sites between them differ.
 
-    keys: (name, kind) of every site, in the order in which the first record saw them; those that
-    only the second has come last.
-    relative: float64 [n, len(STATISTICS)], the greatest distance over a site's channels, 0 where
-    all are equal. Of a moment by its greater magnitude, of a mean by the greater rms, of skewness
-    and kurtosis by 1 at least; of counts as a share of the channel's values, of histograms as a
-    share of theirs; inf for all else, for NaNs or infinities beside none, and for a moment that is
-    finite beside one that is not.
+    keys: (name, kind) of every site, in the order in which the first record saw the sites; sites
+    that only the second record has come last.
+    relative: float64 [n, len(STATISTICS)], the greatest distance over a site's channels, 0 if all
+    are equal. The distance of a moment is relative to the greater magnitude, of a mean to the
+    greater rms, of skewness and kurtosis to the greater magnitude or 1; of a count to the number of
+    the channel's values, of a histogram to the number of its values. It is inf for all else, for
+    NaNs or infinities beside none, and for a finite moment beside one that is not finite.
     """
 
     keys: list[Key]
@@ -69,7 +70,7 @@ class Comparison:
         return [self.at(site, int(i)) for i in np.flatnonzero(self.relative[site])]
 
     def at(self, site: int, statistic: int) -> Difference:
-        """One statistic of a site, which differs."""
+        """The difference of one statistic of a site."""
         what, channel = STATISTICS[statistic], None
         if what in _OF_SITES:
             a, b = self._sites[site, what]
@@ -130,7 +131,7 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
 def _compare_layout(
     a: StepRecord, i: int | None, b: StepRecord, j: int | None
 ) -> dict[str, tuple[Any, Any]]:
-    """What differs in what a site is, whatever its values."""
+    """The differences between descriptions of sites, apart from their values."""
     if i is None or j is None:
         return {"site": (i is not None, j is not None)}
     pairs = {
@@ -142,7 +143,7 @@ def _compare_layout(
 
 
 def _rows(offsets: Int64, chosen: Int64) -> Int64:
-    """The rows that the chosen entries own, one after the other."""
+    """The rows of the chosen entries, one after the other."""
     widths = np.diff(offsets)[chosen]
     ends = np.cumsum(widths)
     total = int(ends[-1]) if len(ends) else 0
@@ -153,7 +154,7 @@ def _rows(offsets: Int64, chosen: Int64) -> Int64:
 def _compare_channels(
     a: StepRecord, rows_a: Int64, b: StepRecord, rows_b: Int64
 ) -> dict[str, tuple[NDArray[Any], NDArray[Any], Float64]]:
-    """Of every statistic its values, row by row, and their distances."""
+    """The values of every statistic in both records, row by row, and their distances."""
     tallies_a, tallies_b = a.tallies[rows_a], b.tallies[rows_b]
     columns_a = columns_of(a.moments[rows_a], tallies_a)
     columns_b = columns_of(b.moments[rows_b], tallies_b)
@@ -176,7 +177,7 @@ def _compare_channels(
 
 
 def _distance(x: Float64, y: Float64, scale: Float64) -> Float64:
-    """|x - y| / scale: 0 only where they are equal, NaN equals NaN; inf where it has no value."""
+    """|x - y| / scale: 0 only for equal values, NaN equals NaN; inf if the quotient is NaN."""
     with np.errstate(all="ignore"):
         distance: Float64 = np.fmax(np.abs(x - y) / scale, np.finfo(np.float64).tiny)
         distance[~np.isfinite(x - y)] = np.inf
@@ -193,7 +194,7 @@ def _moved(
     slots: int,
     n: int,
 ) -> tuple[Int64, Int64, Float64]:
-    """By owner, of n: values that only `a` has in their slots, those of `b`, the share of them."""
+    """For each of n owners: the values that only `a`, and only `b`, has in a slot; their share."""
     entries_a, entries_b = _rows(a.offsets, rows_a), _rows(b.offsets, rows_b)
     row = np.arange(len(owners))
     keys_a = np.repeat(row, np.diff(a.offsets)[rows_a]) * slots + a.slots[entries_a]

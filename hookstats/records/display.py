@@ -1,7 +1,7 @@
-"""What notebooks and `run.plot` show of records and runs: bound here by the package that draws.
+"""The views of records and runs in notebooks and `run.plot`, bound here by the package that draws.
 
-Records stand below what draws them. `hookstats.show` binds its functions to their classes, and
-`hookstats` itself sets the loader that imports `hookstats.show` when something is first shown.
+Records know nothing of the code that draws them. `hookstats.show` binds its functions to their
+classes, and `hookstats` sets the loader that imports `hookstats.show` when a view is first shown.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _loaders: list[Callable[[], object]] = []
 
 
 def bind(shown: type[T], view: str, make: Callable[[T], Any]) -> None:
-    """Let `make` give the `view`, such as "html", of objects of the class `shown`."""
+    """Have `make` produce the `view`, such as "html", of objects of the class `shown`."""
     _views[shown, view] = make
 
 
 def on_first_use(load: Callable[[], object]) -> None:
-    """Call `load`, which binds views, when the first view is asked for."""
+    """Have `load`, which binds views, called when the first view is asked for."""
     _loaders.append(load)
 
 

@@ -1,4 +1,4 @@
-"""per_site(): the channels of every site of a record merged into one row a site."""
+"""per_site(): the channels of every site of a record merged into one row per site."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def per_site(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64,
     """Merge the rows of each site: float64 [R, 5 or 7] -> [S, 5 or 7], int64 [R, 5] -> [S, 5].
 
     The columns are those of `stats.state`; a site without rows, or without finite values, gets the
-    moments of no values. As `stats.state.combine`, but around the largest of the rows' means: where
-    all means are equal the result is that mean to the last bit.
+    moments of no values. This is `stats.state.combine` around the largest of the rows' means: if
+    all means are equal, the result is that mean to the last bit.
     """
     columns = moment_columns(moments.shape[1])
     count, mean = tallies[:, COUNT], moments[:, MEAN]

@@ -1,4 +1,4 @@
-"""Keys: (name, kind) of a site; the grammar of kinds, how sites are labelled, what keys mean."""
+"""Keys: the (name, kind) of a site; the grammar of kinds, labels of sites, the matching of keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import NamedTuple
+
+from hookstats.stats.printable import printable
 
 Key = tuple[str, str]
 
@@ -26,7 +28,7 @@ class Kind(NamedTuple):
     plain: str
     """One of `MODULE_KINDS` or `PARAMETER_KINDS`."""
     path: str | None
-    """As `hooks.leaves` gives paths, "" for the first leaf; None where the kind has no path."""
+    """The path as in `hooks.leaves`, "" for the first leaf; None if the kind has no path."""
 
     @property
     def is_gradient(self) -> bool:
@@ -35,12 +37,12 @@ class Kind(NamedTuple):
 
     @property
     def values(self) -> str:
-        """The kind of the values of which this is the gradient; itself, where it is none."""
+        """The kind of the values that this is the gradient of; the kind itself if it has values."""
         return _VALUES.get(self.plain, self.plain) + (self.path or "")
 
     @property
     def gradient(self) -> str:
-        """The kind of the gradient of these values; itself, where it is a gradient."""
+        """The kind of the gradient of these values; the kind itself if it is a gradient."""
         return _GRADIENTS.get(self.plain, self.plain) + (self.path or "")
 
 
@@ -53,9 +55,9 @@ def parse_kind(kind: str) -> Kind:
 
 
 def leaf_path(path: str) -> str:
-    """The path of a leaf as keys have it: that of the first leaf of a sequence goes without saying.
+    """The path of a leaf as keys have it: the path of the first leaf of a sequence is left out.
 
-    So "[0]" and "[0][0]" are "", and all others are as they are.
+    So "[0]" and "[0][0]" become "", and all other paths stay as they are.
     """
     return path if path.replace("[0]", "") else ""
 
@@ -66,12 +68,12 @@ def plain_kind(kind: str) -> str:
 
 
 def label(name: str) -> str:
-    """The name of a site as people read it: that of the root module is "(root)"."""
-    return name or "(root)"
+    """The name of a site for people: `printable`; the name of the root module is "(root)"."""
+    return printable(name) or "(root)"
 
 
 def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:
-    """A function that says which of `keys` a name and a kind mean, if any.
+    """A function that returns which of `keys` a name and a kind mean, if any.
 
     A plain kind, such as "output" or "output[0]", means the only or the first tensor of several.
     """
@@ -101,7 +103,7 @@ def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:
 
 
 def hint(keys: Iterable[Key], name: str, kind: str, chosen: Collection[str]) -> str:
-    """What to say where `name`, which means the names `chosen`, and `kind` mean none of `keys`."""
+    """The hint of an error: `name`, which means the names `chosen`, and `kind` match no key."""
     keys = list(keys)
     kinds = list(dict.fromkeys(kind for site, kind in keys if site in chosen))
     if kinds:

@@ -1,4 +1,4 @@
-"""A site that saw tensors on several devices in one step: its states as one."""
+"""Merges the states of a site that saw tensors on several devices in one step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hookstats.stats.state import combine
 
 
 def joined(record: StepRecord) -> StepRecord:
-    """`record` with each name and kind once: where it had more, their states are merged.
+    """`record` with each name and kind once: states of the same name and kind are merged.
 
-    Those of one name and kind have as many channels.
+    Sites of the same name and kind have the same number of channels.
     """
     places: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place, site in enumerate(record.sites):

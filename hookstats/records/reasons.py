@@ -1,7 +1,7 @@
-"""Why a tensor or a call has no statistics: every reason that coverage counts by a fixed text.
+"""Why a tensor or a call has no statistics: every reason that has a fixed text in the coverage.
 
-The C++ hooks give some of these reasons, by the same names (csrc/hooks/reasons.h). Reasons that say
-more, such as "dtype int64" or "layout sparse_coo", are made where a tensor is looked at.
+The C++ hooks use some of these reasons, by the same names (csrc/hooks/reasons.h). Reasons with
+details, such as "dtype int64" or "layout sparse_coo", are made where a tensor is examined.
 """
 
 from __future__ import annotations

@@ -15,16 +15,17 @@ from hookstats.records.keys import Key, finder, hint, label
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.printable import printable
 
 
 class SiteInfo(NamedTuple):
-    """Where in the model a row range comes from; equal from step to step unless shapes change.
+    """The tensor that a range of rows describes; equal from step to step unless shapes change.
 
     ``name`` is the qualified name of a module or parameter ("" is the root module); ``kind`` says
     which tensor, with the path of the leaf: "output", "output[1]", "grad_output", "param_grad".
     ``shape`` and ``dtype`` (such as "float32") are those of the last tensor seen in the step, with
-    -1 for sizes that compiled graphs leave open;
-    ``channel_dim`` is None where the whole tensor is one channel.
+    -1 for sizes that compiled graphs leave open.
+    ``channel_dim`` is None if the whole tensor is one channel.
     """
 
     name: str
@@ -44,8 +45,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
     each; ``offsets`` int64 [S + 1], site s owns rows ``offsets[s]:offsets[s + 1]``;
     ``moments`` float64 [R, 5]: mean, m2, min, max, l1, or [R, 7] with m3 and m4; ``tallies`` int64
     [R, 5]: count, nan, posinf, neginf, zero; ``hist`` one row per site (S rows) on ``bins``;
-    ``channel_hist`` one row per channel (R rows) on ``channel_bins``. Where bins are None the
-    counts are empty. The arrays are shared, not copied: read them, never write to them.
+    ``channel_hist`` one row per channel (R rows) on ``channel_bins``. If bins are None, the counts
+    are empty. The arrays are shared, not copied: read them, never write to them.
     """
 
     # A mapping is compared by its values: statistics have no one truth.
@@ -75,7 +76,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
     def whole(self) -> ChannelStats:
         """The statistics of the sites' whole tensors: its "channels" are the S sites; no `hist`.
 
-        Merged when it is first asked for, and then kept.
+        They are merged when first asked for, and then kept.
         """
         moments, tallies = per_site(self.moments, self.tallies, self.offsets)
         return ChannelStats(torch.from_numpy(moments), torch.from_numpy(tallies))
@@ -89,7 +90,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
         return iter(self._index)
 
     def __repr__(self) -> str:
-        named = [f"{label(site.name)} {site.kind}" for site in self.sites]
+        named = [f"{label(site.name)} {printable(site.kind)}" for site in self.sites]
         if len(named) > _NAMED:
             named[1:-1] = ["..."]
         sites = f"{len(self)} sites: {', '.join(named)}" if named else "0 sites"
@@ -103,7 +104,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
         return self._find(key) is not None
 
     def __getitem__(self, key: Key) -> ChannelStats:
-        """The statistics of one site; a KeyError names sites that are spelled alike.
+        """The statistics of one site; a KeyError suggests sites with similar names.
 
         A plain kind, such as "output", means the only or the first tensor of several.
         """
@@ -118,8 +119,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
             dense = self.channel_hist.dense(rows, self.channel_bins.slots)
             channel_counts = torch.from_numpy(dense)
         return ChannelStats(
-            torch.tensor(self.moments[rows]),
-            torch.tensor(self.tallies[rows]),
+            torch.tensor(self.moments[rows], device="cpu"),
+            torch.tensor(self.tallies[rows], device="cpu"),
             counts=counts,
             bins=self.bins,
             channel_counts=channel_counts,
@@ -139,7 +140,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
         return None
 
     def _unknown(self, key: object) -> str:
-        """What to say of a key that is not there."""
+        """The error message for a key that is not in the record."""
         message = f"no site {key!r} in step {self.step}"
         match key:
             case (str(name), str(kind)):

@@ -1,4 +1,4 @@
-"""SparseCounts: the histograms of many rows, nonzero slots only; the types of records' arrays."""
+"""SparseCounts: the histograms of many rows, nonzero slots only; the types of record arrays."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class SparseCounts:
 
     @property
     def rows(self) -> int:
-        """How many histograms there are."""
+        """The number of histograms."""
         return len(self.offsets) - 1
 
     @classmethod
     def empty(cls, rows: int) -> SparseCounts:
-        """`rows` histograms that counted nothing."""
+        """`rows` empty histograms."""
         return cls(np.zeros(rows + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
 
     @classmethod
@@ -47,7 +47,7 @@ class SparseCounts:
         return cls(offsets.astype(np.int64), slots, dense.reshape(-1)[flat].astype(np.int64))
 
     def __getitem__(self, rows: slice) -> SparseCounts:
-        """Some consecutive rows; shares the entries."""
+        """Some consecutive rows, which share the entries of this object."""
         start, stop, step = rows.indices(self.rows)
         if step != 1:
             raise ValueError(f"rows: {rows}, expected a slice with step 1")

@@ -1,4 +1,4 @@
-"""summarise(): what a step's record says of each site, one small tuple per site."""
+"""summarise(): the statistics of each site in a step's record, one small tuple per site."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hookstats.stats.derived import columns_of, dead
 class SiteSummary(NamedTuple):
     """The statistics of one site's whole tensor in one step.
 
-    mean, std (population), min and max are over the finite values of all channels: NaN, NaN, +inf
-    and -inf where there are none. `finite` counts those, `nonfinite` NaN and infinities.
-    `dead` counts the dead channels, see `insight.dead`. skewness and kurtosis (excess) are None
-    where third and fourth moments were not asked for, and NaN where all values are equal.
+    mean, std (population), min and max are over the finite values of all channels; without finite
+    values they are NaN, NaN, +inf and -inf. `finite` counts these values, `nonfinite` NaNs and
+    infinities, `dead` the dead channels (see `insight.dead`). skewness and kurtosis (excess) are
+    None where third and fourth moments were not asked for, and NaN where all values are equal.
     """
 
     name: str
@@ -38,7 +38,7 @@ class SiteSummary(NamedTuple):
 
     @property
     def rms(self) -> float:
-        """Square root of the mean of squares of the finite values; NaN without any."""
+        """Square root of the mean of squares of the finite values; NaN without finite values."""
         return math.hypot(self.mean, self.std)
 
 

@@ -1,7 +1,7 @@
 """Rules that find what goes wrong in a training run, and say so: step, layer, channel.
 
 `hookstats.watch(..., rules="default")` checks every recorded step by `default_rules()` on the flush
-thread, `replay` those of a stored run. A rule of your own is a subclass of Rule.
+thread; `replay` checks the steps of a stored run. A rule of your own is a subclass of Rule.
 """
 
 from hookstats.rules.channels import DeadChannels, Saturation

@@ -18,15 +18,16 @@ from hookstats.rules.rule import Alert, Rule, at_least, fraction
 
 @dataclass(frozen=True, kw_only=True)
 class DeadChannels(Rule):
-    """Many channels of an output, or of the gradient of one, are dead for many steps.
+    """Many channels of an output, or of the gradient of an output, are dead for many steps.
 
-    A channel is dead in a step where all its finite values are zero (`insight.dead`). It counts
-    here after `steps` recorded steps in a row, and `values` zeros, so that small batches do not
-    make it so. In an output a dead channel carries no signal, as behind a ReLU that never opens; in
-    a gradient the channel receives none. An alert takes `share` of the tensor's channels, and two
-    at least; its value is their share, its channel the first of them. The message counts all that
-    are dead in the step, as tables and reports do. Where gradients are watched, outputs without one
-    are left out: inputs may have constant zeros.
+    A channel is dead in a step if all its finite values are zero (`insight.dead`). The rule counts
+    a channel that was dead in `steps` recorded steps in a row, with `values` zeros or more in all,
+    so that channels do not look dead because batches are small. A dead channel of an output carries
+    no signal, as behind a ReLU that never opens; a dead channel of a gradient receives none. There
+    is an alert if the counted channels are at least `share` of the tensor's channels, and at least
+    two. The alert's value is their share, its channel the first of them; the message also says how
+    many channels are dead in this step, as tables and reports count them. If gradients are watched,
+    outputs without a gradient are left out: inputs may have channels that are always zero.
     """
 
     name: ClassVar[str] = "dead channels"
@@ -62,12 +63,12 @@ class DeadChannels(Rule):
                 continue
             channel = int(rows[first] - record.offsets[site])
             dead = int(history.dead[slice(*record.offsets[site : site + 2])].sum())
-            some = "" if dead == count else f"{count} of them "
+            those = "their values" if dead == count else f"the values of {count} of them"
             yield self.alert(
                 record,
                 int(site),
-                f"has {dead} dead channels of {info.channels}, channel {channel} the first: {some}"
-                f"zero in all values of {self.steps} steps or more, they {what}",
+                f"has {dead} dead channels of {info.channels}, the first is channel {channel}: "
+                f"all {those} have been zero for {self.steps} steps or more, so they {what}",
                 count / info.channels,
                 channel,
             )
@@ -77,10 +78,10 @@ class DeadChannels(Rule):
 class Saturation(Rule):
     """An output sits at its bounds, where a tanh or a clamp passes hardly any gradient on.
 
-    At least `share` of its values are within 1/16 of its greatest magnitude
-    (`insight.saturation`), and it has values that near of both signs: of one bound only, as a
-    sigmoid's, nothing tells a saturated layer from a classifier that is sure of itself. The alert's
-    value is the share, its channel the one with the greatest rms.
+    At least `share` of the output's values are within 1/16 of its greatest magnitude
+    (`insight.saturation`), and there are such values of both signs. With one bound only, such as a
+    sigmoid's, a saturated layer cannot be told from a classifier that is sure of itself. The
+    alert's value is the share, its channel the one with the greatest rms.
     """
 
     name: ClassVar[str] = "saturation"
@@ -115,7 +116,7 @@ class Saturation(Rule):
                 site,
                 f"is saturated: {share:.1%} of its values are within 1/16 of "
                 f"{tensors.amax[site].item():.3g} or {-tensors.amax[site].item():.3g}, "
-                f"most in channel {channel}",
+                f"most of all in channel {channel}",
                 share,
                 channel,
             )

@@ -1,4 +1,4 @@
-"""History: what the rules know of the steps so far."""
+"""History: what the rules know about the steps so far."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import columns_of, dead
 
 WINDOW = 32
-"""How many earlier values of the rms are kept of each tensor."""
+"""How many earlier values of the rms are kept per tensor."""
 
 
 class History:
-    """A few numbers of every tensor and channel, of the last steps that observed them.
+    """A few numbers per tensor and per channel, from the last steps that observed them.
 
-    After `push`, everything is in the order of the pushed record's S sites and R rows. Tensors that
-    a step did not observe keep what they had. Arrays are shared: read them, never write to them.
+    After `push`, every array is in the order of the pushed record's S sites and R rows. A tensor
+    that a step did not observe keeps its numbers. Arrays are shared: read them, never write to
+    them.
     """
 
     def __init__(self) -> None:
@@ -27,11 +28,11 @@ class History:
         self.rms: Float64
         """float64 [S]: the rms of the finite values in this step; NaN without any."""
         self.past_rms: Float64
-        """float64 [S, WINDOW]: the same in the steps before, oldest first; NaN where none."""
+        """float64 [S, WINDOW]: the rms in the steps before, oldest first; NaN without a step."""
         self.dead: NDArray[np.bool_]
-        """bool [R]: which channels are dead in this step, see `insight.dead`."""
+        """bool [R]: whether each channel is dead in this step, see `insight.dead`."""
         self.dead_steps: Int64
-        """int64 [R]: for how many steps in a row each channel has been dead, this included."""
+        """int64 [R]: for how many steps in a row each channel has been dead, including this one."""
         self.dead_values: Int64
         """int64 [R]: how many zeros the channel had in these steps."""
         self._known: dict[tuple[str, str, int], tuple[int, int]] = {}  # to its first row

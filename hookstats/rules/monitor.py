@@ -1,4 +1,4 @@
-"""Monitor: checks every step by some rules, and acts on what they find; replay() of a run."""
+"""Monitor: checks every step by rules, and acts on their alerts; replay() does so for a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def default_rules() -> tuple[Rule, ...]:
 def replay(run: Run, rules: str | Sequence[Rule] = "default", rank: int = 0) -> list[Alert]:
     """The alerts that the rules would have given, or gave, while `rank` recorded the run.
 
-    No action is taken. A rule that fails is left out from then on, with a warning.
+    No action is taken. A rule that fails is disabled, with a warning.
 
     Raises:
         ValueError: rules is neither "default" nor a sequence of Rule.
@@ -46,9 +46,10 @@ def replay(run: Run, rules: str | Sequence[Rule] = "default", rank: int = 0) -> 
 
 
 class Monitor:
-    """A sink that gives alerts: once each, as `Rule` says.
+    """A sink that reports alerts: each finding once, as `Rule` says.
 
-    A rule that fails, or whose action does, is disabled with one RuntimeWarning; others go on.
+    A rule that fails, or whose action fails, is disabled with one RuntimeWarning; the other rules
+    go on.
 
     Raises:
         ValueError: rules is neither "default" nor a sequence of Rule.
@@ -57,11 +58,13 @@ class Monitor:
     def __init__(self, rules: str | Sequence[Rule] = "default") -> None:
         chosen = default_rules() if rules == "default" else rules
         if not (isinstance(chosen, Sequence) and all(isinstance(rule, Rule) for rule in chosen)):
-            raise ValueError(f'rules = {rules!r}: expected "default" or a sequence of Rule')
+            raise ValueError(
+                f'rules = {rules!r}: expected "default" or a sequence of Rule{_meant(rules)}'
+            )
         self.alerts: list[Alert] = []
-        """All so far."""
+        """All alerts so far."""
         self.failures: dict[str, str] = {}
-        """Which rules failed, with the error of each."""
+        """The rules that failed, with the error of each."""
         self._rules = [rule for rule in chosen if isinstance(rule, Rule)]
         self._history = History()
         self._findings: dict[tuple[int, Hashable], _Finding] = {}
@@ -71,7 +74,7 @@ class Monitor:
         return f"Monitor({', '.join(rule.name for rule in self._rules)})"
 
     def __call__(self, record: StepRecord) -> None:
-        """Examine a step, and act."""
+        """Check a step, and act on the alerts."""
         for rule, alerts in self._examine(record):
             if rule.action == "raise":
                 self._to_raise = self._to_raise or alerts[0]
@@ -85,11 +88,11 @@ class Monitor:
                     self._disable(rule, error)
 
     def examine(self, record: StepRecord) -> list[Alert]:
-        """The alerts of the next step, which `alerts` has, too, from now on; no action is taken."""
+        """The alerts of the next step, which are added to `alerts`; no action is taken."""
         return [alert for _, alerts in self._examine(record) for alert in alerts]
 
     def raise_pending(self) -> None:
-        """Raise the first alert that is to be raised, once."""
+        """Raise the first alert of a rule with the action "raise", once."""
         alert, self._to_raise = self._to_raise, None
         if alert is not None:
             raise RuleError(alert)
@@ -132,21 +135,32 @@ class Monitor:
     def _disable(self, rule: Rule, error: Exception) -> None:
         self._rules.remove(rule)
         self.failures[f"rule {rule.name!r}"] = why = f"{type(error).__name__}: {error}"
-        warn(f"hookstats: rule {rule.name!r} failed: {why}; it is disabled")
+        warn(f"hookstats: rule {rule.name!r} failed: {why}; the rule is disabled")
+
+
+def _meant(rules: object) -> str:
+    """What was probably meant by `rules`, which are none; "" where nobody knows."""
+    if rules is True or rules == "all":
+        return '; did you mean rules="default", which are all rules?'
+    several = rules if isinstance(rules, Sequence) else [rules]
+    for rule in several:
+        if isinstance(rule, type) and issubclass(rule, Rule):
+            return f"; {rule.__name__} is a class: did you mean [{rule.__name__}()]?"
+    return "; did you mean it in a list?" if isinstance(rules, Rule) else ""
 
 
 @dataclass
 class _Finding:
     streak: int = 0
-    """In how many steps in a row it was there."""
+    """The number of steps in a row that had the finding."""
     open: bool = False
-    """Whether it was told of since it last began."""
+    """Whether the finding was reported since it last began."""
     told: int | None = None
     """The step of the last alert."""
 
 
 def _key(rule: Rule, alert: Alert) -> Hashable:
-    """What makes two alerts of a rule one finding."""
+    """The key that two alerts of a rule share if they are about one finding."""
     if rule.scope == "site":
         return alert.site, alert.kind
     return plain_kind(alert.kind) if rule.scope == "kind" else None

@@ -1,4 +1,4 @@
-"""Rule: what every rule is; Alert: what it says."""
+"""Rule: the base of all rules; Alert: what a rule found in a step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.printable import printable
 
 Severity = Literal["warning", "error"]
 
@@ -18,9 +19,10 @@ Severity = Literal["warning", "error"]
 class Alert:
     """What a rule found in one tensor of one step.
 
-    `site` and `kind` name the tensor as records do. `channel` is the first channel that it is
-    about, None where it is about the whole tensor. `value` is the number that went beyond the
-    threshold; the rule says which. `message` says it all in one sentence.
+    `site` and `kind` name the tensor as records do. `channel` is the channel that the alert is
+    about, or the first of several; None if the alert is about the whole tensor. `value` is the
+    number that went beyond the threshold; each rule says which number. `message` says all of this
+    in one sentence.
     """
 
     step: int
@@ -47,33 +49,34 @@ class RuleError(RuntimeError):
 
 
 Action = Literal["warn", "raise"] | Callable[[Alert], object]
-"""What is done about alerts."""
+"""What a rule does about its alerts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
     """Something that may go wrong, and how to see it in a step's record.
 
-    An alert is made when a finding begins: once it was there in `patience` recorded steps in a
-    row. What stays is told once. What went away and comes back is told again, if `every` steps
-    have passed since the last alert. Findings are told apart by tensor, or as `scope` says.
+    There is an alert when a finding begins: once `patience` recorded steps in a row have had it. A
+    finding that stays is reported once. A finding that went away and comes back is reported again,
+    if `every` steps have passed since the last alert. There is one finding per tensor, unless
+    `scope` says otherwise.
 
     Args:
-        action: "warn" gives one RuleWarning a step, "raise" raises RuleError when the training's
-            next step closes, or the watch; a callable gets every Alert, on the flush thread.
-        patience: recorded steps in a row, 1 or more; of those that observed the tensor.
-        every: steps between two alerts of the same finding.
+        action: "warn" gives one RuleWarning per step; "raise" raises RuleError when the next step
+            or the watch closes; a callable gets every Alert, on the flush thread.
+        patience: 1 or more recorded steps in a row, of those that observed the tensor.
+        every: the least number of steps between two alerts about the same finding.
 
     Raises:
-        ValueError: any of these is something else.
+        ValueError: an argument is something else.
     """
 
     name: ClassVar[str]
-    """What alerts call the rule."""
+    """The name of the rule in alerts."""
 
     scope: ClassVar[Literal["site", "kind", "run"]] = "site"
-    """Of what there is one finding at a time: where one tensor's fault becomes that of all after
-    it, all tensors of a kind, or of the run."""
+    """What has one finding at a time: one tensor; or, where the fault of one tensor spreads to all
+    later ones, all tensors of a kind, or the whole run."""
 
     action: Action = "warn"
     patience: int = 1
@@ -87,9 +90,9 @@ class Rule(ABC):
 
     @abstractmethod
     def check(self, record: StepRecord, history: History) -> Iterable[Alert]:
-        """What is found in `record`, every time it is there; `history` ends with that step.
+        """The findings in `record`, whether they are new or not; `history` ends with that step.
 
-        Changes nothing, and knows nothing but its arguments.
+        A rule changes nothing here, and knows nothing but the arguments.
         """
 
     def alert(
@@ -101,7 +104,7 @@ class Rule(ABC):
         channel: int | None = None,
         severity: Severity = "warning",
     ) -> Alert:
-        """An alert of the site with this index in `record`; `says` completes the sentence."""
+        """An alert about the site with this index in `record`; `says` completes the sentence."""
         info = record.sites[site]
         where = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "")
         return Alert(
@@ -112,7 +115,7 @@ class Rule(ABC):
             channel=channel,
             rule=self.name,
             value=float(value),
-            message=f"{self.name}: {where}: {info.kind} of {info.name!r} {says}",
+            message=f"{self.name}: {where}: {printable(info.kind)} of {info.name!r} {says}",
             severity=severity,
         )
 

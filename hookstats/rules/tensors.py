@@ -25,8 +25,9 @@ from hookstats.stats.derived import amax, columns_of
 class NonFinite(Rule):
     """NaN or infinite values; the alert is about the first tensor in execution order with any.
 
-    An error in values, a warning in gradients: a loss scaler makes those overflow now and then, and
-    skips the step. The alert's value counts the tensor's non-finite values.
+    The alert is an error if the tensor has values, and a warning if it has gradients: a loss scaler
+    makes gradients overflow now and then, and skips the step. The alert's value is the number of
+    the tensor's non-finite values.
     """
 
     name: ClassVar[str] = "non-finite"
@@ -40,7 +41,8 @@ class NonFinite(Rule):
         what = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
         says = f"has {what}, first in channel {first.channel}"
         if first.after:
-            says += f"; also non-finite: {first.after} of the tensors after it"
+            are = "is" if first.after == 1 else "are"
+            says += f"; {first.after} of the tensors after it {are} non-finite, too"
         yield self.alert(
             record,
             list(record).index((first.site, first.kind)),
@@ -55,10 +57,10 @@ class NonFinite(Rule):
 class Exploding(Rule):
     """A tensor's rms is far above its own past, and large.
 
-    It is `growth` times its median over the last steps (32 at most), and above 100 where it is of
-    values, above 1 where it is of gradients; or it is above `limit`, whatever was before. Of
-    several tensors of a kind, the alert is about the first in execution order; its value is the
-    rms. The channel is the one with the greatest magnitude.
+    The rms is more than `growth` times its median over the last steps (32 at most), and above 100
+    for values, above 1 for gradients; or it is above `limit`, whatever it was before. If several
+    tensors of a kind explode in a step, the alert is about the first in execution order. The
+    alert's value is the rms, its channel the one with the greatest magnitude.
     """
 
     name: ClassVar[str] = "exploding"
@@ -77,25 +79,25 @@ class Exploding(Rule):
         grown = (rms > self.growth * median) & (rms > np.where(gradient, 1.0, 100.0))
         for site, others in _first_of_kind(record, grown | (rms > self.limit)):
             past = (
-                f", {rms[site] / median[site]:.3g} times what it was before"
+                f", {rms[site] / median[site]:.3g} times its median over the steps before"
                 if median[site] > 0
                 else ""
             )
             says = f"has an rms of {rms[site]:.3g}{past}"
             channel = _greatest(record, site)
-            says += f", most in channel {channel}{_and(others)}"
+            says += f", with the greatest magnitude in channel {channel}{_and(others)}"
             yield self.alert(record, site, says, rms[site], channel, "error")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vanishing(Rule):
-    """Gradients of a layer are next to nothing beside those of others.
+    """The gradients of a layer are next to nothing beside those of other layers.
 
-    Their l2 norm is less than `ratio` times the greatest of the same kind nearer to the loss, 0
-    included. Norms, unlike a rms, do not depend on how many elements the layers have. Looked at are
-    gradients of outputs, in the order of the backward, and of parameters with two dimensions or
-    more, in the reverse order of the optimizer's: that of a bias may be zero on principle, before a
-    batch norm or a softmax. The alert's value is the quotient.
+    The l2 norm is less than `ratio` times the greatest norm of the same kind nearer to the loss, or
+    zero. Unlike an rms, a norm does not depend on the number of elements in a layer. The rule looks
+    at gradients of outputs in backward order, and at gradients of parameters with two or more
+    dimensions in the optimizer's order reversed. The gradient of a bias may be zero on principle,
+    before a batch norm or a softmax. The alert's value is the ratio of the two norms.
     """
 
     name: ClassVar[str] = "vanishing"
@@ -127,22 +129,22 @@ class Vanishing(Rule):
                     f"has an l2 norm of {norm[i]:.3g}, {norm[i] / largest[i]:.2g} times that of "
                     f"{of!r}"
                     if norm[i]
-                    else f"is exactly zero, that of {of!r} has an l2 norm of {largest[i]:.3g}"
+                    else f"is exactly zero, while that of {of!r} has an l2 norm of {largest[i]:.3g}"
                 )
                 yield self.alert(record, sites[i], says, norm[i] / largest[i])
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuddenShift(Rule):
-    """The rms of a tensor suddenly is another: of values, up or down; of parameters' gradients, up.
+    """The rms of a tensor suddenly changes: of values up or down, of parameters' gradients up.
 
-    It differs from its median over the last steps by `octaves` (factors of two) at least, and by
-    `deviations` times their usual size: the median absolute deviation of log2(rms), as an estimate
-    of the standard deviation (times 1.4826, Hampel 1974). It takes `steps` earlier steps, 32 at
-    most, to know what is usual. Gradients shrink as training converges, and gradients of
-    activations leap in sound training runs, too: both are left out, and so are zeros. Of several
-    tensors of a kind, the alert is about the first in execution order; its value is the octaves,
-    signed.
+    The rms differs from its median over the last steps by at least `octaves` (factors of two), and
+    by `deviations` times its usual deviation: the median absolute deviation of log2(rms), times
+    1.4826 as an estimate of the standard deviation (Hampel 1974). The rule needs `steps` earlier
+    steps, 32 at most, to know what is usual. Gradients shrink as training converges, and gradients
+    of activations leap in sound training runs, too: both are left out, and so are zeros. If several
+    tensors of a kind shift in a step, the alert is about the first in execution order. The alert's
+    value is the signed number of octaves.
     """
 
     name: ClassVar[str] = "sudden shift"
@@ -171,20 +173,20 @@ class SuddenShift(Rule):
         up = (shift > least) & (~gradient | parameter)
         down = np.isfinite(now) & (shift < -least) & ~gradient
         for site, others in _first_of_kind(record, enough & (up | down)):
-            times = f"{2.0 ** shift[site]:.3g} times what it was in the steps before"
+            times = f"{2.0 ** shift[site]:.3g} times its median over the steps before"
             says = f"has an rms of {history.rms[site]:.3g}, {times}{_and(others)}"
             yield self.alert(record, site, says, shift[site])
 
 
 @dataclass(frozen=True, kw_only=True)
 class FP8Risk(Rule):
-    """In fp8, a share of the tensor's values would be lost: under or over, at its best scale.
+    """Fp8 would lose a share of the tensor's values, too small or too large, at its best scale.
 
-    Values in e4m3, their gradients in e5m2, as is usual ("FP8 Formats for Deep Learning",
-    Micikevicius et al., 2022), each tensor with the power of two for a scale at which the least is
-    lost (`insight.best_scale`). By default only tensors of 16 or 8 bits are looked at: those who
-    train in 32 bits are not about to use fp8. Parameters' gradients are left out, as no
-    multiplication takes them. The alert's value is the share. Needs LogBins.
+    Values are taken in e4m3 and their gradients in e5m2, as is usual ("FP8 Formats for Deep
+    Learning", Micikevicius et al., 2022). The scale of each tensor is the power of two that loses
+    the least (`insight.best_scale`). By default only tensors of 16 or 8 bits are looked at: whoever
+    trains in 32 bits is not about to use fp8. Gradients of parameters are left out, as no
+    multiplication takes them. The alert's value is the lost share. The rule needs LogBins.
     """
 
     name: ClassVar[str] = "fp8 risk"
@@ -214,15 +216,15 @@ class FP8Risk(Rule):
                 record,
                 site,
                 f"would lose {lost_under + lost_over:.1%} of its values in {form} at the best "
-                f"scale, 2**{np.log2(scale):.0f}: {lost_under:.1%} become zero, "
-                f"{lost_over:.1%} are too great",
+                f"scale, 2**{np.log2(scale):.0f}: {lost_under:.1%} would become zero, "
+                f"{lost_over:.1%} would be too large",
                 lost_under + lost_over,
             )
 
     def _lost(
         self, record: StepRecord, form: str, sites: list[int]
     ) -> Iterator[tuple[int, str, float, float, float]]:
-        """Sites that lose too much: with the format, the scale, the shares under and over."""
+        """The sites that lose too much: index, format, scale, and the shares under and over."""
         tensors = per_tensor(record, sites)
         assert tensors.hist is not None
         # At the best scale no more is lost than where the greatest value just fits.
@@ -247,7 +249,7 @@ def _gradients(record: StepRecord) -> NDArray[np.bool_]:
 
 
 def _median(rows: Float64) -> Float64:
-    """The median of what is not NaN in each row; NaN where all is."""
+    """The median of the numbers in each row, without NaNs; NaN where a row has nothing else."""
     ordered = np.sort(rows, 1)  # NaN comes last
     count = (~np.isnan(ordered)).sum(1)
     row = np.arange(len(rows))
@@ -259,7 +261,7 @@ def _median(rows: Float64) -> Float64:
 
 
 def _first_of_kind(record: StepRecord, found: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Of each plain kind the first site found, and how many more there are."""
+    """The first site found of each plain kind, and how many more were found."""
     by_kind: dict[str, list[int]] = {}
     for site in np.flatnonzero(found).tolist():
         by_kind.setdefault(plain_kind(record.sites[site].kind), []).append(site)

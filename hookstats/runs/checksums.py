@@ -20,7 +20,7 @@ _TAIL = 8  # bytes after the footer: its length, and "PAR1"
 
 
 def placeholder(chunks: int) -> bytes:
-    """What stands for the checksums of a part with so many column chunks until `seal`.
+    """The placeholder for the checksums of a part with so many column chunks, until `seal`.
 
     No digit is like the one before, so that the place of the digits can be found.
     """
@@ -77,7 +77,7 @@ def check_columns(file: BinaryIO, metadata: Any, group: int, names: Collection[s
 
 def _compare(found: int, expected: bytes, what: str) -> None:
     if f"{found:08x}".encode() != expected:
-        raise ValueError(f"{what} has another checksum than when it was written")
+        raise ValueError(f"{what} has a different checksum than when it was written")
 
 
 def _position(footer: bytes, sums: bytes) -> int:

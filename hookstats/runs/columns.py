@@ -13,7 +13,7 @@ from hookstats.stats.derived import columns_of, statistic
 from hookstats.stats.state import HIGHER, IDENTITY, MOMENTS, TALLIES, moment_columns
 
 _DERIVED = {"mean": "mean", "m2": "var"}
-"""Columns of the state that are stored as a statistic: NaN where there are no values."""
+"""Columns of the state that are stored as a statistic: NaN if there are no values."""
 
 COLUMNS = (*TALLIES, *(_DERIVED.get(name, name) for name in MOMENTS))
 """The columns with a list over channels; var is m2 / count."""
@@ -46,7 +46,7 @@ def to_state(columns: Mapping[str, NDArray[Any]]) -> tuple[Float64, Int64]:
 
 
 def state_column(name: str, stored: Callable[[str], NDArray[Any]]) -> NDArray[Any]:
-    """A column of the state, made of the stored columns by name.
+    """A column of the state, made from the stored columns by name.
 
     Raises:
         KeyError: (or what `stored` raises) a column is not stored.

@@ -1,4 +1,4 @@
-"""Decoding: rows of a part as the arrays of records, with every value that is read checked."""
+"""Decoding: rows of a part as the arrays of records; every value that is read is checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HISTOGRAMS = {
 
 @dataclass(frozen=True)
 class RunBins:
-    """The bins of a run, by which its histograms are read."""
+    """The bins of a run, which its histograms are counted in."""
 
     bins: Bins | None
     channel_bins: Bins | None
@@ -43,12 +43,12 @@ class RunBins:
         for name, theirs in footer.bins.items():
             mine = getattr(self, name)
             if theirs != (None if mine is None else mine.to_dict()):
-                raise ValueError(f"it has {name} = {theirs}, the header of the run says {mine}")
+                raise ValueError(f"it has {name} = {theirs}, but the header of the run says {mine}")
 
 
 @dataclass(frozen=True)
 class Group:
-    """A row group of a part, decoded: what a StepRecord has, of several of them."""
+    """A row group of a part, decoded: the arrays of several StepRecords, one after the other."""
 
     described: Any
     """A pyarrow.Table of the columns `DESCRIBED`."""
@@ -111,8 +111,8 @@ def _decode(table: Any, channel_bins: Bins | None, higher: Sequence[str]) -> Gro
 def check_rows(table: Any, footer: Footer, rank: int, first: int = 0) -> None:
     """Raise a ValueError if rows of a part are not those that its footer lists.
 
-    table: consecutive rows, the first of which is row `first` of the part; of their columns `step`
-    and `rank` are compared, where they were read.
+    table: consecutive rows, the first of which is row `first` of the part. Its columns `step` and
+    `rank` are compared, if they were read.
     """
     if "step" in table.column_names:
         steps, rows = (np.array(each, np.int64) for each in zip(*footer.records, strict=True))
@@ -140,7 +140,9 @@ def check_values(table: Any, bins: RunBins) -> None:
     channels = owners[0] if owners else None
     for name, other in zip(lists, owners, strict=True):
         if not np.array_equal(other, owners[0]):
-            raise ValueError(f"its columns {lists[0]!r} and {name!r} have lists of other lengths")
+            raise ValueError(
+                f"its columns {lists[0]!r} and {name!r} have lists of different lengths"
+            )
     for attribute, (slots, counts) in _HISTOGRAMS.items():
         if slots in columns and counts in columns:
             _check_slots(columns[slots], columns[counts], slots, getattr(bins, attribute), channels)
@@ -151,11 +153,11 @@ def _check_slots(
 ) -> None:
     offsets, values = _offsets(slots), _values(slots)
     if not np.array_equal(offsets, _offsets(counts)):
-        raise ValueError(f"its column {name!r} has lists of other lengths than the counts")
+        raise ValueError(f"its column {name!r} has lists of other lengths than its counts")
     if len(values) == 0:
         return
     if bins is None:
-        raise ValueError(f"its column {name!r} has slots, the run has no such histograms")
+        raise ValueError(f"its column {name!r} has slots, but the run has no such histograms")
     limit: Any = bins.slots
     if name == "channel_hist_slots":
         if channels is None:
@@ -173,7 +175,7 @@ def _check_slots(
 
 
 def with_tensors(table: Any) -> Any:
-    """The table with the columns `TENSOR_COLUMNS`, which format 1 does not have."""
+    """The table with the columns `TENSOR_COLUMNS`, which version 1 of the format lacks."""
     columns = {name: table.column(name).combine_chunks() for name in COLUMNS}
     state = to_state({name: _values(column) for name, column in columns.items()})
     for name, values in to_columns(*per_site(*state, _offsets(columns["count"]))).items():
@@ -182,7 +184,7 @@ def with_tensors(table: Any) -> Any:
 
 
 def _offsets(lists: Any) -> Int64:
-    """int64 [rows + 1]: which entries each list of a column owns."""
+    """int64 [rows + 1]: list i of a column has the entries between offsets i and i + 1."""
     lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 

@@ -15,11 +15,11 @@ from hookstats.runs.format import PART_KEY, SUMS_KEY, part_schema, require_pyarr
 from hookstats.stats.state import is_higher
 
 GROUP_BYTES = 4 << 20
-"""The size of a row group: it bounds what waits in memory, and what is read beside one step."""
+"""The size of a row group: bounds buffered memory, and what is read beside one step."""
 
 
 class PartBuilder:
-    """A part to come: a Parquet file in memory, so that the disk sees it whole or not at all."""
+    """A part to come: a Parquet file in memory, which is written to the disk as a whole."""
 
     def __init__(self, *, higher: bool) -> None:
         pa = require_pyarrow()
@@ -27,7 +27,7 @@ class PartBuilder:
         """Whether its records have third and fourth moments."""
         self._schema = schema = part_schema(higher=higher)
         self.records: list[tuple[int, int]] = []
-        """Step and rows of each."""
+        """The step of each record and its number of rows."""
         self._batches: list[Any] = []  # of the row group to come
         self._waiting = 0  # bytes in _batches
         self._groups = 0  # that are in the file
@@ -55,7 +55,7 @@ class PartBuilder:
 
     @property
     def nbytes(self) -> int:
-        """What it holds in memory."""
+        """The bytes that the part holds in memory."""
         return int(self._buffer.tell()) + self._waiting
 
     def add(self, step: int, batch: Any) -> None:
@@ -127,7 +127,7 @@ def encode(record: StepRecord) -> Any:
 
 @lru_cache(maxsize=2)
 def _encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
-    """The columns that say what sites are; kept, as steps mostly have equal sites."""
+    """The columns that describe sites; kept, since most steps have equal sites."""
     schema = part_schema()
     values = {
         "site": [site.name for site in sites],

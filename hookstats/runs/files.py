@@ -13,13 +13,15 @@ from typing import Any
 from uuid import uuid4
 
 from hookstats.runs.format import NewerError, require_pyarrow
+from hookstats.stats.printable import printable
 
 
 def write_file(path: Path, content: Any, rank: int, *, new: bool = False) -> None:
-    """Put `content`, bytes or a buffer, on the disk under a temporary name, then rename it.
+    """Put `content`, bytes or a buffer, on the disk under a temporary name, then rename the file.
 
-    The temporary name says which `rank` writes, so that the rank can remove what a kill leaves.
-    With `new`, FileExistsError if the name is taken, also by a process that asks just now.
+    The temporary name has the `rank` of the writer, so that the rank can remove what a kill leaves.
+    With `new`, a name that is taken is a FileExistsError, even if another process takes the name at
+    the same time.
     """
     temporary = path.with_name(f".{rank:05d}.{path.name}.{uuid4().hex[:8]}.tmp")
     try:
@@ -67,7 +69,7 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_temporaries(directory: Path, rank: int) -> int:
-    """Remove what killed writers of `rank` left; the bytes of what could not be removed."""
+    """Remove what killed writers of `rank` left; returns the bytes that could not be removed."""
     left = 0
     # Format 2 wrote ".00000-000001-(...).tmp", and run.json by rank 0 alone.
     starts = (f".{rank:05d}.", f".{rank:05d}-", *((".run.json.",) if rank == 0 else ()))
@@ -82,21 +84,21 @@ def remove_temporaries(directory: Path, rank: int) -> int:
 
 
 def to_json(what: str, content: Any) -> bytes:
-    """`content` as JSON for people to read; a ValueError says `what` cannot be."""
+    """`content` as indented JSON; a ValueError names `what` if JSON cannot represent it."""
     try:
         return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what}: expected what JSON can say ({error})") from error
+        raise ValueError(f"{what}: expected values that JSON can represent ({error})") from error
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; to be called within `naming`."""
+    """The content of a JSON file; call this within `naming`."""
     require_regular(path)
     return json.loads(path.read_bytes())
 
 
 def require_regular(path: Path) -> None:
-    """Raise a ValueError if `path` is not a regular file: to read a pipe could take for ever."""
+    """Raise a ValueError if `path` is not a regular file: reading a pipe could block forever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a regular file")
 
@@ -107,7 +109,7 @@ class _DamagedError(ValueError):
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Within this, whatever is wrong with the content of the file is a ValueError that names it."""
+    """In this context, a fault in the content of the file is a ValueError that names the file."""
     try:
         yield
     except (NewerError, _DamagedError):  # they name the file
@@ -119,4 +121,6 @@ def naming(path: Path) -> Iterator[None]:
         # Not the content: missing, not permitted. Arrow calls a bad offset an invalid argument.
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
-        raise _DamagedError(f"{path}: damaged, or not written by hookstats ({error!r})") from error
+        raise _DamagedError(
+            f"{printable(str(path))}: damaged, or not written by hookstats ({error!r})"
+        ) from error

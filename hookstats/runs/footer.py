@@ -1,4 +1,4 @@
-"""Footer: which records a part holds, and what else its metadata say of the part."""
+"""Footer: which records a part holds, and what else the metadata of the part say."""
 
 from __future__ import annotations
 
@@ -11,24 +11,41 @@ from hookstats.runs.format import FORMAT_VERSION, PartName
 from hookstats.stats.arguments import check_integer
 
 
+class Gap(NamedTuple):
+    """A step that was due, and is lost."""
+
+    number: int
+    """Of the record before which the step was; of one to come, where no record followed yet."""
+    step: int
+    reason: str
+
+
+REASONS = ("disk", "stall", "error")
+"""Why steps are lost: the disk took no more, the training would have waited, something failed."""
+
+
 class Footer(NamedTuple):
     """Which records a part holds, in order, and how its columns are to be read."""
 
     version: int
     """The format_version of the part."""
     records: list[tuple[int, int]]
-    """Step and number of rows of each."""
+    """The step of each record and its number of rows."""
     written: int | None
-    """How many records were written before, into other parts; None in version 1."""
+    """The number of records that earlier parts took; None in version 1."""
     groups: list[int]
-    """The number of rows of each row group; none of them has a part of a record."""
+    """The number of rows of each row group; every row group has whole records."""
     rewinds: list[tuple[int, int]]
-    """(number, step) of the records so far, counted from 0, that make void what was recorded before
-    of their step and later ones; also where their part was deleted since. Empty in version 1."""
+    """(number, step) of the records so far, numbered from 0, that make void what was recorded
+    before of their step and of later steps, even if their part was deleted since. Empty in version
+    1."""
     higher: bool
     """Whether the part has the columns of third and fourth moments."""
     bins: dict[str, Any | None]
-    """The descriptions of `bins` and `channel_bins` by these names; empty before version 3."""
+    """The descriptions of the bins, under the names `bins` and `channel_bins`; empty before version
+    3."""
+    gaps: list[Gap]
+    """The steps that were lost after the part before."""
 
 
 def footer_json(
@@ -36,15 +53,17 @@ def footer_json(
     records: Sequence[tuple[int, int]],
     written: int,
     rewinds: Sequence[tuple[int, int]],
+    gaps: Sequence[Gap],
     bins: Mapping[str, Any],
 ) -> str:
-    """What the metadata of a new part say, as `read_footer` reads it."""
+    """The metadata of a new part, as `read_footer` reads them."""
     about = {
         "format_version": FORMAT_VERSION,
         "rank": rank,
         "records": records,
         "written": written,
         "rewinds": rewinds,
+        **({"gaps": gaps} if gaps else {}),
         **bins,
     }
     return json.dumps(about)
@@ -53,7 +72,7 @@ def footer_json(
 def parse_footer(
     about: Mapping[str, Any], version: int, part: PartName, groups: list[int], *, higher: bool
 ) -> Footer:
-    """What the metadata `about` of a part of this name say.
+    """The footer that the metadata `about` describe, of a part of this name.
 
     Entries that are unknown are ignored.
 
@@ -61,16 +80,19 @@ def parse_footer(
         ValueError: an entry is missing, or contradicts another, the name or the row groups.
     """
     if check_integer("rank", about.get("rank"), 0) != part.rank:
-        raise ValueError(f"it is of rank {about['rank']}")
+        raise ValueError(f"it belongs to rank {about['rank']}")
     records = _pairs("records", about.get("records"))
     if not records:
         raise ValueError("it has no records")
     if records[0][0] != part.step:
-        raise ValueError(f"its first record is of step {records[0][0]}, its name says {part.step}")
+        raise ValueError(
+            f"its first record has step {records[0][0]}, but its name says {part.step}"
+        )
     starts = set(accumulate((rows for _, rows in records), initial=0))
     if sum(groups) != max(starts) or not starts.issuperset(accumulate(groups)):
         raise ValueError(
-            f"it has row groups of {groups} rows, its records have {[rows for _, rows in records]}"
+            f"its row groups have {groups} rows, "
+            f"but its records have {[rows for _, rows in records]}"
         )
     written, rewinds = None, []
     if version > 1:
@@ -78,11 +100,12 @@ def parse_footer(
         rewinds = _pairs("rewinds", about.get("rewinds"))
         _check_rewinds(rewinds, written, [step for step, _ in records])
     bins = {} if version < 3 else {name: about[name] for name in ("bins", "channel_bins")}
-    return Footer(version, records, written, groups, rewinds, higher, bins)
+    gaps = [] if version < 3 else _gaps(about.get("gaps"), written or 0, len(records))
+    return Footer(version, records, written, groups, rewinds, higher, bins, gaps)
 
 
 def noted(rewinds: list[tuple[int, int]], number: int, step: int) -> None:
-    """Add the rewind to `step` by record `number`; what it makes void anyway is dropped."""
+    """Add the rewind to `step` by record `number`; rewinds that become void are dropped."""
     while rewinds and rewinds[-1][1] >= step:
         rewinds.pop()
     rewinds.append((number, step))
@@ -101,7 +124,22 @@ def _check_rewinds(rewinds: list[tuple[int, int]], written: int, steps: list[int
         or any(rewind != (written, steps[0]) for rewind in rewinds if rewind[0] == written)
         or numbers != sorted(set(numbers))
     ):
-        raise ValueError(f"its rewinds are {rewinds}, its records have the steps {steps}")
+        raise ValueError(f"its rewinds are {rewinds}, but its records have the steps {steps}")
+
+
+def _gaps(value: Any, written: int, records: int) -> list[Gap]:
+    """`value` as gaps before, among or right after the records of a part; None as no gaps."""
+    gaps = []
+    for gap in value or ():
+        match gap:
+            case [number, step, str(reason)] if reason in REASONS:
+                number = check_integer("gaps has the number", number, written, written + records)
+                gaps.append(Gap(number, check_integer("gaps has the step", step, 0), reason))
+            case _:
+                raise ValueError(f"gaps has {gap!r}: expected [number, step, reason]")
+    if gaps != sorted(gaps, key=lambda gap: gap.number):
+        raise ValueError(f"its gaps are {gaps}: expected ascending numbers")
+    return gaps
 
 
 def _pairs(name: str, value: Any) -> list[tuple[int, int]]:

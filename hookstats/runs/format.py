@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS
+from hookstats.stats.printable import printable
 from hookstats.stats.state import TALLIES
 
 FORMAT_VERSION = 3
-"""Raised whenever a reader of the version before could misread a run.
+"""The version, raised whenever a reader of the version before could misread a run.
 
 1: without the columns `TENSOR_COLUMNS`; a part is one row group.
 2: a part has row groups of whole records; its metadata have `written` and `rewinds`.
@@ -112,7 +113,7 @@ def has_higher(stored: Any, version: int) -> bool:
 
 
 class PartName(NamedTuple):
-    """What the name of a part says."""
+    """The fields in the name of a part."""
 
     rank: int
     number: int
@@ -129,7 +130,7 @@ _RANK_NAME = re.compile(r"run-(\d{5,})\.json")
 
 
 def list_parts(run: Path) -> list[PartName]:
-    """The parts of a run directory by their names, in order of rank and writing.
+    """The parts of a run directory by their names, in order of rank and of writing.
 
     Raises:
         ValueError: the run has no directory of parts.
@@ -138,7 +139,8 @@ def list_parts(run: Path) -> list[PartName]:
         names = [path.name for path in (run / PARTS).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
-            f"{run / PARTS}: no such directory: the run is damaged, or not written by hookstats"
+            f"{printable(str(run / PARTS))}: no such directory: the run is damaged, or not written "
+            "by hookstats"
         ) from None
     matches = filter(None, map(_PART_NAME.fullmatch, names))
     parts = ((match[0], PartName(*map(int, match.groups()))) for match in matches)
@@ -169,11 +171,11 @@ _OF_A_RANK = re.compile(r"run-\d{5,}\.json|alerts-\d{5,}\.jsonl|lock-\d{5,}\.jso
 
 
 class NewerError(ValueError):
-    """A newer hookstats wrote the file: it is not damaged."""
+    """A newer hookstats wrote the file, which is not damaged."""
 
 
 def check_version(path: Path, content: Any) -> int:
-    """The format_version of what a file says of itself, if this hookstats can read it.
+    """The format_version in the content of a file, if this hookstats can read that version.
 
     Raises:
         NewerError: a newer hookstats wrote the file, or it requires a feature unknown here.
@@ -186,7 +188,7 @@ def check_version(path: Path, content: Any) -> int:
         raise ValueError(f"format_version = {version!r}: expected an integer, 1 or more")
     if version > FORMAT_VERSION:
         raise NewerError(
-            f"{path}: format_version {version} is newer than this hookstats, "
+            f"{printable(str(path))}: format_version {version} is newer than this hookstats, "
             f"which reads up to {FORMAT_VERSION}: pip install -U hookstats"
         )
     requires = content.get("requires", [])
@@ -195,7 +197,7 @@ def check_version(path: Path, content: Any) -> int:
     unknown = [name for name in requires if name not in FEATURES]
     if unknown:
         raise NewerError(
-            f"{path}: requires {', '.join(map(repr, unknown))}, which this hookstats does not "
-            "know: pip install -U hookstats"
+            f"{printable(str(path))}: requires {', '.join(map(repr, unknown))}, which this "
+            "hookstats does not know: pip install -U hookstats"
         )
     return version

@@ -18,6 +18,7 @@ from hookstats.runs.format import (
     rank_json,
 )
 from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
+from hookstats.stats.printable import printable
 
 _MAY_DIFFER = ("torch", "every")
 _ABSENT = {"moments": 2}
@@ -55,7 +56,7 @@ def new_rank_json(rank: int, header: Mapping[str, Any], max_bytes: int | None) -
 
 
 def read_run_json(run: Path) -> dict[str, Any]:
-    """The content of run.json. Before version 3 it is that of rank 0, too.
+    """The content of run.json, which before version 3 is the header of rank 0, too.
 
     Raises:
         FileNotFoundError: there is none.
@@ -70,7 +71,7 @@ def read_run_json(run: Path) -> dict[str, Any]:
 
 
 def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
-    """The content of the file of a rank; of a run begun before version 3, else, that of run.json.
+    """The content of a rank's file, or of run.json if the run was begun before version 3.
 
     Raises:
         FileNotFoundError: there is none.
@@ -80,13 +81,13 @@ def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
     if not path.exists():
         content = read_run_json(run)
         if "header" not in content:
-            raise FileNotFoundError(f"{path}: rank {rank} has written no header")
+            raise FileNotFoundError(f"{printable(str(path))}: rank {rank} has written no header")
         return content
     with naming(path):
         own: dict[str, Any] = read_json(path)
         check_version(path, own)
         if own.get("rank") != rank:
-            raise ValueError(f"it is of rank {own.get('rank')!r}")
+            raise ValueError(f"it belongs to rank {own.get('rank')!r}")
         _check_rank(own)
         return own
 
@@ -126,7 +127,7 @@ def _check_rank(content: dict[str, Any]) -> None:
 
 
 def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
-    """The bins that a header describes, or has."""
+    """The bins that a header has under this name, as an object or as its description."""
     value = header.get(name)
     if value is None or isinstance(value, (LinearBins, LogBins)):
         return value
@@ -136,9 +137,9 @@ def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
 
 
 def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:
-    """Raise a ValueError that names the first setting of two headers that is not equal.
+    """Raise a ValueError that names the first setting in which two headers differ.
 
-    `what` has `theirs`. The version of torch and how often a step is recorded may differ.
+    what: where `theirs` is from. The version of torch and `every` may differ.
     """
     theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
     for key in [*ours, *(key for key in theirs if key not in ours)]:
@@ -148,7 +149,7 @@ def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str
         if isinstance(a, dict) and isinstance(b, dict):  # a module or parameter in many
             name = next(name for name in [*b, *a] if a.get(name) != b.get(name))
             key, a, b = f"{key}[{name!r}]", a.get(name), b.get(name)
-        raise ValueError(f"{what}: has {key} = {a!r}, expected {b!r}, as it is now")
+        raise ValueError(f"{what} has {key} = {a!r}: expected {b!r}, as in this run")
 
 
 def _entry(header: Mapping[str, Any], key: str) -> Any:

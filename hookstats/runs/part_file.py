@@ -24,7 +24,7 @@ from hookstats.runs.format import (
 
 @contextmanager
 def open_part(run: Path, part: PartName) -> Iterator[PartFile]:
-    """A part, opened; within this, whatever is wrong with it is a ValueError that names the file.
+    """A part, opened; in this context, a fault in the part is a ValueError that names the file.
 
     Raises:
         FileNotFoundError: there is no such part.
@@ -40,7 +40,7 @@ def open_part(run: Path, part: PartName) -> Iterator[PartFile]:
 
 
 def read_footer(run: Path, part: PartName) -> Footer:
-    """What the footer of a part says.
+    """The footer of a part.
 
     Raises:
         FileNotFoundError: there is no such part.
@@ -59,10 +59,10 @@ class PartFile:
         self._file = file
         self._metadata = file.metadata
         self.names: list[str] = file.schema_arrow.names
-        """The columns there are, those that are unknown here among them."""
+        """The columns of the part, including those that are unknown here."""
 
     def footer(self, part: PartName) -> Footer:
-        """What the footer says; it is of the part of this name."""
+        """The footer of the part, which has this name."""
         entries = self._metadata.metadata or {}
         if PART_KEY not in entries:
             raise ValueError(f"its metadata have no entry {PART_KEY.decode()!r}")

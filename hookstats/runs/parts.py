@@ -50,20 +50,21 @@ class Where(NamedTuple):
     part: PartName
     step: int
     group: int
-    """The row group; nothing is there to be read where there are no rows."""
+    """The row group; without rows, there is nothing to read."""
     first: int
-    """In the row group."""
+    """The first row of the record in the row group."""
     rows: int
 
 
 class Parts:
-    """The finished parts of a run directory. Every `look` sees those that are there by then.
+    """The finished parts of a run directory. Every `look` sees the parts that exist at that time.
 
-    The records of a rank are one line of steps: where a step is not after the one before, training
-    went back to a checkpoint, and what was recorded from that step on before is void.
+    The records of a rank are one line of steps: if a step does not come after the step before, the
+    training went back to a checkpoint, and the earlier records of that step and of later ones are
+    void.
 
-    With `skip_damaged`, parts that are damaged are left out and warned of, once each; else whoever
-    needs one gets a ValueError that names it.
+    With `skip_damaged`, damaged parts are left out, with one warning each; otherwise whoever needs
+    a damaged part gets a ValueError that names the part.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Parts:
         self.damaged: dict[str, str] = {}
         """The parts that were left out, and what is wrong with each."""
         self.index: dict[int, dict[int, Where]] = {}
-        """By rank and step, in order of writing, where the valid records are."""
+        """Where the valid records are, by rank and step, in order of writing."""
         self._skip_damaged = skip_damaged
         self._footers: dict[PartName, Footer] = {}  # in order of rank and writing
         self._groups: OrderedDict[tuple[PartName, int], Group] = OrderedDict()  # last used last
@@ -84,7 +85,7 @@ class Parts:
         self._known: tuple[Any, Int64, tuple[SiteInfo, ...]] | None = None  # see _sites
 
     def look(self) -> OSError | ValueError | None:
-        """Take in the parts there are now; the error of the first that cannot be read, if any."""
+        """Take in the parts that exist now; returns the error of the first unreadable part."""
         footers: dict[PartName, Footer] = {}
         first_error: OSError | ValueError | None = None
         for name in list_parts(self.run):
@@ -105,13 +106,13 @@ class Parts:
         return first_error
 
     def refresh(self) -> None:
-        """`look`, and raise what it found."""
+        """`look`, and raise the error that it returned."""
         error = self.look()
         if error is not None:
             raise error
 
     def lost(self, rank: int) -> int:
-        """How many records a rank wrote that are in no part (that can be read) any more."""
+        """The number of records that a rank wrote and that no readable part has any more."""
         written = present = 0
         for name, footer in self._footers.items():
             if name.rank == rank:
@@ -120,8 +121,21 @@ class Parts:
                 written = before + len(footer.records)
         return written - present
 
+    def gaps(self, rank: int) -> dict[int, str]:
+        """The steps that a rank lost, ascending, and why; without those that are void."""
+        footers = [footer for name, footer in self._footers.items() if name.rank == rank]
+        rewinds = footers[-1].rewinds if footers else []
+        found = {
+            gap.step: gap.reason
+            for footer in footers
+            for gap in footer.gaps
+            if not any(gap.number <= number and step <= gap.step for number, step in rewinds)
+        }
+        recorded = self.index.get(rank, {})
+        return {step: found[step] for step in sorted(found) if step not in recorded}
+
     def record(self, where: Where) -> StepRecord:
-        """The record that is there; FileNotFoundError if its part was deleted since."""
+        """The record at this place; FileNotFoundError if its part was deleted since."""
         with self.naming(where.part):
             if where.rows:
                 group = self._group(where.part, where.group)
@@ -154,7 +168,7 @@ class Parts:
         return found
 
     def schema(self) -> Any:
-        """The pyarrow.Schema of `tables`; higher moments are null where a part has none."""
+        """The pyarrow.Schema of `tables`; higher moments are null in parts that have none."""
         return part_schema(higher=any(footer.higher for footer in self._footers.values()))
 
     def all_higher(self, names: Iterable[PartName]) -> bool:
@@ -162,7 +176,7 @@ class Parts:
         return all(self._known_footer(name).higher for name in names)
 
     def tables(self, schema: Any) -> Iterator[Any]:
-        """The valid rows of every part, one pyarrow.Table of the `schema` each."""
+        """The valid rows of every part, each as one pyarrow.Table with the `schema`."""
         for name, records in self.valid().items():
             try:
                 rows = self.rows(name, records)
@@ -176,7 +190,7 @@ class Parts:
             yield table if rows.all() else table.filter(rows)
 
     def rows(self, name: PartName, records: Iterable[Where]) -> NDArray[np.bool_]:
-        """Which rows of a part the records have, bool [rows]."""
+        """bool [rows]: which rows of a part belong to the records."""
         starts = np.cumsum([0, *self._known_footer(name).groups]).tolist()
         mask = np.zeros(starts[-1], np.bool_)
         for where in records:
@@ -184,7 +198,7 @@ class Parts:
         return mask
 
     def read(self, name: PartName, columns: Sequence[str]) -> Any:
-        """Some columns of a part as a pyarrow.Table, of one chunk a column."""
+        """Some columns of a part as a pyarrow.Table, with one chunk per column."""
         with open_part(self.run, name) as file:
             footer = self._known_footer(name)
             there = [column for column in columns if column in file.names]
@@ -203,24 +217,24 @@ class Parts:
             return table
 
     def _known_footer(self, name: PartName) -> Footer:
-        """The footer of a part that was there when last looked."""
+        """The footer of a part that existed at the last `look`."""
         if name not in self._footers:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(name))
         return self._footers[name]
 
     def _footer(self, name: PartName) -> Footer:
-        """The footer of a part that is of this run."""
+        """The footer of a part, which must be of this run."""
         footer = read_footer(self.run, name)
         with self.naming(name):
             self._bins.check(footer)
         return footer
 
     def naming(self, name: PartName) -> AbstractContextManager[None]:
-        """Within this, whatever is wrong with the content of a part is a ValueError naming it."""
+        """In this context, a fault in the content of a part is a ValueError that names the part."""
         return naming(self.run / PARTS / str(name))
 
     def skip(self, name: PartName, error: Exception) -> bool:
-        """Leave out a part that turned out to be damaged, where that is wanted; whether it is."""
+        """Leave out a part that turned out to be damaged, if that is wanted; returns whether."""
         if not self._skip_damaged:
             return False
         self.damaged[str(name)] = str(error)
@@ -230,7 +244,7 @@ class Parts:
         return True
 
     def _group(self, name: PartName, group: int) -> Group:
-        """One row group of a part; parts never change, so those used last are kept."""
+        """One row group of a part; parts never change, so the groups used last are kept."""
         found = self._groups.pop((name, group), None)
         if found is None:
             with open_part(self.run, name) as file:
@@ -244,7 +258,7 @@ class Parts:
         return found
 
     def _sites(self, described: Any, channels: Int64) -> tuple[SiteInfo, ...]:
-        """What `described`, the rows of a record, says of its sites; mostly as in the last one."""
+        """The sites that `described`, the rows of a record, has; mostly those of the last."""
         known = self._known
         if known and known[0].equals(described) and np.array_equal(known[1], channels):
             return known[2]
@@ -260,7 +274,7 @@ class Parts:
 
 
 def _index(footers: Mapping[PartName, Footer]) -> dict[int, dict[int, Where]]:
-    """By rank and step, in order of writing, where the valid records are."""
+    """Where the valid records are, by rank and step, in order of writing."""
     index: dict[int, dict[int, Where]] = {}
     newest = {name.rank: footer for name, footer in footers.items()}
     rewinds = {rank: deque(footer.rewinds) for rank, footer in newest.items()}

@@ -1,4 +1,4 @@
-"""open_run and Run: reading a run directory, also while a training writes it."""
+"""open_run and Run: reading a run directory, even while a training run writes it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from hookstats.runs.format import RUN_JSON, require_pyarrow
 from hookstats.runs.headers import bins_of, first_rank, read_rank_json, read_run_json
 from hookstats.runs.parts import Parts, Where
 from hookstats.runs.series import Series, span
+from hookstats.stats.arguments import check_path
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from hookstats.show.plot import Plots
@@ -25,30 +27,31 @@ def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run
 
     Args:
         skip_damaged: leave out parts that are damaged, with one RuntimeWarning each; by default
-            what needs one raises a ValueError that names it.
+            whatever needs a damaged part raises a ValueError that names the part.
 
     Raises:
         FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
-        ValueError: `path` is no run directory, run.json is damaged, or a newer hookstats wrote it.
+        ValueError: `path` is no path or no run directory, run.json is damaged, or a newer hookstats
+            wrote it.
         ImportError: pyarrow is not installed.
     """
     return Run(path, skip_damaged=skip_damaged)
 
 
 class Run:
-    """A run directory. Every call sees the parts that are finished by then.
+    """A run directory. Every call sees the parts that are finished at that time.
 
     ``run[step]`` is the StepRecord of rank 0, ``run.record(step, rank)`` that of another rank;
     ``run["layer1.*", "output"]`` is a Series, some sites over all steps.
-    A run is one line of steps: where training went back to a checkpoint, what was recorded from
-    that step on before is void, and left out of everything.
-    A part that is damaged is a ValueError that names the file (see `open_run`); steps in other
-    parts can still be read.
+    A run is one line of steps: if training went back to a checkpoint, the earlier records of that
+    step and of later ones are void, and left out of everything.
+    A damaged part is a ValueError that names the file (see `open_run`); steps in other parts can
+    still be read.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False) -> None:
         require_pyarrow()
-        self.path = Path(path)
+        self.path = check_path("path", path)
         if not self.path.exists():
             alike = did_you_mean(str(self.path), _runs_beside(self.path))
             raise FileNotFoundError(f"path = {str(path)!r}: no such run{alike}")
@@ -96,18 +99,18 @@ class Run:
 
     @property
     def closed(self) -> str | None:
-        """When the run was closed: ISO 8601, UTC; None while it runs, or where it was killed."""
+        """When the run was closed: ISO 8601, UTC; None if it is still running or was killed."""
         closed: str | None = read_rank_json(self.path, self._first).get("closed")
         return closed
 
     @property
     def coverage(self) -> dict[str, Any] | None:
-        """The coverage report that ended the run; None while it runs, or where it was killed."""
+        """The coverage report that ended the run; None if it is still running or was killed."""
         coverage: dict[str, Any] | None = read_rank_json(self.path, self._first)["coverage"]
         return coverage
 
     def header_of(self, rank: int) -> dict[str, Any]:
-        """The settings and the model of one rank: with pipelines, the ranks differ in modules.
+        """The settings and the model of one rank: pipeline ranks differ in their modules.
 
         Raises:
             FileNotFoundError: the rank has written no header.
@@ -117,7 +120,7 @@ class Run:
 
     @property
     def damaged(self) -> dict[str, str]:
-        """The parts that were left out so far, and what is wrong with each."""
+        """The damaged parts that were left out so far, and what is wrong with each."""
         return dict(self._parts.damaged)
 
     @property
@@ -137,12 +140,21 @@ class Run:
         return list(self._parts.index.get(rank, ()))
 
     def thinned_of(self, rank: int = 0) -> int:
-        """How many steps `rank` recorded that were deleted since, to keep to `max_bytes`.
+        """The number of steps that `rank` recorded and that were deleted to keep to `max_bytes`.
 
-        Damaged parts that are left out count, too.
+        Steps of damaged parts that are left out count, too.
         """
         self._parts.refresh()
         return self._parts.lost(rank)
+
+    def gaps_of(self, rank: int = 0) -> dict[int, str]:
+        """The steps that were due and that `rank` lost, ascending, each with the reason.
+
+        The reason is "disk" where the disk took no part for long, "stall" where the training would
+        have had to wait, "error" where something failed. What a kill loses is not among them.
+        """
+        self._parts.refresh()
+        return self._parts.gaps(rank)
 
     @property
     def ranks(self) -> list[int]:
@@ -168,7 +180,7 @@ class Run:
         return self.series(*index) if isinstance(index, tuple) else self.record(index)
 
     def record(self, step: int, rank: int = 0) -> StepRecord:
-        """What `rank` recorded in `step`; a KeyError names the steps or ranks there are."""
+        """What `rank` recorded in `step`; a KeyError names the steps or ranks that exist."""
         where = self._where(step, rank)
         try:
             return self._parts.record(where)
@@ -188,13 +200,13 @@ class Run:
             names: a name, or a glob for names, such as "encoder.*".
             kinds: a kind, which means its only or first tensor, or a glob, such as "output*".
         Raises:
-            KeyError: nothing matches; it names what is spelled alike.
+            KeyError: nothing matches; the message suggests similar names.
         """
         self._parts.refresh()
         return Series(self._parts, names, kinds, rank)
 
     def table(self) -> Any:
-        """Everything as a pyarrow.Table: one row a step, rank, site and kind, as written.
+        """Everything as a pyarrow.Table: one row per step, rank, site and kind, as written.
 
         Columns: step, rank, site, kind, channel_dim (null: the tensor is one channel), shape,
         dtype, observed (calls merged); of the whole tensor tensor_count (finite values),
@@ -217,7 +229,7 @@ class Run:
         return self._parts.schema()
 
     def batches(self) -> Iterator[Any]:
-        """`table` bit by bit, one pyarrow.Table a part: for a run that is larger than memory."""
+        """`table` in pieces, one pyarrow.Table per part: for a run that is larger than memory."""
         return self._parts.tables(self.schema)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -237,7 +249,7 @@ class Run:
             raise ImportError(f"to_pandas needs pandas ({error}): pip install pandas") from error
 
     def _where(self, step: int, rank: int) -> Where:
-        """Where a record is, in the parts that are known, or else in those that are there now."""
+        """Where a record is: in the known parts, or else in the parts that exist now."""
         where = self._parts.index.get(rank, {}).get(step)
         if where is None:
             error = self._parts.look()
@@ -247,16 +259,15 @@ class Run:
         return where
 
     def _unknown(self, step: int, rank: int) -> str:
-        """What to say of a step that is not there."""
-        ranks = list(self._parts.index)
+        """The error message for a step that does not exist."""
+        ranks, path = list(self._parts.index), printable(str(self.path))
         if not ranks:
-            return f"step {step}: {self.path} has no steps yet"
+            return f"step {step}: {path} has no steps yet"
         steps = list(self._parts.index.get(rank, ()))
         if not steps:
-            return f"rank {rank}: {self.path} has the ranks {', '.join(map(str, ranks))}"
+            return f"rank {rank}: {path} has the ranks {', '.join(map(str, ranks))}"
         return (
-            f"step {step}: {self.path} has {len(steps)} steps of rank {rank} "
-            f"in {steps[0]}..{steps[-1]}"
+            f"step {step}: {path} has {len(steps)} steps of rank {rank} in {steps[0]}..{steps[-1]}"
         )
 
 

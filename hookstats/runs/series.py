@@ -44,7 +44,7 @@ class ArrayStatistics(Statistics[Int64, Float64]):
 
     @property
     def dead(self) -> NDArray[np.bool_]:
-        """bool: where there are finite values, every one of them zero; see `insight.dead`."""
+        """bool: whether there are finite values and all of them are zero; see `insight.dead`."""
         return dead(self._state)
 
     def _state(self, name: str) -> NDArray[Any]:
@@ -57,7 +57,7 @@ class ArrayStatistics(Statistics[Int64, Float64]):
 
 
 class SiteSeries(ArrayStatistics):
-    """One site over the S steps that observed it; its statistics are of the whole tensor, [S].
+    """One site over the S steps that observed it, with statistics [S] of the whole tensor.
 
     Arrays are shared, not copied: read them, never write to them.
     """
@@ -97,7 +97,7 @@ class SiteSeries(ArrayStatistics):
 
     @property
     def channel_dim(self) -> int | None:
-        """The dimension that has the channels, None where the tensor is one; in the last step."""
+        """The dimension of the channels in the last step; None if the tensor is one channel."""
         return self._info.channel_dim
 
     @property
@@ -163,7 +163,7 @@ class SiteSeries(ArrayStatistics):
         if len(channels) > 1:
             raise ValueError(
                 f"{self.kind} of {self.name!r}: {min(channels)} to {max(channels)} channels, "
-                "expected as many in every step; see stats"
+                "expected the same number in every step; see stats"
             )
         return values[bounds[0] : bounds[-1]].reshape(len(self), -1)
 
@@ -190,8 +190,8 @@ class Series(Mapping[Key, SiteSeries]):
     """Some sites over the steps of one rank: a mapping from (name, kind), in order of first
     observation.
 
-    What is asked for is read for all sites of the series at once, straight from its columns, and
-    kept: `hist` and `channels` of many sites over many steps take memory accordingly.
+    Whatever is asked for is read for all sites of the series at once, from its columns alone, and
+    is kept: `hist` and `channels` of many sites over many steps take memory accordingly.
     """
 
     def __init__(self, parts: Parts, names: str, kinds: str, rank: int) -> None:
@@ -210,7 +210,7 @@ class Series(Mapping[Key, SiteSeries]):
         return np.unique(self._selection.steps)
 
     def __getitem__(self, key: Key) -> SiteSeries:
-        """One of the sites, by its name and its kind, spelled out."""
+        """One of the sites, by its full name and kind."""
         return self._sites[key]
 
     def __iter__(self) -> Iterator[Key]:
@@ -284,7 +284,7 @@ class _Selection:
 
     @cached_property
     def infos(self) -> dict[Key, SiteInfo]:
-        """What the last record of each site says of it."""
+        """The description of each site in the last record that has the site."""
         last: dict[int, set[Key]] = {}
         for key, end in zip(self.keys, self.bounds[1:], strict=True):
             last.setdefault(int(self.steps[end - 1]), set()).add(key)
@@ -296,7 +296,7 @@ class _Selection:
         }
 
     def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
-        """Columns of lists: of each its values, and int64 [N + 1], which of them each row owns."""
+        """Columns of lists: the values of each, and int64 [N + 1], where each row's begin."""
         missing = [name for name in names if name not in self._lists]
         found: dict[str, list[Any]] = {name: [] for name in missing}
         if missing:
@@ -312,7 +312,7 @@ class _Selection:
         return [self._lists[name] for name in names]
 
     def _read(self, columns: Sequence[str]) -> Iterator[tuple[NDArray[np.bool_], Any]]:
-        """Of each part the rows that were chosen, bool, and a pyarrow.Table of all its rows."""
+        """For each part, which rows were chosen, bool, and a pyarrow.Table of all its rows."""
         for name, mask in self._masks.items():
             yield mask, self._table(name, columns)
 
@@ -382,13 +382,13 @@ def _in_order(
 
 
 def choose(keys: Collection[Key], names: str = "*", kinds: str = "*") -> list[Key]:
-    """Those of `keys`, (name, kind) each, that are meant; in their order.
+    """The keys, (name, kind) each, that match; in the order of `keys`.
 
     Args:
         names: a name, or a glob.
         kinds: a kind, which means its only or first tensor, or a glob with "*" or "?".
     Raises:
-        KeyError: nothing is meant; it names what is spelled alike.
+        KeyError: nothing matches; the message suggests similar names.
     """
     known = {name for name, _ in keys}
     chosen = {names} & known or {name for name in known if fnmatch.fnmatchcase(name, names)}

@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookstats.records.record import StepRecord
 from hookstats.runs.encode import PartBuilder, encode
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
-from hookstats.runs.footer import footer_json, noted
+from hookstats.runs.footer import Gap, footer_json, noted
 from hookstats.runs.format import (
     FORMAT_VERSION,
     PARTS,
@@ -42,28 +41,38 @@ from hookstats.runs.headers import (
     read_run_json,
 )
 from hookstats.runs.part_file import read_footer
+from hookstats.stats.arguments import check_path
+from hookstats.stats.printable import printable
 from hookstats.stats.state import is_higher
 
 _PARTS_AT_LEAST = 64
-"""Into how many parts `max_bytes` are cut: a part is what is thinned at once."""
+"""The number of parts that `max_bytes` is cut into: thinning deletes whole parts."""
+RETRY_SECONDS = 1.0
+"""The least time between two attempts to write a part that the disk did not take."""
+_PARTS_WAITING = 2
+"""The number of parts whose bytes may wait in memory while the disk takes none."""
 
 
 class RunWriter:
-    """Writes the records of one rank into a run directory, several steps a Parquet part.
+    """Writes the records of one rank into a run directory, several steps per Parquet part.
 
-    Records are encoded as they come, and a part is written when `seconds_per_part` have passed
-    since its first record, or it holds `bytes_per_part`; the first is seen at the next `write` or
-    `flush_if_due`. Each rank has a header of its own, and may start before or after others. Not for
-    several threads at once.
+    Records are encoded as they come. A part is written once `seconds_per_part` have passed since
+    its first record, which the next `write` or `flush_if_due` notices, or once the part holds
+    `bytes_per_part`. Each rank has a header of its own, and may start before or after other ranks.
+    A writer is not for several threads at once.
 
-    Where `max_bytes` are given, the parts of the rank never hold more once a part is written. Of
-    the newest quarter of that every step is kept; of what is older, parts are deleted: first every
-    second, then every fourth that is left, and so on, the older first and the first part last. What
-    is deleted is counted, in the parts and beside the header.
+    Where the disk takes no part, the records wait in memory, and each `write` and `flush_if_due`
+    tries again, at most once in `RETRY_SECONDS`. Once the bytes of two parts wait, further records
+    are lost: `lost` counts them, and the next part says which records they were.
+
+    If `max_bytes` is given, the parts of the rank never hold more once a part is written. Every
+    step in the newest quarter of `max_bytes` is kept. Older parts are deleted: first every second,
+    then every fourth that is left, and so on, the older ones first and the first part last. Deleted
+    records are counted, in the parts and beside the header.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.
-        header: what the run was, JSON-able. Its "bins" and "channel_bins" (a LinearBins or
+        header: what the run is, JSON-able. Its "bins" and "channel_bins" (a LinearBins or
             LogBins, its dict, or None) say how to read the histograms of every record.
         append: whether `out` may hold a run with an equal header (see `check_settings`), which is
             then continued.
@@ -71,8 +80,10 @@ class RunWriter:
     Raises:
         FileExistsError: `out` holds another run, or anything else.
         OSError: `out` cannot be made or written; NotADirectoryError where it is a file.
-        ValueError: a header JSON cannot say, or other than that of the run to continue, or that
-            run's header is damaged; a bad rank, max_bytes, seconds_per_part or bytes_per_part.
+        ValueError: `out` is no path; JSON cannot represent the header, the header differs from that
+            of the run to continue, or the latter is damaged; a bad rank, max_bytes,
+            seconds_per_part or
+            bytes_per_part.
         ImportError: pyarrow is not installed.
     """
 
@@ -96,10 +107,10 @@ class RunWriter:
         if not bytes_per_part >= 1:
             raise ValueError(f"bytes_per_part = {bytes_per_part}: expected 1 or more")
         require_pyarrow()
-        self.path = Path(out)
+        self.path = check_path("out", out)
         self.rank = rank
         self.last_step: int | None = None
-        """The last step of the run that is continued, of any rank; None where there is none."""
+        """The last step of the continued run, of any rank; None for a new run."""
         self._bins = bins_of(header, "bins")
         self._channel_bins = bins_of(header, "channel_bins")
         self._described = {
@@ -118,6 +129,11 @@ class RunWriter:
         self._written = 0  # records in all parts, those that were deleted included
         self._before = -1  # the step written last
         self._rewinds: list[tuple[int, int]] = []  # see footer.Footer
+        self.lost = 0
+        """How many records were dropped because the disk took none."""
+        self._gaps: list[Gap] = []  # since the last part that is sealed
+        self._failing = False  # the last attempt to write a part failed
+        self._retry = 0.0  # when to try again
         self._left = 0  # bytes of temporary files that could not be removed
         self._due = math.inf
         self._open = True
@@ -133,7 +149,7 @@ class RunWriter:
             ) from error
 
     def _claim(self, append: bool) -> None:
-        """Make the directory; refuse one that is not empty but for other ranks' files."""
+        """Make the directory; refuse one with files that are not those of other ranks."""
         parts, own = self.path / PARTS, rank_json(self.rank)
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(
@@ -160,7 +176,7 @@ class RunWriter:
         self._write_run_json(run)
 
     def _write_run_json(self, run: dict[str, Any] | None) -> None:
-        """Write run.json where there is none; where an older version wrote it, say it is newer."""
+        """Write run.json if there is none; raise its version if an older hookstats wrote it."""
         if run is None:
             with suppress(FileExistsError):  # another rank was first
                 content = to_json("run", new_run_json())
@@ -172,7 +188,7 @@ class RunWriter:
     def _continue(
         self, run: Mapping[str, Any] | None, parts: list[PartName], has_own: bool
     ) -> None:
-        """Go on after what the rank has written; what is damaged stays as it is."""
+        """Continue after the records that the rank has written; damaged parts stay as they are."""
         what = f"out = {str(self.path)!r}"
         if has_own or "header" in (run or {}):
             before = read_rank_json(self.path, self.rank)
@@ -200,7 +216,7 @@ class RunWriter:
                 size = (self.path / PARTS / str(part)).stat().st_size
                 self._parts[part.number] = _Written(part, records, size)
                 self._number = part.number + 1
-        # The same for all ranks, whichever of them lost a step more than others.
+        # Equal on all ranks, even if some of them lost more steps than others.
         self.last_step = max(last.values(), default=None)
         self._run["thinned"] = self._thinned()
 
@@ -210,14 +226,15 @@ class RunWriter:
         )
 
     def write(self, record: StepRecord) -> None:
-        """Take a record; write a part if it is due.
+        """Take a record, and write a part if one is due.
 
         Raises:
             ValueError: the writer is closed, or the record is of another rank or other bins.
-            OSError: the part cannot be written; its records are kept for the next attempt.
+            OSError: a part cannot be written; its records are kept for the next attempt.
+            FileExistsError: another process writes this run, too.
         """
         if not self._open:
-            raise ValueError(f"{self.path}: the writer is closed")
+            raise ValueError(f"{printable(str(self.path))}: the writer is closed")
         for name, value, expected in (
             ("rank", record.rank, self.rank),
             ("bins", record.bins, self._bins),
@@ -227,54 +244,97 @@ class RunWriter:
                 raise ValueError(f"record.{name} = {value}: expected {expected}, as in the header")
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
+        while self._gaps and self._gaps[-1].step >= record.step:
+            self._gaps.pop()  # training went back: the step comes again
+        # A record that goes back is kept, as it makes void what the disk has.
+        full = self._failing and self._waiting >= _PARTS_WAITING * self._bytes
+        if full and record.step > self._before:
+            self.lost += 1
+            self._gaps.append(Gap(self._next, record.step, "disk"))
+            self.flush_if_due()
+            return
         batch = encode(record)
         higher = is_higher(record.moments)
         if self._part is not None and self._part.higher != higher:
-            self.flush()
+            self._seal(self._part)
         if self._part is None:
             self._part = PartBuilder(higher=higher)
             self._due = time.monotonic() + self._seconds
         if record.step <= self._before:
-            noted(self._rewinds, self._written + len(self._part.records), record.step)
+            noted(self._rewinds, self._next, record.step)
         self._before = record.step
         self._part.add(record.step, batch)
         self.flush_if_due()
 
     def due_in(self) -> float | None:
         """Seconds until `flush_if_due` has something to write; None while nothing is pending."""
-        return max(0.0, self._due - time.monotonic()) if self._part is not None else None
+        if self._part is None and not self._failing:
+            return None
+        return max(0.0, (self._retry if self._failing else self._due) - time.monotonic())
 
     def flush_if_due(self) -> None:
         """Write the pending records as a part if they are old or many enough."""
-        if self._part is not None and (
-            self._part.nbytes >= self._bytes or time.monotonic() >= self._due
-        ):
+        now, part = time.monotonic(), self._part
+        if self._failing:
+            due = now >= self._retry
+        else:
+            due = part is not None and (part.nbytes >= self._bytes or now >= self._due)
+        if due:
             self.flush()
 
     def flush(self) -> None:
         """Write the pending records, if any, as a part that is on the disk when this returns."""
+        self._put()  # what failed before comes first, so that a part can grow meanwhile
         if self._part is not None:
             self._seal(self._part)
-            self._part, self._due = None, math.inf
-        while self._sealed:
-            part, content = self._sealed[0]
-            # Its name must be free: else another process writes this run, too.
-            write_file(self.path / PARTS / str(part.name), content, self.rank, new=True)
-            self._parts[part.name.number] = part
-            del self._sealed[0]
+            self._put()
         if self._max_bytes is not None:
             self._thin(self._max_bytes)
 
+    @property
+    def _next(self) -> int:
+        """The number of the next record."""
+        return self._written + (0 if self._part is None else len(self._part.records))
+
+    @property
+    def _waiting(self) -> int:
+        """The bytes in memory."""
+        sealed = sum(part.size for part, _ in self._sealed)
+        return sealed + (0 if self._part is None else self._part.nbytes)
+
+    def _put(self) -> None:
+        """Put the sealed parts on the disk."""
+        while self._sealed:
+            part, content = self._sealed[0]
+            path = self.path / PARTS / str(part.name)
+            try:
+                # Its name must be free: else another process writes this run, too.
+                write_file(path, content, self.rank, new=True)
+            except OSError as error:
+                taken = isinstance(error, FileExistsError)
+                # The attempt before may have failed after the file had its name.
+                if not (taken and self._failing and path.read_bytes() == bytes(content)):
+                    self._failing = True
+                    self._retry = time.monotonic() + max(self._seconds, RETRY_SECONDS)
+                    raise
+            self._parts[part.name.number] = part
+            del self._sealed[0]
+        self._failing = False
+
     def _seal(self, part: PartBuilder) -> None:
-        about = footer_json(self.rank, part.records, self._written, self._rewinds, self._described)
+        """Make the pending part a file in memory."""
+        about = footer_json(
+            self.rank, part.records, self._written, self._rewinds, self._gaps, self._described
+        )
         content = part.finish(about)
         name = PartName(self.rank, self._number, part.records[0][0])
         self._sealed.append((_Written(name, len(part.records), content.size), content))
         self._number += 1
         self._written += len(part.records)
+        self._part, self._due, self._gaps = None, math.inf, []
 
     def _thin(self, max_bytes: int) -> None:
-        """Delete old parts until all others hold `max_bytes` at most."""
+        """Delete old parts until the remaining parts hold at most `max_bytes`."""
         excess = self._left + sum(part.size for part in self._parts.values()) - max_bytes
         if excess <= 0:
             return
@@ -282,7 +342,7 @@ class RunWriter:
         recent = self._parts[older.pop()].size  # the newest part stays, whatever its size
         while older and recent + self._parts[older[-1]].size <= max_bytes // 4:
             recent += self._parts[older.pop()].size
-        # By how many powers of two divide their numbers: what is left is spread evenly.
+        # Sorted by how many powers of two divide their numbers: the rest is spread evenly.
         older.sort(key=lambda number: (number & -number or math.inf, number))
         for number in older:
             if excess <= 0:
@@ -294,13 +354,13 @@ class RunWriter:
         self._write_rank_json()
 
     def _thinned(self) -> int:
-        """How many records were deleted."""
+        """The number of deleted records."""
         return self._written - sum(part.records for part in self._parts.values())
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
-        """Write what is pending, and `coverage` (JSON-able) beside the header.
+        """Write the pending records, and `coverage` (JSON-able) beside the header.
 
-        Closed again, it does nothing.
+        Closing a closed writer does nothing.
         """
         if not self._open:
             return
@@ -320,4 +380,4 @@ class _Written(NamedTuple):
     name: PartName
     records: int
     size: int
-    """In bytes."""
+    """The size in bytes."""

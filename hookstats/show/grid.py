@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hookstats.stats.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -53,6 +55,8 @@ def grid(
 ) -> Table:
     """A table for this console; in a pipe every row is one line, and nothing is left out.
 
+    Cells are made `printable`.
+
     columns: headers, which may have several lines. text: the number of leading columns that are
     text; the others are numbers. elided: the number of leading columns that are elided where the
     terminal is too narrow; other text is folded.
@@ -61,6 +65,7 @@ def grid(
     table: Table = rich.table.Table(
         title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False
     )
+    rows = [[(printable(cell), style) for cell, style in row] for row in rows]
     widths = _widths(columns, rows)
     if console.is_terminal:
         room = console.width - _width(widths[elided:]) - 1

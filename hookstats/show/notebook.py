@@ -18,6 +18,7 @@ from hookstats.records.summary import summarise
 from hookstats.runs.run import Run
 from hookstats.runs.series import Series, SiteSeries
 from hookstats.show.plot import Plots, draw_histogram
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,14 +110,14 @@ def _figure(draw: Callable[[], Figure], caption: str) -> str:
     try:
         figure = draw()
     except ImportError as error:
-        return f'<div style="opacity: 0.75">{html.escape(str(error))}</div>'
+        return f'<div style="opacity: 0.75">{_escaped(str(error))}</div>'
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=_DPI)
     data = base64.b64encode(file.getvalue()).decode("ascii")
     return (
-        f'<img src="data:image/png;base64,{data}" alt="{html.escape(caption)}" '
+        f'<img src="data:image/png;base64,{data}" alt="{_escaped(caption)}" '
         'style="max-width: 100%; background: white; margin: 6px 0 2px">'
-        f'<div style="opacity: 0.75; font-size: 12px">{html.escape(caption)}</div>'
+        f'<div style="opacity: 0.75; font-size: 12px">{_escaped(caption)}</div>'
     )
 
 
@@ -154,16 +155,21 @@ class _Markup(str):
     __slots__ = ()
 
 
+def _escaped(text: str) -> str:
+    """`text` as HTML that shows it as it is, and what nobody could see as escapes."""
+    return html.escape(printable(text, lines=True))
+
+
 def _fragment(parts: Iterable[str]) -> str:
     return f'<div style="font: 13px/1.5 sans-serif; max-width: 60em">{"".join(parts)}</div>'
 
 
 def _title(what: str, name: str) -> str:
-    return f"<div><b>{what}</b> {html.escape(name)}</div>"
+    return f"<div><b>{what}</b> {_escaped(name)}</div>"
 
 
 def _facts(facts: Mapping[str, str | None]) -> str:
-    said = (f"{name}: {html.escape(value)}" for name, value in facts.items() if value)
+    said = (f"{name}: {_escaped(value)}" for name, value in facts.items() if value)
     return f'<div style="opacity: 0.75">{" · ".join(said)}</div>'
 
 
@@ -171,7 +177,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = 
     """At most `_ROWS` of the rows; `of`, by default their number, counts those left out too."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        texts = (text if isinstance(text, _Markup) else html.escape(text) for text in row)
+        texts = (text if isinstance(text, _Markup) else _escaped(text) for text in row)
         style = 'style="text-align: left; padding: 1px 10px 1px 0; white-space: nowrap"'
         return "<tr>" + "".join(f"<{tag} {style}>{text}</{tag}>" for text in texts) + "</tr>"
 

@@ -19,6 +19,7 @@ from hookstats.stats import state
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.bins import Bins
 from hookstats.stats.derived import columns_of, dead, statistic
+from hookstats.stats.printable import printable
 
 Bool = NDArray[np.bool_]
 Spans = tuple[tuple[int, int], ...]
@@ -89,7 +90,9 @@ def overview(
     """
     steps = run.steps_of(rank)
     if not steps:
-        raise ValueError(f"{run.path}: expected a run with steps of rank {rank}, found none yet")
+        raise ValueError(
+            f"{printable(str(run.path))}: expected a run with steps of rank {rank}, found none yet"
+        )
     if columns is None:
         sites = max(1, len(run.record(steps[-1], rank)))
         columns = min(max(_CELLS // sites, _MIN_COLUMNS), _MAX_COLUMNS)

@@ -14,6 +14,7 @@ from hookstats.show.distribution import QUANTILES, Distributions, distributions
 from hookstats.show.overview import execution_order
 from hookstats.show.palette import NONE, NONFINITE
 from hookstats.stats.derived import STATISTICS
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -277,4 +278,4 @@ def _value_axis(ax: Axes, scale: float, ends: Sequence[float] | NDArray[np.float
 
 def _label(ax: Axes, site: SiteSeries) -> None:
     ax.set_xlabel("step")
-    ax.set_title(f"{label(site.name)} {site.kind}", parse_math=False)
+    ax.set_title(f"{label(site.name)} {printable(site.kind)}", parse_math=False)

@@ -1,8 +1,8 @@
 """Sinks: where records go besides the run directory.
 
-A sink is a callable that takes a StepRecord, and may have a `close()`; a plain function will do.
-`watch(..., sinks=[...])` calls it on the flush thread, once for every recorded step in order, and
-closes it at the end. One that raises is disabled and warned of; the training goes on.
+A sink is a callable that takes a StepRecord, such as a function; it may have a `close()`.
+`watch(..., sinks=[...])` calls the sink on the flush thread, once per recorded step, in order, and
+closes the sink at the end. A sink that raises is disabled with a warning; training goes on.
 """
 
 from hookstats.sinks.jsonl import JSONL

@@ -18,11 +18,12 @@ STATISTICS = statistic_names(higher=True)
 """The statistics of a whole tensor, as ChannelStats calls them; the last two need `moments=4`."""
 
 SCALARS = ("mean", "std", "rms", "min", "max", "nan")
-"""What is drawn unless asked for otherwise."""
+"""The statistics that are drawn by default."""
 
 
 class Chart(NamedTuple):
-    """A histogram of one tensor: int64 [n] counts between float64 [n + 1] edges, and its sums."""
+    """A histogram of one tensor: int64 [n] counts between float64 [n + 1] edges, and its sums of
+    values."""
 
     counts: Int64
     edges: Float64
@@ -38,10 +39,10 @@ def charts(
 ) -> tuple[dict[str, float], dict[str, Chart]]:
     """Scalars and histograms by tag.
 
-    A scalar's tag is "kind.statistic/name", a histogram's "kind/name": what stands before the slash
-    is the group that dashboards show together. The root module is "(root)". Statistics without a
-    finite value are left out, as are histograms without any. Bins are merged by
-    `insight.coarsen`; with `most_bins` = 0 there are no histograms.
+    The tag of a scalar is "kind.statistic/name", that of a histogram "kind/name": dashboards group
+    charts by the part before the slash. The root module is "(root)". Statistics that are not finite
+    and histograms without values are left out. Bins are merged by `insight.coarsen`; with
+    `most_bins` = 0 there are no histograms.
     """
     tensors = per_tensor(record, hist=most_bins > 0)
     hist = tensors.hist
@@ -71,7 +72,7 @@ def charts(
 
 
 def check_scalars(scalars: Sequence[str]) -> tuple[str, ...]:
-    """The names as a tuple; a ValueError unless all of them are of STATISTICS."""
+    """The names as a tuple; a ValueError unless all of them are in STATISTICS."""
     if isinstance(scalars, str) or not set(scalars) <= set(STATISTICS):
         raise ValueError(f"scalars = {scalars!r}: expected some of {', '.join(STATISTICS)}")
     return tuple(scalars)

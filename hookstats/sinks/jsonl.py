@@ -1,4 +1,4 @@
-"""JSONL: a line of JSON for every tensor of every step."""
+"""JSONL: one line of JSON per tensor and step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hookstats.stats.derived import statistic_names
 
 
 class JSONL:
-    """A sink that appends a line per tensor to a text file, and flushes it after every step.
+    """A sink that appends one line per tensor to a text file, and flushes the file after each step.
 
-    Each is an object with step, rank, site, kind, shape, dtype, observed (calls merged) and the
-    tensor's statistics; null where there is no finite value. Channels and histograms are
-    in run directories. Of several processes each needs a file of its own.
+    A line is an object with step, rank, site, kind, shape, dtype, observed (calls merged) and the
+    tensor's statistics; a statistic that is not finite is null. Only run directories have channels
+    and histograms. Each of several processes needs a file of its own.
 
     Raises:
         OSError: the file cannot be opened.
@@ -52,7 +52,7 @@ class JSONL:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; again does nothing."""
+        """Close the file; closing it again does nothing."""
         self._file.close()
 
 

@@ -11,17 +11,19 @@ from hookstats.sinks.charts import SCALARS, charts, check_scalars
 from hookstats.stats.arguments import check_integer
 
 _MOST_BINS = 260
-"""With LogBins(3), 16 octaves a sign as they are. TensorBoard draws 30; its writer is slow."""
+"""Room for 16 octaves per sign of LogBins(3), unmerged. TensorBoard draws 30 bins, and its writer
+is slow."""
 
 
 class TensorBoard:
-    """A sink that writes what `charts.charts` says to TensorBoard.
+    """A sink that writes the charts of `charts.charts` to TensorBoard.
 
     Args:
-        logdir: where event files go; or a SummaryWriter of your own, which is not closed.
-        scalars: which statistics of whole tensors, of `charts.STATISTICS`.
-        histograms: whether to write these, too.
-        every: steps 0, every, 2 * every, ... are written, of those recorded.
+        logdir: the directory of the event files; or a SummaryWriter of your own, which the sink
+            does not close.
+        scalars: which statistics of whole tensors to write; see `charts.STATISTICS`.
+        histograms: whether to write histograms, too.
+        every: of the recorded steps, steps 0, every, 2 * every, ... are written.
     Raises:
         ImportError: tensorboard is not installed.
         ValueError: scalars or every is something else.
@@ -73,7 +75,7 @@ class TensorBoard:
             )
 
     def close(self) -> None:
-        """Flush, and close the writer unless it is yours; again does nothing."""
+        """Flush, and close the writer unless it is yours; closing again does nothing."""
         if self._owned:
             self._writer.close()
         else:

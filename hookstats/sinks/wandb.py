@@ -10,23 +10,23 @@ from hookstats.sinks.charts import SCALARS, charts, check_scalars
 from hookstats.stats.arguments import check_integer
 
 STEP = "hookstats/step"
-"""The x axis of all charts: hookstats' own steps, whatever else the run logs, and when."""
+"""The x axis of all charts: the steps of hookstats, whatever else the run logs."""
 
 _MOST_BINS = 512  # wandb.Histogram.MAX_LENGTH
 
 
 class WandB:
-    """A sink that logs what `charts.charts` says to a run of Weights & Biases.
+    """A sink that logs the charts of `charts.charts` to a run of Weights & Biases.
 
     Args:
-        run: what `wandb.init` gave, which is not finished; None for the run that is active, or for
-            a new one, which is.
-        scalars: which statistics of whole tensors, of `charts.STATISTICS`.
-        histograms: whether to log these, too.
-        every: steps 0, every, 2 * every, ... are logged, of those recorded.
-        commit: whether each step is logged at once, as a step of the run's own, too. False adds it
-            to what the training logs next: for one that gives `wandb.log` its steps.
-        **init: for `wandb.init`, if there is no run.
+        run: the result of `wandb.init`, which the sink does not finish; None for the active run, or
+            for a new one, which the sink finishes.
+        scalars: which statistics of whole tensors to log; see `charts.STATISTICS`.
+        histograms: whether to log histograms, too.
+        every: of the recorded steps, steps 0, every, 2 * every, ... are logged.
+        commit: whether each step is logged at once, as a step of the W&B run. False adds the step
+            to whatever the training logs next: for training that gives `wandb.log` its own steps.
+        **init: arguments for `wandb.init`, if there is no run.
     Raises:
         ImportError: wandb is not installed.
         ValueError: scalars or every is something else.
@@ -73,6 +73,6 @@ class WandB:
         self._run.log(logged, commit=self._commit)
 
     def close(self) -> None:
-        """Finish the run unless it is yours; again does nothing."""
+        """Finish the run unless it is yours; closing again does nothing."""
         if self._owned:
             self._run.finish()

@@ -1,1 +1,1 @@
-"""What statistics mean: the state of a channel, its bins, its merge, what is derived from it."""
+"""What statistics mean: the state of a channel, its bins and merge, and what is derived from it."""

@@ -1,14 +1,16 @@
-"""check_integer() and its kin: integer arguments, checked in one way."""
+"""check_integer(), check_path() and their kin: integers and paths, each checked in one way."""
 
 from __future__ import annotations
 
+import os
 from operator import index
+from pathlib import Path
 
 
 def check_integer(name: str, value: object, least: int | None, most: int | None = None) -> int:
     """`value` as an int, if it is an integer in least..most; None leaves an end open.
 
-    Whatever Python takes as an index is an integer, so NumPy's integers are; bools are not.
+    Anything that Python accepts as an index is an integer, such as NumPy's integers; a bool is not.
 
     Raises:
         ValueError: `value` is no integer, or outside the range; the message begins with `name`.
@@ -56,3 +58,20 @@ def _range(least: int | None, most: int | None) -> str:
     if least is None:
         return "" if most is None else f", {most} or less"
     return f", {least} or more" if most is None else f" in {least}..{most}"
+
+
+def check_path(name: str, value: object) -> Path:
+    """`value` as a path, if it is a str or an os.PathLike of one.
+
+    Raises:
+        ValueError: `value` is something else, such as bytes, or has a NUL, which no path can have.
+    """
+    try:
+        text = os.fspath(value)  # type: ignore[call-overload]
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise ValueError(f"{name} = {value!r}: expected a path, as a str or a pathlib.Path")
+    if "\0" in text:
+        raise ValueError(f"{name} = {text!r}: expected a path without NUL characters")
+    return Path(text)

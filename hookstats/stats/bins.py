@@ -42,7 +42,7 @@ class Bins(ABC):
 
     @abstractmethod
     def descriptor(self, device: torch.device | str) -> Tensor:
-        """What `hookstats::update_` takes for a tensor on `device`; made once a device."""
+        """The bins as `hookstats::update_` takes them on `device`; made once per device."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -53,9 +53,9 @@ class Bins(ABC):
 class LinearBins(Bins):
     """`bins` bins of equal width from `lo` to `hi`.
 
-    The edges are `torch.linspace(lo, hi, bins + 1, dtype=torch.float32)`, and the counts those of
-    `torch.searchsorted` on them: a bin holds its left edge, the last bin both. Values below `lo`
-    are the underflow, values above `hi` the overflow.
+    The edges are `torch.linspace(lo, hi, bins + 1, dtype=torch.float32)`, and the counts are those
+    of `torch.searchsorted` on the edges: each bin includes its left edge, the last bin both edges.
+    Values below `lo` are the underflow, values above `hi` the overflow.
 
     Raises:
         ValueError: bins outside 1..2**24; lo or hi not a finite float32; lo >= hi; so many bins
@@ -93,7 +93,7 @@ class LinearBins(Bins):
         return self.descriptor("cpu").clone()
 
     def descriptor(self, device: torch.device | str) -> Tensor:
-        """The float32 edges [bins + 1] on `device`; shared, not to be written."""
+        """The float32 edges [bins + 1] on `device`; shared, never write to them."""
         device = torch.device(device)
         if device not in self._edges:
             self._edges[device] = self._edges[torch.device("cpu")].to(device)
@@ -108,13 +108,13 @@ class LogBins(Bins):
     """Bins by a float32's own sign, exponent and first `subdivision_bits` mantissa bits.
 
     Every octave ``2**e <= |x| < 2**(e + 1)``, e in min_exponent..max_exponent, has
-    ``2**subdivision_bits`` bins of equal width a sign; exactly zero (of either sign) has the middle
-    bin to itself. The defaults have a bin for every finite float32: no range to choose.
-    Exponent -127 stands for the subnormals. A greater `min_exponent` adds one bin a sign for
-    ``0 < |x| < 2**min_exponent``; values of ``2**(max_exponent + 1)`` and beyond are overflow, or
-    underflow where negative. float64 and integers are rounded toward zero to float32 first, but
-    finite values beyond float32's range are overflow or underflow, and a nonzero never becomes
-    zero. A negative bin holds its right edge, a positive bin its left one.
+    ``2**subdivision_bits`` bins of equal width per sign. Zeros of either sign have the middle bin
+    to themselves. The defaults have a bin for every finite float32, so no range has to be chosen.
+    Exponent -127 stands for the subnormals. A greater `min_exponent` adds one bin per sign for
+    ``0 < |x| < 2**min_exponent``. Values of ``2**(max_exponent + 1)`` and beyond are the overflow,
+    or the underflow if they are negative. float64 and integers are first rounded toward zero to
+    float32, but finite values beyond float32's range are overflow or underflow, and a nonzero never
+    becomes zero. A negative bin includes its right edge, a positive bin its left edge.
 
     Raises:
         ValueError: subdivision_bits outside 0..7; an exponent outside -127..127;
@@ -165,7 +165,7 @@ class LogBins(Bins):
         return torch.from_numpy(np.concatenate((0.0 - positive[::-1], positive)))
 
     def descriptor(self, device: torch.device | str) -> Tensor:
-        """int32 [3], on the CPU whatever the device; shared, not to be written."""
+        """int32 [3], on the CPU for every device; shared, never write to it."""
         return self._descriptor
 
     def to_dict(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def bins_from_dict(data: Mapping[str, Any]) -> LinearBins | LogBins:
         return classes[values.pop("type")](**values)
     except (KeyError, TypeError):
         raise ValueError(
-            f"bins = {dict(data)}: expected what LinearBins or LogBins.to_dict gives"
+            f"bins = {dict(data)}: expected a dict from LinearBins.to_dict or LogBins.to_dict"
         ) from None
 
 

@@ -14,10 +14,10 @@ from hookstats.stats.histogram import Histogram, check_channels
 class ChannelStats(Statistics[Tensor, Tensor]):
     """The statistics of C channels; of a whole tensor, C = 1.
 
-    Every statistic is a tensor [C] on the CPU: int64 where it counts, else float64. All but the
-    counts `nan`, `posinf` and `neginf` are over the finite values. A channel without finite values
-    has NaN for mean, var, std and rms, +inf for min, -inf for max and amax, and 0 for the norms.
-    Tensors are shared, not copied: read them, never write to them.
+    Every statistic is a tensor [C] on the CPU: counts are int64, all others float64. The counts
+    `nan`, `posinf` and `neginf` apart, statistics are over the finite values. A channel without
+    finite values has NaN for mean, var, std and rms, +inf for min, -inf for max and amax, and 0 for
+    the norms. Tensors are shared, not copied: read them, never write to them.
 
     Args:
         moments: float64 [C, 5], the columns `hookstats.stats.state.MOMENTS`; or [C, 7], followed
@@ -74,19 +74,19 @@ class ChannelStats(Statistics[Tensor, Tensor]):
 
     @property
     def dead(self) -> Tensor:
-        """bool [C]: channels with finite values, every one of them zero; see `insight.dead`."""
+        """bool [C]: whether a channel has finite values, all of them zero; see `insight.dead`."""
         return torch.from_numpy(dead(self._columns))
 
     @property
     def hist(self) -> Histogram | None:
-        """One histogram a channel; None if not asked for."""
+        """One histogram per channel; None without `channel_bins`."""
         if self._channel_counts is None or self._channel_bins is None:
             return None
         return Histogram(self._channel_bins, self._channel_counts, self.min, self.max)
 
     @property
     def tensor_hist(self) -> Histogram | None:
-        """One histogram of the whole tensor (its C is 1); None if not asked for."""
+        """One histogram of the whole tensor (its C is 1); None without `bins`."""
         if self._counts is None or self._bins is None:
             return None
         moments, _ = self._whole()
@@ -95,7 +95,7 @@ class ChannelStats(Statistics[Tensor, Tensor]):
         )
 
     def merge(self, other: ChannelStats) -> ChannelStats:
-        """The statistics of the values of both, channel by channel.
+        """The statistics of the values of both, merged channel by channel.
 
         Raises:
             ValueError: `other` has another number of channels or other bins.

@@ -1,6 +1,6 @@
-"""The statistics that follow from a state: the table of all, each defined once.
+"""The statistics that follow from a state: one table of all, each defined once.
 
-`Statistics` gives them as properties: of tensors to ChannelStats, of arrays to a run's series.
+`Statistics` has them as properties: ChannelStats of tensors, the series of a run of arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Statistic(NamedTuple):
     label: str
     """The statistic in words, for people."""
     column: str | None = None
-    """The one column that this statistic tells of, if it is of one alone."""
+    """The name of the column if the statistic is one column of the state; otherwise None."""
 
 
 def columns_of(moments: Array, tallies: Array) -> Columns:
@@ -72,7 +72,7 @@ def amax(columns: Columns) -> Array:
 
 
 def l2_norm(columns: Columns) -> Array:
-    """The square root of the sum of squares; what is in the range of float64 is never squared."""
+    """The square root of the sum of squares, scaled so that squares neither overflow nor vanish."""
     count = np.sqrt(columns("count"))
     norm: Array = np.hypot(np.sqrt(columns("m2")), count * columns("mean"))
     return norm
@@ -90,7 +90,8 @@ def skewness(columns: Columns) -> Array:
 
 
 def kurtosis(columns: Columns) -> Array:
-    """The fourth central moment / var**2, less the 3 of a normal distribution; NaN likewise."""
+    """The fourth central moment / var**2, minus 3, the value of a normal distribution; NaN where
+    `_varied` is false."""
     var = _varied(columns)
     return columns("m4") / columns("count") / var / var - 3.0
 
@@ -105,12 +106,12 @@ def _varied(columns: Columns) -> Array:
 
 
 def dead(columns: Columns) -> Array:
-    """Whether there are finite values, and every one of them is zero: bool.
+    """Whether there are finite values and all of them are zero: bool.
 
-    This is what "dead" means everywhere: in alerts, tables, figures and reports. In an output such
-    a channel carries no signal, in a gradient the channel receives none. NaN and infinities do not
-    count: they are told of as such. A channel without finite values says nothing, and neither does
-    one that is stuck at another value.
+    This is what "dead" means everywhere: in alerts, tables, figures and reports. A dead channel of
+    an output carries no signal; a dead channel of a gradient receives none. NaN and infinities do
+    not count here: they have counts of their own. A channel without finite values is not dead, and
+    neither is a channel that is stuck at another value.
     """
     count = columns("count")
     out: Array = (count > 0) & (columns("zero") == count)
@@ -157,7 +158,7 @@ def statistic(name: str, columns: Columns) -> Array:
 
 
 def no_column(name: str) -> ValueError:
-    """What is wrong where a state has no column `name`."""
+    """The error for a state without the column `name`."""
     if name in HIGHER:
         return ValueError(
             "skewness and kurtosis: expected third and fourth moments, which were not asked for; "
@@ -171,10 +172,10 @@ Values = TypeVar("Values")
 
 
 class Statistics(ABC, Generic[Counts, Values]):
-    """The statistics of a state as properties: int64 where they count, else float64.
+    """The statistics of a state as properties: counts are int64, all others float64.
 
-    All but `nan`, `posinf` and `neginf` are over the finite values. Without any, mean, var, std and
-    rms are NaN, min is +inf, max and amax are -inf, the norms are 0.
+    All but `nan`, `posinf` and `neginf` are over the finite values. Without finite values, mean,
+    var, std and rms are NaN, min is +inf, max and amax are -inf, the norms are 0.
     """
 
     @property
@@ -184,7 +185,7 @@ class Statistics(ABC, Generic[Counts, Values]):
 
     @abstractmethod
     def _count_of(self, name: str) -> Counts:
-        """The statistic `name`, which counts."""
+        """The statistic `name`, a count."""
 
     @abstractmethod
     def _value_of(self, name: str) -> Values:

@@ -52,8 +52,9 @@ class Histogram:
     def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
         """The values that the fractions `q` of the finite values do not exceed.
 
-        Linear between the edges of the bin that holds the quantile; no bin reaches beyond min or
-        max, underflow begins at min and overflow ends at max. NaN where there is no finite value.
+        A quantile is interpolated linearly between the edges of its bin. No bin reaches beyond min
+        or max; the underflow begins at min, and the overflow ends at max. NaN for channels without
+        finite values.
 
         Args:
             q: a fraction in 0..1, or several of any shape.

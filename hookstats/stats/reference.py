@@ -1,7 +1,7 @@
 """update_ and update_many_ in plain PyTorch operations: the fallback on devices without a kernel.
 
-Correct rather than fast: float64 throughout, two passes over every piece, sums by a fixed tree, so
-that the bits do not depend on the device or its threads.
+It is correct rather than fast: float64 throughout, two passes over every piece, and sums by a fixed
+tree, so that the bits do not depend on the device or its threads.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ DTYPES = frozenset(
 SUPPORTED = "a strided tensor of " + ", ".join(
     sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 )
-"""What `unsupported` lets pass, for error messages."""
+"""The tensors that `unsupported` accepts, for error messages."""
 
 _WIDENED = dict.fromkeys(
     (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64), torch.float64
 )
-"""What values are divided in by a scale, where it is not float32: as csrc/core/dtype.h widens."""
+"""The dtype in which values are divided by a scale, if not float32 (see csrc/core/dtype.h)."""
 
 _ALL_MOMENTS = len(state.MOMENTS) + len(state.HIGHER)
 _PIECE = 1 << 22  # elements brought to float64 at a time
@@ -55,7 +55,7 @@ _FLOAT32_MANTISSA_BITS = 23
 
 
 def unsupported(x: Tensor) -> str | None:
-    """Why update_ refuses `x`, such as "dtype torch.complex64"; None where it does not."""
+    """Why update_ refuses `x`, such as "dtype torch.complex64"; None if it accepts `x`."""
     if x.is_nested:
         return "a nested tensor"
     if x.layout != torch.strided:
@@ -66,7 +66,7 @@ def unsupported(x: Tensor) -> str | None:
 
 
 def channel_count(x: Tensor, channel_dim: int | None) -> int:
-    """How many channels `x` has, 1 where `channel_dim` is None.
+    """The number of channels of `x`, 1 if `channel_dim` is None.
 
     Raises:
         ValueError: x has no such dimension.
@@ -92,7 +92,7 @@ def check(
     channel_counts: Tensor | None = None,
     channel_bins: Tensor | None = None,
 ) -> None:
-    """Raise a ValueError where update_ cannot take these arguments."""
+    """Raise a ValueError if update_ cannot take these arguments."""
     if reason := unsupported(x):
         raise ValueError(f"x has {reason}: expected {SUPPORTED}")
     channels = channel_count(x, channel_dim)
@@ -116,9 +116,8 @@ def update_(
 ) -> None:
     """Fold the statistics of `x` into the state of its channels, in place.
 
-    The arguments are those of the operator `hookstats::update_`: `moments` [C, 7] are filled with
-    third and fourth moments too. The state may also be on the CPU where the device of `x` has no
-    float64.
+    The arguments are those of the operator `hookstats::update_`: `moments` [C, 7] get third and
+    fourth moments, too. If the device of `x` has no float64, the state may be on the CPU.
 
     Raises:
         ValueError: arguments that `check` refuses.
@@ -197,7 +196,7 @@ def _fold(
     channel_bins: Tensor | None,
     scale: Tensor | None,
 ) -> None:
-    """What `update_` does, with arguments that are checked."""
+    """`update_` with arguments that were checked."""
     rows = x.detach().resolve_neg()
     rows = rows.unsqueeze(0) if channel_dim is None else rows.movedim(channel_dim, 0)
     for piece in _pieces(rows):
@@ -212,7 +211,7 @@ def _fold(
 
 
 def _pieces(rows: Tensor) -> Iterator[Tensor]:
-    """Views of `rows` [C, ...], not empty, that together cover it; small unless C is large."""
+    """Non-empty views that together cover `rows` [C, ...]; they are small unless C is large."""
     if rows.numel() <= _PIECE or rows.numel() == rows.shape[0]:
         if rows.numel() > 0:
             yield rows
@@ -310,7 +309,7 @@ def _log_range(descriptor: Tensor) -> tuple[int, int, int]:
 
 
 def _check_nth(i: int, xs: Sequence[Tensor], *arguments: Any) -> None:
-    """`check` one of many, whose error then says which."""
+    """`check` one tensor of many; the error says which one."""
     try:
         if xs[i].device != xs[0].device:
             raise ValueError(f"x is on {xs[i].device}: expected {xs[0].device}, as the first is")
@@ -320,7 +319,7 @@ def _check_nth(i: int, xs: Sequence[Tensor], *arguments: Any) -> None:
 
 
 def _check_apart(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raise a ValueError where two of `tensors` share memory."""
+    """Raise a ValueError if two of `tensors` share memory."""
     starts = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(tensors))
     for (start, i), (next_start, j) in pairwise(starts):
         if start + tensors[i].nbytes > next_start:

@@ -24,7 +24,7 @@ class Column(NamedTuple):
     merge: Literal["mean", "central", "min", "max", "sum"]
     """How the column merges: "central" are sums of powers of deviations from the mean."""
     group: Literal["core", "higher"] = "core"
-    """States always have the core columns; the higher ones only where they were asked for."""
+    """States always have the core columns; they have the higher columns only if asked for."""
 
 
 COLUMNS = (
@@ -57,7 +57,7 @@ MOMENTS = _names(torch.float64, "core")
 """The columns that `moments` (float64) always has."""
 
 HIGHER = _names(torch.float64, "higher")
-"""The columns that follow these where third and fourth moments were asked for."""
+"""The columns that follow `MOMENTS` if third and fourth moments were asked for."""
 
 TALLIES = _names(torch.int64, "core")
 """The columns of `tallies` (int64)."""
@@ -90,10 +90,10 @@ class State(NamedTuple):
 
 
 def moment_columns(width: int) -> tuple[Column, ...]:
-    """The columns of `moments` that are `width` columns wide.
+    """The names of the columns of `moments`, of which there are `width`.
 
     Raises:
-        ValueError: no state is as wide.
+        ValueError: no state has that many.
     """
     if width not in (len(MOMENTS), len(MOMENTS + HIGHER)):
         raise ValueError(
@@ -121,17 +121,17 @@ def identity_tallies(channels: int, device: torch.device | str = "cpu") -> Tenso
 
 
 def between(count: Any, away: Any, sums: Sequence[Any]) -> list[Any]:
-    """What G groups add to the merged m2, m3 and m4 by the distances of their means.
+    """The part of the merged m2, m3 and m4 that stems from the distances between G groups' means.
 
     Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order
     statistical moments" (2008), for any number of groups at once; for m2 it is the formula of Chan,
     Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
-    (1979). Tensors and arrays will do.
+    (1979). The arguments are tensors or arrays.
 
     Args:
         count: the number of values of each group.
         away: the mean of each group, less the mean of all values.
-        sums: the m2 of each group; or m2, m3 and m4, and then as many are returned.
+        sums: the m2 of each group, or m2, m3 and m4; the result has as many.
     """
     square = away * away
     added = [count * square]

@@ -382,4 +382,4 @@ def _add_note(error: BaseException, frame: _Frame) -> None:
         return
     call = frame.call
     given = ", ".join(f"{tensor.dtype} {tensor.shape}" for tensor in call.inputs)
-    error.add_note(f"{start}{label(call.name)!r} ({call.type}), given {given or 'no tensor'}")
+    error.add_note(f"{start}{call.name or label('')!r} ({call.type}), given {given or 'no tensor'}")

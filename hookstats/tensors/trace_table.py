@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hookstats.records.keys import label
 from hookstats.show.grid import print_grid, require_rich
 from hookstats.show.terminal import format_number
+from hookstats.stats.printable import printable
 from hookstats.tensors.calls import Call, TracedTensor
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _GRADIENTS = ("gradient", "shape", "dtype", "mean", "std", "non-finite")
 _NUMBERS = 3  # the last columns of both
 _MOST = 3  # tensors of a call that are shown
 
-Rows = Sequence[tuple[str, ...]]
+Rows = Sequence[Sequence[str]]
 
 
 def print_trace(
@@ -101,6 +102,7 @@ def _shape(tensor: TracedTensor) -> str:
 
 
 def _aligned(rows: Rows) -> str:
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     text = len(widths) - _NUMBERS
     lines = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -16,6 +18,9 @@ from hookstats.stats.warning import warn
 from hookstats.watching.world import current_rank
 
 Sink = Callable[[StepRecord], object]
+
+PATIENCE = 10.0
+"""The seconds that a sink may take for one record, or to close, while others wait for the sink."""
 
 
 class ClosedStep(Protocol):
@@ -32,14 +37,17 @@ class Flusher:
     """Records closed steps on one daemon thread, "hookstats-flush", which the first step starts.
 
     The thread copies each step into a StepRecord, releases the step's buffers, publishes the record
-    as `latest`, and gives it to the writer, then to each sink. A writer or sink that raises (the
-    disk is full, the directory is gone) is disabled with one RuntimeWarning, and the others go on;
-    nothing is ever raised into the training. Sinks that have a `close` are closed on the thread,
-    once, after their last record.
+    as `latest`, and gives it to the writer, then to each sink. A sink that raises is disabled with
+    one RuntimeWarning, and the others go on; nothing is ever raised into the training. Where the
+    disk takes nothing (it is full, the directory is gone), the writer keeps the records for a while
+    and tries again, and a RuntimeWarning says so. Sinks that have a `close` are closed on
+    the thread, once, after their last record.
 
     If the disk or a sink is slow, training waits and no step is dropped. An arena has two buffers:
     besides the open step, one step waits here and one is with the writer or a sink. The next
-    `Arena.swap` then waits, and counts a stall. The writer's memory has its own bound.
+    `Arena.swap` then waits, and counts a stall. The writer's memory has its own bound. A sink that
+    does not return within `PATIENCE` is disabled once anybody waits for the thread: another thread
+    goes on without the sink, and loses nothing of what others are to get.
 
     A forked child does not have the flush thread: its steps are released and not recorded.
     """
@@ -54,7 +62,10 @@ class Flusher:
         self._sinks = list(sinks)
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[_Step | _Drain | _Close] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="hookstats-flush", daemon=True)
+        self._thread = self._new_thread()
+        self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
+        self._calling: _Call | None = None
+        self._overtaking = threading.Lock()  # held while a sink's call ends or is overtaken
         self._pid = os.getpid()
         self._closed = False
         # Not the thread's is_alive, which an interrupted join may make false too early.
@@ -70,7 +81,7 @@ class Flusher:
             raise ValueError(f"step = {step}: the flusher is closed")
         if os.getpid() != self._pid:
             snapshot.release()
-            self._fail("recording in a forked process", "it has no flush thread; steps are lost")
+            self._fail("recording in a forked process", "no flush thread; its steps are lost")
             return
         if self._thread.ident is None:
             atexit.register(self.drain)
@@ -97,7 +108,7 @@ class Flusher:
             return
         self._closed = True
         if self._thread.ident is None:
-            self._end(coverage)
+            self._end_here(coverage)
             return
         if self._can_wait():
             self._ask(_Close(coverage), self._ended)
@@ -111,9 +122,15 @@ class Flusher:
             return
         self._closed = True
         if self._thread.ident is None:
-            self._end(coverage)
+            self._end_here(coverage)
         else:
             self._queue.put(_Close(coverage))
+
+    def _end_here(self, coverage: Mapping[str, Any] | None) -> None:
+        """End without the thread, which no step has started."""
+        self._end(coverage)
+        while self._todo:
+            self._todo.popleft()()
 
     def _ask(self, request: _Drain | _Close, answered: threading.Event) -> None:
         """Wait for the thread's answer; ask again every five seconds, as a request may be lost."""
@@ -122,22 +139,53 @@ class Flusher:
             for _ in range(50):  # a long wait would not notice some interrupts
                 if answered.wait(0.1) or self._ended.is_set():
                     return
+                self.overtake()
+
+    def overtake(self) -> None:
+        """Go on without the sink that has not returned for `PATIENCE`, if there is one."""
+        with self._overtaking:
+            call = self._calling
+            if call is None or time.monotonic() < call.since + PATIENCE or not self._can_wait():
+                return
+            thread = self._new_thread()
+            try:
+                thread.start()  # it waits for the lock
+            except RuntimeError:  # the interpreter ends
+                self._ended.set()
+            else:
+                self._thread = thread
+            self._calling = None
+            self._sinks = [sink for sink in self._sinks if sink is not call.sink]
+        self._fail(call.what, f"no return within {PATIENCE:g} s; the sink is disabled")
+
+    def is_current_thread(self) -> bool:
+        """Whether a sink, or what the sink calls, asks."""
+        return threading.current_thread() is self._thread
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="hookstats-flush", daemon=True)
 
     def _can_wait(self) -> bool:
         """Whether the flush thread exists, and this thread can wait for it."""
         is_there = self._thread.ident is not None and os.getpid() == self._pid
-        return is_there and self._thread is not threading.current_thread()
+        return is_there and not self.is_current_thread()
 
     def _run(self) -> None:
+        with self._overtaking:  # until the thread that was overtaken is not the current one
+            pass
         try:
-            while not self._ended.is_set():
+            while not self._ended.is_set() and self.is_current_thread():
                 self._attempt("recording a step", "the step is lost", self._serve)
         finally:
-            self._ended.set()
-            atexit.unregister(self.drain)
+            if self.is_current_thread():
+                self._ended.set()
+                atexit.unregister(self.drain)
 
     def _serve(self) -> None:
-        """Serve one request, or write a part that falls due before a request arrives."""
+        """Call a sink, serve one request, or write a part that falls due before a request."""
+        if self._todo:
+            self._todo.popleft()()
+            return
         due = None if self._writer is None else self._writer.due_in()
         try:
             request = self._queue.get(timeout=due)
@@ -157,7 +205,7 @@ class Flusher:
                 try:
                     self._end(coverage)
                 finally:
-                    self._ended.set()
+                    self._todo.append(self._ended.set)
 
     def _record(self, snapshot: ClosedStep, step: int) -> None:
         try:
@@ -166,28 +214,57 @@ class Flusher:
             snapshot.release()
         self.latest = record
         self._write(lambda writer: writer.write(record))
-        for sink in self._sinks.copy():
-            if not self._attempt(_name(sink), "it is disabled", partial(sink, record)):
-                self._sinks.remove(sink)
-                self._close_sink(sink)
+        if self._writer is not None and self._writer.lost:
+            what = f"keeping the steps for out = {str(self._writer.path)!r}"
+            self._fail(what, f"too many wait for the disk; steps from {step} on are lost")
+        self._todo.extend(partial(self._give, sink, record) for sink in self._sinks)
 
     def _end(self, coverage: Mapping[str, Any] | None) -> None:
-        self._write(lambda writer: writer.close(coverage))
-        while self._sinks:
-            self._close_sink(self._sinks.pop(0))
+        writer = self._writer
+        if writer is not None:
+            what = f"closing out = {str(writer.path)!r}"
+            lost = "steps that are not on the disk are lost"
+            self._attempt(what, lost, partial(writer.close, coverage))
+        self._todo.extend(partial(self._close_sink, sink) for sink in self._sinks)
+        self._sinks = []
+
+    def _give(self, sink: Sink, record: StepRecord) -> None:
+        if not self._call(sink, _name(sink), "the sink is disabled", partial(sink, record)):
+            self._sinks = [other for other in self._sinks if other is not sink]
+            self._close_sink(sink)
 
     def _close_sink(self, sink: Sink) -> None:
         close = getattr(sink, "close", None)
         if close is not None:
-            self._attempt(f"closing {_name(sink)}", "it may be incomplete", close)
+            self._call(sink, f"closing {_name(sink)}", "its output may be incomplete", close)
+
+    def _call(self, sink: Sink, what: str, outcome: str, action: Callable[[], object]) -> bool:
+        """Whether an action of a sink succeeded, or was overtaken."""
+        self._calling = call = _Call(sink, what, time.monotonic())
+        succeeded = self._attempt(what, outcome, action)
+        with self._overtaking:
+            overtaken = self._calling is not call
+            if not overtaken:
+                self._calling = None
+        return succeeded or overtaken
 
     def _write(self, action: Callable[[RunWriter], None]) -> None:
-        """Have the writer do something; disable the writer if that fails."""
+        """Have the writer do something; disable the writer if that fails but for the disk."""
         writer = self._writer
-        if writer is not None:
-            what = f"writing to out = {str(writer.path)!r}"
-            if not self._attempt(what, "it is disabled", partial(action, writer)):
-                self._writer = None
+        if writer is None:
+            return
+        what = f"writing to out = {str(writer.path)!r}"
+
+        def act() -> None:
+            try:
+                action(writer)
+            except FileExistsError:  # another process writes the run: to try again cannot help
+                raise
+            except OSError as error:
+                self._fail(what, f"{type(error).__name__}: {error}; the writer tries again")
+
+        if not self._attempt(what, "nothing more is written", act):
+            self._writer = None
 
     def _attempt(self, what: str, outcome: str, action: Callable[[], object]) -> bool:
         """Whether `action` succeeded; warn of the first error."""
@@ -215,6 +292,14 @@ def _name(sink: Sink) -> str:
 class _Step(NamedTuple):
     snapshot: ClosedStep
     step: int
+
+
+class _Call(NamedTuple):
+    """A call of a sink that has not returned yet."""
+
+    sink: Sink
+    what: str
+    since: float
 
 
 class _Drain(NamedTuple):

@@ -62,6 +62,7 @@ class Watch:
         self._arena = arena = Arena(
             settings.bins, settings.channel_bins, higher=settings.moments == 4
         )
+        self._arena.while_waiting = flusher.overtake
         self._flusher = flusher
         self._monitor = monitor
         self._step = first_step
@@ -128,6 +129,9 @@ class Watch:
         Without an optimizer, this observes the parameters and their gradients. With optimizers, it
         closes a step that they left open: a step that a GradScaler skipped, or in which not all of
         the optimizers step.
+
+        Raises:
+            RuntimeError: a sink or a rule's action calls it.
         """
         self._check_open()
         if not self._optimizers and self._arena.recording:
@@ -146,8 +150,8 @@ class Watch:
         self._flusher.drain(disk=False)
         if self._flusher.latest is None:
             raise RuntimeError(
-                "latest: no step is recorded yet, expected a call of optimizer.step(), or of "
-                "step() of the watch, before"
+                "latest: no step is recorded yet; expected a call of optimizer.step() or of "
+                "Watch.step() before"
             )
         return self._flusher.latest
 
@@ -207,7 +211,7 @@ class Watch:
         step, settings = state_dict.get("step"), state_dict.get("settings")
         if step is None or not isinstance(settings, Mapping):
             raise ValueError(
-                f"state_dict = {state_dict!r}: expected what state_dict() of a watch gives"
+                f"state_dict = {state_dict!r}: expected a dict from Watch.state_dict()"
             )
         step = check_integer("state_dict has step", step, 0, _LAST_STEP)
         check_settings(settings, self._header, "state_dict")
@@ -270,6 +274,11 @@ class Watch:
             self._close_step()
 
     def _close_step(self) -> None:
+        if self._flusher.is_current_thread():
+            # It would wait for itself, and steps are the training's.
+            raise RuntimeError(
+                "step: called by a sink or by a rule's action, expected a call by the training"
+            )
         if self._arena.is_captured():
             return  # replays of the graph will close no steps
         step = self._step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -302,3 +303,11 @@ def test_colours_are_for_terminals_that_want_them(tmp_path: Path) -> None:
     assert "\x1b[1;31m" not in plain
     assert "\x1b[33m" not in plain
     assert ESCAPE not in call("show", run).out
+
+
+@pytest.mark.parametrize("command", [["show", "."], ["report", "."], ["doctor"]])
+def test_without_stdout_it_says_so(command: list[str]) -> None:
+    shell = f"exec {shlex.quote(sys.executable)} -m hookstats {shlex.join(command)} >&-"
+    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == f"hookstats {command[0]}: error: stdout is closed\n"
+    assert done.returncode == 2

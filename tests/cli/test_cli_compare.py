@@ -132,8 +132,8 @@ def test_other_bins_are_said(a: Path, tmp_path: Path) -> None:
     b = write_run(tmp_path / "b", coarse)
     result = call("compare", a, b, "--common")
     assert result.code == 0
-    assert result.words[0].startswith("bins are LogBins(")
-    assert result.words[0].endswith("): their histograms are not compared")
+    assert result.words[0].startswith("bins differ (LogBins(")
+    assert result.words[0].endswith("): histograms are not compared")
 
 
 def test_a_damaged_part_is_an_error(a: Path, tmp_path: Path) -> None:

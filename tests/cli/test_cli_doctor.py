@@ -41,7 +41,7 @@ def test_a_limited_instruction_set_is_said() -> None:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 def test_without_cuda_it_says_why() -> None:
     assert report(call("doctor"))["CUDA kernels"] == (
-        f"no: torch {torch.__version__} is built without CUDA and ROCm"
+        f"no: torch {torch.__version__} is built without CUDA or ROCm"
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import threading
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -135,3 +137,43 @@ def test_a_directory_is_no_file_to_write(run: Path, tmp_path: Path) -> None:
     out.mkdir()
     result = call("export", run, "-o", out)
     assert result == (2, "", f"hookstats export: error: {out}: Is a directory\n")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_stays_and_its_file_is_written(
+    suffix: str, dangling: bool, run: Path, tmp_path: Path
+) -> None:
+    target, link, plain = (tmp_path / f"{name}.{suffix}" for name in ("target", "link", "plain"))
+    link.symlink_to(target.name)
+    if not dangling:
+        target.write_text("old")
+    assert call("export", run, "-o", link) == (0, f"{link}\n", "")
+    assert link.is_symlink()
+    call("export", run, "-o", plain)
+    assert target.read_bytes() == plain.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["run", link.name, target.name, plain.name]
+    )
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_pipe_is_written_to_and_stays(suffix: str, run: Path, tmp_path: Path) -> None:
+    pipe, plain = (tmp_path / f"{name}.{suffix}" for name in ("pipe", "plain"))
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    assert call("export", run, "-o", pipe) == (0, f"{pipe}\n", "")
+    reader.join(20)
+    assert pipe.is_fifo()
+    call("export", run, "-o", plain)
+    assert got == [plain.read_bytes()]
+
+
+def test_a_report_is_written_through_a_link(run: Path, tmp_path: Path) -> None:
+    target, link = tmp_path / "target.html", tmp_path / "link.html"
+    link.symlink_to(target.name)
+    assert call("report", run, "-o", link).code == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("<!")

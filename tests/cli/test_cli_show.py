@@ -126,3 +126,18 @@ def test_alerts_are_those_of_the_steps_so_far(tmp_path: Path) -> None:
     assert call("show", run, "--step", 2).words[-1] == "no alerts"
     assert call("show", run, "--layer", "body").words[-1] == "no alerts"
     assert "alert" not in call("show", run, "--alerts", 0).out
+
+
+def test_the_first_alerts_are_shown_as_they_have_the_cause(tmp_path: Path) -> None:
+    died = [
+        {(f"layer{i}", "output"): (torch.full((128, 3), float(step < i)), 1) for i in range(9)}
+        for step in range(40)
+    ]
+    records = [record_of(layers, step) for step, layers in enumerate(died)]
+    run = write_run(tmp_path / "run", *records)
+    alerts = [alert.message for alert in rules.replay(open_run(run))]
+    assert len(alerts) > 4
+    for command, limit in (("show", 2), ("top", 4)):
+        result = call(command, run, *(["--alerts", limit] if command == "show" else []))
+        assert f"{len(alerts)} alerts, the first {limit}:" in result.words
+        assert result.out.splitlines()[-limit:] == alerts[:limit]

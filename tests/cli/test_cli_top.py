@@ -1,4 +1,4 @@
-"""hookstats top: a frame of a running training, and the live view around it."""
+"""hookstats top: a frame of a running training run, and the live view around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hookstats demo: records a real training; the rules find the planted fault, and it alone."""
+"""hookstats demo: records a real training run; the rules find the planted fault, and it alone."""
 
 from __future__ import annotations
 

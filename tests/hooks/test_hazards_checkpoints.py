@@ -1,4 +1,4 @@
-"""What trainings do that hooks get wrong: checkpoints, which run a forward again."""
+"""What training does that hooks get wrong: checkpoints, which run a forward again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trainings do that hooks get wrong: failing calls, several watches, threads, processes.
+"""What training does that hooks get wrong: failing calls, several watches, threads, processes.
 
 Hazards that have tests of their own elsewhere are listed in docs/hooks.md.
 """

@@ -1,4 +1,4 @@
-"""What trainings do that hooks get wrong: models that change while they are watched."""
+"""What training does that hooks get wrong: models that change while they are watched."""
 
 from __future__ import annotations
 

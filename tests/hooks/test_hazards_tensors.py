@@ -1,4 +1,4 @@
-"""What trainings do that hooks get wrong: odd outputs, odd gradients, odd kinds of tensors."""
+"""What training does that hooks get wrong: odd outputs, odd gradients, odd kinds of tensors."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ def test_mutable_outputs_that_fail_to_be_walked_disable_the_module_alone() -> No
         x = torch.randn(2, 3, requires_grad=True)
         with pytest.warns(RuntimeWarning, match="'0'.*no items") as caught:
             model(x).sum().backward()
-        assert len(caught) == 2  # one a site
+        assert len(caught) == 2  # one per site
         model(x).sum().backward()
         w.step()
         assert w.latest["1", "grad_output"].count.tolist() == [4] * 3

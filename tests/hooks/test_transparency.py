@@ -1,4 +1,4 @@
-"""A watched training is bit for bit the one that is not watched."""
+"""A watched training run is bit for bit the unwatched one."""
 
 from __future__ import annotations
 

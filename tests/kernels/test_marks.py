@@ -264,7 +264,7 @@ def test_a_child_has_the_counts_of_its_own() -> None:
 
 
 def trained(change: Callable[[nn.Module, int], None]) -> list[StepRecord]:
-    """The records of a training that `change` disturbs before each step."""
+    """The records of a training run that `change` disturbs before each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -42,7 +42,7 @@ def test_a_target_is_as_far_as_its_worst_row() -> None:
     for other in (
         replace(slow, peer="torch.sum"),
         replace(slow, section="beside"),
-        replace(slow, what="+ 64 bins a channel"),
+        replace(slow, what="+ 64 bins per channel"),
         replace(slow, dtype="float32"),
     ):
         assert of([READ, other], target)[:2] == (0.95, True)

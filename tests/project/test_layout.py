@@ -14,7 +14,7 @@ PACKAGE = ROOT / "hookstats"
 FILE_LINES = 450
 FUNCTION_LINES = 60
 # Longer files that are still to be split; none may join them.
-TO_SPLIT = {"csrc/cpu/simd-inl.h", "hookstats/runs/writer.py"}
+TO_SPLIT = {"hookstats/runs/writer.py"}
 FLAT = {"__init__.py", "__main__.py", "_version.py", "_torch.py"}
 # Marks that torch sets on, or looks for in, objects that are public.
 MARKS = {
@@ -121,6 +121,39 @@ def test_files_are_short() -> None:
     lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in files}
     too_long = {name: n for name, n in lengths.items() if n > FILE_LINES}
     assert {name: n for name, n in too_long.items() if name not in TO_SPLIT} == {}
+
+
+# The functions of torch whose tensors are on torch's default device unless told otherwise.
+FACTORIES = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace"),
+    *("logspace", "ones", "rand", "randint", "randn", "randperm", "scalar_tensor", "tensor"),
+    *("tril_indices", "triu_indices", "zeros"),
+}
+
+
+def calls_without_device(code: str) -> Iterator[str]:
+    """The calls of torch's factories that leave the device to torch's default."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and (name := dotted(node.func)).startswith("torch."):
+            named = {keyword.arg for keyword in node.keywords}
+            if name.removeprefix("torch.") in FACTORIES and "device" not in named:
+                yield f"{name} in line {node.lineno}"
+
+
+def test_calls_without_a_device_are_recognised() -> None:
+    assert list(calls_without_device("x = torch.zeros(3)")) == ["torch.zeros in line 1"]
+    assert not list(calls_without_device("torch.zeros(3, device=x.device); torch.zeros_like(x)"))
+
+
+def test_no_tensor_is_on_the_default_device() -> None:
+    # The demo is a training run: its model and data go where training runs have theirs.
+    files = [file for file in sources("hookstats") if file != PACKAGE / "cli" / "training.py"]
+    found = {
+        str(file.relative_to(ROOT)): calls
+        for file in files
+        if (calls := list(calls_without_device(file.read_text())))
+    }
+    assert found == {}
 
 
 def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -122,7 +122,7 @@ def test_an_old_torch_is_refused_in_one_line(
     asked = requirements(venv_python(bare), project, isolated)
     assert asked.returncode == 1
     assert asked.stderr == (
-        "hookstats needs torch >= 2.10, this environment has 2.9.1+cu128: "
+        "hookstats needs torch >= 2.10, but this environment has 2.9.1+cu128: "
         "pip install --upgrade torch\n"
     )
 

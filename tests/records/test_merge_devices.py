@@ -1,4 +1,4 @@
-"""A record in which sites come several times, one a device, against one of all their tensors."""
+"""A record that has sites several times, once per device, against a record of all their tensors."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_non_finite_names_the_first_tensor_and_its_channel() -> None:
         rule="non-finite",
         value=3.0,
         message="non-finite: step 2: output of 'b' has 2 NaN and 1 -inf, first in channel 2; "
-        "also non-finite: 1 of the tensors after it",
+        "1 of the tensors after it is non-finite, too",
         severity="error",
     )
     (alert,) = alerts(NonFinite(), [healthy, {("b", "grad_output"): broken}], rank=3)
@@ -101,7 +101,7 @@ def test_exploding_is_far_above_its_past_and_large() -> None:
     assert (alert.step, alert.site, alert.kind, alert.severity) == (3, "b", "output", "error")
     assert alert.value == pytest.approx(1e4, rel=0.5)
     assert "output of 'b' has an rms of " in alert.message
-    assert f"most in channel {alert.channel}" in alert.message
+    assert f"with the greatest magnitude in channel {alert.channel}" in alert.message
     assert not alerts(Exploding(), steps(1e-4, 1e-4, 1.0))  # of values, 1 is not large
     assert alerts(Exploding(), steps(1e-4, 1e-4, 3.0, kind="grad_output"))
     assert not alerts(Exploding(), steps(200, 500, 2000, 9000))  # grows, but not so fast
@@ -140,7 +140,7 @@ def test_vanishing_is_next_to_nothing_beside_what_is_nearer_to_the_loss() -> Non
     assert not alerts(Vanishing(), [backward] * 9)  # not yet
     none = {**backward, ("b", "grad_output"): torch.zeros(16, 4)}
     message = alerts(Vanishing(), [none] * 12)[0].message
-    assert "grad_output of 'b' is exactly zero, that of 'c' has an l2 norm of " in message
+    assert "grad_output of 'b' is exactly zero, while that of 'c' has an l2 norm of " in message
     # Gradients that explode on the way make nobody else's vanish.
     exploded = {("c", "grad_output"): normal(), ("b", "grad_output"): normal(1e9)}
     assert not alerts(Vanishing(), [exploded] * 12)
@@ -163,7 +163,7 @@ def test_dead_channels_stay_zero() -> None:
     (alert,) = alerts(DeadChannels(), [layer(dead(4), dead(1))] * 30)
     assert (alert.step, alert.site, alert.kind) == (9, "a", "output")
     assert (alert.channel, alert.value) == (1, 0.5)
-    assert "has 4 dead channels of 8, channel 1 the first" in alert.message
+    assert "has 4 dead channels of 8, the first is channel 1: all their values" in alert.message
     (alert,) = alerts(DeadChannels(), [layer(dead(0), dead(7))] * 30)
     assert (alert.kind, alert.value) == ("grad_output", 0.875)
     assert not alerts(DeadChannels(), [layer(dead(3), dead(3))] * 30)
@@ -177,7 +177,8 @@ def test_dead_channels_stay_zero() -> None:
         DeadChannels(), [layer(dead(5 if step == 9 else 4), dead(0)) for step in range(20)]
     )
     assert (alert.step, alert.value) == (9, 0.5)
-    assert "has 5 dead channels of 8, channel 1 the first: 4 of them zero" in alert.message
+    assert "has 5 dead channels of 8, the first is channel 1: " in alert.message
+    assert "all the values of 4 of them have been zero" in alert.message
     # One that comes back to life is not.
     assert not alerts(
         DeadChannels(), [layer(dead(0 if step % 9 == 8 else 4), dead(0)) for step in range(40)]
@@ -282,6 +283,11 @@ def test_rules_take_odd_records(rule: Rule) -> None:
         (lambda: SuddenShift(octaves=-1), "octaves = -1: expected 0 or more"),
         (lambda: FP8Risk(share=1.5), "share = 1.5: expected a fraction above 0, up to 1"),
         (lambda: Monitor("all"), "rules = 'all': expected \"default\" or a sequence of Rule"),
+        (lambda: Monitor("all"), 'did you mean rules="default", which are all rules'),
+        (lambda: watch(nn.Linear(1, 1), rules=True), 'rules = True: .* did you mean rules="defau'),
+        (lambda: Monitor([NonFinite]), r"NonFinite is a class: did you mean \[NonFinite\(\)\]"),
+        (lambda: Monitor(NonFinite), r"NonFinite is a class: did you mean \[NonFinite\(\)\]"),
+        (lambda: Monitor(NonFinite()), "did you mean it in a list"),
         (lambda: Monitor([NonFinite]), r"rules = \[.*\]: expected \"default\" or a sequence"),
         (lambda: watch(nn.Linear(1, 1), rules=3), 'rules = 3: expected "default" or a seq'),
     ],
@@ -438,8 +444,8 @@ def test_a_rule_that_fails_is_disabled_alone() -> None:
     with pytest.warns(RuntimeWarning) as caught:
         list(map(monitor, [ones(1), ones(2, step=1)]))
     assert [str(w.message) for w in caught] == [
-        "hookstats: rule 'faulty' failed: ArithmeticError: no; it is disabled",
-        "hookstats: rule 'listed' failed: OSError: mail server is down; it is disabled",
+        "hookstats: rule 'faulty' failed: ArithmeticError: no; the rule is disabled",
+        "hookstats: rule 'listed' failed: OSError: mail server is down; the rule is disabled",
     ]
     assert [alert.site for alert in got] == ["layer0", "layer1"]
     assert monitor.failures == {

@@ -1,5 +1,4 @@
-"""The default rules on real trainings: silent where they are healthy, and where one fault was
-planted they name it."""
+"""The default rules on real training runs: silent about sound runs, exact about planted faults."""
 
 from __future__ import annotations
 
@@ -189,7 +188,7 @@ def test_dead_channels_of_the_demo() -> None:
     ]
     for alert in alerts:
         assert (alert.channel, alert.value) == (0, 0.75)
-        assert "has 24 dead channels of 32, channel 0 the first" in alert.message
+        assert "has 24 dead channels of 32, the first is channel 0" in alert.message
 
 
 @pytest.mark.parametrize(("optimizer", "lr", "at_most"), [(SGD, 100.0, 5), (Adam, 10.0, 2)])

@@ -85,17 +85,17 @@ def test_an_old_format_goes_on_in_the_new_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "Other"}, "has model = 'Net', expected 'Other', as it is now"),
-        ({"modules": {"a": "Conv"}}, r"has modules\['a'\] = 'Linear', expected 'Conv', as it is"),
-        ({"modules": {}}, r"has modules\['a'\] = 'Linear', expected None, as it is now"),
-        ({"bins": None}, "has bins = {'type': 'log', .*}, expected None, as it is now"),
-        ({"kinds": ["output"]}, r"has kinds = None, expected \['output'\], as it is now"),
+        ({"model": "Other"}, "has model = 'Net': expected 'Other', as in this run"),
+        ({"modules": {"a": "Conv"}}, r"has modules\['a'\] = 'Linear': expected 'Conv', as in"),
+        ({"modules": {}}, r"has modules\['a'\] = 'Linear': expected None, as in this run"),
+        ({"bins": None}, "has bins = {'type': 'log', .*}: expected None, as in this run"),
+        ({"kinds": ["output"]}, r"has kinds = None: expected \['output'\], as in this run"),
     ],
 )
 def test_another_run_is_not_continued(tmp_path: Path, change: Any, message: str) -> None:
     write(tmp_path, 0).close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
-    with pytest.raises(ValueError, match=rf"out = '.*{tmp_path.name}': {message}"):
+    with pytest.raises(ValueError, match=rf"out = '.*{tmp_path.name}' {message}"):
         RunWriter(tmp_path, {**HEADER, **change}, append=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
 
@@ -130,9 +130,9 @@ def test_each_rank_goes_on_with_its_own_header(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert [run.header_of(rank)["modules"] for rank in run.ranks] == [s["modules"] for s in stages]
     assert (run.header["modules"], run.coverage) == ({"0": "Linear"}, {"rank": 0})
-    with pytest.raises(ValueError, match=r"has modules\['0'\] = None, expected 'Linear'"):
+    with pytest.raises(ValueError, match=r"has modules\['0'\] = None: expected 'Linear'"):
         RunWriter(tmp_path, stages[0], rank=1, append=True)
-    with pytest.raises(ValueError, match=r"has bins = .*, expected None, as it is now"):
+    with pytest.raises(ValueError, match=r"has bins = .*: expected None, as in this run"):
         RunWriter(tmp_path, {**HEADER, "bins": None}, rank=3, append=True)
     with pytest.raises(FileNotFoundError, match=r"run-00007\.json: rank 7 has written no header"):
         run.header_of(7)
@@ -250,7 +250,7 @@ def test_a_watch_of_another_model_does_not_go_on(tmp_path: Path) -> None:
     Training(tmp_path).watch.close()
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     message = (
-        r"out = '.*': has parameters\['0.weight'\] = \[4, 3\], expected \[5, 3\], as it is now"
+        r"out = '.*' has parameters\['0.weight'\] = \[4, 3\]: expected \[5, 3\], as in this run"
     )
     with pytest.raises(ValueError, match=message):
         watch(model, out=tmp_path, append=True)
@@ -273,8 +273,8 @@ def test_the_step_says_what_is_due(tmp_path: Path) -> None:
         ({"step": "3"}, "state_dict has step = '3': expected an integer"),
         ({"step": True}, "state_dict has step = True: expected an integer"),
         ({"step": 2**70}, "state_dict has step = 1180591620717411303424: expected an integer"),
-        ({"step": None}, "state_dict = .*: expected what state_dict"),
-        ({"settings": None}, "state_dict = .*: expected what state_dict"),
+        ({"step": None}, "state_dict = .*: expected a dict from Watch"),
+        ({"settings": None}, "state_dict = .*: expected a dict from Watch"),
     ],
 )
 def test_what_is_no_state_is_refused(change: dict[str, Any], message: str) -> None:
@@ -290,7 +290,7 @@ def test_the_state_of_other_settings_is_refused() -> None:
     other = Training(channel_bins=LinearBins(4, -1.0, 1.0), every=3)
     training = Training()
     message = (
-        r"state_dict: has channel_bins = \{'type': 'linear', .*\}, expected None, as it is now"
+        r"state_dict has channel_bins = \{'type': 'linear', .*\}: expected None, as in this run"
     )
     with pytest.raises(ValueError, match=message):
         training.watch.load_state_dict(other.watch.state_dict())

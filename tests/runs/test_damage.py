@@ -94,18 +94,18 @@ ABOUT = [
     ({"records": [[0, True], [1, 7]]}, "records = True: expected an integer"),
     ({"records": [[0, 7], [2**70, 7]]}, f"records = {2**70}: expected an integer"),
     ({"records": []}, "no records"),
-    ({"records": [[3, 7], [4, 7]]}, "its first record is of step 3, its name says 0"),
+    ({"records": [[3, 7], [4, 7]]}, "its first record has step 3, but its name says 0"),
     ({"records": [[0, 7], [2, 7]]}, "its column 'step' contradicts"),
     ({"records": [[0, 6], [1, 8]]}, "its column 'step' contradicts"),
-    ({"records": [[0, 7], [1, 8]]}, "row groups of"),
-    ({"rank": 1}, "of rank 1"),
+    ({"records": [[0, 7], [1, 8]]}, "its row groups have"),
+    ({"rank": 1}, "to rank 1"),
     ({"rank": "0"}, "rank = '0': expected an integer"),
     ({"written": -1}, "written = -1: expected an integer, 0 or more"),
     ({"written": None}, "written = None: expected an integer"),
     ({"rewinds": [[1, 1]]}, r"its rewinds are \[\(1, 1\)\]"),
     ({"rewinds": [[0, 5]]}, r"its rewinds are \[\(0, 5\)\]"),
     ({"rewinds": 3}, "rewinds = 3: expected a list"),
-    ({"bins": None}, "it has bins = None, the header of the run says LogBins"),
+    ({"bins": None}, "it has bins = None, but the header of the run says LogBins"),
     ({"channel_bins": "absent"}, "channel_bins"),
     ({"format_version": True}, "format_version = True: expected an integer"),
     ({"format_version": 0}, "format_version = 0: expected an integer"),
@@ -171,11 +171,11 @@ COLUMNS = [
         "'tensor_zero' has -9",
         "table series",
     ),
-    ("mean", drop, "'count' and 'mean' have lists of other lengths", "record table"),
+    ("mean", drop, "'count' and 'mean' have lists of different lengths", "record table"),
     ("hist_slots", put(2**31 - 1), rf"'hist_slots' has slots in .*\.\.{2**31 - 1}, expected 0", ""),
     ("hist_slots", put(-1), r"'hist_slots' has slots in -1\.\.", ""),
     ("hist_slots", swap, "'hist_slots' has slots that do not ascend", ""),
-    ("hist_slots", drop, "'hist_slots' has lists of other lengths than the counts", ""),
+    ("hist_slots", drop, "'hist_slots' has lists of other lengths than its counts", ""),
     ("hist_counts", put(-5), "'hist_counts' has -5", ""),
     ("channel_hist_slots", put(10), "'channel_hist_slots' has slots in", "record table"),
     ("channel_hist_counts", put(-5), "'channel_hist_counts' has -5", "record table"),
@@ -198,7 +198,7 @@ def test_a_histogram_without_bins_is_named(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     content["header"]["bins"] = None
     path.write_text(json.dumps(content))
-    refused(tmp_path, "'hist_slots' has slots, the run has no such histograms", "record table")
+    refused(tmp_path, "'hist_slots' has slots, but the run has no such histograms", "record table")
 
 
 def test_columns_of_another_type_or_half_a_group_are_named(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_what_is_required_and_unknown_is_refused(tmp_path: Path) -> None:
         ({"header": {"bins": {"type": ["log"]}}}, "bins = .*: expected"),
         ({"coverage": 7}, "coverage = 7: expected an object or null"),
         ({"closed": 1}, "closed = 1: expected a string or null"),
-        ({"rank": 1}, "it is of rank 1"),
+        ({"rank": 1}, "it belongs to rank 1"),
         ({"earlier": {}}, "earlier = {}: expected a list"),
     ],
 )
@@ -394,5 +394,5 @@ def test_an_empty_record_has_checksums_too(tmp_path: Path) -> None:
     (part,) = (tmp_path / "parts").iterdir()
     content = part.read_bytes()
     part.write_bytes(content.replace(b'"written": 0', b'"written": 4'))
-    with pytest.raises(ValueError, match="its footer has another checksum than"):
+    with pytest.raises(ValueError, match="its footer has a different checksum than"):
         open_run(tmp_path)[0]

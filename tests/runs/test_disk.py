@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import shutil
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import pytest
 import torch
-from support.samples import BINS, CHANNEL_BINS, sample
+from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 from torch import nn
 from torch.optim import SGD
 
 from hookstats import open_run, watch
 from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.runs import files, writer
+from hookstats.runs.footer import footer_json, parse_footer
+from hookstats.runs.format import PartName
 from hookstats.runs.writer import RunWriter
 from hookstats.watching.flush import Flusher
 
 FULL = """
-    import sys, warnings
+    import os, sys, warnings
     import torch
     from torch import nn
     from hookstats import open_run, watch
+
+    out, filler = sys.argv[1:3]
 
     def train(out):
         torch.manual_seed(0)
@@ -34,47 +45,57 @@ FULL = """
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         records = []
         w = watch(model, optimizer, out=out, sinks=[records.append])
-        for _ in range(40):
+        for step in range(40):
             optimizer.zero_grad()
             model(torch.randn(16, 8)).square().mean().backward()
             optimizer.step()
             w._flusher.drain()  # a part a step
+            if step == 30 and os.path.exists(filler):
+                os.remove(filler)
         w.close()
         return model, records, w.coverage()
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model, records, coverage = train(sys.argv[1])
+        model, records, coverage = train(out)
     print(len(caught), caught[0].category.__name__, caught[0].message)
-    assert len(coverage.failures) == 1, coverage.failures
+    assert len(coverage.failures) == len(caught), coverage.failures
     assert len(records) == 40  # the sinks go on
     for mine, other in zip(model.parameters(), train(None)[0].parameters(), strict=True):
         assert mine.equal(other)
-    run = open_run(sys.argv[1])
-    assert 3 < len(run) < 40, len(run)
+    run = open_run(out)
     assert run.steps == list(range(len(run)))
     for step in run:
         assert run[step]["0", "output"].mean.equal(records[step]["0", "output"].mean)
-    assert run.closed is None
+    assert run.gaps_of() == {}
+    print(len(run), run.closed is not None)
 """
 
 
 @pytest.mark.check
-def test_a_disk_that_fills_up_stops_the_recording_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("passing", [False, True])
+def test_a_disk_that_fills_up_disturbs_the_recording_alone(passing: bool, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
+    filler = disk / "filler"
     mount = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    small = f"mount -t tmpfs -o size=400k tmpfs '{disk}' && exec \"$@\""
+    small = f"mount -t tmpfs -o size={9000 if passing else 400}k tmpfs '{disk}'"
+    if passing:
+        small += f" && head -c 8600k /dev/zero > '{filler}'"
+    small += ' && exec "$@"'
     if shutil.which("unshare") is None or subprocess.run([*mount, small, "sh", "true"]).returncode:
         pytest.skip("no mount namespaces here: no disk to fill")
-    script = [sys.executable, "-c", textwrap.dedent(FULL), str(disk / "run")]
+    script = [sys.executable, "-c", textwrap.dedent(FULL), str(disk / "run"), str(filler)]
     ended = subprocess.run(
         [*mount, small, "sh", *script], capture_output=True, text=True, timeout=120, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("1 RuntimeWarning hookstats: writing to out = ")
-    assert "No space left on device" in ended.stdout
-    assert "it is disabled" in ended.stdout
+    warned, whole = ended.stdout.splitlines()
+    assert warned.startswith(f"{1 if passing else 2} RuntimeWarning hookstats: writing to out = ")
+    assert warned.endswith("No space left on device; the writer tries again")
+    steps, closed = whole.split()
+    assert closed == str(passing)
+    assert int(steps) == 40 if passing else 3 < int(steps) < 40
 
 
 def test_a_directory_that_vanishes_stops_the_recording_alone(tmp_path: Path) -> None:
@@ -93,11 +114,138 @@ def test_a_directory_that_vanishes_stops_the_recording_alone(tmp_path: Path) -> 
     shutil.rmtree(tmp_path / "run")
     with pytest.warns(RuntimeWarning, match=r"out = '.*run' failed: FileNotFoundError") as caught:
         train()
-    w.close()
+    assert len(caught) == 1
+    with pytest.warns(RuntimeWarning, match=r"closing out = .* not on the disk are lost") as caught:
+        w.close()
     assert len(caught) == 1
     assert steps == list(range(6))
-    assert list(w.coverage().failures) == [f"writing to out = {str(tmp_path / 'run')!r}"]
+    out = repr(str(tmp_path / "run"))
+    assert list(w.coverage().failures) == [f"writing to out = {out}", f"closing out = {out}"]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A disk that takes no file while the set is not empty; what it has may be read."""
+    full: set[str] = set()
+
+    def write_file(path: Path, content: Any, rank: int, *, new: bool = False) -> None:
+        if "full" in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        files.write_file(path, content, rank, new=new)
+        if "unsynced" in full:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(writer, "write_file", write_file)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.0)
+    return full
+
+
+def write(out: RunWriter, steps: Iterable[int]) -> int:
+    """Write steps, of which the disk may take none; how often it failed."""
+    failed = 0
+    for step in steps:
+        failed += 1
+        with suppress(OSError):
+            out.write(sample(step))
+            failed -= 1
+    return failed
+
+
+HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
+
+
+def test_what_the_disk_did_not_take_is_written_later(tmp_path: Path, disk: set[str]) -> None:
+    out = RunWriter(tmp_path, HEADER, seconds_per_part=0)
+    write(out, range(3))
+    disk.add("full")
+    assert write(out, range(3, 9)) == 6
+    assert out.due_in() is not None
+    assert open_run(tmp_path).steps == [0, 1, 2]
+    disk.clear()
+    out.flush_if_due()
+    assert open_run(tmp_path).steps == list(range(9))
+    assert out.due_in() is None
+    assert out.lost == 0
+    write(out, [9])
+    out.close({"rows": []})
+    run = open_run(tmp_path)
+    assert run.steps == list(range(10))
+    for step in run:
+        assert_same(run[step], sample(step))
+    assert run.gaps_of() == {}
+    assert len(list((tmp_path / "parts").iterdir())) == 6  # what waited is two parts
+
+
+def test_a_file_that_was_written_but_not_synced_is_no_other_writers(
+    tmp_path: Path, disk: set[str]
+) -> None:
+    out = RunWriter(tmp_path, HEADER, seconds_per_part=0)
+    disk.add("unsynced")
+    assert write(out, [0]) == 1
+    disk.clear()
+    write(out, [1])
+    out.close()
+    assert open_run(tmp_path).steps == [0, 1]
+
+
+def test_the_steps_of_a_long_failure_are_gaps(tmp_path: Path, disk: set[str]) -> None:
+    out = RunWriter(tmp_path, HEADER, seconds_per_part=0, bytes_per_part=20_000)
+    write(out, range(3))
+    disk.add("full")
+    assert write(out, range(3, 60)) == 57
+    assert 0 < out.lost < 57
+    lost = list(range(60 - out.lost, 60))
+    assert out._waiting < 60_000
+    disk.clear()
+    write(out, range(60, 63))
+    out.close()
+    run = open_run(tmp_path)
+    # One more step is lost: the disk was asked again after it.
+    assert run.steps == [step for step in range(63) if step not in [*lost, 60]]
+    assert run.gaps_of() == dict.fromkeys([*lost, 60], "disk")
+    assert run.thinned_of() == 0
+    for step in run:
+        assert_same(run[step], sample(step))
+    again = RunWriter(tmp_path, HEADER, append=True)
+    again.write(sample(40))  # training went back: what came after is void
+    again.close()
+    run = open_run(tmp_path)
+    assert run.steps[-1] == 40
+    assert run.gaps_of() == dict.fromkeys([step for step in lost if step < 40], "disk")
+
+
+def test_a_record_that_goes_back_is_kept_although_the_disk_is_full(
+    tmp_path: Path, disk: set[str]
+) -> None:
+    out = RunWriter(tmp_path, HEADER, seconds_per_part=0, bytes_per_part=1)
+    write(out, range(5))
+    disk.add("full")
+    write(out, [5, 6, 7, 2, 3, 4])  # 5 waits, 6 and 7 are lost, and training goes back
+    assert out.lost == 4
+    disk.clear()
+    write(out, [5, 6])
+    out.close()
+    run = open_run(tmp_path)
+    assert run.steps == [0, 1, 2, 6]
+    assert run.gaps_of() == dict.fromkeys([3, 4, 5], "disk")
+
+
+@pytest.mark.parametrize(
+    ("gaps", "wrong"),
+    [
+        ([[0, 3]], r"gaps has \[0, 3\]: expected \[number, step, reason\]"),
+        ([[0, 3, "tired"]], "expected \\[number"),
+        ([[2, 3, "disk"]], "gaps has the number = 2: expected an integer in 0..1"),
+        ([[0, -3, "disk"]], "gaps has the step = -3"),
+        ([[1, 3, "disk"], [0, 4, "disk"]], "ascending"),
+    ],
+)
+def test_gaps_that_contradict_are_damage(gaps: Any, wrong: str) -> None:
+    described = {"bins": None, "channel_bins": None}
+    about = json.loads(footer_json(0, [(7, 2)], 0, [], gaps, described))
+    with pytest.raises(ValueError, match=wrong):
+        parse_footer(about, 3, PartName(0, 0, 7), [2], higher=False)
 
 
 def test_a_slow_disk_slows_the_training_and_bounds_the_memory(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_channels_that_change_in_number_have_no_one_array(tmp_path: Path) -> Non
     run = write(tmp_path, {step: {("a", "output"): (x, 1)} for step, x in shapes.items()})
     (site,) = run["a", "output"].values()
     assert [len(site.stats(i)) for i in range(2)] == [3, 5]
-    with pytest.raises(ValueError, match=r"output of 'a': 3 to 5 channels, expected as many in"):
+    with pytest.raises(ValueError, match=r"output of 'a': 3 to 5 channels, expected the same"):
         site.channels.mean  # noqa: B018
     assert site.count.tolist() == [6, 10]
 

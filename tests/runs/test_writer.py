@@ -198,8 +198,8 @@ def test_what_a_killed_writer_left_unnamed_does_not_matter(tmp_path: Path) -> No
         ({"seconds_per_part": -1.0}, "seconds_per_part = -1.0: expected 0 or more"),
         ({"seconds_per_part": math.nan}, "seconds_per_part = nan: expected 0 or more"),
         ({"bytes_per_part": 0}, "bytes_per_part = 0: expected 1 or more"),
-        ({"header": {"model": object()}}, "header: expected what JSON can say"),
-        ({"header": {"bins": {"type": "round"}}}, "expected what LinearBins or LogBins"),
+        ({"header": {"model": object()}}, "header: expected values that JSON can represent"),
+        ({"header": {"bins": {"type": "round"}}}, "expected a dict from LinearBins"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, kwargs, message) -> None:
@@ -249,6 +249,7 @@ def test_a_full_disk_leaves_nothing_behind_and_loses_nothing(tmp_path: Path) -> 
     assert error.value.errno == errno.EFBIG
     assert parts(tmp_path) == []
     writer.write(sample(2))
+    writer.flush()
     run = open_run(tmp_path)
     assert run.steps == [1, 2]
     assert_same(run[1], sample(1))

@@ -1,4 +1,4 @@
-"""summarise and render: one line a site, right, aligned, coloured and never cut."""
+"""summarise and render: one line per site, right, aligned, coloured and never cut."""
 
 from __future__ import annotations
 

@@ -9,9 +9,8 @@
 #include <string>
 #include <vector>
 
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
+#include "context.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -23,7 +22,6 @@ namespace {
 
 // --- fibers -------------------------------------------------------------------------------------
 
-struct Fiber;
 void fiber_main();
 
 // Sanitized frames are several times larger; pages that are never touched cost nothing.
@@ -36,58 +34,6 @@ char* map_pages(size_t bytes) {
   if (memory == MAP_FAILED) throw std::runtime_error("simt: no memory");
   return static_cast<char*>(memory);
 }
-
-#if defined(__x86_64__)
-// A switch in a few nanoseconds: ucontext's saves the signal mask, by a call of the system.
-extern "C" void hookstats_simt_switch(void** save, void* resume);
-asm(R"(
-.text
-.type hookstats_simt_switch, @function
-hookstats_simt_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size hookstats_simt_switch, . - hookstats_simt_switch
-)");
-
-struct Context {
-  void* stack_pointer = nullptr;
-
-  void prepare(char* stack) {
-    // As though fiber_main had been called: six registers, its address, and where it never returns.
-    void** top = reinterpret_cast<void**>(stack + kStackBytes) - 2;
-    *top = reinterpret_cast<void*>(&fiber_main);
-    stack_pointer = top - 6;
-  }
-  static void swap(Context& from, Context& to) {
-    hookstats_simt_switch(&from.stack_pointer, to.stack_pointer);
-  }
-};
-#else
-struct Context {
-  ucontext_t context;
-
-  void prepare(char* stack) {
-    getcontext(&context);
-    context.uc_stack = {stack, 0, kStackBytes};
-    context.uc_link = nullptr;
-    makecontext(&context, fiber_main, 0);
-  }
-  static void swap(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
-};
-#endif
 
 struct Fiber {
   Context context;
@@ -185,7 +131,7 @@ void make_fibers() {
     fiber.stack = memory + kPage;
     fiber.stack_bytes = kStackBytes;
     fiber.index = static_cast<int>(e.fibers.size()) - 1;
-    fiber.context.prepare(fiber.stack);
+    fiber.context.prepare(fiber.stack, kStackBytes, fiber_main);
   }
 }
 

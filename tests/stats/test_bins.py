@@ -238,7 +238,7 @@ def test_bins_are_values() -> None:
         (lambda: LogBins(3, 0, 128), "max_exponent = 128"),
         (lambda: LogBins(3, 5, 4), "expected min_exponent <= max_exponent"),
         (lambda: bins_from_dict({"type": "cubic"}), "'cubic'"),
-        (lambda: bins_from_dict({"bins": 4, "lo": 0.0, "hi": 1.0}), "expected what LinearBins"),
+        (lambda: bins_from_dict({"bins": 4, "lo": 0.0, "hi": 1.0}), "expected a dict from"),
         (lambda: bins_from_dict({"type": "log", "width": 4}), "'width': 4"),
         (lambda: bins_from_dict({"type": "linear", "bins": 0, "lo": 0.0, "hi": 1.0}), "bins = 0"),
     ],

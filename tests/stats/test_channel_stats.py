@@ -29,7 +29,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def both_histograms(x: Tensor, bins: Bins, channel_bins: Bins) -> ChannelStats:
-    """What a watched site holds: one histogram of the tensor and one a channel."""
+    """What a watched site holds: one histogram of the tensor and one per channel."""
     whole, channels = channel_stats(x, None, bins), channel_stats(x, 1, channel_bins)
     assert whole.hist is not None
     assert channels.hist is not None
@@ -366,6 +366,7 @@ def test_torch_func_is_refused() -> None:
         ({"channel_dim": 2}, "channel_dim = 2: expected None or a dimension of x, which has shape"),
         ({"channel_dim": -3}, "channel_dim = -3"),
         ({"channel_dim": "last"}, "channel_dim = 'last'"),
+        ({"channel_dim": True}, "channel_dim = True: expected None or a dimension"),
         ({"bins": 64}, "bins = 64: expected LinearBins, LogBins or None"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A model that has all that hooks find hard, its training, and what the training leaves behind."""
+"""A model with all that is hard for hooks, and what a training run of it leaves behind."""
 
 from __future__ import annotations
 

@@ -43,5 +43,5 @@ def assert_adds_up(observer: Watch | Capture) -> None:
 
 
 def same(actual: list[Any], expected: list[Any]) -> bool:
-    """Whether tensors, one a call, are equal bit for bit."""
+    """Whether tensors, one per call, are equal bit for bit."""
     return len(actual) == len(expected) and all(map(torch.equal, actual, expected))

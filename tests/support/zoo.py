@@ -1,4 +1,4 @@
-"""A zoo of small models, and a training of each that leaves behind all there is to compare."""
+"""A zoo of small models, and a training run of each that leaves behind all there is to compare."""
 
 from __future__ import annotations
 
@@ -252,9 +252,9 @@ def train(
     observe: Callable[[nn.Module], Any] | None = None,
     moments: int = 2,
 ) -> dict[str, Any]:
-    """Everything that a training leaves behind; observe: what else to set on the model.
+    """Everything that a training run leaves behind; observe: what else to set on the model.
 
-    moments: those that the watch records.
+    moments: the moments that the watch records.
     """
     make, shape = MODELS[name]
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""capture: what trainings do that hooks get wrong."""
+"""capture: what training does that hooks get wrong."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_outputs_of_a_forward_without_a_graph(mode: Callable[[], Any]) -> None:
         model(torch.ones(2, 3)).sum().backward()
     first, _ = c["", "output"]
     assert torch.equal(first, y)
-    assert not first.is_inference()  # it can be used in a training
+    assert not first.is_inference()  # it can be used in training
     first.mul_(nn.Parameter(torch.ones(3)).detach())
     assert c["", "grad_output"][0] is None
     assert c["", "grad_output"][1] is not None

@@ -1,4 +1,4 @@
-"""watch() where a training is spread over processes: each rank records what it has."""
+"""watch() with training spread over processes: each rank records what it has."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def wrapped(how: str) -> nn.Module:
 
 
 def train(rank: int, how: str, watchers: tuple[int, ...], out: Path | None = None) -> list[Tensor]:
-    """The parameters that a training of three steps ends with."""
+    """The parameters that a training run of three steps ends with."""
     model = wrapped(how)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     w = hs.watch(model, optimizer, KINDS, out=out) if rank in watchers else None

@@ -15,14 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from support.closed import Closed
 from support.paths import python_path
 from support.samples import BINS, CHANNEL_BINS, assert_same, sample
+from torch import nn
 
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
+from hookstats.watching import flush
 from hookstats.watching.flush import Flusher
+from hookstats.watching.handle import Watch
+from hookstats.watching.watch import watch
 from hookstats.watching.world import current_rank
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -36,9 +41,9 @@ def eventually(condition: Callable[[], object]) -> bool:
     return bool(condition())
 
 
-def record(flusher: Flusher, *steps: Closed) -> None:
-    """Submit `steps`, numbered from 0, and wait for them."""
-    for step, closed in enumerate(steps):
+def record(flusher: Flusher, *steps: Closed, first: int = 0) -> None:
+    """Submit `steps`, numbered from `first`, and wait for them."""
+    for step, closed in enumerate(steps, first):
         flusher.submit(closed, step)
     flusher.drain()
 
@@ -140,7 +145,7 @@ def test_a_sink_that_raises_is_disabled_and_the_others_go_on(tmp_path: Path) -> 
     flusher = Flusher(
         RunWriter(tmp_path, HEADER), [bad_sink, lambda record: seen.append(record.step)]
     )
-    message = r"sink .*bad_sink failed: SystemExit: no; it is disabled"
+    message = r"sink .*bad_sink failed: SystemExit: no; the sink is disabled"
     with pytest.warns(RuntimeWarning, match=message) as w:
         record(flusher, Closed(), Closed(), Closed())
     flusher.close()
@@ -173,7 +178,7 @@ def test_sinks_are_closed_once_after_their_last_record() -> None:
     whole, broken, without = ClosedSink(), ClosedSink(broken_from=1), []
     flusher = Flusher(None, [whole, broken, without.append])
     with pytest.warns(
-        RuntimeWarning, match=r"ClosedSink.* failed: OSError: broken; it is dis"
+        RuntimeWarning, match=r"ClosedSink.* failed: OSError: broken; the sink is dis"
     ) as w:
         record(flusher, Closed(), Closed(), Closed())
     assert broken.events == [0, "hookstats-flush"]
@@ -350,7 +355,7 @@ def test_a_forked_child_ends_and_leaves_the_run_alone(tmp_path: Path) -> None:
     """
     ended = run_script(script, tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
-    lost = "hookstats: recording in a forked process failed: it has no flush thread; steps are lost"
+    lost = "hookstats: recording in a forked process failed: no flush thread; its steps are lost"
     assert sorted(ended.stdout.splitlines()) == ["0", f"2 {lost}"]
     assert open_run(tmp_path / "a").steps == [1]
     assert open_run(tmp_path / "b").steps == [0, 1]
@@ -383,3 +388,132 @@ def test_rank_of_torch_distributed(tmp_path: Path, monkeypatch) -> None:
         assert current_rank() == 0
     finally:
         distributed.destroy_process_group()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for a sink."""
+    monkeypatch.setattr(flush, "PATIENCE", 0.3)
+
+
+class Hangs:
+    """A sink whose call or close, as `at` says, waits until `go`."""
+
+    def __init__(self, at: int | str) -> None:
+        self.at = at
+        self.go = threading.Event()
+        self.events: list[object] = []
+
+    def __call__(self, record: StepRecord) -> None:
+        self.events.append(record.step)
+        if self.at == record.step:
+            self.go.wait(60)
+
+    def close(self) -> None:
+        self.events.append("closed")
+        if self.at == "close":
+            self.go.wait(60)
+
+
+@pytest.mark.parametrize("late", ["returns", "raises"])
+@pytest.mark.usefixtures("impatient")
+def test_a_sink_that_hangs_is_disabled_and_the_others_go_on(late: str, tmp_path: Path) -> None:
+    hangs, first, last = Hangs(at=1), ClosedSink(), ClosedSink()
+
+    def sink(record: StepRecord) -> None:
+        hangs(record)
+        if late == "raises" and record.step == 1:
+            raise OSError("late")
+
+    before = set(threading.enumerate())
+    flusher = Flusher(RunWriter(tmp_path, HEADER), [first, sink, last])
+    flusher.submit(Closed(), 0)
+    flusher.drain()
+    (stuck,) = set(threading.enumerate()) - before
+    with pytest.warns(RuntimeWarning, match=r"sink .*sink failed: no return within 0.3 s") as w:
+        record(flusher, *(Closed() for _ in range(6)), first=1)
+    assert len(w) == 1
+    assert stuck.is_alive()
+    hangs.go.set()
+    stuck.join(20)
+    assert not stuck.is_alive()
+    flusher.close({"sites": 1})
+    assert set(threading.enumerate()) == before
+    assert hangs.events == [0, 1]
+    expected = [*range(7), "hookstats-flush"]
+    assert first.events == last.events == expected
+    run = open_run(tmp_path)
+    assert run.steps == list(range(7))
+    assert run.coverage == {"sites": 1}
+    assert len(flusher.failures) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_sink_whose_close_hangs_ends_alone(tmp_path: Path) -> None:
+    hangs, other = Hangs(at="close"), ClosedSink()
+    flusher = Flusher(RunWriter(tmp_path, HEADER), [hangs, other])
+    record(flusher, Closed())
+    with pytest.warns(RuntimeWarning, match=r"closing sink .*Hangs.* failed: no return within"):
+        flusher.close({"sites": 1})
+    assert other.events == [0, "hookstats-flush"]
+    assert open_run(tmp_path).coverage == {"sites": 1}
+    hangs.go.set()
+
+
+def test_a_sink_that_hangs_does_not_keep_the_interpreter(tmp_path: Path) -> None:
+    script = """
+        import threading
+        from hookstats.watching import flush
+        flush.PATIENCE = 0.3
+        hangs = threading.Event()
+        flusher = Flusher(RunWriter(sys.argv[1], HEADER), [lambda record: hangs.wait()])
+        for step in range(5):
+            flusher.submit(Closed(), step)
+        raise SystemExit(3)
+    """
+    ended = run_script(script, tmp_path)
+    assert ended.returncode == 3
+    assert "<lambda> failed: no return within 0.3 s; the sink is disabled" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert open_run(tmp_path).steps == list(range(5))
+
+
+def train(w: Watch, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Eight steps of training, watched to the end."""
+    for _ in range(8):
+        model(torch.randn(2, 3)).sum().backward()
+        optimizer.step()
+    w.close()
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer."""
+    model = nn.Linear(3, 4)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_training_does_not_wait_for_a_sink_that_hangs() -> None:
+    hangs = Hangs(at=1)
+    seen: list[int] = []
+    model = small()
+    w = watch(*model, sinks=[hangs, lambda record: seen.append(record.step)])
+    with pytest.warns(RuntimeWarning, match="no return within"):
+        train(w, *model)
+    assert seen == list(range(8))
+    hangs.go.set()
+
+
+@pytest.mark.parametrize("by", ["step", "optimizer"])
+def test_a_sink_cannot_close_steps(by: str) -> None:
+    model, optimizer = small()
+    seen: list[int] = []
+
+    def sink(record: StepRecord) -> None:
+        w.step() if by == "step" else optimizer.step()
+
+    w = watch(model, optimizer, sinks=[sink, lambda record: seen.append(record.step)])
+    with pytest.warns(RuntimeWarning, match=r"RuntimeError: step: called by a sink .* disabled"):
+        train(w, model, optimizer)
+    assert seen == list(range(8))
+    assert len(w.coverage().failures) == 1

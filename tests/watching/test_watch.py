@@ -342,7 +342,7 @@ def test_latest() -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
     w = watch(model, optimizer)
-    with pytest.raises(RuntimeError, match="no step is recorded yet, expected a call of opt"):
+    with pytest.raises(RuntimeError, match="no step is recorded yet; expected a call of opt"):
         _ = w.latest
     for step in range(5):
         y = model(torch.randn(2, 3))
@@ -617,6 +617,11 @@ def test_a_compiled_model_is_refused(how: str) -> None:
         ({"optimizer": network().parameters()}, r"optimizer has <generator.*: expected"),
         ({"kinds": ()}, r"kinds = \(\): expected one or more of input, grad_input, .*param_grad"),
         ({"kinds": "output"}, r"kinds = 'output': expected one or more of"),
+        ({"kinds": "output"}, r".* in a tuple; did you mean \('output',\)\?"),
+        ({"out": b"run"}, r"out = b'run': expected a path, as a str or a pathlib.Path"),
+        ({"out": 3}, r"out = 3: expected a path"),
+        ({"out": "ru\0n"}, r"out = 'ru\\x00n': expected a path without NUL"),
+        ({"channel_dim": True}, r"channel_dim = True: expected"),
         ({"kinds": 3}, r"kinds = 3: expected one or more of"),
         ({"kinds": ("grad_outputs",)}, r"kinds has 'grad_outputs': .*did you mean 'grad_output'\?"),
         ({"kinds": ("output", 7)}, r"kinds has 7: expected some of input"),

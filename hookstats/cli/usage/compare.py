@@ -1,14 +1,14 @@
 """compare: find the first step and layer where two runs differ, and what differs most.
 
 Integers (counts, histograms) are compared exactly, moments to the last bit or within --rtol.
-Differences are relative: of a moment to its magnitude, of a mean to the rms, of a count to the
+Differences are relative: that of a moment to its magnitude, of a mean to the rms, of a count to the
 number of values. In the row "hist", A and B count the values in bins where the other run has fewer.
-The exit code is that of diff: 0 if the runs are equal, 1 if they differ, 2 after an error.
+The exit code is as with diff: 0 if the runs are equal, 1 if they differ, 2 after an error.
 
 examples:
   hookstats compare runs/a runs/b
   hookstats compare runs/a runs/b --layer 'encoder.*' --kind output
-  hookstats compare runs/a runs/b --rtol 1e-5     for another processor, which rounds differently
+  hookstats compare runs/a runs/b --rtol 1e-5     for processors that round differently
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""doctor: check the installation: versions, which kernels and hooks are in use, and why not others.
+"""doctor: check the installation: versions, the kernels and hooks in use, and why others are not.
 
-Compares one small update with the reference in plain PyTorch. What is broken comes with the command
-that mends it. Please add the output of `hookstats doctor` to every bug report.
+It compares one small update with the reference in plain PyTorch. If something is broken, the report
+has the command that repairs it. Please add the output of `hookstats doctor` to every bug report.
 The exit code is 0 if recording works, 1 if something is broken.
 """
 

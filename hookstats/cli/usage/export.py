@@ -2,7 +2,8 @@
 
 parquet      one file with every column of `Run.table`: statistics and histograms per channel
 csv          one file with one row per step and site, the statistics of the whole tensor;
-             with --channels one row per channel; without histograms
+             with --channels one row per channel; without histograms; an apostrophe comes before
+             names that a spreadsheet would take for formulas
 tensorboard  a directory of event files with scalars and histograms
 
 examples:

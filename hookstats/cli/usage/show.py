@@ -37,5 +37,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=natural,
         default=ALERTS,
         metavar="N",
-        help=f"print at most the last N alerts (default: {ALERTS})",
+        help=f"print at most the first N alerts (default: {ALERTS})",
     )

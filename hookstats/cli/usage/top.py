@@ -1,14 +1,14 @@
-"""top: watch a running training: changing layers, non-finite values, alerts.
+"""top: watch a run while training writes it: changing layers, non-finite values, alerts.
 
 The view is refreshed as parts of the run arrive; press q or Ctrl-C to quit. "change" is the change
 of the rms over the last 12 recorded steps, which the curve draws from zero upwards. Layers with
-non-finite values come first, then those that changed most. Of a long run, only the last 300
+non-finite values come first, then those that changed most. In a long run, only the last 300
 recorded steps are read.
 
 examples:
   hookstats top runs/a
   hookstats top runs/a --kind grad_output --kind param_grad
-  hookstats top runs/a --once       print one frame, as is done where the output is no terminal
+  hookstats top runs/a --once       print one frame, the default if the output is not a terminal
 """
 
 from __future__ import annotations

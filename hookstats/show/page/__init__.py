@@ -13,6 +13,7 @@ from hookstats.runs.run import Run
 from hookstats.show.notebook import about_html
 from hookstats.show.overview import overview
 from hookstats.show.page.content import content
+from hookstats.stats.printable import printable
 
 _SCRIPTS = ("decode", "format", "colours", "statistics", "heatmap", "charts", "panels", "main")
 
@@ -31,7 +32,7 @@ def render(run: Run, *, rank: int = 0) -> str:
     view = overview(run, rank, each=monitor.examine)
     payload = content(run, view, monitor.alerts, monitor.failures)
     return Template(_asset("page.html")).substitute(
-        title=html.escape(run.path.resolve().name),
+        title=html.escape(printable(run.path.resolve().name)),
         style=_asset("page.css"),
         script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         payload=payload.pack(),

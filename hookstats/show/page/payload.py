@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hookstats.stats.printable import printable
+
 UInt8 = NDArray[np.uint8]
 UInt16 = NDArray[np.uint16]
 
@@ -22,8 +24,8 @@ class Payload:
         self._arrays: dict[str, bytes] = {}
 
     def describe(self, **description: Any) -> None:
-        """Add JSON-able entries to the description."""
-        self._description.update(description)
+        """Add JSON-able entries to the description; texts in them are made `printable`."""
+        self._description.update(_printable(description))
 
     def add(self, name: str, array: UInt8 | UInt16) -> None:
         """Add an array; of 16-bit numbers, all high bytes come first: they compress better."""
@@ -46,6 +48,18 @@ class Payload:
         ).encode()
         whole = b"".join((len(text).to_bytes(4, "little"), text, *self._arrays.values()))
         return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
+
+
+def _printable(value: Any) -> Any:
+    """A JSON-able value with all its texts printable, keys included."""
+    match value:
+        case str():
+            return printable(value, lines=True)
+        case dict():
+            return {_printable(key): _printable(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_printable(each) for each in value]
+    return value
 
 
 def bfloat16(values: NDArray[Any]) -> UInt16:

@@ -192,7 +192,7 @@ function paintQuantiles(chart) {
   band(rows[1], rows[3], 0.35);
   for (const row of extremes) line(row, css("--muted"), 1, [2, 2]);
   line(rows[2], css("--accent"), 2);
-  // What is what, at the right end.
+  // The names of the lines, at the right end.
   const ends = [...BANDS.map((name, q) => [name, rows[q]]), ["min", extremes[0]], ["max", extremes[1]]]
     .map(([name, row]) => [name, row.findLast((p) => !Number.isNaN(p))])
     .filter(([, p]) => p !== undefined);
@@ -232,7 +232,7 @@ function describeQuantiles({ data, s }, column) {
   const i = s * data.columns + column;
   if (!data.seen[i] || !some(data, i)) return `${stepsOf(data.spans[column])}\nno finite value`;
   const lines = quantilesOf(data, s).map((row, q) => {
-    // As exact as a pixel of the axis; what may be zero is called so.
+    // As exact as a pixel of the axis; a value that may be zero is shown as zero.
     const at = (position) => scale * Math.sinh(lo + (hi - lo) * position);
     const zero = at(row[column] - 1 / 254) <= 0 && at(row[column] + 1 / 254) >= 0;
     return `${BANDS[q]}: about ${zero ? 0 : number(Number(at(row[column]).toPrecision(2)))}`;
@@ -307,7 +307,7 @@ function describeChannels({ data, s }, column, y) {
   const say = {
     [CODES.missing]: "not recorded",
     [CODES.dead]: several ? "all dead: every value is zero" : "dead: every value is zero",
-    [CODES.nonfinite]: several ? "NaN or infinity in one of them" : "NaN or infinity",
+    [CODES.nonfinite]: several ? "NaN or infinity in one of these channels" : "NaN or infinity",
   }[code] ?? `${several ? "greatest rms" : "rms"} about ${number(Number((low * (high / low) ** position).toPrecision(2)))}`;
   const where = several ? `channels ${from}–${to}` : `channel ${from}`;
   return `${where}, ${stepsOf([first[0], last[1], last[1] - first[0] + 1])}\n${say}`;

@@ -1,4 +1,4 @@
-// The heatmap: layers by steps, one colour a cell.
+// The heatmap: layers by steps, one colour per cell.
 
 class Heatmap {
   // choose(row, column), hover(row, column, event) or hover(null), enter()
@@ -35,7 +35,7 @@ class Heatmap {
     });
   }
 
-  // view: data, sites (a row each), row, column, statistic, values, scale
+  // view: data, sites (one per row), row, column, statistic, values, scale
   show(view) {
     this.view = view;
     const { data, sites } = view;
@@ -117,7 +117,7 @@ class Heatmap {
     this.drawAxis(cellWidth);
   }
 
-  // Not by colour alone: what is not finite is hatched too.
+  // Not by colour alone: non-finite cells are hatched, too.
   strike(context, cellWidth) {
     const { data, sites } = this.view;
     context.fillStyle = hatch(context, "rgba(255, 255, 255, 0.85)");

@@ -1,4 +1,4 @@
-// What is chosen, and who redraws when that changes.
+// The state of the page, and who redraws when the state changes.
 
 let data;
 const chosen = { kind: null, statistic: null, relative: false, site: 0, column: 0, alert: null };
@@ -103,7 +103,7 @@ function choose(changes) {
 
 let view;
 
-// Also `colours`: what is behind the cursor changed too.
+// With `colours`, the picture behind the cursor changed, too.
 function draw(colours) {
   const sites = sitesOf(chosen.kind);
   const signed = chosen.statistic.scale !== "log";

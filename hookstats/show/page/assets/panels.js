@@ -81,7 +81,7 @@ function showAlerts(data, go) {
   title.append(` (${integer(data.alertsInAll)})`);
   const items = data.alerts.map((alert, n) => {
     const [mark, word] = MARKS[alert.severity] ?? MARKS.info;
-    // The message says again what stands above it: rule, step, kind and name.
+    // The message repeats the line above it: rule, step, kind and name.
     const what = alert.message.split(`${alert.kind} of '${alert.name}' `).at(-1);
     const button = element("button", { type: "button", class: "alert", "data-alert": n },
       element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
@@ -103,7 +103,7 @@ function showCoverage(data) {
   const { coverage } = data;
   const left = data.troubles.map((text) => element("p", {}, text));
   if (!coverage) {
-    body.replaceChildren(...left, element("p", { class: "muted" }, "The run was not ended: it is still being written, or was killed. What was skipped or missed is known when a watch is closed."));
+    body.replaceChildren(...left, element("p", { class: "muted" }, "The run has not ended: it is still being written, or was killed. The page can say what was skipped or missed once the watch is closed."));
     return;
   }
   const never = coverage.rows.filter((row) => !row.forwards && !row.error);
@@ -129,7 +129,7 @@ function showCoverage(data) {
   }
   const troubles = Object.entries(coverage.failures).map(([what, why]) => `${what} stopped: ${why}`);
   if (coverage.discarded) troubles.push(`${plural(coverage.discarded, "tensor")} discarded: the last step was still open when the watch was closed.`);
-  if (coverage.stalls) troubles.push(`The training waited ${plural(coverage.stalls, "time")} for a step before to be read out.`);
+  if (coverage.stalls) troubles.push(`Training waited ${plural(coverage.stalls, "time")} for the previous step to be read out.`);
   parts.push(...troubles.map((text) => element("p", {}, text)));
   body.replaceChildren(...parts);
 }
@@ -159,7 +159,7 @@ function showRun(data) {
     ["Ranks", run.ranks.length > 1 ? `${run.ranks.join(", ")}; this page shows rank ${run.rank}` : String(run.rank)],
     ["Kinds", run.kinds.join(", ")],
     ["Channels in dimension", dims(run.channelDim)],
-    ["Histograms", [run.bins ?? "none", run.channelBins && `a channel: ${run.channelBins}`].filter(Boolean).join("; ")],
+    ["Histograms", [run.bins ?? "none", run.channelBins && `per channel: ${run.channelBins}`].filter(Boolean).join("; ")],
     ["Began", when(run.created)],
     ["Ended", when(run.closed) ?? "not ended"],
     ["Versions", [`hookstats ${run.hookstats}`, run.torch && `torch ${run.torch}`].filter(Boolean).join(", ")],
@@ -167,12 +167,12 @@ function showRun(data) {
   byId("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]));
   const notes = [
     merged > 1
-      ? `${integer(run.steps)} steps are shown in ${data.columns} columns: each merges up to ${merged} neighbouring recorded steps, none is left out. Least and greatest values are those of all of them.`
+      ? `${integer(run.steps)} steps are shown in ${data.columns} columns: each merges up to ${merged} neighbouring recorded steps, and no step is left out. Least and greatest values are those of all merged steps.`
       : "Every recorded step has a column of its own.",
-    "Statistics are over finite values, to about two and a half digits. NaN and infinities are counted apart.",
-    "A dead channel has values, and every one of them is zero.",
+    "Statistics are over finite values, to about two and a half digits. NaNs and infinities are counted separately.",
+    "A dead channel has finite values, and all of them are zero.",
     "Histograms and quantiles are on an asinh axis: linear near zero, logarithmic beyond. Values beyond its ends are counted in the outermost part.",
-    "Channels are coloured by their rms. Where there are too many for the picture, neighbours share a row or a column: the greatest rms is shown, and dead only where all are.",
+    "Channels are coloured by their rms. If there are too many for the picture, neighbours share a row or a column, which shows the greatest rms, and is dead only if all of them are.",
     "Layers are in order of execution; gradients and parameters stand where their layer does.",
   ];
   byId("notes").replaceChildren(...notes.map((text) => element("li", {}, text)));

@@ -1,7 +1,7 @@
 // The statistics one can choose are `data.statistics`, {id, label, scale, of}: how their values become
 // colours. scale: log (magnitudes), signed (either sign, linear near zero) or share (0..1).
 
-// Shares of what the page has as counts; all other statistics come as they are.
+// Shares, made of the counts that the page has; all other statistics come as they are.
 const SHARES = {
   dead: (d, i, site) => (site.uneven ? NaN : d.dead[i] / site.channels),
   nonfinite: (d, i) => nonfinite(d, i) / (nonfinite(d, i) + d.count[i]),
