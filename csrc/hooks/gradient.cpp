@@ -99,7 +99,16 @@ void add_hook(const at::Tensor& x, Observe observe) {
 
 }  // namespace
 
-void await_gradient(const std::shared_ptr<Site>& site, const at::Tensor& x) {
+const Reason* await_gradient(const std::shared_ptr<Site>& site, const at::Tensor& x) {
+  try {
+    if (x.grad_fn() == nullptr) return &kLeaf;
+  } catch (const c10::AcceleratorError&) {
+    throw;  // the device is lost
+  } catch (const c10::Error&) {
+    // Asking makes the place of a view in the graph anew, after a change of its base in place; of
+    // some views, such as one of several outputs, there is none then.
+    return &kStaleView;
+  }
   const auto awaited = std::make_shared<Awaited>(site);
   if (x.is_view() && !x._base().is_leaf()) {
     const at::Tensor base(x._base());
@@ -109,6 +118,7 @@ void await_gradient(const std::shared_ptr<Site>& site, const at::Tensor& x) {
                            x.storage_offset() - base.storage_offset()});
   }
   add_hook(x, ForTensor{awaited});
+  return nullptr;
 }
 
 }  // namespace hookstats::hooks

@@ -2,7 +2,6 @@
 #include "hooks/leaves.h"
 
 #include <pybind11/pybind11.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 namespace py = pybind11;
@@ -25,14 +24,6 @@ const Python& python() {
 bool is_scalar(PyObject* value) {
   return value == Py_None || PyUnicode_Check(value) || PyLong_Check(value) ||
          PyFloat_Check(value) || PyBytes_Check(value);
-}
-
-bool is_tensor(PyObject* value) {
-  try {
-    return THPVariable_Check(value);
-  } catch (const python_error&) {  // an isinstance that raised
-    throw py::error_already_set();
-  }
 }
 
 std::string text(PyObject* value) { return py::cast<std::string>(py::handle(value)); }
@@ -85,6 +76,10 @@ void walk(PyObject* value, const std::string& path, Leaves& leaves) {
 }
 
 }  // namespace
+
+bool is_tensor(PyObject* value) {
+  return PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+}
 
 void add_leaves(PyObject* value, Leaves& leaves) {
   if (is_tensor(value)) {  // as nearly always

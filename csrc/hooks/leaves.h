@@ -20,6 +20,10 @@ struct Leaf {
   const at::Tensor& tensor() const { return borrowed != nullptr ? *borrowed : owned; }
 };
 
+// Whether a value is a tensor by its type. An object may lie about its class, as proxies and mocks
+// do: THPVariable_Check believes it, and what unpacks the tensor then reads foreign memory.
+bool is_tensor(PyObject* value);
+
 using Leaves = c10::SmallVector<Leaf, 4>;
 
 // Appends the leaves of a value, as Python's `leaves` does, or of a call's arguments, as Python's

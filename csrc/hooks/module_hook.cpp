@@ -34,7 +34,6 @@ bool is_odd_call() {
 }
 
 void fold(Site& site, const at::Tensor& x) {
-  ++site.forwards;
   const bool folded = site.attempt([&] {
     const UpdateParams& params = site.aim(x);
     std::optional<c10::Storage> memory;  // other threads may change x, which is not read then
@@ -53,15 +52,12 @@ void fold(Site& site, const at::Tensor& x) {
 }
 
 void await(const std::shared_ptr<Site>& site, const at::Tensor& x) {
-  ++site->forwards;
   const Reason* reason = nullptr;
   const bool done = site->attempt([&] {
     if (!x.requires_grad()) {
       reason = &kNoGradient;
-    } else if (x.grad_fn() == nullptr) {
-      reason = &kLeaf;
     } else {
-      await_gradient(site, x);
+      reason = await_gradient(site, x);
     }
   });
   if (!done) reason = &kDisabled;
@@ -122,14 +118,11 @@ bool ModuleHook::observe(PyObject* args) {
     const auto& [path, value, gradient] = *place(i, leaves[i].path);
     if (recomputation) {
       for (Site* site : {value.get(), gradient.get()}) {
-        if (site == nullptr) continue;
-        ++site->forwards;
-        site->skip(kRecomputation);
+        if (site != nullptr) site->skip(kRecomputation);
       }
       continue;
     }
     if (value && i > 0 && !value->fits(leaves[i].tensor())) {
-      ++value->forwards;
       value->skip(kChangedByThread);  // while the tensor before was folded in
     } else if (value) {
       fold(*value, leaves[i].tensor());

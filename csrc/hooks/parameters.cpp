@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "hooks/leaves.h"
+
 namespace py = pybind11;
 
 namespace hookstats::hooks {
@@ -37,7 +39,7 @@ void Parameters::add_watched(PyObject* parameter, py::object owner, py::str key,
 bool Parameters::observe(const py::list& groups, const py::object& divisor) {
   std::optional<at::Tensor> scale;
   if (!divisor.is_none()) {
-    if (!THPVariable_Check(divisor.ptr())) return false;
+    if (!is_tensor(divisor.ptr())) return false;
     scale = THPVariable_Unpack(divisor.ptr());
   }
   struct LetGo {
@@ -94,7 +96,7 @@ bool Parameters::collect(const py::list& groups, const std::optional<at::Tensor>
 
 // The names say which parameter is watched: a module may have another parameter by a name now.
 bool Parameters::is_still(const Entry& entry, PyObject* parameter) const {
-  if (entry.parameter != parameter || !THPVariable_Check(parameter)) return false;
+  if (entry.parameter != parameter || !is_tensor(parameter)) return false;
   if (!entry.owner) return true;
   const py::object owner = taken(PyObject_CallNoArgs(entry.owner.ptr()));
   if (owner.is_none()) return false;
@@ -108,11 +110,9 @@ void Parameters::count(const std::optional<at::Tensor>& scale) {
     const auto& [parameter, owner, key, value, gradient] = entries_[i];
     const at::Tensor& x = THPVariable_Unpack(parameters_[i].ptr());
     if (value) {
-      ++value->forwards;
       add_to_batch(*value, x, nullptr);
     }
     if (!gradient) continue;
-    ++gradient->forwards;
     if (gradients_[i].defined()) {
       ++gradient->backwards;
       add_to_batch(*gradient, gradients_[i], scale ? &*scale : nullptr);

@@ -89,8 +89,8 @@ PYBIND11_MODULE(_hooks, m) {
              return std::make_shared<Site>(std::move(arena), owner.ptr());
            }),
            py::arg("arena"), py::arg("owner"))
-      .def_readwrite("forwards", &Site::forwards)
-      .def_readwrite("observed", &Site::observed)
+      .def_property_readonly("forwards", &Site::forwards)
+      .def_readonly("observed", &Site::observed)
       .def_readwrite("backwards", &Site::backwards)
       .def_readwrite("missing", &Site::missing)
       .def_readwrite("disabled", &Site::disabled)
@@ -98,6 +98,8 @@ PYBIND11_MODULE(_hooks, m) {
       .def(
           "skip", [](Site& s, const std::string& reason) { ++s.skipped[reason]; },
           py::arg("reason"))
+      .def("settle", &Site::settle, py::arg("reason"))
+      .def("arrive", &Site::arrive, py::arg("first"), py::arg("reason"))
       .def(
           "bind",
           [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,
@@ -125,7 +127,14 @@ PYBIND11_MODULE(_hooks, m) {
       .def("observe", torch::wrap_pybind_function(&Parameters::observe), py::arg("groups"),
            py::arg("scale"));
 
-  m.def("await_gradient", &await_gradient, py::arg("site"), py::arg("x"));
+  m.def(
+      "await_gradient",
+      [](const std::shared_ptr<Site>& site, const at::Tensor& x) -> std::optional<std::string> {
+        const Reason* const reason = await_gradient(site, x);
+        if (reason == nullptr) return std::nullopt;
+        return reason->text;
+      },
+      py::arg("site"), py::arg("x"));
   define_hook<OutputHook>(m, "OutputHook");
   define_hook<InputHook>(m, "InputHook");
   m.def("set_traced", &set_traced, py::arg("type"), py::arg("traced"));

@@ -17,8 +17,9 @@ inline constexpr Reason kNoGradient{"NO_GRADIENT", "requires no gradient"};
 inline constexpr Reason kLeaf{"LEAF", "leaf"};
 inline constexpr Reason kNotRecorded{"NOT_RECORDED", "step not recorded"};
 inline constexpr Reason kChangedByThread{"CHANGED_BY_THREAD", "changed by another thread"};
+inline constexpr Reason kStaleView{"STALE_VIEW", "stale view"};
 
-inline constexpr std::array kReasons{kDisabled, kRecomputation, kNoGradient,
-                                     kLeaf,     kNotRecorded,   kChangedByThread};
+inline constexpr std::array kReasons{kDisabled,    kRecomputation,   kNoGradient, kLeaf,
+                                     kNotRecorded, kChangedByThread, kStaleView};
 
 }  // namespace hookstats::hooks

@@ -130,6 +130,19 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   bound_ = std::move(bound);
 }
 
+int64_t Site::forwards() const {
+  int64_t calls = observed + missing;
+  for (const auto& [reason, count] : skipped) calls += count;
+  return calls;
+}
+
+void Site::arrive(bool first, const std::optional<std::string>& reason) {
+  ++backwards;
+  if (!first) return;
+  --missing;
+  settle(reason);
+}
+
 const UpdateParams& Site::aim(const at::Tensor& x) {
   Bound& bound = *bound_;
   UpdateParams& params = bound.params[arena_->front];
@@ -155,14 +168,7 @@ void Site::receive(const at::Tensor& gradient, bool first) {
     if (!recording || takes(gradient)) {
       const Reason* reason = &kNotRecorded;
       if (recording) reason = attempt([&] { fold(gradient); }) ? nullptr : &kDisabled;
-      ++backwards;
-      if (!first) return;
-      --missing;
-      if (reason == nullptr) {
-        ++observed;
-      } else {
-        skip(*reason);
-      }
+      arrive(first, reason == nullptr ? std::nullopt : std::optional<std::string>(reason->text));
       return;
     }
   }

@@ -38,11 +38,20 @@ class Site {
   Site(const Site&) = delete;
   Site& operator=(const Site&) = delete;
 
-  int64_t forwards = 0, observed = 0, backwards = 0, missing = 0;
+  int64_t observed = 0, backwards = 0, missing = 0;
   std::map<std::string, int64_t> skipped;
   bool disabled = false;
 
+  // The calls that were counted: each has one outcome, counted at once, so that an interrupt finds
+  // no call half counted.
+  int64_t forwards() const;
   void skip(const Reason& reason) { ++skipped[reason.text]; }
+  // Counts the outcome of a call: it was folded in, or skipped for a reason.
+  void settle(const std::optional<std::string>& reason) {
+    ++(reason ? skipped[*reason] : observed);
+  }
+  // Counts a gradient that arrived; if it is the first of its tensor, with the outcome of the call.
+  void arrive(bool first, const std::optional<std::string>& reason);
 
   // From now on, tensors of this shape, dtype and device go into `states` (by buffer), and `calls`,
   // int64 [1] by buffer, counts them. Python keeps tensors of devices without kernels. `marks` are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from torch import Tensor
 from hookstats.arena.graph_states import GraphSite, GraphState
 from hookstats.arena.rows import Counters, offsets_of
 from hookstats.arena.shelf import Shelf
-from hookstats.arena.snapshot import Layout, Snapshot
+from hookstats.arena.snapshot import Extent, Layout, Places, Snapshot
 from hookstats.kernels import native
 from hookstats.kernels.backends import backend_of, home
 from hookstats.kernels.ops import entries, update_
@@ -28,12 +29,38 @@ if TYPE_CHECKING:
     from hookstats import _hooks
 
 
+class _PythonHalf:
+    """What `_hooks.Arena` has for the Python hooks, too."""
+
+    __slots__ = ("front",)
+
+    def __init__(self) -> None:
+        self.front = 0
+
+
+class _Placed:
+    """A site's place on a shelf, with what records say of the site."""
+
+    __slots__ = ("info", "place", "row", "shelf")
+
+    def __init__(self, info: SiteInfo, shelf: Shelf, place: int, row: int) -> None:
+        """place, row: the number of sites, and of their channels, that the shelf had before."""
+        self.info = info
+        self.shelf = shelf
+        self.place = place
+        self.row = row
+
+
 class Arena:
     """The states of all sites of a watch, on the devices of their tensors.
 
     Hooks fold into the front buffer while `recording` is true, and hold `lock` meanwhile. `swap`
     closes a step: it makes the other buffer the front buffer, and hands out the buffer that it
     closed as a Snapshot. Only a site's first tensor on a device allocates memory.
+
+    An interrupt (Ctrl-C) or an error may come at any line. Therefore one list says which sites
+    there are, and one statement closes a step; all else is derived from these, or may be done
+    twice.
     """
 
     def __init__(
@@ -49,61 +76,81 @@ class Arena:
         self.higher = higher
         self.recording = False
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
-        self.front = 0
         self.native: _hooks.Arena | None = None
         """The half of the arena for the C++ hooks; None without C++ hooks."""
         if native.hooks is not None:
             self.native = native.hooks.Arena(entries(native.hooks.PARAMS_SIZE))
         self.lock: AbstractContextManager[object] = self.native or threading.RLock()
         """Held during a fold, which neither a swap nor another thread may interrupt."""
-        self.infos: list[SiteInfo] = []
-        self._sites: tuple[SiteInfo, ...] | None = None  # `infos`, until one changes
+        self._half: _hooks.Arena | _PythonHalf = self.native or _PythonHalf()
+        self._placed: list[_Placed] = []
+        self._infos: tuple[SiteInfo, ...] | None = None  # those of `_placed`, until one changes
         self.calls = Counters()
         """The number of tensors that were folded in, by site and buffer, not counting graphs."""
+        self.under_way = Counters()
+        """1 while Python folds a tensor in, by site and buffer; where it stays 1, an interrupt came
+        meanwhile."""
         self.stalls = 0
         """The number of swaps that waited until the step before was read out."""
         self.while_waiting: Callable[[], object] = lambda: None
         """Called each second while a swap waits."""
         self.shelves: dict[torch.device, Shelf] = {}
-        self._layout: tuple[Int64, Int64] = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        self._places = Places(np.zeros(0, np.int64), np.zeros(1, np.int64), ())
         self._pid = os.getpid()
-        self._back_is_free = threading.Event()
-        self._back_is_free.set()
+        self._back_is_free = _free()
+        self._lent: Callable[[], Snapshot | None] = lambda: None
 
     def accumulator(self, info: SiteInfo, device: torch.device) -> Accumulator:
         """A new state of `info.channels` channels, for tensors on `device`."""
         device = home(device)
         # Outside of inference mode, a tensor that was made in it cannot be updated.
         with self.lock, torch.inference_mode(False):
-            if device not in self.shelves:
-                self.shelves[device] = Shelf(
-                    device, self.bins, self.channel_bins, higher=self.higher
-                )
-            index = len(self.infos)
-            states, marks = self.shelves[device].add(index, info.channels)
-            calls = self.calls.take()
-            self.infos.append(info)
-            self._sites = None
-        return Accumulator(self, index, states, calls, marks)
+            shelf = self.shelves.get(device)
+            if shelf is None:
+                shelf = Shelf(device, self.bins, self.channel_bins, higher=self.higher)
+                self.shelves[device] = shelf
+            index, (place, row) = len(self._placed), self._end_of(shelf)
+            states, marks = shelf.states(place, row, info.channels)
+            counters = self.calls.row(index), self.under_way.row(index)
+            made = Accumulator(self, index, states, counters, marks)
+            self._placed.append(_Placed(info, shelf, place, row))  # from now on there is the site
+            return made
+
+    def _end_of(self, shelf: Shelf) -> tuple[int, int]:
+        """The number of sites on a shelf, and of their channels."""
+        for last in reversed(self._placed):
+            if last.shelf is shelf:
+                return last.place + 1, last.row + last.info.channels
+        return 0, 0
+
+    def info(self, site: int) -> SiteInfo:
+        """What records say of a site."""
+        return self._placed[site].info
 
     def set_info(self, site: int, info: SiteInfo) -> None:
         """Replace what records say of a site."""
-        self.infos[site] = info
-        self._sites = None
+        self._infos = None
+        self._placed[site].info = info
 
-    def sites(self) -> tuple[SiteInfo, ...]:
+    def infos(self) -> tuple[SiteInfo, ...]:
         """What records say of all sites now."""
-        if self._sites is None:  # as a rule, the tuple of the last step serves
-            self._sites = tuple(self.infos)
-        return self._sites
+        # As a rule, the tuple of the last step serves.
+        if self._infos is None or len(self._infos) != len(self._placed):
+            self._infos = tuple([placed.info for placed in self._placed])
+        return self._infos
 
-    def layout(self) -> tuple[Int64, Int64]:
-        """The sites in the order of their rows, and the first row of each, int64 [sites + 1]."""
-        if len(self._layout[0]) != len(self.infos):  # as a rule, that of the last step serves
-            order = [site for shelf in self.shelves.values() for site in shelf.sites]
-            channels = np.array([self.infos[site].channels for site in order], np.int64)
-            self._layout = np.array(order, np.int64), offsets_of(channels)
-        return self._layout
+    def places(self) -> Places:
+        """Where the sites are."""
+        if len(self._places.order) != len(self._placed):  # as a rule, those of the last step serve
+            by_shelf: dict[Shelf, list[int]] = {shelf: [] for shelf in self.shelves.values()}
+            for site, placed in enumerate(self._placed):
+                by_shelf[placed.shelf].append(site)
+            order = [site for sites in by_shelf.values() for site in sites]
+            channels = np.array([self._placed[site].info.channels for site in order], np.int64)
+            used = [shelf for shelf, sites in by_shelf.items() if sites]
+            extents = tuple([Extent(shelf, *self._end_of(shelf)) for shelf in used])
+            self._places = Places(np.array(order, np.int64), offsets_of(channels), extents)
+        return self._places
 
     def native_site(self, site: object) -> _hooks.Site | None:
         """The C++ half of `site`, a Site; None without C++ hooks."""
@@ -119,6 +166,11 @@ class Arena:
         parameters: _hooks.Parameters = native.hooks.Parameters(self.native)
         return parameters
 
+    @property
+    def front(self) -> int:
+        """The buffer that hooks fill."""
+        return self._half.front
+
     def record(self, recording: bool) -> None:
         """Have hooks observe from now on, or not."""
         self.recording = recording
@@ -129,7 +181,7 @@ class Arena:
         """How many tensors were folded into the open step; waits for the devices."""
         shelves = [shelf for shelf in self.shelves.values() if shelf.graphs.sites]
         graphs = [int(shelf.graphs.folded().sum()) for shelf in shelves]
-        return int(self.calls.first(len(self.infos), self.front).sum()) + sum(graphs)
+        return int(self.calls.first(len(self._placed), self.front).sum()) + sum(graphs)
 
     def is_captured(self) -> bool:
         """Whether work on one of the devices now becomes part of a graph, such as a CUDA graph."""
@@ -147,52 +199,71 @@ class Arena:
         if os.getpid() != self._pid:
             # At the fork a flush thread, which this process does not have, had the other buffer.
             self._pid = os.getpid()
-            self._back_is_free.set()
+            self._back_is_free = _free()
         if not self._back_is_free.is_set():
             self.stalls += 1
             while not self._back_is_free.wait(1.0):
                 self.while_waiting()
         with self.lock:
-            layout = Layout(self.sites(), *self.layout(), self.bins, self.channel_bins, self.higher)
+            buffer = self.front
+            layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)
             snapshot = Snapshot(
-                layout, self.shelves.values(), self.calls, self.front, self._back_is_free.set
+                layout, self.calls, self.under_way, buffer, lambda free: free is self._back_is_free
             )
-            self._back_is_free.clear()
-            self.front = 1 - self.front
-            if self.native is not None:
-                self.native.front = self.front
+            is_free = snapshot.is_free
+            self._lent = weakref.ref(snapshot)
+            # One statement, so that an interrupt finds the step open or closed.
+            self._half.front, self._back_is_free = 1 - buffer, is_free
             return snapshot
+
+    def hand_over(self, submit: Callable[[Snapshot], None]) -> None:
+        """Close the open step, as `swap` does, and have it read out by whom it is submitted to."""
+        front = self.front
+        try:
+            submit(self.swap())
+        except BaseException:  # an interrupt: if the step is closed, nobody may have it
+            snapshot = self._lent()
+            if self.front != front and snapshot is not None:
+                snapshot.give_up()
+            raise
+
+
+def _free() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
 
 
 class Accumulator:
     """The state of one site on one device."""
 
-    __slots__ = ("_arena", "_calls", "_graph", "_index", "_marks", "_states")
+    __slots__ = ("_arena", "_calls", "_graph", "_index", "_marks", "_states", "_under_way")
 
     def __init__(
         self,
         arena: Arena,
         index: int,
         states: tuple[State, State],
-        calls: tuple[Int64, Int64],
+        counters: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
         marks: tuple[Tensor, Tensor] | None,
     ) -> None:
+        """counters: the site's rows of the arena's `calls` and `under_way`."""
         self._arena = arena
         self._index = index
         self._states = states
-        self._calls = calls
+        self._calls, self._under_way = counters
         self._marks = marks
         self._graph: GraphState | None = None
 
     def fold(self, x: Tensor, channel_dim: int | None) -> None:
         """Fold the statistics of `x`, a detached tensor, into the open step, under the lock."""
-        front = self._arena.front
-        self.count(1)
+        self.begin()
         try:
-            update_(x, channel_dim, *self._states[front])
+            update_(x, channel_dim, *self._states[self._arena.front])
         except Exception:  # not after an interrupt: the tensor may be in the state then
-            self.count(-1)
+            self.end(0)
             raise
+        self.end(1)
 
     def bind(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
         """Have `site` fold in tensors like `x` without Python from now on."""
@@ -201,16 +272,22 @@ class Accumulator:
 
     @property
     def states(self) -> tuple[State, State]:
-        """The state by buffer, for external writers, who must call `count` first."""
+        """The state by buffer, for external writers, who must `begin` first and `end` then."""
         return self._states
 
-    def count(self, tensors: int) -> None:
-        """Count tensors that an external writer will fold into the open step, under the lock.
+    def begin(self) -> None:
+        """Note that an external writer is about to fold into the open step, under the lock.
 
-        Uncounted folds may be missed by `take_` and leak into a later step. A negative number takes
-        refused tensors back.
+        Without a note, what is folded in before an interrupt would leak into a later step.
         """
-        self._calls[self._arena.front][0] += tensors
+        self._under_way[self._arena.front][0] = 1
+
+    def end(self, tensors: int) -> None:
+        """Count the tensors that an external writer folded in: 0 if it was refused."""
+        front = self._arena.front
+        calls, under_way = self._calls[front], self._under_way[front]
+        calls[0] += tensors
+        under_way[0] = 0
 
     def graph_state(self, site: GraphSite) -> GraphState:
         """The state that compiled graphs fold into; made at the first call."""
@@ -228,7 +305,7 @@ class Accumulator:
     @property
     def info(self) -> SiteInfo:
         """What records say of the site; `channels` cannot change."""
-        return self._arena.infos[self._index]
+        return self._arena.info(self._index)
 
     @info.setter
     def info(self, info: SiteInfo) -> None:

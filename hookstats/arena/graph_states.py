@@ -81,22 +81,24 @@ class GraphStates:
     """The states of all traced sites on one device. No method waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sites: list[int] = []
-        """The index in the arena of each site."""
-        self._states: list[GraphState] = []
+        self._states: dict[int, GraphState] = {}  # by the index in the arena of the site
         self._seen = torch.zeros(0, dtype=torch.int64, device=device)
 
     def add(self, site: int, rows: tuple[State, State], counts: GraphSite) -> GraphState:
         """Make the state of a site that has these rows in the arena; `collect` empties it."""
-        self.sites.append(site)
-        self._states.append(GraphState(rows, counts))
-        return self._states[-1]
+        state = self._states[site] = GraphState(rows, counts)
+        return state
+
+    @property
+    def sites(self) -> list[int]:
+        """The index in the arena of each site."""
+        return list(self._states)
 
     def folded(self) -> Tensor:
         """int64 [sites]: the number of tensors folded into each state since it was emptied."""
         if not self._states:
             return self._seen
-        ever = torch.stack([graph.folded for graph in self._states])
+        ever = torch.stack([graph.folded for graph in self._states.values()])
         return ever - pad(self._seen, (0, len(ever) - len(self._seen)))
 
     def collect(self, buffer: int, observed: Int64) -> Tensor:
@@ -105,7 +107,7 @@ class GraphStates:
         observed: by index in the arena, the number of tensors that are in the row already.
         """
         into_empty: list[GraphState] = []
-        for site, graph in zip(self.sites, self._states, strict=True):
+        for site, graph in self._states.items():
             if observed[site]:
                 _merge_into(graph.rows[buffer], graph.memory)
             else:
@@ -122,17 +124,17 @@ class GraphStates:
         """Empty the states, whose tensors came too late, and count them as that."""
         late = self._empty()
         if self._states:
-            foreach_add_([graph.late for graph in self._states], list(late))
+            foreach_add_([graph.late for graph in self._states.values()], list(late))
 
     def _empty(self) -> Tensor:
         new = self.folded()
         if not self._states:
             return new
         foreach_copy_(
-            [graph.memory.moments for graph in self._states],
-            [graph.identity for graph in self._states],
+            [graph.memory.moments for graph in self._states.values()],
+            [graph.identity for graph in self._states.values()],
         )
-        foreach_zero_([part for graph in self._states for part in _integers(graph.memory)])
+        foreach_zero_([part for graph in self._states.values() for part in _integers(graph.memory)])
         self._seen = pad(self._seen, (0, len(new) - len(self._seen))) + new
         return new
 

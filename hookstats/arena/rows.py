@@ -1,4 +1,9 @@
-"""Rows in two buffers: one is filled while the other is read. Rows never move."""
+"""Rows in two buffers: one is filled while the other is read. Rows never move.
+
+Nothing here counts the rows in use: callers do, and say after which row they want others. A call
+that was interrupted, or that failed, therefore leaves nothing behind but memory, which the next
+call gives out.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +31,25 @@ class Table:
         self._blocks: list[_Block] = []
         self._views: list[tuple[int, list[list[Tensor]]]] = [(0, []), (0, [])]
 
-    def take(self, rows: int) -> list[Tensor]:
-        """The next rows: one view [2, rows, columns] per group."""
-        if not self._blocks or self._blocks[-1].free < rows:
-            self._blocks.append(_Block(self._empty, max(rows, self._capacity)))
-        return self._blocks[-1].take(rows)
+    def after(self, used: int, rows: int) -> list[Tensor]:
+        """The next rows, if the first `used` are in use: one view [2, rows, columns] per group."""
+        if not self._blocks or self._blocks[-1].end < used + rows:
+            kept = [block for block in self._blocks if block.start < used]
+            self._blocks = [*kept, _Block(self._empty, used, max(rows, self._capacity))]
+        return self._blocks[-1].rows(used, rows)
 
     def first(self, rows: int, buffer: int) -> list[list[Tensor]]:
-        """The first `rows` rows that were taken: per group a list of views [n, columns], one per
-        block."""
+        """The first `rows` rows: per group a list of views [n, columns], one per block."""
         known, views = self._views[buffer]
         if known != rows or not views:  # as a rule, the views of the last step serve
-            left, views = rows, [[] for _ in self._empty]
-            for block in self._blocks:
-                n = min(left, block.used)
+            blocks, views = self._blocks, [[] for _ in self._empty]
+            starts = [*(block.start for block in blocks[1:]), rows]
+            for block, next_start in zip(blocks, starts, strict=True):
+                n = min(next_start, rows) - block.start
+                if n <= 0:
+                    break
                 for group, view in zip(block.groups, views, strict=True):
                     view.append(group[buffer, :n])
-                left -= n
             self._views[buffer] = rows, views
         return views
 
@@ -54,17 +61,16 @@ class Table:
 
 
 class _Block:
-    """Rows that were allocated at once."""
+    """Rows that were allocated at once: those from `start` on, up to `end`."""
 
-    def __init__(self, empty: Sequence[Tensor], capacity: int) -> None:
+    def __init__(self, empty: Sequence[Tensor], start: int, capacity: int) -> None:
         self.groups = [row.repeat(2, capacity, 1) for row in empty]
-        self.used = 0
-        self.free = capacity
+        self.start = start
+        self.end = start + capacity
 
-    def take(self, rows: int) -> list[Tensor]:
-        start, self.used = self.used, self.used + rows
-        self.free -= rows
-        return [group[:, start : self.used] for group in self.groups]
+    def rows(self, first: int, rows: int) -> list[Tensor]:
+        place = first - self.start
+        return [group[:, place : place + rows] for group in self.groups]
 
 
 class Counters:
@@ -72,15 +78,13 @@ class Counters:
 
     def __init__(self) -> None:
         self._blocks: list[NDArray[np.int64]] = []
-        self._rows = 0
 
-    def take(self) -> tuple[Int64, Int64]:
-        """The next row: an int64 [1] per buffer."""
-        place = self._rows % _BLOCK_ROWS
-        if place == 0:
+    def row(self, index: int) -> tuple[Int64, Int64]:
+        """A row: an int64 [1] per buffer."""
+        block, place = divmod(index, _BLOCK_ROWS)
+        while len(self._blocks) <= block:
             self._blocks.append(np.zeros((2, _BLOCK_ROWS), np.int64))
-        self._rows += 1
-        first, second = self._blocks[-1]
+        first, second = self._blocks[block]
         return first[place : place + 1], second[place : place + 1]
 
     def first(self, rows: int, buffer: int) -> Int64:

@@ -16,6 +16,10 @@ from hookstats.records.sparse import Int64
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import State, identity_moments, identity_tallies
 
+MAX_SITE_BYTES = 4 << 30
+"""The most memory that the states of one site may take; the same on all ranks, so that they record
+the same sites."""
+
 
 class Part(NamedTuple):
     """One device's part of a closed step."""
@@ -42,9 +46,6 @@ class Shelf:
     ) -> None:
         """higher: whether the states have third and fourth moments."""
         self.device = device
-        self.sites: list[int] = []
-        self.rows = 0
-        """The number of channels of all sites together."""
         self.graphs = GraphStates(device)
         backend = backend_of(device)
         self._staging = None if backend.states_on_host else Staging(device)
@@ -53,6 +54,7 @@ class Shelf:
         if channel_bins is not None:
             empty.append(zeros(channel_bins.slots, device))
         self._channels = Table(empty)
+        self._channel_bytes = 2 * sum(row.nbytes for row in empty)
         columns = [] if bins is None else [bins.slots]
         if bins is not None and backend.marks:
             columns.append(mark_columns(bins.slots))
@@ -60,14 +62,25 @@ class Shelf:
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
 
-    def add(
-        self, site: int, channels: int
+    def states(
+        self, sites: int, rows: int, channels: int
     ) -> tuple[tuple[State, State], tuple[Tensor, Tensor] | None]:
-        """The states of a new site and the marks of its histogram, both by buffer."""
-        self.sites.append(site)
-        self.rows += channels
-        moments, tallies, *channel_counts = self._channels.take(channels)
-        counts, marks = (*self._tensors.take(1), None, None)[:2]
+        """The states of a new site and the marks of its histogram, both by buffer.
+
+        sites, rows: the number of sites that are on the shelf, and of their channels together.
+
+        Raises:
+            ValueError: the states would take more than MAX_SITE_BYTES.
+        """
+        needed = channels * self._channel_bytes
+        if needed > MAX_SITE_BYTES:
+            raise ValueError(
+                f"channels = {channels}: their statistics would take {needed / 2**30:.1f} GiB, "
+                f"expected at most {MAX_SITE_BYTES >> 30} GiB; exclude the site, or have fewer "
+                "channel_bins"
+            )
+        moments, tallies, *channel_counts = self._channels.after(rows, channels)
+        counts, marks = (*self._tensors.after(sites, 1), None, None)[:2]
 
         def state(buffer: int) -> State:
             return State(
@@ -81,16 +94,17 @@ class Shelf:
 
         return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])
 
-    def close(self, buffer: int, observed: Int64) -> Part:
+    def close(self, buffer: int, sites: int, rows: int, observed: Int64) -> Part:
         """This device's part of the step in `buffer`, as it is now.
 
+        sites, rows: as in `states`.
         observed: by index in the arena, the number of tensors that hooks folded in.
         """
         return Part(
             self,
-            len(self.sites),
-            self.rows,
-            self.graphs.sites.copy(),
+            sites,
+            rows,
+            self.graphs.sites,
             self.graphs.collect(buffer, observed),
             None if self._staging is None else event(self.device),
         )

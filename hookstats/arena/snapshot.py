@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
@@ -23,15 +24,31 @@ from hookstats.stats.bins import Bins
 from hookstats.stats.state import identity_moments, identity_tallies
 
 
-class Layout(NamedTuple):
-    """What an arena had when a step closed. Sites that come later do not belong to the step, and
-    what is said of a site may change later."""
+class Extent(NamedTuple):
+    """What is in use of a shelf."""
 
-    infos: tuple[SiteInfo, ...]
+    shelf: Shelf
+    sites: int
+    rows: int
+    """The number of channels of the sites together."""
+
+
+class Places(NamedTuple):
+    """Where the sites of an arena are. Sites that come later do not belong to a step."""
+
     order: Int64
     """The sites, by index into `infos`, in the order of their rows."""
     offsets: Int64
     """int64 [sites + 1]: the first row of each site, in that order."""
+    extents: tuple[Extent, ...]
+    """The shelves that have sites, in that order, too."""
+
+
+class Layout(NamedTuple):
+    """What an arena had when a step closed; what is said of a site may change later."""
+
+    infos: tuple[SiteInfo, ...]
+    places: Places
     bins: Bins | None
     channel_bins: Bins | None
     higher: bool
@@ -39,34 +56,52 @@ class Layout(NamedTuple):
 
 
 class Snapshot:
-    """One closed step of an arena. One other thread reads it out, then releases it."""
+    """One closed step of an arena. One other thread reads it out, then releases it.
+
+    The step is closed once the arena has lent its buffer to the snapshot, and not before.
+    """
 
     def __init__(
         self,
         layout: Layout,
-        shelves: Iterable[Shelf],
         calls: Counters,
+        under_way: Counters,
         buffer: int,
-        give_back: Callable[[], None],
+        is_lent: Callable[[threading.Event], bool],
     ) -> None:
-        """calls: by site and buffer, the number of tensors that hooks folded in.
+        """calls, under_way: those of the arena.
 
-        give_back: called once the buffer is empty.
+        is_lent: whether the arena waits for this event, because it has lent the buffer.
         """
         self._layout = layout
-        self._calls = calls
+        self._counters = calls, under_way
         self._buffer = buffer
-        self._give_back = give_back
-        self._released = False
+        self._is_lent = is_lent
+        self.is_free = threading.Event()
+        """Whether the buffer is empty and given back."""
+        self._reader = threading.Lock()  # locked by who reads the step out, or gives it up
         self._taken = 0  # the number of parts whose rows are empty again
         self._by_site = calls.first(len(layout.infos), buffer)
-        self._parts = [shelf.close(buffer, self._by_site) for shelf in shelves]
+        self._cut_short = under_way.first(len(layout.infos), buffer) > 0
+        filled = self._by_site + self._cut_short
+        self._parts = [
+            shelf.close(buffer, sites, rows, filled) for shelf, sites, rows in layout.places.extents
+        ]
 
     def to_record(self, step: int, rank: int) -> StepRecord:
-        """Copy out the statistics of the sites that were observed in the step."""
-        infos, order, offsets, bins, channel_bins, higher = self._layout
+        """Copy out the statistics of the sites that were observed in the step.
+
+        What an interrupt left of a site's step is unknown: the record leaves the site out.
+
+        Raises:
+            RuntimeError: the step was given up, or read out before.
+        """
+        if not self._reader.acquire(blocking=False):
+            raise RuntimeError("an interrupt came while the step was closed")
+        infos, (order, offsets, _), bins, channel_bins, higher = self._layout
         by_site = self._by_site
         folds = by_site.copy()
+        folds[self._cut_short] = -1
         for part in self._parts:
             folds[part.graph_sites] = -1  # graphs set no marks
         folds = folds[order]
@@ -77,6 +112,7 @@ class Snapshot:
             by_site[part.graph_sites] += in_graphs.numpy()
             taken.append(rows)
             self._taken += 1
+        by_site[self._cut_short] = 0
         if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
             infos = tuple(infos[site] for site in order)
         record = StepRecord(
@@ -96,20 +132,26 @@ class Snapshot:
         return record if len(self._parts) < 2 else joined(record)
 
     def release(self) -> None:
-        """Empty the buffer and give it back."""
-        self._released = True
+        """Empty the buffer and give it back, if it is lent."""
+        if self.is_free.is_set() or not self._is_lent(self.is_free):
+            return
         try:
             for part in self._parts[self._taken :]:
                 part.shelf.clear(part.rows, part.sites, self._buffer)
-            self._calls.clear(len(self._layout.infos), self._buffer)
+            for counters in self._counters:
+                counters.clear(len(self._layout.infos), self._buffer)
         finally:
-            self._give_back()
+            self.is_free.set()
+
+    def give_up(self) -> None:
+        """Release the buffer, unless another thread reads the step out."""
+        if self._reader.acquire(blocking=False):
+            self.release()
 
     def __del__(self) -> None:
-        # A KeyboardInterrupt may lose a snapshot, for which the next swap would wait for ever.
-        if not self._released:
-            with suppress(Exception):
-                self.release()
+        # For a snapshot that nobody has any more, the next swap would wait for ever.
+        with suppress(Exception):
+            self.release()
 
 
 # Few calls of NumPy and torch: every long call releases the GIL, which the training has to yield to
@@ -137,7 +179,7 @@ def _join(parts: Sequence[Sequence[Tensor]], rows: int) -> SparseCounts:
 
 
 def _observed(record: StepRecord) -> StepRecord:
-    """`record` without the sites that were not observed; their rows are empty."""
+    """`record` without the sites that were not observed."""
     seen = record.observed > 0
     channels = np.diff(record.offsets)
     rows = np.repeat(seen, channels)
@@ -154,5 +196,10 @@ def _observed(record: StepRecord) -> StepRecord:
 
 
 def _keep(counts: SparseCounts, keep: NDArray[np.bool_]) -> SparseCounts:
-    """The rows for which `keep` is true; the other rows are empty."""
-    return SparseCounts(offsets_of(np.diff(counts.offsets)[keep]), counts.slots, counts.counts)
+    """The rows for which `keep` is true."""
+    lengths = np.diff(counts.offsets)
+    offsets = offsets_of(lengths[keep])
+    if offsets[-1] == len(counts.slots):  # as a rule, the other rows are empty
+        return SparseCounts(offsets, counts.slots, counts.counts)
+    entries = np.repeat(keep, lengths)
+    return SparseCounts(offsets, counts.slots[entries], counts.counts[entries])

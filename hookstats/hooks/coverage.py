@@ -13,17 +13,37 @@ from hookstats.stats.printable import printable
 class Counts:
     """What became of one site's tensors so far, as in SiteCoverage; in C++ it is `_hooks.Site`."""
 
-    __slots__ = ("backwards", "disabled", "forwards", "missing", "observed", "skipped")
+    __slots__ = ("backwards", "disabled", "missing", "observed", "skipped")
 
     def __init__(self) -> None:
-        self.forwards = self.observed = self.backwards = self.missing = 0
+        self.observed = self.backwards = self.missing = 0
         self.skipped: dict[str, int] = {}
         self.disabled = False
         """Whether the site takes no more tensors."""
 
+    @property
+    def forwards(self) -> int:
+        """The calls that were counted: each by its outcome, so that an interrupt finds no call half
+        counted."""
+        return self.observed + self.missing + sum(self.skipped.values())
+
     def skip(self, reason: str) -> None:
         """Count a tensor that was left out."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def settle(self, reason: str | None) -> None:
+        """Count a tensor, and why it was left out; None: it was folded in."""
+        if reason is None:
+            self.observed += 1
+        else:
+            self.skip(reason)
+
+    def arrive(self, first: bool, reason: str | None) -> None:
+        """Count a gradient that arrived; if it is the first of its tensor, with its outcome."""
+        self.backwards += 1
+        if first:
+            self.settle(reason)
+            self.missing -= 1
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -90,7 +91,12 @@ def why_no_gradient(tensor: Tensor) -> str | None:
         return reasons.NO_GRADIENT
     # Reading grad_fn also updates it if the tensor's base was changed in place: register_hook
     # crashes on a stale grad_fn.
-    return reasons.LEAF if tensor.grad_fn is None else None
+    try:
+        return reasons.LEAF if tensor.grad_fn is None else None
+    except torch.AcceleratorError:
+        raise  # the device is lost
+    except RuntimeError:
+        return reasons.STALE_VIEW
 
 
 def register(receiver: Receiver, tensor: Tensor) -> list[RemovableHandle]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -31,8 +31,8 @@ def argument_leaves(args: tuple[object, ...], kwargs: Mapping[str, object]) -> I
 
 
 def _walk(value: object, path: str) -> Iterator[Leaf]:
-    if isinstance(value, Tensor):
-        yield leaf_path(path), value
+    if issubclass(type(value), Tensor):  # not isinstance, to which proxies and mocks may lie
+        yield leaf_path(path), cast(Tensor, value)
     elif isinstance(value, (tuple, list)):
         names: tuple[str, ...] = getattr(value, "_fields", ())  # of a named tuple
         for i, item in enumerate(value):

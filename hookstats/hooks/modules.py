@@ -50,7 +50,7 @@ class _ModuleHook(Hook):
                         if reason is None:
                             values[path].observe(tensor)
                         else:
-                            values[path].skip(reason)
+                            values[path].counts.skip(reason)
                     if gradients is not None:
                         _await_gradient(gradients[path], tensor, reason)
                 if empty:
@@ -64,7 +64,7 @@ class _ModuleHook(Hook):
             if sites is not None:
                 if error is not None:
                     sites[""].disable(error)
-                sites[""].skip(reason)
+                sites[""].counts.skip(reason)
 
 
 class OutputHook(_ModuleHook):
@@ -103,20 +103,20 @@ for _hook in (OutputHook, InputHook):
 
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
     """Register the hooks that fold in the gradient of `tensor`, or count why not."""
-    site.counts.forwards += 1
     try:
         if reason is None and site.counts.disabled:
             reason = reasons.DISABLED
         reason = reason or why_no_gradient(tensor)
         if reason is None:
             if site.native is not None and native.hooks is not None:
-                native.hooks.await_gradient(site.native, tensor)
+                reason = native.hooks.await_gradient(site.native, tensor)
             else:
                 register(site, tensor)
-            site.counts.missing += 1
     except Exception as error:
         reason = site.disable(error)
-    if reason is not None:
+    if reason is None:
+        site.counts.missing += 1
+    else:
         site.counts.skip(reason)
 
 

@@ -108,6 +108,7 @@ class Parameters:
                 self._by_id = {id(watched.tensor()): watched for watched in self._watched}
                 for watched in self._watched:
                     watched.check()
+            batches.let_go()  # of what an interrupt of the last call left
             try:
                 batches.native = self._arena.native_parameters()
                 for parameter in chain.from_iterable(groups):
@@ -173,9 +174,8 @@ def _collect(watched: _Parameter, parameter: Tensor, batches: Batches, *, scaled
         site.counts.backwards += 1
         batches.add(site, gradient, scaled=scaled)
     elif not parameter.requires_grad:
-        site.skip(reasons.NO_GRADIENT)
+        site.counts.skip(reasons.NO_GRADIENT)
     else:
-        site.counts.forwards += 1
         site.counts.missing += 1
 
 
@@ -202,16 +202,15 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
         return batch
 
     def add(self, site: Site, tensor: Tensor, *, scaled: bool) -> None:
-        """Count `tensor`, and have `fold` fold it in, or skip it."""
-        site.counts.forwards += 1
-        x = site.prepare(tensor)
-        if isinstance(x, str):
-            site.settle(x)
+        """Have `fold` fold `tensor` in and count it, or skip it."""
+        found = site.prepare(tensor)
+        if isinstance(found, str):
+            site.counts.settle(found)
             return
-        assert site.accumulator is not None  # since there was no reason
-        batch = self[x.device, site.channel_dim, scaled]
+        x, accumulator, channel_dim = found
+        batch = self[x.device, channel_dim, scaled]
         batch.sites.append(site)
-        batch.accumulators.append(site.accumulator)
+        batch.accumulators.append(accumulator)
         batch.tensors.append(x)
 
     def fold(self, front: int, scale: Tensor | None) -> None:
@@ -229,15 +228,14 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
 class _Batch:
     """Tensors that one call folds in, each with its site."""
 
-    __slots__ = ("_prepared_for", "_states", "accumulators", "sites", "tensors")
+    __slots__ = ("_prepared", "accumulators", "sites", "tensors")
 
     def __init__(self) -> None:
-        self._prepared_for: list[Accumulator] = []
-        self._states: tuple[_States, _States] | None = None
+        self._prepared: tuple[list[Accumulator], tuple[_States, _States]] | None = None
         self.clear()
 
     def clear(self) -> None:
-        # New lists: the old ones may be what `_states` was prepared for.
+        # New lists: the old ones may be what was prepared for.
         self.sites: list[Site] = []
         self.accumulators: list[Accumulator] = []
         self.tensors: list[Tensor] = []
@@ -246,30 +244,33 @@ class _Batch:
         self, front: int, channel_dim: int | None, device: torch.device, scale: Tensor | None
     ) -> None:
         """Fold the tensors in."""
-        if self._states is None or self._prepared_for != self.accumulators:
-            self._prepared_for = self.accumulators
+        if self._prepared is None or self._prepared[0] != self.accumulators:
             first, second = zip(*(a.states for a in self.accumulators), strict=True)
-            self._states = _by_argument(first), _by_argument(second)
-        self._count(1)
+            self._prepared = self.accumulators, (_by_argument(first), _by_argument(second))
+        states = self._prepared[1][front]
+        for accumulator in self.accumulators:
+            accumulator.begin()
         try:
             if scale is not None:
                 scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
-            update_many_(self.tensors, channel_dim, *self._states[front], scale)
+            update_many_(self.tensors, channel_dim, *states, scale)
         except Exception as error:
-            self._count(-1)
+            self._end(0)
             if isinstance(error, torch.AcceleratorError):
                 raise
             # A refused call changes no state. One by one, the tensors show which was refused.
             for site, accumulator, x in self._entries():
                 state = _by_argument([accumulator.states[front]])
-                site.settle(_fold_alone(site, accumulator, x, channel_dim, *state, scale))
+                reason = _fold_alone(site, accumulator, x, channel_dim, *state, scale)
+                site.counts.settle(reason)
         else:
+            self._end(1)
             for site in self.sites:
-                site.settle(None)
+                site.counts.settle(None)
 
-    def _count(self, tensors: int) -> None:
+    def _end(self, tensors: int) -> None:
         for accumulator in self.accumulators:
-            accumulator.count(tensors)
+            accumulator.end(tensors)
 
     def _entries(self) -> Iterator[tuple[Site, Accumulator, Tensor]]:
         return zip(self.sites, self.accumulators, self.tensors, strict=True)
@@ -277,12 +278,13 @@ class _Batch:
 
 def _fold_alone(site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any) -> str | None:
     """Fold in one tensor of a batch, or return the reason not to."""
-    accumulator.count(1)
+    accumulator.begin()
     try:
         update_many_([x], *arguments)
     except Exception as error:
-        accumulator.count(-1)
+        accumulator.end(0)
         return site.disable(error)
+    accumulator.end(1)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from hookstats import _hooks
 
 
+class _Place(NamedTuple):
+    """Where the last tensor was folded in; a tensor like it needs no further look."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    accumulator: Accumulator
+    channel_dim: int | None
+
+
 class Site:
     """One tensor that a model computes or owns: folds the tensor in, or skips it with a reason.
 
@@ -37,12 +47,8 @@ class Site:
         "__weakref__",
         "_accumulators",
         "_arena",
-        "_device",
-        "_dtype",
+        "_last",
         "_rule",
-        "_shape",
-        "accumulator",
-        "channel_dim",
         "counts",
         "error",
         "graph",
@@ -62,70 +68,47 @@ class Site:
         """The counts of compiled graphs, which `counts` does not include."""
         self._arena = arena
         self._rule = rule
-        # Of the last tensor that was folded in; a tensor like it needs no further look.
-        self._shape: torch.Size | None = None
-        self._dtype: torch.dtype | None = None
-        self._device: torch.device | None = None
-        self.channel_dim: int | None = None
-        self.accumulator: Accumulator | None = None
+        self._last: _Place | None = None
         self._accumulators: dict[torch.device, Accumulator] = {}
 
     def observe(self, tensor: Tensor) -> None:
-        """Count a tensor and fold it in."""
-        self.counts.forwards += 1
-        self.settle(self.fold(tensor))
-
-    def skip(self, reason: str) -> None:
-        """Count a tensor and leave it out."""
-        self.counts.forwards += 1
-        self.counts.skip(reason)
+        """Fold a tensor in, and count it."""
+        self.counts.settle(self.fold(tensor))
 
     def receive(self, gradient: Tensor, first: bool) -> None:
         """Count a gradient that arrived and fold it in; `first`: no other gradient arrived for its
         tensor."""
         with self._arena.lock, DisableTorchFunction():
-            self._received(
-                first, self.fold(gradient) if self._arena.recording else reasons.NOT_RECORDED
-            )
+            recording = self._arena.recording
+            reason = self.fold(gradient) if recording else reasons.NOT_RECORDED
+            self.counts.arrive(first, reason)
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
         """Count the gradient of a view's base if the view's part cannot be taken out of it."""
         with self._arena.lock, DisableTorchFunction():
             # The memory of shards has no part that is the view.
             reason = unreadable(gradient) or reasons.CHANGED_VIEW
-            self._received(first, reason if self._arena.recording else reasons.NOT_RECORDED)
-
-    def _received(self, first: bool, reason: str | None) -> None:
-        self.counts.backwards += 1
-        if first:
-            self.counts.missing -= 1
-            self.settle(reason)
-
-    def settle(self, reason: str | None) -> None:
-        """Count why a tensor was left out; None: it was folded in."""
-        if reason is None:
-            self.counts.observed += 1
-        else:
-            self.counts.skip(reason)
+            recording = self._arena.recording
+            self.counts.arrive(first, reason if recording else reasons.NOT_RECORDED)
 
     def fold(self, tensor: Tensor) -> str | None:
         """Fold `tensor` into the open step, or return the reason not to.
 
         Raises nothing but torch.AcceleratorError, after which the device is lost.
         """
-        x = self.prepare(tensor)
-        if isinstance(x, str):
-            return x
-        assert self.accumulator is not None  # since there was no reason
+        found = self.prepare(tensor)
+        if isinstance(found, str):
+            return found
+        x, accumulator, channel_dim = found
         try:
-            self.accumulator.fold(x.detach(), self.channel_dim)
+            accumulator.fold(x.detach(), channel_dim)
         except Exception as error:
             return self._fail(tensor, error)
         return None
 
-    def prepare(self, tensor: Tensor) -> Tensor | str:
-        """What to fold into `accumulator` along `channel_dim`: `tensor` or this rank's part of it.
-        Or the reason to skip it."""
+    def prepare(self, tensor: Tensor) -> tuple[Tensor, Accumulator, int | None] | str:
+        """What to fold in, `tensor` or this rank's part of it, into which state, and the channel
+        dimension. Or the reason to skip the tensor."""
         if self.counts.disabled:
             return reasons.DISABLED
         try:
@@ -133,9 +116,18 @@ class Site:
             if reason is not None:
                 return reason
             x = tensor if is_plain(tensor) else local_part(tensor)
-            if x.dtype is not self._dtype or x.shape != self._shape or x.device != self._device:
-                reason = self._adapt(x.detach())
-            return x if reason is None else reason
+            last = self._last
+            if (
+                last is None
+                or x.dtype is not last.dtype
+                or x.shape != last.shape
+                or x.device != last.device
+            ):
+                found = self._adapt(x.detach())
+                if isinstance(found, str):
+                    return found
+                last = found
+            return x, last.accumulator, last.channel_dim
         except Exception as error:
             return self._fail(tensor, error)
 
@@ -149,9 +141,11 @@ class Site:
         """Fold in no more tensors because of `error`, and warn once; returns the reason to skip."""
         if isinstance(error, torch.AcceleratorError):
             raise error
-        if self.error is None:
-            self.counts.disabled = True
+        is_first = self.error is None
+        if is_first:
             self.error = f"{type(error).__name__}: {error}"
+        self.counts.disabled = True
+        if is_first:
             warnings.warn(
                 f"hookstats no longer records {self.kind} of {self.name!r}: {self.error}",
                 RuntimeWarning,
@@ -179,17 +173,16 @@ class Site:
         except Exception as error:
             return self.disable(error)
 
-    def _adapt(self, x: Tensor) -> str | None:
+    def _adapt(self, x: Tensor) -> _Place | str:
         """Find channels and state of a tensor unlike the last one, or the reason to skip it."""
         found = self._place(tuple(x.shape), x.dtype, x.device)
         if isinstance(found, str):
             return found
-        self.accumulator = found
-        self.channel_dim = found.info.channel_dim
-        self._shape, self._dtype, self._device = x.shape, x.dtype, x.device
+        channel_dim = found.info.channel_dim
         if self.native is not None:
-            found.bind(self.native, x, self.channel_dim)
-        return None
+            found.bind(self.native, x, channel_dim)
+        self._last = _Place(x.shape, x.dtype, x.device, found, channel_dim)
+        return self._last
 
     def _place(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -255,9 +248,10 @@ class Sites(dict[str, Site]):
             path = "[...]"
             if path in self:
                 return self[path]
-        site = self[path] = Site(self.arena, self.name, self.kind + path, self.rule)
+        site = Site(self.arena, self.name, self.kind + path, self.rule)
         if full:
             site.disable(ValueError(f"the module has tensors by more than {MAX_LEAVES} paths"))
+        self[path] = site
         return site
 
     def rows(self) -> list[SiteCoverage]:

@@ -23,7 +23,7 @@ def with_leaves(value: Any, tensors: Iterable[Tensor]) -> Any:
 
 
 def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):  # as in `leaves`
         return next(tensors)
     if isinstance(value, (tuple, list)):
         items = [_rebuilt(item, tensors) for item in value]

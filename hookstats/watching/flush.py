@@ -88,6 +88,11 @@ class Flusher:
             self._thread.start()
         self._queue.put(_Step(snapshot, step))
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether anyone gets records beside the owner of this, who has `latest`."""
+        return self._writer is not None or bool(self._sinks)
+
     def drain(self, *, disk: bool = True) -> None:
         """Wait until every submitted step is recorded, with the sinks, and, if `disk`, on the disk.
 
@@ -103,16 +108,29 @@ class Flusher:
             return
         self._closed = True
         if self._thread.ident is None:
-            self._end(coverage)
-            while self._todo:
-                self._todo.popleft()()
+            self._end_here(coverage)
             return
         if self._can_wait():
             self._ask(_Close(coverage), self._ended)
             self._thread.join()
         else:
             self._queue.put(_Close(coverage))
-        atexit.unregister(self.drain)
+
+    def leave(self, coverage: Mapping[str, Any] | None = None) -> None:
+        """Close as `close` does, on the thread, without waiting; warnings may come later."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self._thread.ident is None:
+            self._end_here(coverage)
+        else:
+            self._queue.put(_Close(coverage))
+
+    def _end_here(self, coverage: Mapping[str, Any] | None) -> None:
+        """End without the thread, which no step has started."""
+        self._end(coverage)
+        while self._todo:
+            self._todo.popleft()()
 
     def _ask(self, request: _Drain | _Close, answered: threading.Event) -> None:
         """Wait for the thread's answer; ask again every five seconds, as a request may be lost."""
@@ -161,6 +179,7 @@ class Flusher:
         finally:
             if self.is_current_thread():
                 self._ended.set()
+                atexit.unregister(self.drain)
 
     def _serve(self) -> None:
         """Call a sink, serve one request, or write a part that falls due before a request."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -36,7 +39,12 @@ class Watch:
     """The recording of a model; `watch` makes it. As a context manager, it is closed at the end.
 
     A closed watch still has `latest`, `alerts` and `coverage`; everything else raises ValueError.
+
+    A watch that is dropped is closed when nothing can bring it another step or reads its records:
+    its optimizers keep it alive as long as there are a run directory, sinks or rules.
     """
+
+    _closed = True  # until it is open
 
     def __init__(
         self,
@@ -73,7 +81,9 @@ class Watch:
             for name in selection.parameters:
                 self._add_parameter(selection, name)
             for i, optimizer in enumerate(optimizers):
-                step = partial(StepHook, arena, self._parameters, partial(self._stepped_by, i))
+                keeps = self if flusher.has_readers else None
+                then = partial(_stepped, weakref.ref(self), i, keeps)
+                step = partial(StepHook, arena, self._parameters, then)
                 self._handles += (
                     optimizer.register_step_pre_hook(step(after=False)),
                     optimizer.register_step_post_hook(step(after=True)),
@@ -225,6 +235,18 @@ class Watch:
         self._flusher.close(self.coverage().to_dict())
         self._monitor.raise_pending()
 
+    def __del__(self) -> None:
+        if self._closed or sys.is_finalizing():
+            return
+        # On any thread, at any time: what is closed here waits for nothing and raises nothing.
+        with suppress(Exception):
+            self._closed = True
+            self._arena.record(False)
+            while self._handles:
+                self._handles.pop().remove()
+            self._discarded = self._arena.pending()
+            self._flusher.leave(self.coverage().to_dict())
+
     def __enter__(self) -> Watch:
         self._check_open()
         return self
@@ -265,7 +287,7 @@ class Watch:
         self._parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
         if recorded:
-            self._flusher.submit(self._arena.swap(), step)
+            self._arena.hand_over(partial(self._flusher.submit, step=step))
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:
@@ -281,3 +303,10 @@ class Watch:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the watch is closed: expected an open one, from another watch()")
+
+
+def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:
+    """Tell a watch, if there is still one, that an optimizer steps; `keeps` keeps it alive."""
+    found = watch()
+    if found is not None:
+        found._stepped_by(optimizer)

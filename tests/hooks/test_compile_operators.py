@@ -53,7 +53,7 @@ def test_the_states_that_graphs_fill_join_no_graph() -> None:
     training = train(dropout_network(), "aot_eager")
     assert training.watch is not None
     (shelf,) = training.watch._arena.shelves.values()
-    states = [tensor for graph in shelf.graphs._states for tensor in graph.state]
+    states = [tensor for graph in shelf.graphs._states.values() for tensor in graph.state]
     assert len(states) > 20
     for tensor in states:
         assert tensor is None or (tensor.grad_fn is None and not tensor.requires_grad)

@@ -54,7 +54,7 @@ def test_a_model_is_converted_while_it_is_watched(convert: Callable[[nn.Module],
     with hs.watch(model, kinds=KINDS) as w:
         model(torch.randn(2, 3)).sum().backward()
         w.step()
-        kinds = w.latest.keys()
+        kinds = list(w.latest)
         model.zero_grad()
         convert(model)
         model(torch.randn(2, 3).double()).sum().backward()

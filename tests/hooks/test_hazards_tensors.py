@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +25,88 @@ pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread")
 
 
 # Outputs
+
+
+LIARS: dict[str, Callable[[Tensor], Any]] = {
+    "proxy": weakref.proxy,
+    "mock": lambda x: Mock(spec=Tensor),
+    "list": lambda x: [weakref.proxy(x), x],
+}
+
+
+@pytest.mark.parametrize("lie", LIARS)
+def test_what_lies_about_being_a_tensor_is_none(lie: str) -> None:
+    kept: list[Tensor] = []
+
+    def liar(x: Tensor) -> Any:
+        kept.append(x * 2)
+        return LIARS[lie](kept[-1])
+
+    model = nn.Sequential(Lambda(liar), Lambda(lambda y: kept[-1].sum()))
+    with hs.watch(model, kinds=MODULE_KINDS) as w:
+        for _ in range(2):
+            model(torch.ones(2, 3, requires_grad=True)).backward()
+        for row in w.coverage():
+            if (row.name, row.kind) in {("0", "output"), ("1", "input"), ("1", "grad_input")}:
+                assert row.skipped == {"no tensor": 2}, row
+        assert_adds_up(w)
+        w.step()
+        if lie == "list":
+            assert_stats(w.latest["0", "output[1]"], [kept[0], kept[1]], -1)
+
+
+def test_a_huge_site_is_refused_with_its_size_and_the_others_go_on() -> None:
+    model = nn.Sequential(nn.Embedding(3_000_000, 1), nn.Linear(1, 4), nn.Linear(4, 2))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    refused = r"param_grad of '0.weight': ValueError: channels = 3000000: .* would take \d+\.\d GiB"
+    said: list[str] = []
+    with hs.watch(model, optimizer, channel_bins=hs.LogBins()) as w:
+        for _ in range(2):
+            optimizer.zero_grad()
+            y = model(torch.tensor([[1, 2], [3, 4]]))
+            y.sum().backward()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                optimizer.step()
+            said += [str(one.message) for one in caught]
+            assert_stats(w.latest["2", "output"], [y], -1)
+            assert len(w.latest) == 3 * 2 + 4
+        assert [bool(re.search(refused, message)) for message in said] == [True]
+        coverage = w.coverage()
+        assert coverage["0.weight", "param_grad"].skipped == {"disabled": 2}
+        assert [row.name for row in coverage if row.error is not None] == ["0.weight"]
+
+
+STALE: dict[str, Callable[[Tensor], Tensor]] = {
+    "one of several outputs": lambda y: y.unbind(0)[0],
+    "made without gradients": lambda y: torch.no_grad()(y.view)(-1, 3),
+}
+
+
+@pytest.mark.parametrize("made", STALE)
+def test_a_stale_view_is_skipped_and_fresh_ones_are_not(made: str) -> None:
+    """A view that lost its place in the graph, since its base was changed in place."""
+
+    def forward(x: Tensor, stale: bool) -> Tensor:
+        y = x * 2
+        if not stale:
+            return y.unbind(0)[0]
+        view = STALE[made](y)
+        y.add_(1)
+        return view
+
+    model = Lambda(forward)
+    with hs.watch(model, kinds=("output", "grad_output")) as w:
+        for stale in (False, True, True, False):
+            x = torch.ones(2, 4, 3, requires_grad=True)
+            y = model(x, stale)
+            if not stale:
+                y.sum().backward()
+            w.step()
+            assert_stats(w.latest["", "output"], [y], -1)
+        row = w.coverage()["", "grad_output"]
+        assert (row.observed, row.skipped, row.error) == (2, {"stale view": 2}, None)
+        assert_adds_up(w)
 
 
 def test_a_generator_is_not_used_up() -> None:

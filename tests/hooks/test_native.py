@@ -146,7 +146,7 @@ def test_python_is_left_alone_once_the_sites_are_known(monkeypatch: pytest.Monke
         def forbidden(*args: object, **kwargs: object) -> None:
             raise AssertionError("Python was asked")
 
-        for name in ("receive", "observe", "fold", "skip", "_adapt"):
+        for name in ("receive", "refuse", "observe", "fold", "_adapt"):
             monkeypatch.setattr(Site, name, forbidden)
         for kind in (hooks.OutputHook, hooks.InputHook):
             monkeypatch.setattr(kind, "_observe", forbidden)

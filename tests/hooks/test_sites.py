@@ -77,9 +77,9 @@ def test_odd_tensors_are_observed(arena: Arena, x: Tensor) -> None:
 
 def test_the_state_of_a_tensor_that_requires_grad_is_outside_of_autograd(arena: Arena) -> None:
     site = Site(arena, "", "output", last)
-    site.observe(torch.randn(2, 3, requires_grad=True) * 2)
-    assert site.accumulator is not None
-    parts = [part for state in site.accumulator.states for part in state if part is not None]
+    found = site.prepare(torch.randn(2, 3, requires_grad=True) * 2)
+    assert not isinstance(found, str)
+    parts = [part for state in found[1].states for part in state if part is not None]
     assert parts
     assert all(part.grad_fn is None and not part.requires_grad for part in parts)
 
@@ -226,7 +226,7 @@ def test_rows(arena: Arena) -> None:
     (row,) = sites.rows()
     assert (row.name, row.kind, row.forwards, row.skipped) == ("fc", "output", 0, {})
     sites["[1]"].observe(torch.ones(2, 3))
-    sites[".aux"].skip("recomputation")
+    sites[".aux"].counts.skip("recomputation")
     assert [(row.kind, row.forwards) for row in sites.rows()] == [
         ("output[1]", 1),
         ("output.aux", 1),

@@ -55,8 +55,9 @@ class Site:
                 accumulator.fold(x, 1)
         elif writer == "many":  # as the parameters' hooks in Python do
             moments, tallies, counts, bins, _, _ = accumulator.states[arena.front]
-            accumulator.count(1)
+            accumulator.begin()
             update_many_([x], 1, [moments], [tallies], [counts], bins, [], None)
+            accumulator.end(1)
         else:
             state = accumulator.graph_state(self.graph_site)
             update_(x, 1, *state.state)
@@ -198,7 +199,7 @@ def assert_counts_add_up(record: StepRecord) -> None:
     assert record.hist.counts.sum() == record.tallies[:, 0].sum() > 0
 
 
-def test_an_interrupted_fold_neither_loses_counts_nor_leaves_them_to_another_step(
+def test_an_interrupted_fold_leaves_the_site_out_of_its_step_and_nothing_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arena = Arena(LogBins(), None)
@@ -206,10 +207,15 @@ def test_an_interrupted_fold_neither_loses_counts_nor_leaves_them_to_another_ste
     site = Site(arena, "a")
     with interrupt_after(monkeypatch, "hookstats.arena.arena.update_"):
         site.fold(torch.full((4, CHANNELS), 1e10), "python")
-    for writers in (["c++"], ["c++"], ["c++"], ["c++"], ["c++", "python"], ["c++", "python"]):
+    site.fold(torch.ones(4, CHANNELS), "c++")
+    assert len(close(arena)) == 0
+    for writers in (["c++"], ["c++"], ["c++"], ["c++", "python"], ["c++", "python"]):
         for writer in writers:
-            site.fold(torch.ones(4, CHANNELS), writer)
-        assert_counts_add_up(close(arena))
+            x = torch.ones(4, CHANNELS)
+            site.fold(x, writer)
+        record = close(arena)
+        assert_counts_add_up(record)
+        assert_stats(record["a", "output"], [x] * len(writers), 1)
 
 
 def test_an_interrupted_fold_of_parameters_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +231,8 @@ def test_an_interrupted_fold_of_parameters_loses_no_counts(monkeypatch: pytest.M
             model.weight.fill_(1.0)
         for _ in range(4):
             optimizer.step()
-    assert len(records) == 4
-    for record in records:
+    assert [len(record) for record in records] == [0, 2, 2, 2]  # the first was interrupted
+    for record in records[1:]:
         assert_counts_add_up(record)
 
 
