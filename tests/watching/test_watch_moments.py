@@ -231,12 +231,12 @@ def test_other_moments_do_not_continue_a_run(tmp_path: Path, first: int | None, 
         content = json.loads(path.read_text())
         del content["header"]["moments"]
         path.write_text(json.dumps(content))
-    message = f"has moments = {first or 2}, expected {then}, as it is now"
-    with pytest.raises(ValueError, match=f"out = .*: {message}"):
+    message = f"has moments = {first or 2}: expected {then}, as in this run"
+    with pytest.raises(ValueError, match=f"out = .* {message}"):
         hs.watch(model, out=tmp_path, append=True, moments=then)
     with (
         hs.watch(model, moments=then) as watch,
-        pytest.raises(ValueError, match=f"state_dict: {message}"),
+        pytest.raises(ValueError, match=f"state_dict {message}"),
     ):
         watch.load_state_dict(state)
     with hs.watch(model, out=tmp_path, append=True, moments=first or 2) as watch:
