@@ -61,7 +61,7 @@ define run_parts
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
-.PHONY: help demo test check full cuda-compile pytest pytest-check build lint format docs clean
+.PHONY: help demo test check full cuda-compile pytest pytest-check pytest-full build lint format docs clean
 .PHONY: bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
@@ -83,7 +83,10 @@ check: | $(LOGS)  ## Everything else: slow tests, sanitizers, nvcc, docs, small 
 	  echo "small benchmarks: $$(tail -n 1 $(LOGS)/bench-smoke.log)"; \
 	  echo "pytest, the rest: $$(tail -n 1 $(LOGS)/pytest-check.log)"; } | tee $(LOGS)/check.txt
 
-full: test check bench  ## test, check and all benchmarks, which take about 12 minutes more
+pytest-full: $(STAMPS)/dev | $(LOGS)
+	$(PYTEST) -m full 2>&1 | tee $(LOGS)/pytest-full.log
+
+full: test check pytest-full bench  ## test, check, every case of sampled tests, and all benchmarks (12 minutes)
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # For every architecture, whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
@@ -105,7 +108,7 @@ pytest: $(STAMPS)/test | $(LOGS)
 	$(PYTEST) 2>&1 | tee $(LOGS)/pytest.log
 
 pytest-check: $(STAMPS)/dev | $(LOGS)
-	$(PYTEST) -m "check or slow" 2>&1 | tee $(LOGS)/pytest-check.log
+	$(PYTEST) -m "(check or slow) and not full" 2>&1 | tee $(LOGS)/pytest-check.log
 
 # Without a number ninja would start as many compilers as there are cores, in every preset.
 $(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/test | $(LOGS)
