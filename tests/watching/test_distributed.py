@@ -260,7 +260,7 @@ def fsdp1(rank: int, use_orig_params: bool, watch_first: bool) -> int:
             warnings.simplefilter("always")
             w.step()
         assert len(caught) == 8  # values and gradients
-        assert "expected a watch after sharding" in str(caught[0].message)
+        assert "expected watch() to be called after sharding" in str(caught[0].message)
     else:
         w.step()
         assert_adds_up(w)
