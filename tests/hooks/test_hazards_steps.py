@@ -34,8 +34,9 @@ def test_a_thousand_steps_leave_nothing_behind(backward: bool, hooks_in: str) ->
     assert tensors[1:] == tensors[1:2] * 9
     # One object a step would be 300 more; caches of Python's fill up in the first hundreds.
     assert blocks[-1] - blocks[-4] < 200
-    # The smallest activation kept would be 2 KiB a step, the state of a site more.
-    assert resident[-1] - resident[1] < 1 << 20
+    # The smallest activation kept would be 2 KiB per step, so 1.2 MiB in these 600 steps; memory is
+    # flat from step 400 on, after one page or two of the allocator's came in the first hundreds.
+    assert resident[-1] - resident[3] < 1 << 20
 
 
 class Counting(TorchDispatchMode):
