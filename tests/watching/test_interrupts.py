@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -205,10 +206,16 @@ def calls_of(during: int) -> int:
     return counted.calls
 
 
+def in_a_thread(function: Callable[..., None], *args: object) -> None:
+    """Call `function` on a thread of its own: some interrupts leave torch's functions disabled."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function, *args).result()
+
+
 def fill_memory(at: int, during: int, hooks: str) -> None:
     full = FullMemory(at)
     try:
-        disturb(full, during, hooks)
+        in_a_thread(disturb, full, during, hooks)
     except AssertionError as failure:
         raise AssertionError(f"in call {at}, {full.where}") from failure
 
@@ -216,6 +223,6 @@ def fill_memory(at: int, during: int, hooks: str) -> None:
 def interrupt(at: int, during: int, error: type[BaseException], hooks: str) -> None:
     interruption = Interrupt(at, error)
     try:
-        disturb(interruption, during, hooks)
+        in_a_thread(disturb, interruption, during, hooks)
     except AssertionError as failure:
         raise AssertionError(f"{error.__name__} in line {at}, {interruption.where}") from failure
