@@ -33,7 +33,7 @@ PINS := $(if $(filter $(abspath .venv),$(abspath $(VENV))),constraints.txt,/dev/
 LOGS := build/logs
 CXX_FILES := $(shell find csrc tests/cpp tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
-PRESETS := default races asan tsan
+PRESETS := default races asan tsan asan-whole tsan-whole
 CUDA_ARCHITECTURES := 8.0;9.0;10.0
 # Parts that fail soon come first, then those that take longest.
 TEST_PARTS := lint pytest ctest-default
@@ -86,7 +86,7 @@ check: | $(LOGS)  ## Everything else: slow tests, sanitizers, nvcc, docs, small 
 pytest-full: $(STAMPS)/dev | $(LOGS)
 	$(PYTEST) -m full 2>&1 | tee $(LOGS)/pytest-full.log
 
-full: test check pytest-full bench  ## test, check, every case of sampled tests, and all benchmarks (12 minutes)
+full: test check ctest-asan-whole ctest-tsan-whole pytest-full bench  ## test, check, all that is sampled there, all benchmarks
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # For every architecture, whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
