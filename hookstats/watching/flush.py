@@ -147,16 +147,19 @@ class Flusher:
             call = self._calling
             if call is None or time.monotonic() < call.since + PATIENCE or not self._can_wait():
                 return
-            thread = self._new_thread()
-            try:
-                thread.start()  # it waits for the lock
-            except RuntimeError:  # the interpreter ends
-                self._ended.set()
-            else:
-                self._thread = thread
+            self._replace_thread()
             self._calling = None
             self._sinks = [sink for sink in self._sinks if sink is not call.sink]
         self._fail(call.what, f"no return within {PATIENCE:g} s; the sink is disabled")
+
+    def _replace_thread(self) -> None:
+        thread = self._new_thread()
+        try:
+            thread.start()  # it waits for the lock
+        except RuntimeError:  # the interpreter ends
+            self._ended.set()
+        else:
+            self._thread = thread
 
     def is_current_thread(self) -> bool:
         """Whether a sink, or what the sink calls, asks."""
