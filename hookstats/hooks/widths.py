@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from hookstats._torch import jit_tracing_state
 from hookstats.arena.arena import Arena
 from hookstats.hooks.channels import Rule, whole
 from hookstats.hooks.coverage import SiteCoverage
@@ -82,8 +84,8 @@ class Widths:
 
     def find(self, tensor: Tensor) -> Site | None:
         """The site for `tensor`; None where none can observe it."""
-        if unreadable(tensor) is not None:
-            return None
+        if unreadable(tensor) is not None or is_lazy(tensor) or jit_tracing_state() is not None:
+            return None  # a trace has no numbers for sizes
         shape = local_shape(tensor)
         site = self.find_like(shape, tensor.dtype, tensor.device)
         if site is not None and site.native is not None:

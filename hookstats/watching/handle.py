@@ -294,7 +294,9 @@ class Watch:
         self._parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
         if recorded:
-            self._arena.hand_over(partial(self._flusher.submit, step=step))
+            self._arena.hand_over(
+                partial(self._flusher.submit, step=step), partial(self._flusher.skip, step)
+            )
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:
