@@ -13,6 +13,7 @@ DISTRIBUTIONS = tuple(f"distributions, in cache: {what}" for what in HISTOGRAMS)
 SIZES = "scaling with the size"
 CALLS = "calls on small tensors"
 STEPS = "training step"
+SMALL = "training step of three modules, until its records are written"
 START = "starting the command line"
 MB = 1 << 20
 
@@ -76,6 +77,16 @@ def _started(results: Results) -> Found:
             yield command, case.value(command) / case.table.scale
 
 
+def _small(results: Results) -> Found:
+    for case in results.of(SMALL):
+        yield case.name, case.ratio("out and rules", "no hooks")
+
+
+def _stalls(results: Results) -> Found:
+    for case in results.of(SMALL):
+        yield case.name, case.facts["_stalls"]
+
+
 def _added(model: str, peer: str) -> Callable[[Results], Found]:
     def figures(results: Results) -> Found:
         for case in results.of(STEPS):
@@ -128,6 +139,8 @@ TARGETS = (
     Target("16 KB: threads started", 0, _woken),
     Target("up to 16 KB: a call", 3.0, _call, " us"),
     Target("command line: CPU time of help and typos", 0.25, _started, " s"),
+    Target("three modules, a run directory and rules: to a step without", 1.5, _small, "x"),
+    Target("the same: steps in which training waits", 1.0, _stalls, "%"),
     *_steps("", "bins=None"),
     *_steps(" and log bins", "watch"),
 )

@@ -1,6 +1,6 @@
 """Types of the C++ hooks, csrc/hooks/python.cpp."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +31,7 @@ class Site:
     def skip(self, reason: str) -> None: ...
     def settle(self, reason: str | None) -> None: ...
     def arrive(self, first: bool, reason: str | None) -> None: ...
+    def expect(self, sizes: Sequence[int]) -> None: ...
     def bind(
         self,
         x: Tensor,

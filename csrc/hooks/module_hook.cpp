@@ -23,11 +23,6 @@ constexpr int64_t kReleaseGil = 1 << 16;
 // Python, which has a limit of its own, handles paths beyond this many: they change at every call.
 constexpr size_t kMostPlaces = 256;
 
-std::shared_ptr<Site> site_at(const py::object& sites, const std::string& path) {
-  if (sites.is_none()) return nullptr;
-  return sites[py::str(path)].attr("counts").cast<std::shared_ptr<Site>>();
-}
-
 bool is_odd_call() {
   return torch::jit::tracer::isTracing() ||
          torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
@@ -92,6 +87,7 @@ PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (!error.matches(PyExc_Exception)) throw;
   }
   if (done) Py_RETURN_NONE;
+  hook->outdated_ = true;
   return PyObject_Call(hook->python_.ptr(), args, kwargs);
   END_HANDLE_TH_ERRORS
 }
@@ -104,32 +100,50 @@ bool ModuleHook::observe(PyObject* args) {
 
   const LockWithGil lock(*arena_);
   const bool recomputation = torch::autograd::get_current_graph_task_id() != -1;
+  if (outdated_) places_.clear();
+  outdated_ = false;
   for (size_t i = 0; i < leaves.size(); ++i) {  // first, as this may run Python
     if (place(i, leaves[i].path) == nullptr) return false;
   }
-  for (size_t i = 0; i < leaves.size() && !recomputation; ++i) {
-    const auto& [path, value, gradient] = *place(i, leaves[i].path);
+  c10::SmallVector<Place::Found, 4> found(leaves.size());
+  for (size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& x = leaves[i].tensor();
     if (!Site::is_plain(x) || arena_->kernels(x) == nullptr) return false;
-    if (value && !value->matches(x)) return false;
-    if (gradient && gradient->disabled) return false;
+    if (!place(i, leaves[i].path)->find(x, recomputation, found[i])) return false;
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const auto& [path, value, gradient] = *place(i, leaves[i].path);
+    const auto& [value, gradient] = found[i];
     if (recomputation) {
-      for (Site* site : {value.get(), gradient.get()}) {
+      for (Site* site : {value, gradient != nullptr ? gradient->get() : nullptr}) {
         if (site != nullptr) site->skip(kRecomputation);
       }
       continue;
     }
-    if (value && i > 0 && !value->fits(leaves[i].tensor())) {
+    if (value != nullptr && i > 0 && !value->fits(leaves[i].tensor())) {
       value->skip(kChangedByThread);  // while the tensor before was folded in
-    } else if (value) {
+    } else if (value != nullptr) {
       fold(*value, leaves[i].tensor());
     }
-    if (gradient) await(gradient, leaves[i].tensor());
+    if (gradient != nullptr) await(*gradient, leaves[i].tensor());
   }
   return true;
+}
+
+bool ModuleHook::Place::find(const at::Tensor& x, bool recomputation, Found& found) const {
+  for (const auto& site : values.all) {
+    if (recomputation ? site->expects(x) : site->matches(x)) found.value = site.get();
+  }
+  for (const auto& site : gradients.all) {
+    if (site->expects(x) && (recomputation || !site->disabled)) found.gradient = &site;
+  }
+  return (found.value != nullptr) == values.watched &&
+         (found.gradient != nullptr) == gradients.watched;
+}
+
+ModuleHook::Sites ModuleHook::sites_at(const py::object& sites, const std::string& path) {
+  if (sites.is_none()) return {};
+  const py::object natives = sites[py::str(path)].attr("natives");
+  return {true, natives.cast<std::vector<std::shared_ptr<Site>>>()};
 }
 
 const ModuleHook::Place* ModuleHook::place(size_t i, const std::string& path) {
@@ -138,7 +152,7 @@ const ModuleHook::Place* ModuleHook::place(size_t i, const std::string& path) {
     if (place.path == path) return &place;
   }
   if (places_.size() == kMostPlaces) return nullptr;
-  places_.push_back({path, site_at(values_, path), site_at(gradients_, path)});
+  places_.push_back({path, sites_at(values_, path), sites_at(gradients_, path)});
   return &places_.back();
 }
 

@@ -29,12 +29,26 @@ class ModuleHook {
   virtual void add_leaves(PyObject* args, Leaves& leaves) const = 0;
 
  private:
-  // The sites of the leaf at one path of an output.
-  struct Place {
-    std::string path;
-    std::shared_ptr<Site> value, gradient;  // either may be missing
+  // The sites of one kind of a leaf, a site per number of channels.
+  struct Sites {
+    bool watched = false;
+    std::vector<std::shared_ptr<Site>> all;
   };
 
+  // The leaf at one path of an output.
+  struct Place {
+    std::string path;
+    Sites values, gradients;
+
+    // The sites for a plain tensor; false where Python has to look at it.
+    struct Found {
+      Site* value = nullptr;
+      const std::shared_ptr<Site>* gradient = nullptr;
+    };
+    bool find(const at::Tensor& x, bool recomputation, Found& found) const;
+  };
+
+  static Sites sites_at(const pybind11::object& sites, const std::string& path);
   bool observe(PyObject* args);
   // The place of a path, which is the i-th of its call; null where there are too many paths.
   const Place* place(size_t i, const std::string& path);
@@ -42,6 +56,7 @@ class ModuleHook {
   std::shared_ptr<Arena> arena_;
   pybind11::object python_, values_, gradients_;
   std::vector<Place> places_;
+  bool outdated_ = false;  // Python may have made sites that `places_` lacks
 };
 
 // Forward hook: (module, args, output).

@@ -100,6 +100,7 @@ PYBIND11_MODULE(_hooks, m) {
           py::arg("reason"))
       .def("settle", &Site::settle, py::arg("reason"))
       .def("arrive", &Site::arrive, py::arg("first"), py::arg("reason"))
+      .def("expect", &Site::expect, py::arg("sizes"))
       .def(
           "bind",
           [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,

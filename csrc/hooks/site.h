@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/update_params.h"
@@ -58,6 +59,11 @@ class Site {
   // the rows of marks (core/marks.h) of the counts in `states`, by buffer, if there are any.
   void bind(const at::Tensor& x, std::optional<int64_t> channel_dim, std::array<State, 2> states,
             std::array<at::Tensor, 2> calls, const std::optional<std::array<at::Tensor, 2>>& marks);
+
+  // Python decides by the number of channels which tensors belong to the site: from now on those of
+  // these sizes do, whether the site can observe them or not.
+  void expect(std::vector<int64_t> sizes) { expected_ = std::move(sizes); }
+  bool expects(const at::Tensor& x) const { return expected_ && x.sizes() == *expected_; }
 
   // Whether `fold` takes this tensor; Python folds in all others.
   bool takes(const at::Tensor& x) const { return fits(x) && arena_->kernels(x) != nullptr; }
@@ -121,6 +127,7 @@ class Site {
 
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Bound> bound_;
+  std::optional<std::vector<int64_t>> expected_;
   PyObject* owner_;  // a weak reference
 };
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -27,6 +29,15 @@ from hookstats.stats.state import State
 
 if TYPE_CHECKING:
     from hookstats import _hooks
+
+PATIENCE = 10.0
+"""The seconds that training waits for a disk or a sink, before steps are lost."""
+
+MOST_AHEAD = 256
+"""How many steps may be copied out and wait for the thread that makes records of them."""
+
+_BYTES_AHEAD = 32 << 20  # the memory of these, at most
+_POLL_SECONDS = 1e-3
 
 
 class _PythonHalf:
@@ -91,7 +102,7 @@ class Arena:
         """1 while Python folds a tensor in, by site and buffer; where it stays 1, an interrupt came
         meanwhile."""
         self.stalls = 0
-        """The number of swaps that waited until the step before was read out."""
+        """The number of swaps that waited until another thread had read the step before out."""
         self.while_waiting: Callable[[], object] = lambda: None
         """Called each second while a swap waits."""
         self.shelves: dict[torch.device, Shelf] = {}
@@ -99,6 +110,9 @@ class Arena:
         self._pid = os.getpid()
         self._back_is_free = _free()
         self._lent: Callable[[], Snapshot | None] = lambda: None
+        self._ahead: deque[weakref.ref[Snapshot]] = deque()  # read out here, oldest first
+        self._most_ahead = 1
+        self._stuck_since: float | None = None  # when a swap began to wait, if no later one got on
 
     def accumulator(self, info: SiteInfo, device: torch.device) -> Accumulator:
         """A new state of `info.channels` channels, for tensors on `device`."""
@@ -195,37 +209,85 @@ class Arena:
                 shelf.graphs.discard()
 
     def swap(self) -> Snapshot:
-        """Close the open step and begin the next; waits until the step before is read out."""
+        """Close the open step and begin the next.
+
+        If the step before is still in the other buffer, it is copied out here, or, where that would
+        wait for a device, or where too many steps wait already, by whom it was submitted to.
+
+        Raises:
+            Stuck: that took `PATIENCE`; the step is still open.
+        """
         if os.getpid() != self._pid:
             # At the fork a flush thread, which this process does not have, had the other buffer.
             self._pid = os.getpid()
             self._back_is_free = _free()
+            self._ahead.clear()
         if not self._back_is_free.is_set():
-            self.stalls += 1
-            while not self._back_is_free.wait(1.0):
-                self.while_waiting()
+            self._make_room()
         with self.lock:
-            buffer = self.front
-            layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)
-            snapshot = Snapshot(
-                layout, self.calls, self.under_way, buffer, lambda free: free is self._back_is_free
-            )
+            snapshot = self._close(lambda free: free is self._back_is_free)
             is_free = snapshot.is_free
             self._lent = weakref.ref(snapshot)
             # One statement, so that an interrupt finds the step open or closed.
-            self._half.front, self._back_is_free = 1 - buffer, is_free
+            self._half.front, self._back_is_free = 1 - self.front, is_free
             return snapshot
 
-    def hand_over(self, submit: Callable[[Snapshot], None]) -> None:
-        """Close the open step, as `swap` does, and have it read out by whom it is submitted to."""
+    def _close(self, is_lent: Callable[[threading.Event], bool]) -> Snapshot:
+        """What is in the open step."""
+        layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)
+        return Snapshot(layout, self.calls, self.under_way, self.front, is_lent)
+
+    def _make_room(self) -> None:
+        """Copy the step before out of its buffer, or wait until that is done."""
+        if self._read_ahead():
+            return
+        self.stalls += 1
+        began = time.monotonic()
+        if self._stuck_since is None:
+            self._stuck_since = began
+        seconds = 0
+        while not (self._back_is_free.wait(_POLL_SECONDS) or self._read_ahead()):
+            now = time.monotonic()
+            if now > began + seconds + 1:
+                seconds += 1
+                self.while_waiting()
+            if now > self._stuck_since + PATIENCE:
+                raise Stuck
+        self._stuck_since = None
+
+    def _read_ahead(self) -> bool:
+        """Copy the step before out of its buffer; whether that was possible."""
+        while self._ahead and self._ahead[0]() is None:
+            self._ahead.popleft()
+        snapshot = self._lent()
+        if snapshot is None or snapshot.waits or len(self._ahead) >= self._most_ahead:
+            return False
+        snapshot.take_out()
+        self._most_ahead = min(MOST_AHEAD, _BYTES_AHEAD // max(1, snapshot.nbytes))
+        self._ahead.append(weakref.ref(snapshot))
+        return True
+
+    def hand_over(self, submit: Callable[[Snapshot], None], lose: Callable[[], None]) -> None:
+        """Close the open step, as `swap` does, and have it read out by whom it is submitted to.
+
+        lose: called if nobody reads steps out, and this one is discarded.
+        """
         front = self.front
         try:
             submit(self.swap())
+        except Stuck:
+            with self.lock:
+                self._close(lambda free: False).clear()
+            lose()
         except BaseException:  # an interrupt: if the step is closed, nobody may have it
             snapshot = self._lent()
             if self.front != front and snapshot is not None:
                 snapshot.give_up()
             raise
+
+
+class Stuck(Exception):
+    """Nobody has read steps out for `PATIENCE`."""
 
 
 def _free() -> threading.Event:

@@ -56,7 +56,7 @@ class Layout(NamedTuple):
 
 
 class Snapshot:
-    """One closed step of an arena. One other thread reads it out, then releases it.
+    """One closed step of an arena, which another thread makes a record of.
 
     The step is closed once the arena has lent its buffer to the snapshot, and not before.
     """
@@ -79,7 +79,9 @@ class Snapshot:
         self._is_lent = is_lent
         self.is_free = threading.Event()
         """Whether the buffer is empty and given back."""
-        self._reader = threading.Lock()  # locked by who reads the step out, or gives it up
+        self._reader = threading.Lock()  # held while the step is read out, or given up
+        self._is_begun = False  # reading the step out, or that it was given up
+        self._rows: tuple[list[Taken], Int64] | None = None  # what was read out
         self._taken = 0  # the number of parts whose rows are empty again
         self._by_site = calls.first(len(layout.infos), buffer)
         self._cut_short = under_way.first(len(layout.infos), buffer) > 0
@@ -89,30 +91,18 @@ class Snapshot:
         ]
 
     def to_record(self, step: int, rank: int) -> StepRecord:
-        """Copy out the statistics of the sites that were observed in the step.
+        """The statistics of the sites that were observed in the step; gives the buffer back.
 
         What an interrupt left of a site's step is unknown: the record leaves the site out.
 
         Raises:
-            RuntimeError: the step was given up, or read out before.
+            RuntimeError: the step was given up.
         """
-        if not self._reader.acquire(blocking=False):
+        self.take_out()
+        if self._rows is None:
             raise RuntimeError("an interrupt came while the step was closed")
         infos, (order, offsets, _), bins, channel_bins, higher = self._layout
-        by_site = self._by_site
-        folds = by_site.copy()
-        folds[self._cut_short] = -1
-        for part in self._parts:
-            folds[part.graph_sites] = -1  # graphs set no marks
-        folds = folds[order]
-        taken: list[Taken] = []
-        for part in self._parts:
-            of_part, folds = folds[: part.sites], folds[part.sites :]
-            rows, in_graphs = part.shelf.take(part, self._buffer, torch.from_numpy(of_part))
-            by_site[part.graph_sites] += in_graphs.numpy()
-            taken.append(rows)
-            self._taken += 1
-        by_site[self._cut_short] = 0
+        taken, by_site = self._rows
         if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
             infos = tuple(infos[site] for site in order)
         record = StepRecord(
@@ -131,21 +121,73 @@ class Snapshot:
         record = record if record.observed.all() else _observed(record)
         return record if len(self._parts) < 2 else joined(record)
 
+    def take_out(self) -> None:
+        """Copy the step out of the buffer, unless that was done, and give the buffer back.
+
+        A thread that needs the buffer may do so while the one that is to read the step is busy.
+        """
+        with self._reader:
+            self._take()
+
+    def _take(self) -> None:
+        if self._is_begun:
+            return
+        self._is_begun = True
+        try:
+            self._rows = self._read()
+        finally:
+            self.release()
+
+    def _read(self) -> tuple[list[Taken], Int64]:
+        """What is in the rows, which are empty then, and the number of tensors by site."""
+        order = self._layout.places.order
+        by_site = self._by_site
+        folds = by_site.copy()
+        folds[self._cut_short] = -1
+        for part in self._parts:
+            folds[part.graph_sites] = -1  # graphs set no marks
+        folds = folds[order]
+        taken: list[Taken] = []
+        for part in self._parts:
+            of_part, folds = folds[: part.sites], folds[part.sites :]
+            rows, in_graphs = part.shelf.take(part, self._buffer, torch.from_numpy(of_part))
+            by_site[part.graph_sites] += in_graphs.numpy()
+            taken.append(rows)
+            self._taken += 1
+        by_site[self._cut_short] = 0
+        return taken, by_site
+
+    @property
+    def waits(self) -> bool:
+        """Whether `take_out` would wait for a device."""
+        return any(part.event is not None for part in self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that were copied out."""
+        taken = [] if self._rows is None else self._rows[0]
+        return sum(x.nbytes for part in taken for x in part)
+
     def release(self) -> None:
         """Empty the buffer and give it back, if it is lent."""
         if self.is_free.is_set() or not self._is_lent(self.is_free):
             return
         try:
-            for part in self._parts[self._taken :]:
-                part.shelf.clear(part.rows, part.sites, self._buffer)
-            for counters in self._counters:
-                counters.clear(len(self._layout.infos), self._buffer)
+            self.clear()
         finally:
             self.is_free.set()
 
+    def clear(self) -> None:
+        """Empty the buffer."""
+        for part in self._parts[self._taken :]:
+            part.shelf.clear(part, self._buffer)
+        for counters in self._counters:
+            counters.clear(len(self._layout.infos), self._buffer)
+
     def give_up(self) -> None:
-        """Release the buffer, unless another thread reads the step out."""
-        if self._reader.acquire(blocking=False):
+        """Release the buffer, unless the step was read out."""
+        with self._reader:
+            self._is_begun = True
             self.release()
 
     def __del__(self) -> None:

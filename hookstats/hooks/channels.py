@@ -68,11 +68,16 @@ def parameter_rule(parameter: Tensor) -> Rule:
     channels, and so has a parameter that is flattened later.
     """
     if is_flattened(parameter):
-        return lambda ndim: None
+        return whole
     if is_lazy(parameter):
         return _fixed(0)
-    whole = parameter.dim()
-    return lambda ndim: 0 if ndim == whole > 0 else None
+    own = parameter.dim()
+    return lambda ndim: 0 if ndim == own > 0 else None
+
+
+def whole(ndim: int) -> int | None:
+    """The rule for tensors that are one channel as a whole."""
+    return None
 
 
 def _fixed(dim: int | None) -> Rule:

@@ -20,8 +20,9 @@ from hookstats.hooks.gradients import register, why_no_gradient
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
 from hookstats.hooks.readable import detour
-from hookstats.hooks.sites import Site, Sites
+from hookstats.hooks.sites import Site
 from hookstats.hooks.traced import TracedHook
+from hookstats.hooks.widths import Sites
 from hookstats.kernels import native
 from hookstats.records import reasons
 
@@ -39,32 +40,37 @@ class _ModuleHook(Hook):
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and fold in the tensors of a call, and await their gradients."""
-        values, gradients = self.values, self.gradients
         with self.arena.lock, DisableTorchFunction():
-            reason = detour()
-            empty = True
-            try:
-                for path, tensor in found:
-                    empty = False
-                    if values is not None:
-                        if reason is None:
-                            values[path].observe(tensor)
-                        else:
-                            values[path].counts.skip(reason)
-                    if gradients is not None:
-                        _await_gradient(gradients[path], tensor, reason)
-                if empty:
-                    self._skip(reasons.NO_TENSOR)
-            except Exception as error:  # a container of the user raised it
-                self._skip(reasons.DISABLED, error)
+            self._walk(found)
+
+    def _walk(self, found: Iterable[Leaf]) -> None:
+        values, gradients = self.values, self.gradients
+        reason = detour()
+        empty = True
+        try:
+            for path, tensor in found:
+                empty = False
+                if values is not None:
+                    site = values[path].at(tensor)
+                    if reason is None:
+                        site.observe(tensor)
+                    else:
+                        site.counts.skip(reason)
+                if gradients is not None:
+                    _await_gradient(gradients[path].at(tensor), tensor, reason)
+            if empty:
+                self._skip(reasons.NO_TENSOR)
+        except Exception as error:  # a container of the user raised it
+            self._skip(reasons.DISABLED, error)
 
     def _skip(self, reason: str, error: Exception | None = None) -> None:
         """Count a call that has no leaf to count."""
         for sites in (self.values, self.gradients):
             if sites is not None:
+                site = sites[""].first
                 if error is not None:
-                    sites[""].disable(error)
-                sites[""].counts.skip(reason)
+                    site.disable(error)
+                site.counts.skip(reason)
 
 
 class OutputHook(_ModuleHook):

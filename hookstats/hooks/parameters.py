@@ -34,6 +34,7 @@ from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Accumulator, Arena
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.sites import Site
+from hookstats.hooks.widths import Widths
 from hookstats.kernels.ops import update_many_
 from hookstats.records import reasons
 from hookstats.stats.state import State
@@ -89,7 +90,9 @@ class Parameters:
         self._by_id: dict[int, _Parameter] | None = None
         self._batches = Batches()
 
-    def add(self, owner: nn.Module, key: str, value: Site | None, gradient: Site | None) -> None:
+    def add(
+        self, owner: nn.Module, key: str, value: Widths | None, gradient: Widths | None
+    ) -> None:
         """Watch the parameter `key` of `owner`, without keeping either alive."""
         identity = id(owner._parameters[key])
         self._watched.append(_Parameter(weakref.ref(owner), key, identity, value, gradient))
@@ -102,26 +105,28 @@ class Parameters:
         groups: lists of parameters. batches: the batches of these parameters in the last step.
         """
         with self._arena.lock, DisableTorchFunction():
-            if batches.native is not None and batches.native.observe(groups, scale):
-                return
-            if self._by_id is None:
-                self._by_id = {id(watched.tensor()): watched for watched in self._watched}
-                for watched in self._watched:
-                    watched.check()
-            batches.let_go()  # of what an interrupt of the last call left
-            try:
-                batches.native = self._arena.native_parameters()
-                for parameter in chain.from_iterable(groups):
-                    found = self._by_id.get(id(parameter))
-                    if found is not None and found.tensor() is parameter:
-                        _collect(found, parameter, batches, scaled=scale is not None)
-                    else:
-                        found = None
-                    if batches.native is not None:
-                        _hand_on(found, parameter, batches.native)
-                batches.fold(self._arena.front, scale)
-            finally:
-                batches.let_go()
+            if batches.native is None or not batches.native.observe(groups, scale):
+                self._observe(groups, batches, scale)
+
+    def _observe(self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None) -> None:
+        if self._by_id is None:
+            self._by_id = {id(watched.tensor()): watched for watched in self._watched}
+            for watched in self._watched:
+                watched.check()
+        batches.let_go()  # of what an interrupt of the last call left
+        try:
+            batches.native = self._arena.native_parameters()
+            for parameter in chain.from_iterable(groups):
+                found = self._by_id.get(id(parameter))
+                if found is not None and found.tensor() is parameter:
+                    _collect(found, parameter, batches, scaled=scale is not None)
+                else:
+                    found = None
+                if batches.native is not None:
+                    _hand_on(found, parameter, batches.native)
+            batches.fold(self._arena.front, scale)
+        finally:
+            batches.let_go()
 
     def observe_all(self) -> None:
         """Fold in all watched parameters."""
@@ -139,8 +144,8 @@ class _Parameter(NamedTuple):
     owner: weakref.ref[nn.Module]
     key: str
     identity: int
-    value: Site | None
-    gradient: Site | None
+    value: Widths | None
+    gradient: Widths | None
 
     def tensor(self) -> Tensor | None:
         """The parameter as it is now; None if it is gone."""
@@ -155,9 +160,9 @@ class _Parameter(NamedTuple):
     def check(self) -> None:
         """Disable the sites of a parameter that its module has lost."""
         if self.owner() is not None and self.tensor() is None:
-            for site in (self.value, self.gradient):
-                if site is not None:
-                    site.disable(
+            for widths in (self.value, self.gradient):
+                if widths is not None:
+                    widths.first.disable(
                         LookupError(
                             "the parameter is gone: expected watch() to be called after sharding"
                         )
@@ -166,10 +171,11 @@ class _Parameter(NamedTuple):
 
 def _collect(watched: _Parameter, parameter: Tensor, batches: Batches, *, scaled: bool) -> None:
     if watched.value is not None:
-        batches.add(watched.value, parameter, scaled=False)
-    site, gradient = watched.gradient, parameter.grad
-    if site is None:
+        batches.add(watched.value.at(parameter), parameter, scaled=False)
+    gradient = parameter.grad
+    if watched.gradient is None:
         return
+    site = watched.gradient.at(parameter if gradient is None else gradient)
     if gradient is not None:
         site.counts.backwards += 1
         batches.add(site, gradient, scaled=scaled)
@@ -184,8 +190,14 @@ def _hand_on(watched: _Parameter | None, parameter: Tensor, native: _hooks.Param
     if watched is None:
         native.add(parameter)
         return
-    value, gradient = (None if s is None else s.native for s in (watched.value, watched.gradient))
-    native.add_watched(parameter, watched.owner, watched.key, value, gradient)
+    gradient = parameter if parameter.grad is None else parameter.grad
+    native.add_watched(
+        parameter,
+        watched.owner,
+        watched.key,
+        None if watched.value is None else watched.value.at(parameter).native,
+        None if watched.gradient is None else watched.gradient.at(gradient).native,
+    )
 
 
 class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):

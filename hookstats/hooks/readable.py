@@ -61,6 +61,11 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def local_shape(tensor: Tensor) -> torch.Size:
+    """The shape of `local_part`, which this neither reads nor waits for."""
+    return (local_shard(tensor) if is_distributed(tensor) and is_dtensor(tensor) else tensor).shape
+
+
 def unreadable(tensor: Tensor) -> str | None:
     """Why the memory of `tensor` does not hold its values; None if it does. Cheap."""
     if not is_plain(tensor) and (reason := refusal(tensor)) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,13 +17,13 @@ from hookstats.hooks.readable import local_part, short, unreadable
 from hookstats.records import reasons
 from hookstats.records.record import SiteInfo
 from hookstats.stats.reference import DTYPES
-
-MAX_LEAVES = 1024
-"""The most tensors of one kind of a module that are told apart: keys that change from call to call,
-such as the names of images, would otherwise fill the memory with sites."""
+from hookstats.stats.warning import warn
 
 if TYPE_CHECKING:
+    import weakref
+
     from hookstats import _hooks
+    from hookstats.hooks.widths import Widths
 
 
 class _Place(NamedTuple):
@@ -38,7 +37,8 @@ class _Place(NamedTuple):
 
 
 class Site:
-    """One tensor that a model computes or owns: folds the tensor in, or skips it with a reason.
+    """One tensor that a model computes or owns, in one width: folds it in, or skips it with a
+    reason.
 
     Callers hold the arena's lock, except for `receive` and `refuse`.
     """
@@ -49,6 +49,7 @@ class Site:
         "_arena",
         "_last",
         "_rule",
+        "_widths",
         "counts",
         "error",
         "graph",
@@ -57,7 +58,15 @@ class Site:
         "native",
     )
 
-    def __init__(self, arena: Arena, name: str, kind: str, rule: Rule) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        name: str,
+        kind: str,
+        rule: Rule,
+        widths: weakref.ref[Widths] | None = None,
+    ) -> None:
+        """widths: what knows the sites of the tensor's other widths."""
         self.name = name
         self.kind = kind
         self.native = arena.native_site(self)
@@ -68,6 +77,7 @@ class Site:
         """The counts of compiled graphs, which `counts` does not include."""
         self._arena = arena
         self._rule = rule
+        self._widths = widths
         self._last: _Place | None = None
         self._accumulators: dict[torch.device, Accumulator] = {}
 
@@ -79,9 +89,22 @@ class Site:
         """Count a gradient that arrived and fold it in; `first`: no other gradient arrived for its
         tensor."""
         with self._arena.lock, DisableTorchFunction():
+            site = self._of_width(gradient)
+            if first and site is not self:  # as where a gradient's shard is not like its tensor's
+                self.counts.missing -= 1
+                site.counts.missing += 1
             recording = self._arena.recording
-            reason = self.fold(gradient) if recording else reasons.NOT_RECORDED
-            self.counts.arrive(first, reason)
+            reason = site.fold(gradient) if recording else reasons.NOT_RECORDED
+            site.counts.arrive(first, reason)
+
+    def _of_width(self, gradient: Tensor) -> Site:
+        """The site for a gradient, which as a rule has the width of its tensor."""
+        try:
+            widths = None if self._widths is None else self._widths()
+            return (widths and widths.find(gradient)) or self
+        except Exception as error:
+            self.disable(error)
+            return self
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
         """Count the gradient of a view's base if the view's part cannot be taken out of it."""
@@ -146,11 +169,7 @@ class Site:
             self.error = f"{type(error).__name__}: {error}"
         self.counts.disabled = True
         if is_first:
-            warnings.warn(
-                f"hookstats no longer records {self.kind} of {self.name!r}: {self.error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn(f"hookstats no longer records {self.kind} of {self.name!r}: {self.error}")
         return reasons.DISABLED
 
     def trace(
@@ -188,28 +207,23 @@ class Site:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Accumulator | str:
         """The state for such tensors, or the reason to skip them."""
-        if not dtype.is_floating_point or dtype not in DTYPES:
-            return f"dtype {short(dtype)}"
-        if device.type == "meta":
-            return reasons.META
-        ndim = len(shape)
-        dim = self._rule(ndim)
-        if dim is not None and not -ndim <= dim < ndim:
-            return f"no dimension {dim}"
-        channels = 1 if dim is None else shape[dim]
-        if channels == 0:
-            return reasons.NO_CHANNELS
+        found = channels_of(self._rule, shape, dtype, device)
+        if isinstance(found, str):
+            return found
+        dim, channels = found
         info = SiteInfo(self.name, self.kind, channels, dim, shape, short(dtype))
-        if any(known.info.channels != channels for known in self._accumulators.values()):
-            return reasons.OTHER_CHANNELS
         accumulator = self._accumulators.get(device)
         if accumulator is None:
             accumulator = self._accumulators[device] = self._arena.accumulator(info, device)
         accumulator.info = info
         return accumulator
 
-    def rows(self) -> list[SiteCoverage]:
-        """The site's row of the coverage, in a list as those of `Sites`."""
+    def channel_dim(self, ndim: int) -> int | None:
+        """The dimension of the channels in tensors of `ndim` dimensions; None: there is one."""
+        return self._rule(ndim)
+
+    def row(self) -> SiteCoverage:
+        """The site's row of the coverage."""
         skipped = self.graph.totals()
         came, late = skipped.pop(FOLDED, 0), skipped.pop(reasons.NOT_RECORDED, 0)
         of_gradients = AWAITED in skipped
@@ -218,43 +232,29 @@ class Site:
         answered = min(came, calls)  # several gradients of a call count as one
         late = min(late, answered)
         skipped[reasons.NOT_RECORDED] = late
-        return [
-            SiteCoverage(
-                name=self.name,
-                kind=self.kind,
-                forwards=self.counts.forwards + forwards,
-                observed=self.counts.observed + answered - late,
-                skipped=dict(Counter(self.counts.skipped) + skipped),
-                backwards=self.counts.backwards + (came if of_gradients else 0),
-                missing=self.counts.missing + calls - answered,
-                error=self.error,
-            )
-        ]
+        return SiteCoverage(
+            name=self.name,
+            kind=self.kind,
+            forwards=self.counts.forwards + forwards,
+            observed=self.counts.observed + answered - late,
+            skipped=dict(Counter(self.counts.skipped) + skipped),
+            backwards=self.counts.backwards + (came if of_gradients else 0),
+            missing=self.counts.missing + calls - answered,
+            error=self.error,
+        )
 
 
-class Sites(dict[str, Site]):
-    """The sites of one kind of a module, by the paths of their leaves."""
-
-    def __init__(self, arena: Arena, name: str, kind: str, rule: Rule) -> None:
-        super().__init__()
-        self.arena = arena
-        self.name = name
-        self.kind = kind
-        self.rule = rule
-
-    def __missing__(self, path: str) -> Site:
-        full = len(self) >= MAX_LEAVES
-        if full:
-            path = "[...]"
-            if path in self:
-                return self[path]
-        site = Site(self.arena, self.name, self.kind + path, self.rule)
-        if full:
-            site.disable(ValueError(f"the module has tensors by more than {MAX_LEAVES} paths"))
-        self[path] = site
-        return site
-
-    def rows(self) -> list[SiteCoverage]:
-        """One row per site; a single row of zeros if no tensor ever arrived."""
-        sites = list(self.values()) or [Site(self.arena, self.name, self.kind, self.rule)]
-        return [row for site in sites for row in site.rows()]
+def channels_of(
+    rule: Rule, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[int | None, int] | str:
+    """The channel dimension and the number of channels of such tensors, or why to skip them."""
+    if not dtype.is_floating_point or dtype not in DTYPES:
+        return f"dtype {short(dtype)}"
+    if device.type == "meta":
+        return reasons.META
+    ndim = len(shape)
+    dim = rule(ndim)
+    if dim is not None and not -ndim <= dim < ndim:
+        return f"no dimension {dim}"
+    channels = 1 if dim is None else shape[dim]
+    return reasons.NO_CHANNELS if channels == 0 else (dim, channels)

@@ -29,8 +29,9 @@ from hookstats.hooks.dynamo import look_at_tracer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
 from hookstats.hooks.readable import short
-from hookstats.hooks.sites import Sites
+from hookstats.hooks.sites import Site
 from hookstats.hooks.views import View, awaited_base
+from hookstats.hooks.widths import Sites, Widths
 from hookstats.kernels.once_ops import count_once_, update_once_
 from hookstats.kernels.ops import update_
 from hookstats.records.reasons import LEAF, NO_GRADIENT, RECOMPUTATION
@@ -74,7 +75,7 @@ class TracedHook:
             return
         for path, tensor in found:
             ndim = tensor.dim()
-            dim = _hookstats_channel_dim(self, ndim)
+            dim = _hookstats_fixed_dim(self, path, ndim)
             if dim is not None and -ndim <= dim < ndim:
                 _constant(tensor.shape[dim])
             shape = tuple([_constant(n) if has_static_value(n) else -1 for n in tensor.shape])
@@ -91,9 +92,9 @@ class TracedHook:
             for counter, recomputed in plan.skipped:
                 _count(counter, recomputed)
             if plan.value is not None:
-                _fold(tensor, dim, *plan.value)
+                _fold(tensor, *plan.value)
             if plan.gradient is not None:
-                _await_gradient(tensor, dim, *plan.gradient)
+                _await_gradient(tensor, *plan.gradient)
 
 
 def _constant(n: int) -> int:
@@ -106,8 +107,8 @@ class _Plan:
 
     def __init__(self) -> None:
         self.skipped: tuple[tuple[Tensor, Tensor | None], ...] = ()
-        self.value: tuple[State, Tensor, Tensor | None] | None = None
-        self.gradient: tuple[State, Tensor, Tensor, Tensor | None] | None = None
+        self.value: tuple[int | None, State, Tensor, Tensor | None] | None = None
+        self.gradient: tuple[int | None, State, Tensor, Tensor, Tensor | None] | None = None
 
 
 @_while_tracing
@@ -118,9 +119,10 @@ def _hookstats_in_transform() -> bool:
 
 
 @_while_tracing
-def _hookstats_channel_dim(hook: TracedHook, ndim: int) -> int | None:
+def _hookstats_fixed_dim(hook: TracedHook, path: str, ndim: int) -> int | None:
     sites = hook.gradients if hook.values is None else hook.values
-    return None if sites is None else sites.rule(ndim)
+    with hook.arena.lock:
+        return None if sites is None else sites[path].fixed_dim(ndim)
 
 
 @_while_tracing
@@ -144,7 +146,7 @@ def _hookstats_plan(
 
     with hook.arena.lock:
         if hook.values is not None:
-            site = hook.values[path]
+            site = _site(hook.values[path], shape, dtype, device)
             recomputed = (
                 site.graph.counter(RECOMPUTATION, device) if in_checkpoint or in_backward else None
             )
@@ -152,9 +154,9 @@ def _hookstats_plan(
             if isinstance(found, str):
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
             else:
-                plan.value = found.state, found.folded, recomputed
+                plan.value = site.channel_dim(len(shape)), found.state, found.folded, recomputed
         if hook.gradients is not None:
-            site = hook.gradients[path]
+            site = _site(hook.gradients[path], shape, dtype, device)
             recomputed = site.graph.counter(RECOMPUTATION, device) if in_checkpoint else None
             without = LEAF if is_leaf else None if requires_grad else NO_GRADIENT
             found = unreadable or without or site.trace(shape, dtype, device)
@@ -162,8 +164,13 @@ def _hookstats_plan(
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
             else:
                 awaited = site.graph.counter(AWAITED, device)
-                plan.gradient = found.state, found.folded, awaited, recomputed
+                dim = site.channel_dim(len(shape))
+                plan.gradient = dim, found.state, found.folded, awaited, recomputed
     return plan
+
+
+def _site(widths: Widths, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Site:
+    return widths.find_like(shape, dtype, device) or widths.first
 
 
 @_in_graph

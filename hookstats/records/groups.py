@@ -16,7 +16,9 @@ def over_site(ufunc: np.ufunc, values: NDArray[Any], offsets: Int64, empty: Any)
 
     offsets: int64 [S + 1], site s owns rows ``offsets[s]:offsets[s + 1]``. Returns [S, ...].
     """
-    some = np.diff(offsets) > 0
+    some = offsets[1:] > offsets[:-1]
+    if len(some) and some.all():
+        return ufunc.reduceat(values, offsets[:-1], dtype=values.dtype)
     out = np.full((len(some), *values.shape[1:]), empty, values.dtype)
     if some.any():
         out[some] = ufunc.reduceat(values, offsets[:-1][some])

@@ -68,8 +68,9 @@ def plain_kind(kind: str) -> str:
 
 
 def label(name: str) -> str:
-    """The name of a site for people: `printable`; the name of the root module is "(root)"."""
-    return printable(name) or "(root)"
+    """The name of a site for people: `printable`; the name of the root module is "(root)", before
+    the suffix of a width or call if there is one."""
+    return printable(name if name[:1] not in ("", "[", "@") else f"(root){name}")
 
 
 def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:

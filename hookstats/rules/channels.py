@@ -10,10 +10,11 @@ import numpy as np
 
 from hookstats.insight.channels import MARGIN, saturation
 from hookstats.insight.layers import per_tensor
-from hookstats.records.keys import parse_kind, plain_kind
+from hookstats.records.keys import parse_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Alert, Rule, at_least, fraction
+from hookstats.stats.derived import amax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,10 @@ class DeadChannels(Rule):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         lasting = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)
         rows = np.flatnonzero(history.dead & lasting)
+        if not len(rows):
+            return
         where = np.searchsorted(record.offsets, rows, "right") - 1
-        gradients = any(plain_kind(kind) == "grad_output" for _, kind in record)
+        gradients = "grad_output" in history.plain_kinds
         for site, first, count in zip(
             *np.unique(where, return_index=True, return_counts=True), strict=True
         ):
@@ -94,16 +97,12 @@ class Saturation(Rule):
         fraction(self, "share")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        tensors = history.tensors
-        near = (1 - MARGIN) * tensors.amax
-        both = (-tensors.min >= near) & (tensors.max >= near)
+        magnitude = amax(history.columns)
+        near = (1 - MARGIN) * magnitude
+        both = (-history.columns("min") >= near) & (history.columns("max") >= near)
         # Below this rms no histogram can show so large a share.
-        possible = both & (tensors.rms >= near * self.share**0.5)
-        sites = [
-            i
-            for i in possible.nonzero().flatten().tolist()
-            if plain_kind(record.sites[i].kind) == "output"
-        ]
+        possible = both & (history.rms >= near * self.share**0.5)
+        sites = [i for i in np.flatnonzero(possible).tolist() if history.plain_kinds[i] == "output"]
         if not sites:
             return
         for site, share in zip(sites, saturation(per_tensor(record, sites)).tolist(), strict=True):
@@ -115,7 +114,7 @@ class Saturation(Rule):
                 record,
                 site,
                 f"is saturated: {share:.1%} of its values are within 1/16 of "
-                f"{tensors.amax[site].item():.3g} or {-tensors.amax[site].item():.3g}, "
+                f"{magnitude[site]:.3g} or {-magnitude[site]:.3g}, "
                 f"most of all in channel {channel}",
                 share,
                 channel,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hookstats.records.keys import parse_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.stats.derived import columns_of, dead
+from hookstats.stats.derived import Columns, columns_of, dead, rms
 
 WINDOW = 32
 """How many earlier values of the rms are kept per tensor."""
@@ -25,6 +26,12 @@ class History:
     def __init__(self) -> None:
         self.tensors: ChannelStats
         """The statistics of whole tensors in this step: its "channels" are the sites; no hist."""
+        self.columns: Columns
+        """The columns of the state of whole tensors, [S] each; see `stats.derived`."""
+        self.plain_kinds: tuple[str, ...]
+        """The plain kind of each site."""
+        self.gradient: NDArray[np.bool_]
+        """bool [S]: which sites are gradients."""
         self.rms: Float64
         """float64 [S]: the rms of the finite values in this step; NaN without any."""
         self.past_rms: Float64
@@ -48,7 +55,9 @@ class History:
         if record.sites != self._sites:
             self._place(record)
         self.tensors = record.whole
-        self.rms = self.tensors.rms.numpy()
+        whole = self.tensors.moments.numpy(), self.tensors.tallies.numpy()
+        self.columns = columns_of(*whole)
+        self.rms = rms(self.columns)
         self.past_rms = self._all_rms[self._at]
         seen = ~np.isnan(self.rms)
         moved = np.column_stack((self.past_rms[seen, 1:], self.rms[seen]))
@@ -66,6 +75,9 @@ class History:
     def _place(self, record: StepRecord) -> None:
         """Find where the sites of `record` are, and make room for those that are new."""
         self._sites = record.sites
+        kinds = [parse_kind(site.kind) for site in record.sites]
+        self.plain_kinds = tuple([kind.plain for kind in kinds])
+        self.gradient = np.array([kind.is_gradient for kind in kinds], bool)
         at, rows = [], [np.empty(0, np.intp)]
         sites, width = len(self._all_rms), len(self._all_dead_steps)
         for site in record.sites:

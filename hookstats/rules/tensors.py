@@ -18,7 +18,7 @@ from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Alert, Rule, at_least, fraction
 from hookstats.stats.bins import LogBins
-from hookstats.stats.derived import amax, columns_of
+from hookstats.stats.derived import amax, columns_of, l2_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,12 @@ class Exploding(Rule):
         at_least(self, 1, "growth", "limit")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        rms, median = history.rms, _median(history.past_rms)
-        gradient = _gradients(record)
-        grown = (rms > self.growth * median) & (rms > np.where(gradient, 1.0, 100.0))
+        rms = history.rms
+        large = rms > np.where(history.gradient, 1.0, 100.0)
+        if not (large | (rms > self.limit)).any():
+            return
+        median = _median(history.past_rms)
+        grown = large & (rms > self.growth * median)
         for site, others in _first_of_kind(record, grown | (rms > self.limit)):
             past = (
                 f", {rms[site] / median[site]:.3g} times its median over the steps before"
@@ -110,11 +113,8 @@ class Vanishing(Rule):
         fraction(self, "ratio")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        tensors = history.tensors
-        norms = tensors.l2_norm.where(tensors.count > 0, torch.nan).numpy()
-        gradients = [
-            i for i, site in enumerate(record.sites) if plain_kind(site.kind) == "grad_output"
-        ]
+        norms = np.where(history.columns("count") > 0, l2_norm(history.columns), np.nan)
+        gradients = [i for i, kind in enumerate(history.plain_kinds) if kind == "grad_output"]
         parameters = [
             i
             for i, site in enumerate(record.sites)
@@ -160,6 +160,8 @@ class SuddenShift(Rule):
         at_least(self, 1, "steps")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if not self._may_have_shifted(history):
+            return
         with np.errstate(divide="ignore"):
             past, now = np.log2(history.past_rms), np.log2(history.rms)
         past[~np.isfinite(past)] = np.nan
@@ -168,7 +170,7 @@ class SuddenShift(Rule):
         spread = 1.4826 * _median(np.abs(past - usual[:, None]))
         shift = now - usual
         least = np.maximum(self.octaves, self.deviations * spread)
-        gradient = _gradients(record)
+        gradient = history.gradient
         parameter = np.array([kind == "param_grad" for _, kind in record], bool)
         up = (shift > least) & (~gradient | parameter)
         down = np.isfinite(now) & (shift < -least) & ~gradient
@@ -176,6 +178,14 @@ class SuddenShift(Rule):
             times = f"{2.0 ** shift[site]:.3g} times its median over the steps before"
             says = f"has an rms of {history.rms[site]:.3g}, {times}{_and(others)}"
             yield self.alert(record, site, says, shift[site])
+
+    def _may_have_shifted(self, history: History) -> bool:
+        """Whether any rms is far from one of the values before; cheap, as it nearly never is."""
+        least, most = (each.reduce(history.past_rms, 1) for each in (np.fmin, np.fmax))
+        with np.errstate(over="ignore", invalid="ignore"):
+            factor = np.exp2(self.octaves)
+            shifted = (history.rms >= factor * least) | (history.rms * factor <= most)
+        return bool(shifted.any())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,11 +251,6 @@ class FP8Risk(Rule):
         for i, *numbers in zip(chosen, *(column.tolist() for column in columns), strict=True):
             if numbers[1] + numbers[2] >= self.share:
                 yield i, form, numbers[0], numbers[1], numbers[2]
-
-
-def _gradients(record: StepRecord) -> NDArray[np.bool_]:
-    """bool [S]: which sites are gradients."""
-    return np.array([parse_kind(kind).is_gradient for _, kind in record], bool)
 
 
 def _median(rows: Float64) -> Float64:

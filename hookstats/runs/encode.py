@@ -1,14 +1,16 @@
-"""Encoding: a record as rows of a part, and a part in memory until it is written."""
+"""Encoding: records as rows of a part, and a part in memory until it is written."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from hookstats.records.groups import per_site
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Int64
+from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.runs.checksums import placeholder, seal
 from hookstats.runs.columns import to_columns
 from hookstats.runs.format import PART_KEY, SUMS_KEY, part_schema, require_pyarrow
@@ -16,6 +18,10 @@ from hookstats.stats.state import is_higher
 
 GROUP_BYTES = 4 << 20
 """The size of a row group: bounds buffered memory, and what is read beside one step."""
+
+_TOGETHER = 64
+"""How many records of a small model are encoded at once: one by one costs twenty times as much."""
+_BYTES_TOGETHER = 1 << 20
 
 
 class PartBuilder:
@@ -28,6 +34,8 @@ class PartBuilder:
         self._schema = schema = part_schema(higher=higher)
         self.records: list[tuple[int, int]] = []
         """The step of each record and its number of rows."""
+        self._plain: list[StepRecord] = []  # not encoded yet, all of the same sites
+        self._plain_bytes = 0
         self._batches: list[Any] = []  # of the row group to come
         self._waiting = 0  # bytes in _batches
         self._groups = 0  # that are in the file
@@ -56,15 +64,31 @@ class PartBuilder:
     @property
     def nbytes(self) -> int:
         """The bytes that the part holds in memory."""
-        return int(self._buffer.tell()) + self._waiting
+        return int(self._buffer.tell()) + self._waiting + self._plain_bytes
 
-    def add(self, step: int, batch: Any) -> None:
-        """Take the rows of a record."""
-        self.records.append((step, batch.num_rows))
-        self._batches.append(batch)
-        self._waiting += batch.nbytes
+    def add(self, record: StepRecord) -> None:
+        """Take a record.
+
+        Raises:
+            ValueError: the record cannot be encoded; nothing of it is taken.
+        """
+        check(record)
+        if self._plain and self._plain[0].sites != record.sites:
+            self._encode()
+        self.records.append((record.step, len(record)))
+        self._plain.append(record)
+        self._plain_bytes += _nbytes(record)
+        if len(self._plain) == _TOGETHER or self._plain_bytes >= _BYTES_TOGETHER:
+            self._encode()
         if self._waiting >= GROUP_BYTES:
             self._end_group()
+
+    def _encode(self) -> None:
+        if self._plain:
+            batch = encode(self._plain)
+            self._batches.append(batch)
+            self._waiting += batch.nbytes
+            self._plain, self._plain_bytes = [], 0
 
     def finish(self, about: str) -> Any:
         """The content of the file, a pyarrow.Buffer.
@@ -81,6 +105,7 @@ class PartBuilder:
         return content
 
     def _end_group(self) -> None:
+        self._encode()
         table = require_pyarrow().Table.from_batches(self._batches, schema=self._schema)
         if table.num_rows:
             self._writer.write_table(table.unify_dictionaries(), row_group_size=table.num_rows)
@@ -88,15 +113,33 @@ class PartBuilder:
         self._batches, self._waiting = [], 0
 
 
-def encode(record: StepRecord) -> Any:
-    """The record's rows as a record batch of `part_schema`; loops over no channels."""
+def check(record: StepRecord) -> None:
+    """Raise a ValueError where `encode` could not encode the record."""
+    _encode_sites(record.sites)
+    slots = 0 if record.channel_bins is None else record.channel_bins.slots
+    channels = max((site.channels for site in record.sites), default=0)
+    if channels * slots > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"channel_bins: {channels} channels of {slots} slots, expected a product below 2**31"
+        )
+
+
+def encode(records: Sequence[StepRecord]) -> Any:
+    """The rows of records as a record batch of `part_schema`; loops over no channels.
+
+    The records have the same sites, bins and columns of moments.
+    """
     pa = require_pyarrow()
-    schema = part_schema(higher=is_higher(record.moments))
-    rows = len(record)
-    columns = _encode_sites(record.sites).copy()
-    columns["step"] = pa.array(np.full(rows, record.step, np.int64))
-    columns["rank"] = pa.array(np.full(rows, record.rank, np.int32))
-    columns["observed"] = pa.array(record.observed)
+    first = records[0]
+    schema = part_schema(higher=is_higher(first.moments))
+    rows = len(first)
+    columns = {
+        name: pa.concat_arrays([values] * len(records))
+        for name, values in _encode_sites(first.sites).items()
+    }
+    columns["step"] = pa.array(np.repeat(np.array([r.step for r in records], np.int64), rows))
+    columns["rank"] = pa.array(np.repeat(np.array([r.rank for r in records], np.int32), rows))
+    columns["observed"] = pa.array(np.concatenate([r.observed for r in records]))
 
     def lists(offsets: Int64, **values: Any) -> None:
         # int32 offsets are enough: 2**31 entries would be 16 GiB in a step.
@@ -105,24 +148,54 @@ def encode(record: StepRecord) -> Any:
             type = schema.field(name).type
             columns[name] = pa.ListArray.from_arrays(starts, pa.array(array), type=type)
 
-    lists(record.offsets, **to_columns(record.moments, record.tallies))
-    tensors = to_columns(record.whole.moments.numpy(), record.whole.tallies.numpy())
+    offsets = _joined([r.offsets for r in records])
+    # Transposed, as an arena's records have their columns one after the other in memory.
+    moments = np.concatenate([r.moments.T for r in records], axis=1).T
+    tallies = np.concatenate([r.tallies.T for r in records], axis=1).T
+    lists(offsets, **to_columns(moments, tallies))
+    tensors = to_columns(*per_site(moments, tallies, offsets))
     columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
-    hist, channel_hist = record.hist, record.channel_hist
+    hist = _of_all([r.hist for r in records])
     lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)
-    if record.channel_bins is not None:
+    if first.channel_bins is not None:
+        channel_hist = _of_all([r.channel_hist for r in records])
         lists(
-            channel_hist.offsets[record.offsets],
-            channel_hist_slots=_site_slots(record, record.channel_bins.slots),
+            channel_hist.offsets[offsets],
+            channel_hist_slots=_site_slots(channel_hist, offsets, first.channel_bins.slots),
             channel_hist_counts=channel_hist.counts,
         )
     else:
         lists(
-            np.zeros(rows + 1, np.int64),
+            np.zeros(len(records) * rows + 1, np.int64),
             channel_hist_slots=np.zeros(0, np.int32),
             channel_hist_counts=np.zeros(0, np.int64),
         )
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _joined(offsets: Sequence[Int64]) -> Int64:
+    """The offsets of lists of runs, one list after the other."""
+    starts = np.cumsum([0, *(each[-1] for each in offsets[:-1])])
+    shifted = [each[1:] + start for each, start in zip(offsets, starts, strict=True)]
+    return np.concatenate([offsets[0][:1], *shifted])
+
+
+def _of_all(parts: Sequence[SparseCounts]) -> SparseCounts:
+    """The rows of several histograms, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return SparseCounts(
+        _joined([part.offsets for part in parts]),
+        np.concatenate([part.slots for part in parts]),
+        np.concatenate([part.counts for part in parts]),
+    )
+
+
+def _nbytes(record: StepRecord) -> int:
+    """The bytes of a record's arrays."""
+    hists = record.hist, record.channel_hist
+    arrays = [array for h in hists for array in (h.offsets, h.slots, h.counts)]
+    return sum(a.nbytes for a in (record.moments, record.tallies, record.observed, *arrays))
 
 
 @lru_cache(maxsize=2)
@@ -142,15 +215,10 @@ def _encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
     }
 
 
-def _site_slots(record: StepRecord, slots: int) -> Any:
-    """channel * slots + slot of every entry of the channel histograms, int32 [nnz]."""
-    channel = np.arange(len(record.tallies)) - np.repeat(
-        record.offsets[:-1], np.diff(record.offsets)
-    )
-    hist = record.channel_hist
-    if channel.max(initial=0) * slots + slots > np.iinfo(np.int32).max:
-        raise ValueError(
-            f"channel_bins: {channel.max() + 1} channels of {slots} slots, "
-            "expected a product below 2**31"
-        )
+def _site_slots(hist: SparseCounts, offsets: Int64, slots: int) -> Any:
+    """channel * slots + slot of every entry of the channel histograms, int32 [nnz].
+
+    offsets: int64 [S + 1]: the first channel of each site.
+    """
+    channel = np.arange(hist.rows) - np.repeat(offsets[:-1], np.diff(offsets))
     return (np.repeat(channel, np.diff(hist.offsets)) * slots + hist.slots).astype(np.int32)

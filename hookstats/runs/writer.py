@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hookstats.records.record import StepRecord
-from hookstats.runs.encode import PartBuilder, encode
+from hookstats.runs.encode import PartBuilder
+from hookstats.runs.encode import check as check_encodable
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
 from hookstats.runs.footer import Gap, footer_json, noted
 from hookstats.runs.format import (
@@ -57,10 +58,10 @@ _PARTS_WAITING = 2
 class RunWriter:
     """Writes the records of one rank into a run directory, several steps per Parquet part.
 
-    Records are encoded as they come. A part is written once `seconds_per_part` have passed since
-    its first record, which the next `write` or `flush_if_due` notices, or once the part holds
-    `bytes_per_part`. Each rank has a header of its own, and may start before or after other ranks.
-    A writer is not for several threads at once.
+    Records are encoded as they come, several at once if they are small. A part is written once
+    `seconds_per_part` have passed since its first record, which the next `write` or `flush_if_due`
+    notices, or once the part holds `bytes_per_part`. Each rank has a header of its own, and may
+    start before or after other ranks. A writer is not for several threads at once.
 
     Where the disk takes no part, the records wait in memory, and each `write` and `flush_if_due`
     tries again, at most once in `RETRY_SECONDS`. Once the bytes of two parts wait, further records
@@ -262,7 +263,7 @@ class RunWriter:
             self._gaps.append(Gap(self._next, record.step, "disk"))
             self.flush_if_due()
             return
-        batch = encode(record)
+        check_encodable(record)
         higher = is_higher(record.moments)
         if self._part is not None and self._part.higher != higher:
             self._seal(self._part)
@@ -272,8 +273,13 @@ class RunWriter:
         if record.step <= self._before:
             noted(self._rewinds, self._next, record.step)
         self._before = record.step
-        self._part.add(record.step, batch)
+        self._part.add(record)
         self.flush_if_due()
+
+    def skip(self, step: int, reason: str) -> None:
+        """Note that `step` was due and is lost; the reason is that of a gap in docs/format.md."""
+        if step > self._before:
+            self._gaps.append(Gap(self._next, step, reason))
 
     def due_in(self) -> float | None:
         """Seconds until `flush_if_due` has something to write; None while nothing is pending."""

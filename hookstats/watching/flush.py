@@ -12,15 +12,13 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from hookstats.arena import arena
 from hookstats.records.record import StepRecord
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
 from hookstats.watching.world import current_rank
 
 Sink = Callable[[StepRecord], object]
-
-PATIENCE = 10.0
-"""The seconds that a sink may take for one record, or to close, while others wait for the sink."""
 
 
 class ClosedStep(Protocol):
@@ -43,11 +41,12 @@ class Flusher:
     and tries again, and a RuntimeWarning says so. Sinks that have a `close` are closed on
     the thread, once, after their last record.
 
-    If the disk or a sink is slow, training waits and no step is dropped. An arena has two buffers:
-    besides the open step, one step waits here and one is with the writer or a sink. The next
-    `Arena.swap` then waits, and counts a stall. The writer's memory has its own bound. A sink that
-    does not return within `PATIENCE` is disabled once anybody waits for the thread: another thread
-    goes on without the sink, and loses nothing of what others are to get.
+    If the disk or a sink is slow, closed steps wait here, up to `arena.MOST_AHEAD` of them. Then
+    training waits, too, which counts as a stall; after `PATIENCE` seconds in which no step was
+    taken, steps are lost: the run has them as gaps, and a RuntimeWarning says so. The writer's
+    memory has its own bound. A sink that does not return within `PATIENCE` is disabled once anybody
+    waits for the thread: another thread goes on without the sink, and loses nothing of what others
+    are to get.
 
     A forked child does not have the flush thread: its steps are released and not recorded.
     """
@@ -61,7 +60,7 @@ class Flusher:
         self._writer = writer
         self._sinks = list(sinks)
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
-        self._queue: SimpleQueue[_Step | _Drain | _Close] = SimpleQueue()
+        self._queue: SimpleQueue[_Step | _Skip | _Drain | _Close] = SimpleQueue()
         self._thread = self._new_thread()
         self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
         self._calling: _Call | None = None
@@ -87,6 +86,14 @@ class Flusher:
             atexit.register(self.drain)
             self._thread.start()
         self._queue.put(_Step(snapshot, step))
+
+    def skip(self, step: int) -> None:
+        """Have the run note that `step` is lost, as training would have waited for too long."""
+        self._fail(
+            "keeping up",
+            f"no step was taken for {arena.PATIENCE:g} s; steps from {step} on are lost",
+        )
+        self._queue.put(_Skip(step))
 
     @property
     def has_readers(self) -> bool:
@@ -145,18 +152,25 @@ class Flusher:
         """Go on without the sink that has not returned for `PATIENCE`, if there is one."""
         with self._overtaking:
             call = self._calling
-            if call is None or time.monotonic() < call.since + PATIENCE or not self._can_wait():
+            if (
+                call is None
+                or time.monotonic() < call.since + arena.PATIENCE
+                or not self._can_wait()
+            ):
                 return
-            thread = self._new_thread()
-            try:
-                thread.start()  # it waits for the lock
-            except RuntimeError:  # the interpreter ends
-                self._ended.set()
-            else:
-                self._thread = thread
+            self._replace_thread()
             self._calling = None
             self._sinks = [sink for sink in self._sinks if sink is not call.sink]
-        self._fail(call.what, f"no return within {PATIENCE:g} s; the sink is disabled")
+        self._fail(call.what, f"no return within {arena.PATIENCE:g} s; the sink is disabled")
+
+    def _replace_thread(self) -> None:
+        thread = self._new_thread()
+        try:
+            thread.start()  # it waits for the lock
+        except RuntimeError:  # the interpreter ends
+            self._ended.set()
+        else:
+            self._thread = thread
 
     def is_current_thread(self) -> bool:
         """Whether a sink, or what the sink calls, asks."""
@@ -195,6 +209,8 @@ class Flusher:
         match request:
             case _Step(snapshot, step):
                 self._record(snapshot, step)
+            case _Skip(step):
+                self._write(lambda writer: writer.skip(step, "stall"))
             case _Drain(done, disk):
                 try:
                     if disk:
@@ -292,6 +308,10 @@ def _name(sink: Sink) -> str:
 
 class _Step(NamedTuple):
     snapshot: ClosedStep
+    step: int
+
+
+class _Skip(NamedTuple):
     step: int
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,7 +25,8 @@ from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.parameters import Parameters, StepHook
 from hookstats.hooks.selection import Selection
-from hookstats.hooks.sites import Site, Sites
+from hookstats.hooks.widths import Sites, Suffixes, Widths
+from hookstats.records.keys import parse_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.runs.headers import check_settings
@@ -70,7 +72,7 @@ class Watch:
         self._recorded = False  # whether hooks observed at any time in the open step
         self._closed = False
         self._discarded = 0
-        self._sites: list[Sites | Site] = []
+        self._sites: list[Sites | Widths] = []
         self._handles: list[RemovableHandle] = []
         self._parameters = Parameters(arena)
         self._optimizers = len(optimizers)
@@ -95,8 +97,9 @@ class Watch:
 
     def _add_parameter(self, selection: Selection, name: str) -> None:
         rule = parameter_rule(selection.parameters[name])
+        suffixes = Suffixes()
         sites = {
-            kind: Site(self._arena, name, kind, rule)
+            kind: Widths(self._arena, name, kind, rule, suffixes)
             for kind in PARAMETER_KINDS
             if kind in self._settings.kinds
         }
@@ -106,8 +109,12 @@ class Watch:
 
     def _attach(self, name: str, module: nn.Module) -> None:
         rule = channel_rule(module, self._settings.channel_dim)
+        suffixes: dict[str, defaultdict[str, Suffixes]] = {
+            "input": defaultdict(Suffixes),
+            "output": defaultdict(Suffixes),
+        }
         sites = {
-            kind: Sites(self._arena, name, kind, rule)
+            kind: Sites(self._arena, name, kind, rule, suffixes[parse_kind(kind).values])
             for kind in MODULE_KINDS
             if kind in self._settings.kinds
         }
@@ -175,7 +182,7 @@ class Watch:
 
     def __repr__(self) -> str:
         # As in the coverage, a module's kind counts as one site until it has tensors.
-        sites = sum(max(1, len(one)) if isinstance(one, Sites) else 1 for one in self._sites)
+        sites = sum(max(1, len(one.sites())) for one in self._sites)
         state = ", closed" if self._closed else ", paused" if self._paused else ""
         return (
             f"Watch({self._header['model']}: {sites} sites, {self._step} steps, "
@@ -287,7 +294,9 @@ class Watch:
         self._parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
         if recorded:
-            self._arena.hand_over(partial(self._flusher.submit, step=step))
+            self._arena.hand_over(
+                partial(self._flusher.submit, step=step), partial(self._flusher.skip, step)
+            )
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:

@@ -83,9 +83,11 @@ def watch(
             distribution. Calls, micro-batches and steps merge by the formulas of Pebay (2008), so
             that the results are those of all values together. 2 for means and variances alone.
 
-    If a module is called several times in a step, its calls are merged. Calls while a backward
-    runs, which recompute a checkpoint's activations, are skipped; `coverage` counts them, as it
-    counts everything without statistics. A gradient counts each time a backward brings it.
+    If a module is called several times in a step, its calls are merged, but those with other
+    numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
+    number of channels on `relu[whole]`, with the whole tensor as its channel. Calls while a
+    backward runs, which recompute a checkpoint's activations, are skipped; `coverage` counts them,
+    as it counts everything without statistics. A gradient counts each time a backward brings it.
 
     Raises:
         ValueError: a bad argument, a selection that matches nothing, a compiled model; a run in

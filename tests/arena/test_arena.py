@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from support.expected import assert_stats
 from support.forks import in_child
 from torch import Tensor
 
+from hookstats.arena import arena as arenas
 from hookstats.arena.arena import Accumulator, Arena
 from hookstats.arena.snapshot import Snapshot
 from hookstats.records.record import SiteInfo, StepRecord
@@ -134,10 +137,24 @@ def test_many_and_large_sites_need_several_blocks() -> None:
         assert_stats(record[str(i), "output"], [tensors[i]], 1)
 
 
-def test_swap_waits_until_the_step_before_is_released() -> None:
+def test_swap_reads_the_step_before_out_if_nobody_did() -> None:
+    arena = Arena(LogBins(), None)
+    site = accumulator(arena, "a", 1)
+    tensors, snapshots = [torch.randn(4, 1) for _ in range(5)], []
+    for x in tensors:
+        site.fold(x, 1)
+        snapshots.append(arena.swap())
+    assert arena.stalls == 0
+    for step, (snapshot, x) in enumerate(zip(snapshots, tensors, strict=True)):
+        assert_stats(snapshot.to_record(step, 0)["a", "output"], [x], 1)
+        snapshot.release()
+
+
+def test_swap_waits_where_too_many_steps_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "MOST_AHEAD", 2)
     arena = Arena(None, None)
     site = accumulator(arena, "a", 1)
-    snapshot = arena.swap()
+    waiting = deque(arena.swap() for _ in range(3))
     assert arena.stalls == 0
     swapped: list[Snapshot] = []
     thread = threading.Thread(target=lambda: swapped.append(arena.swap()))
@@ -146,11 +163,37 @@ def test_swap_waits_until_the_step_before_is_released() -> None:
     assert thread.is_alive()
     x = torch.randn(4, 1)
     site.fold(x, 1)  # still of the step that waits to be closed
-    snapshot.release()
+    waiting.popleft().to_record(0, 0)
     thread.join()
     assert arena.stalls == 1
     assert_stats(swapped[0].to_record(1, 0)["a", "output"], [x], 1)
-    swapped[0].release()
+
+
+def test_after_some_seconds_steps_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "MOST_AHEAD", 1)
+    monkeypatch.setattr(arenas, "PATIENCE", 0.2)
+    arena = Arena(LogBins(), None)
+    site = accumulator(arena, "a", 1)
+    kept: deque[tuple[int, Snapshot]] = deque()
+    tensors, lost, seconds = [torch.randn(4, 1) for _ in range(6)], [], []
+
+    def read_one() -> None:
+        i, snapshot = kept.popleft()
+        assert_stats(snapshot.to_record(i, 0)["a", "output"], [tensors[i]], 1)
+
+    for i, x in enumerate(tensors):
+        if i >= 4:
+            read_one()
+        site.fold(x, 1)
+        began = time.monotonic()
+        arena.hand_over(lambda s, i=i: kept.append((i, s)), lambda i=i: lost.append(i))
+        seconds.append(time.monotonic() - began)
+    assert lost == [2, 3]
+    assert seconds[2] >= 0.2
+    assert seconds[3] < 0.2  # training has waited long enough
+    assert [i for i, _ in kept] == [4, 5]
+    read_one()
+    read_one()
 
 
 def test_a_lost_snapshot_gives_its_buffer_back() -> None:

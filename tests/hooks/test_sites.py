@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hookstats.arena import arena as accumulators
 from hookstats.arena.arena import Arena
 from hookstats.hooks.readable import unreadable
-from hookstats.hooks.sites import Site, Sites
+from hookstats.hooks.sites import Site
+from hookstats.hooks.widths import Sites
 from hookstats.records.record import StepRecord
 from hookstats.stats.bins import LogBins
 
@@ -162,16 +163,6 @@ def test_tensors_of_functorch_are_unreadable() -> None:
     assert unreadable(torch.ones(3)) is None
 
 
-def test_another_number_of_channels_is_skipped(arena: Arena) -> None:
-    site = Site(arena, "fc", "output", last)
-    x = torch.randn(4, 3)
-    for tensor in (x, torch.randn(4, 5), torch.randn(3, 4), x):
-        site.observe(tensor)
-    assert (site.counts.observed, site.counts.skipped) == (2, {"other number of channels": 2})
-    assert_stats(close(arena)["fc", "output"], [x, x], -1)
-    assert_adds_up(site)
-
-
 def test_a_dimension_that_is_not_there_is_skipped(arena: Arena) -> None:
     site = Site(arena, "fc", "output", lambda ndim: 2)
     site.observe(torch.randn(4, 3))
@@ -208,7 +199,7 @@ def test_a_site_that_fails_is_disabled_and_warned_of_once(
         1,
         {"disabled": 3},
     )
-    assert site.rows()[0].error == "RuntimeError: out of order"
+    assert site.row().error == "RuntimeError: out of order"
 
 
 def test_a_lost_device_is_not_hushed_up(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +216,8 @@ def test_rows(arena: Arena) -> None:
     sites = Sites(arena, "fc", "output", last)
     (row,) = sites.rows()
     assert (row.name, row.kind, row.forwards, row.skipped) == ("fc", "output", 0, {})
-    sites["[1]"].observe(torch.ones(2, 3))
-    sites[".aux"].counts.skip("recomputation")
+    sites["[1]"].first.observe(torch.ones(2, 3))
+    sites[".aux"].first.counts.skip("recomputation")
     assert [(row.kind, row.forwards) for row in sites.rows()] == [
         ("output[1]", 1),
         ("output.aux", 1),

@@ -62,3 +62,4 @@ def test_the_first_gradient_is_that_of_the_first_value() -> None:
 
 def test_the_root_module_has_a_label() -> None:
     assert (label(""), label("0.conv")) == ("(root)", "0.conv")
+    assert (label("[64ch]"), label("0[64ch]")) == ("(root)[64ch]", "0[64ch]")

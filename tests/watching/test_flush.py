@@ -16,10 +16,10 @@ from support.closed import Closed
 from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 from torch import nn
 
+from hookstats.arena import arena
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
-from hookstats.watching import flush
 from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
@@ -291,7 +291,7 @@ def test_an_interrupt_while_waiting_breaks_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for a sink."""
-    monkeypatch.setattr(flush, "PATIENCE", 0.3)
+    monkeypatch.setattr(arena, "PATIENCE", 0.3)
 
 
 class Hangs:

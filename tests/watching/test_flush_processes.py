@@ -119,8 +119,8 @@ def test_rank_of_torch_distributed(tmp_path: Path, monkeypatch) -> None:
 def test_a_sink_that_hangs_does_not_keep_the_interpreter(tmp_path: Path) -> None:
     script = """
         import threading
-        from hookstats.watching import flush
-        flush.PATIENCE = 0.3
+        from hookstats.arena import arena
+        arena.PATIENCE = 0.3
         hangs = threading.Event()
         flusher = Flusher(RunWriter(sys.argv[1], HEADER), [lambda record: hangs.wait()])
         for step in range(5):

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from support.interrupts import FullMemory, Interrupt
 from support.modules import Lambda
 from torch import nn
+from torch._C import _is_torch_function_enabled as is_torch_function_enabled
 
 from hookstats.records.record import StepRecord
 from hookstats.stats.bins import LinearBins
@@ -104,6 +104,7 @@ def disturb(interruption: Any, during: int, hooks: str) -> None:
             training.iterate(i)
         with interruption:
             training.iterate(during)
+        assert is_torch_function_enabled(), "torch functions stay disabled"
         if interruption.reached:
             training.watch.step()  # with what there is of the iteration
         for i in range(during + 1, during + 3):
@@ -206,16 +207,10 @@ def calls_of(during: int) -> int:
     return counted.calls
 
 
-def in_a_thread(function: Callable[..., None], *args: object) -> None:
-    """Call `function` on a thread of its own: some interrupts leave torch's functions disabled."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(function, *args).result()
-
-
 def fill_memory(at: int, during: int, hooks: str) -> None:
     full = FullMemory(at)
     try:
-        in_a_thread(disturb, full, during, hooks)
+        disturb(full, during, hooks)
     except AssertionError as failure:
         raise AssertionError(f"in call {at}, {full.where}") from failure
 
@@ -223,6 +218,6 @@ def fill_memory(at: int, during: int, hooks: str) -> None:
 def interrupt(at: int, during: int, error: type[BaseException], hooks: str) -> None:
     interruption = Interrupt(at, error)
     try:
-        in_a_thread(disturb, interruption, during, hooks)
+        disturb(interruption, during, hooks)
     except AssertionError as failure:
         raise AssertionError(f"{error.__name__} in line {at}, {interruption.where}") from failure

@@ -63,4 +63,12 @@ function columnTicks(spans, pixels, gap = 64) {
 }
 
 // The name of a site as people read it: that of the root module is its own.
-const labelOf = (name) => name || data.root;
+// The root module at a further width, or in its n-th call, has a suffix and no name.
+const labelOf = (name) => (/^([[@]|$)/.test(name) ? data.root + name : name);
+
+// What the suffix of a name says, if it has one.
+function widthOf(name) {
+  const width = /\[(\d+)ch\]$/.exec(name);
+  if (width) return `calls with tensors of ${plural(Number(width[1]), "channel")}`;
+  return name.endsWith("[whole]") ? "calls with tensors of further widths, as one channel" : null;
+}

@@ -150,7 +150,8 @@ function describeCell(s, column) {
   const site = data.sites[s];
   const i = s * data.columns + column;
   const { statistic } = chosen;
-  const lines = [`${label(site)} ${site.plain}`, stepsOf(data.spans[column])];
+  const width = widthOf(site.name);
+  const lines = [`${label(site)} ${site.plain}`, ...(width ? [width] : []), stepsOf(data.spans[column])];
   if (!data.seen[i]) return [...lines, "not recorded"].join("\n");
   const x = statistic.of(data, i, site);
   lines.push(`${statistic.label} ${statistic.scale === "share" ? percent(x) : number(x)}`);

@@ -1,0 +1,103 @@
+"""Training steps of a model of three modules: what a run directory and rules add, and how often
+training waits for the thread that serves them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from time import thread_time
+from typing import cast
+
+import pytest
+import torch
+from models import Job
+from pytest_benchmark.fixture import BenchmarkFixture
+from torch import nn
+from trainings import KINDS, Training, Watched
+
+import hookstats as hs
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import pick
+from bench.turns import Peer, Rounds
+
+pytestmark = replayed
+
+WIDTH = pick(256, 8)
+JOB = Job(
+    model=lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)),
+    batch=lambda: (torch.randn(256, WIDTH), torch.randint(0, 10, (256,))),
+    loss=lambda model, x, y: nn.functional.cross_entropy(model(x), y),
+    steps=pick(1000, 3),
+)
+
+
+class Counted(Training):
+    """A training run, with the CPU time of the training's thread."""
+
+    def run(self) -> float:
+        began = thread_time()
+        seconds = super().run()
+        self.cpu = (*getattr(self, "cpu", ()), thread_time() - began)
+        return seconds
+
+
+class Recorded(Counted, Watched):
+    """Recorded by `watch`, as it comes."""
+
+
+class Stored(Recorded):
+    """Recorded by `watch`, into a run directory and with the default rules."""
+
+    def attach(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self.watch = hs.watch(
+            self.model, self.optimizer, KINDS, out=self._directory.name, rules="default"
+        )
+        self._passed = 0
+
+    def detach(self) -> None:
+        super().detach()
+        assert len(hs.open_run(self._directory.name).steps) == self._passed
+        self._directory.cleanup()
+
+
+PEERS: dict[str, type[Counted]] = {"no hooks": Counted, "watch": Recorded, "out and rules": Stored}
+TABLE = Table(
+    "training step of three modules, until its records are written",
+    "ms/step",
+    1e3,
+    floor="no hooks",
+    ours=("watch", "out and rules"),
+    parts={"out and rules": "watch with a run directory and the default rules"},
+)
+
+
+@pytest.fixture(scope="module")
+def case(results: Results) -> Iterator[Measured]:
+    """The training runs, measured in turn."""
+    together: dict[str, Training] = {}
+    makers: dict[str, Callable[[], Peer]] = {
+        name: partial(kind, JOB, together) for name, kind in PEERS.items()
+    }
+    together["Training"] = together["Watched"] = Training(JOB, {})
+    measured = measure(TABLE, "256 wide", JOB.steps, makers, Rounds(12.0, least=3))
+    peers = {name: cast(Counted, peer) for name, peer in measured.peers.items()}
+    together["Training"], together["Watched"] = peers["no hooks"], peers["watch"]
+    cpu = {name: median(peer.cpu) for name, peer in peers.items()}
+    stored = cast(Stored, peers["out and rules"])
+    coverage = stored.watch.coverage()
+    measured.case.facts["_cpu"] = cpu["out and rules"] / cpu["no hooks"]
+    measured.case.facts["_stalls"] = 100 * coverage.stalls / coverage.steps
+    results.cases.append(measured.case)
+    yield measured
+    for peer in peers.values():
+        peer.detach()
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_step(peer: str, case: Measured, benchmark: BenchmarkFixture) -> None:
+    case.verify(peer, benchmark)

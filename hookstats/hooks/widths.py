@@ -1,0 +1,174 @@
+"""Widths: the sites of one tensor of a module, one for each number of channels that it has had.
+
+A module that is used in several places, such as the one ReLU of a bottleneck, may get tensors of
+several widths. Statistics per channel of different widths cannot be merged, so that each width has
+a site: the first one by the module's name, the others by that name and their width, as in
+`relu[64ch]`. From the fifth width on, tensors of all further widths share one site, `relu[whole]`,
+whose only channel is the whole tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from hookstats._torch import jit_tracing_state
+from hookstats.arena.arena import Arena
+from hookstats.hooks.channels import Rule, whole
+from hookstats.hooks.coverage import SiteCoverage
+from hookstats.hooks.readable import local_shape, unreadable
+from hookstats.hooks.sites import Site, channels_of
+
+if TYPE_CHECKING:
+    from hookstats import _hooks
+
+MAX_LEAVES = 1024
+"""The most tensors of one kind of a module that are told apart: keys that change from call to call,
+such as the names of images, would otherwise fill the memory with sites."""
+
+MAX_WIDTHS = 4
+"""How many widths have sites with channels."""
+
+WHOLE = "[whole]"
+
+
+class Suffixes:
+    """What the names of one tensor's sites end in, by width. Values and their gradients share it,
+    so that what belongs together has the same name."""
+
+    def __init__(self) -> None:
+        self._by_width: dict[int, str] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether all further widths share a site."""
+        return len(self._by_width) >= MAX_WIDTHS
+
+    def of(self, channels: int) -> str:
+        """The suffix of a width, which is noted if it is new."""
+        if channels not in self._by_width:
+            if self.full:
+                return WHOLE
+            self._by_width[channels] = f"[{channels}ch]" if self._by_width else ""
+        return self._by_width[channels]
+
+
+class Widths:
+    """The sites of one tensor of a module, or of one parameter.
+
+    `first` is there from the beginning, and counts what cannot be observed. The others come with
+    the first tensor of their width. Callers hold the arena's lock.
+    """
+
+    __slots__ = ("__weakref__", "_arena", "_kind", "_name", "_rule", "_sites", "_suffixes", "first")
+
+    def __init__(
+        self, arena: Arena, name: str, kind: str, rule: Rule, suffixes: Suffixes | None = None
+    ) -> None:
+        self._arena = arena
+        self._name = name
+        self._kind = kind
+        self._rule = rule
+        self._suffixes = suffixes or Suffixes()
+        self._sites: dict[str, Site] = {}
+        self.first = self._site("")
+
+    def at(self, tensor: Tensor) -> Site:
+        """The site for `tensor`; the first one where none can observe it."""
+        return self.find(tensor) or self.first
+
+    def find(self, tensor: Tensor) -> Site | None:
+        """The site for `tensor`; None where none can observe it."""
+        if unreadable(tensor) is not None or is_lazy(tensor) or jit_tracing_state() is not None:
+            return None  # a trace has no numbers for sizes
+        shape = local_shape(tensor)
+        site = self.find_like(shape, tensor.dtype, tensor.device)
+        if site is not None and site.native is not None:
+            site.native.expect(shape)
+        return site
+
+    def find_like(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Site | None:
+        """The site for tensors like this; None where none can observe them.
+
+        shape: -1 for sizes that vary.
+        """
+        found = channels_of(self._rule, shape, dtype, device)
+        if isinstance(found, str):
+            return None
+        suffix = self._suffixes.of(found[1])
+        return self._sites.get(suffix) or self._site(suffix)
+
+    def fixed_dim(self, ndim: int) -> int | None:
+        """The dimension that has to be of one size in a compiled graph, if any."""
+        return None if self._suffixes.full else self._rule(ndim)
+
+    def _site(self, suffix: str) -> Site:
+        rule = whole if suffix == WHOLE else self._rule
+        site = Site(self._arena, self._name + suffix, self._kind, rule, weakref.ref(self))
+        self._sites[suffix] = site
+        return site
+
+    @property
+    def natives(self) -> list[_hooks.Site]:
+        """The C++ halves of the sites."""
+        return [site.native for site in self._sites.values() if site.native is not None]
+
+    def sites(self) -> list[Site]:
+        """All sites, in order of arrival."""
+        return list(self._sites.values())
+
+    def rows(self) -> list[SiteCoverage]:
+        """The sites' rows of the coverage."""
+        return [site.row() for site in self._sites.values()]
+
+
+class Sites(dict[str, Widths]):
+    """The sites of one kind of a module, by the paths of their leaves."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        name: str,
+        kind: str,
+        rule: Rule,
+        suffixes: defaultdict[str, Suffixes] | None = None,
+    ) -> None:
+        """suffixes: by path; the kinds of values and of their gradients share them."""
+        super().__init__()
+        self.arena = arena
+        self.name = name
+        self.kind = kind
+        self.rule = rule
+        self._suffixes = defaultdict(Suffixes) if suffixes is None else suffixes
+
+    def __missing__(self, path: str) -> Widths:
+        full = len(self) >= MAX_LEAVES
+        if full:
+            path = "[...]"
+            if path in self:
+                return self[path]
+        widths = self._make(path)
+        if full:
+            error = ValueError(f"the module has tensors by more than {MAX_LEAVES} paths")
+            widths.first.disable(error)
+        self[path] = widths
+        return widths
+
+    def _make(self, path: str) -> Widths:
+        return Widths(self.arena, self.name, self.kind + path, self.rule, self._suffixes[path])
+
+    def sites(self) -> list[Site]:
+        """The sites of all tensors."""
+        return [site for widths in self.values() for site in widths.sites()]
+
+    def rows(self) -> list[SiteCoverage]:
+        """One row per site; a single row of zeros if no tensor ever arrived."""
+        every = list(self.values()) or [self._make("")]
+        return [row for widths in every for row in widths.rows()]
