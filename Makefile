@@ -4,6 +4,8 @@
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
 # JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
+# CASES   how many strange run directories `make fuzz` reads, beyond those of `make check`
+# STEPS, MINUTES  how long `make soak` trains at most
 # BENCH, RESULTS, BASELINE  of `make bench`: a part of it, where it writes, and what it is compared with
 
 SHELL := bash
@@ -48,6 +50,9 @@ CTEST_JOBS := $(if $(SIDE_BY_SIDE),$(shell echo $$(( ($(JOBS) + 2) / 2 ))),$(JOB
 # Threads that wait for each other leave the cores to other processes.
 WAITING := OMP_WAIT_POLICY=passive
 
+CASES ?= 100000
+STEPS ?= 100000
+MINUTES ?= 30
 BENCH ?=
 RESULTS ?= build/bench.json
 BASELINE ?= bench/results/baseline.json
@@ -61,7 +66,7 @@ define run_parts
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
-.PHONY: help demo test check full cuda-compile pytest pytest-check pytest-full build lint format docs clean
+.PHONY: help demo test check fuzz soak mutants full cuda-compile pytest pytest-check pytest-full build lint format docs clean
 .PHONY: bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
@@ -85,6 +90,16 @@ check: | $(LOGS)  ## Everything else: slow tests, sanitizers, nvcc, docs, small 
 
 pytest-full: $(STAMPS)/dev | $(LOGS)
 	$(PYTEST) -m full 2>&1 | tee $(LOGS)/pytest-full.log
+
+fuzz: $(STAMPS)/dev  ## Read CASES (100000) damaged and evil run directories, beyond the 10000 of check
+	HOOKSTATS_FUZZ_CASES=$(CASES) $(PYTEST) -m full tests/runs/test_strangers.py
+
+soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), with faults, kills and restarts
+	rm -rf build/soak
+	PYTHONPATH=tests $(WAITING) $(BIN)/python -m support.soak $(STEPS) $(MINUTES) build/soak
+
+mutants: $(STAMPS)/dev  ## Put bugs into a copy of the tree, one at a time; each must be caught by its test
+	$(BIN)/python tests/mutants/run.py
 
 full: test check ctest-asan-whole ctest-tsan-whole pytest-full bench  ## test, check, all that is sampled there, all benchmarks
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt

@@ -9,13 +9,14 @@ A reader of one column verifies that column alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from typing import Any, BinaryIO
 from zlib import crc32
 
 from hookstats.runs.format import SUMS_KEY
 
 _DIGITS = 8
+FOOTER_BYTES = 256 << 20
+"""The most bytes of a footer that is read."""
 _TAIL = 8  # bytes after the footer: its length, and "PAR1"
 
 
@@ -38,11 +39,19 @@ def seal(content: memoryview, metadata: Any) -> None:
     chunks = (
         crc32(content[first:end])
         for group in range(metadata.num_row_groups)
-        for first, end in map(_span, _columns(metadata, group))
+        for first, end in map(span, columns_of(metadata, group))
     )
     sums = "".join(f"{each:08x}" for each in chunks)
     content[at : at + len(digits)] = b"0" * _DIGITS + sums.encode()
     content[at : at + _DIGITS] = f"{crc32(content[start:-_TAIL]):08x}".encode()
+
+
+def check_length(file: BinaryIO, size: int) -> None:
+    """Raise a ValueError if the footer of an open part of `size` bytes is too large to be read."""
+    file.seek(max(0, size - _TAIL))
+    length = int.from_bytes(file.read(4), "little")
+    if length > min(size, FOOTER_BYTES):
+        raise ValueError(f"its footer has {length} bytes, expected at most {FOOTER_BYTES}")
 
 
 def check_footer(file: BinaryIO, metadata: Any) -> None:
@@ -60,19 +69,16 @@ def check_footer(file: BinaryIO, metadata: Any) -> None:
     _compare(crc32(written), sums[:_DIGITS], "its footer")
 
 
-def check_columns(file: BinaryIO, metadata: Any, group: int, names: Collection[str]) -> None:
-    """Raise a ValueError if a column of a row group is not as it was written.
+def check_column(metadata: Any, group: int, number: int, chunk: bytes) -> None:
+    """Raise a ValueError if the chunk of a column is not as it was written.
 
-    names: the columns to check, by their names in the schema.
+    number: that of the column in its row group. Parts before version 3 have no checksums.
     """
-    sums = metadata.metadata[SUMS_KEY]
-    for number, column in enumerate(_columns(metadata, group)):
-        name = column.path_in_schema.split(".")[0]
-        if name in names:
-            first, end = _span(column)
-            file.seek(first)
-            at = _DIGITS * (1 + group * metadata.num_columns + number)
-            _compare(crc32(file.read(end - first)), sums[at : at + _DIGITS], f"column {name!r}")
+    sums = metadata.metadata.get(SUMS_KEY)
+    if sums is not None:
+        at = _DIGITS * (1 + group * metadata.num_columns + number)
+        name = metadata.row_group(group).column(number).path_in_schema.split(".")[0]
+        _compare(crc32(chunk), sums[at : at + _DIGITS], f"column {name!r}")
 
 
 def _compare(found: int, expected: bytes, what: str) -> None:
@@ -85,12 +91,13 @@ def _position(footer: bytes, sums: bytes) -> int:
     return footer.index(sums, footer.index(SUMS_KEY))
 
 
-def _columns(metadata: Any, group: int) -> list[Any]:
+def columns_of(metadata: Any, group: int) -> list[Any]:
+    """The column chunks of a row group."""
     row_group = metadata.row_group(group)
     return [row_group.column(i) for i in range(row_group.num_columns)]
 
 
-def _span(column: Any) -> tuple[int, int]:
+def span(column: Any) -> tuple[int, int]:
     """Where the bytes of a column chunk begin and end."""
     first = column.data_page_offset
     if column.has_dictionary_page:

@@ -15,6 +15,12 @@ from uuid import uuid4
 from hookstats.runs.format import NewerError, require_pyarrow
 from hookstats.stats.printable import printable
 
+JSON_BYTES = 256 << 20
+"""The most bytes of a JSON file that is read."""
+JSON_VALUES = 10_000_000
+"""The most values in a JSON file that is read: ten thousand sites are 100,000 a session."""
+_LETTERS = 1000  # of an error, in the message that names the file
+
 
 def write_file(path: Path, content: Any, rank: int, *, new: bool = False) -> None:
     """Put `content`, bytes or a buffer, on the disk under a temporary name, then rename the file.
@@ -92,15 +98,26 @@ def to_json(what: str, content: Any) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; call this within `naming`."""
-    require_regular(path)
-    return json.loads(path.read_bytes())
+    """The content of a JSON file; call this within `naming`.
+
+    What would take gigabytes of memory is refused.
+    """
+    size = require_regular(path)
+    if size > JSON_BYTES:
+        raise ValueError(f"it has {size} bytes, expected at most {JSON_BYTES}")
+    content = path.read_bytes()
+    values = sum(map(content.count, (b",", b"[", b"{")))
+    if values > JSON_VALUES:
+        raise ValueError(f"it has {values} values, expected at most {JSON_VALUES}")
+    return json.loads(content)
 
 
-def require_regular(path: Path) -> None:
-    """Raise a ValueError if `path` is not a regular file: reading a pipe could block forever."""
-    if not stat.S_ISREG(path.stat().st_mode):
+def require_regular(path: Path) -> int:
+    """The size of a regular file; a ValueError else: reading a pipe could block forever."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
+    return status.st_size
 
 
 class _DamagedError(ValueError):
@@ -119,8 +136,16 @@ def naming(path: Path) -> Iterator[None]:
         *(OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError),
     ) as error:
         # Not the content: missing, not permitted. Arrow calls a bad offset an invalid argument.
-        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            error.filename = error.filename or str(path)
             raise
         raise _DamagedError(
-            f"{printable(str(path))}: damaged, or not written by hookstats ({error!r})"
+            f"{printable(str(path))}: damaged, or not written by hookstats ({_said(error)})"
         ) from error
+
+
+def _said(error: Exception) -> str:
+    """An error in at most `_LETTERS` letters: some repeat the content of the file."""
+    said = repr(error)
+    half = _LETTERS // 2
+    return said if len(said) <= _LETTERS else f"{said[:half]} ... {said[-half:]}"

@@ -24,6 +24,10 @@ REASONS = ("disk", "stall", "error")
 """Why steps are lost: the disk took no more, the training would have waited, something failed."""
 
 
+MOST_ROWS = 1 << 20
+"""The most rows of a record, each of which is described in Python."""
+
+
 class Footer(NamedTuple):
     """Which records a part holds, in order, and how its columns are to be read."""
 
@@ -88,6 +92,9 @@ def parse_footer(
         raise ValueError(
             f"its first record has step {records[0][0]}, but its name says {part.step}"
         )
+    sites = max(rows for _, rows in records)
+    if sites > MOST_ROWS:
+        raise ValueError(f"a record has {sites} rows, expected at most {MOST_ROWS}")
     starts = set(accumulate((rows for _, rows in records), initial=0))
     if sum(groups) != max(starts) or not starts.issuperset(accumulate(groups)):
         raise ValueError(

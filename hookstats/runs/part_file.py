@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hookstats.runs.checksums import check_columns, check_footer
+from hookstats.runs.checksums import check_column, check_footer, check_length, columns_of, span
 from hookstats.runs.files import naming, require_regular
 from hookstats.runs.footer import Footer, parse_footer
 from hookstats.runs.format import (
@@ -20,6 +20,7 @@ from hookstats.runs.format import (
     has_higher,
     require_pyarrow,
 )
+from hookstats.runs.pages import check_size
 
 
 @contextmanager
@@ -31,12 +32,12 @@ def open_part(run: Path, part: PartName) -> Iterator[PartFile]:
     """
     path = run / PARTS / str(part)
     with naming(path):
-        require_regular(path)
-        with (
-            path.open("rb") as raw,
-            require_pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file,
-        ):
-            yield PartFile(path, raw, file)
+        size = require_regular(path)
+        with path.open("rb") as raw:
+            check_length(raw, size)
+            parquet = require_pyarrow().parquet
+            with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+                yield PartFile(path, raw, size, file)
 
 
 def read_footer(run: Path, part: PartName) -> Footer:
@@ -53,9 +54,10 @@ def read_footer(run: Path, part: PartName) -> Footer:
 class PartFile:
     """An open part."""
 
-    def __init__(self, path: Path, raw: BinaryIO, file: Any) -> None:
+    def __init__(self, path: Path, raw: BinaryIO, size: int, file: Any) -> None:
         self._path = path
         self._raw = raw
+        self._size = size
         self._file = file
         self._metadata = file.metadata
         self.names: list[str] = file.schema_arrow.names
@@ -80,7 +82,18 @@ class PartFile:
     def read(self, columns: Sequence[str], group: int | None = None) -> Any:
         """Some columns, of one row group or of all, as a pyarrow.Table."""
         groups = range(self._metadata.num_row_groups) if group is None else [group]
-        if SUMS_KEY in self._metadata.metadata:
-            for each in groups:
-                check_columns(self._raw, self._metadata, each, columns)
+        check_size(chunk for each in groups for chunk in self._chunks(each, columns))
         return self._file.read_row_groups(list(groups), columns=columns)
+
+    def _chunks(self, group: int, names: Collection[str]) -> Iterator[tuple[int, bytes]]:
+        """The rows of some columns of a row group, and what is stored of these, verified."""
+        rows = self._metadata.row_group(group).num_rows
+        for number, column in enumerate(columns_of(self._metadata, group)):
+            if column.path_in_schema.split(".")[0] in names:
+                first, end = span(column)
+                if not 0 <= first <= end <= self._size:
+                    raise ValueError(f"bytes {first} to {end} are not in it")
+                self._raw.seek(first)
+                chunk = self._raw.read(end - first)
+                check_column(self._metadata, group, number, chunk)
+                yield rows, chunk

@@ -179,8 +179,8 @@ class Parts:
         """The valid rows of every part, each as one pyarrow.Table with the `schema`."""
         for name, records in self.valid().items():
             try:
-                rows = self.rows(name, records)
                 table = self.read(name, schema.names).cast(schema)
+                rows = self.rows(name, records)  # as many as were read
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:

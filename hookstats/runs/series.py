@@ -22,6 +22,7 @@ from hookstats.runs.parts import Parts, Where
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import Statistics, dead, no_column, statistic
+from hookstats.stats.printable import printable
 
 _NAMED = 3  # sites in the representation of a series
 
@@ -157,7 +158,12 @@ class SiteSeries(ArrayStatistics):
 
     def _channel_column(self, name: str) -> NDArray[Any]:
         self._numbers(name)  # raises where it is not stored
-        ((values, offsets),) = self._selection.lists(name)
+        (values, offsets), (_, counted) = self._selection.lists(name, "count")
+        if not np.array_equal(offsets, counted):
+            raise ValueError(
+                f"{printable(str(self._selection.parts.run))}: damaged: columns 'count' and "
+                f"{name!r} have lists of different lengths"
+            )
         bounds = offsets[self._rows.start : self._rows.stop + 1]
         channels = set(np.diff(bounds).tolist())
         if len(channels) > 1:
@@ -297,7 +303,7 @@ class _Selection:
 
     def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
         """Columns of lists: the values of each, and int64 [N + 1], where each row's begin."""
-        missing = [name for name in names if name not in self._lists]
+        missing = [name for name in dict.fromkeys(names) if name not in self._lists]
         found: dict[str, list[Any]] = {name: [] for name in missing}
         if missing:
             for mask, table in self._read(missing):

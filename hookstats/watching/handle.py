@@ -288,15 +288,20 @@ class Watch:
             )
         if self._arena.is_captured():
             return  # replays of the graph will close no steps
-        step = self._step
-        self._step += 1
+        step, front = self._step, self._arena.front
         self._stepped.clear()
         self._parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
-        if recorded:
-            self._arena.hand_over(
-                partial(self._flusher.submit, step=step), partial(self._flusher.skip, step)
-            )
+        try:
+            self._step += 1
+            if recorded:
+                self._arena.hand_over(
+                    partial(self._flusher.submit, step=step), partial(self._flusher.skip, step)
+                )
+        except BaseException:
+            if recorded and self._arena.front == front:
+                self._step = step  # it is still open
+            raise
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:

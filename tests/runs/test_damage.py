@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.paths import DATA
+from support.rewritten import rewritten
 from support.samples import BINS, CHANNEL_BINS, assert_same, sample, tensors
 
 from hookstats.records.sparse import SparseCounts
-from hookstats.runs.checksums import placeholder, seal
-from hookstats.runs.format import PART_KEY, SUMS_KEY
+from hookstats.runs.format import PART_KEY
 from hookstats.runs.run import Run, open_run
 from hookstats.runs.writer import RunWriter
 
@@ -40,26 +40,8 @@ def written(out: Path, *steps: int) -> Path:
 def rewrite(part: Path, table: pa.Table, **about: Any) -> None:
     """Write the part again, with other rows or metadata and checksums that are right."""
     old = json.loads(pq.read_metadata(part).metadata[PART_KEY])
-    buffer = pa.BufferOutputStream()
-    with pq.ParquetWriter(buffer, table.schema.remove_metadata()) as writer:
-        writer.write_table(table)
-        text = json.dumps({k: v for k, v in (old | about).items() if v != "absent"})
-        sums = placeholder(leaves(table.schema))
-        writer.add_key_value_metadata({PART_KEY: text, SUMS_KEY: sums})
-    content = buffer.getvalue()
-    seal(memoryview(content).cast("B"), pq.read_metadata(pa.BufferReader(content)))
-    part.write_bytes(content)
-
-
-def leaves(schema: pa.Schema) -> int:
-    """How many column chunks a row group has."""
-    count = 0
-    for field in schema:
-        type = field.type
-        while pa.types.is_list(type):
-            type = type.value_type
-        count += type.num_fields if pa.types.is_struct(type) else 1
-    return count
+    text = json.dumps({k: v for k, v in (old | about).items() if v != "absent"})
+    part.write_bytes(rewritten(table, text))
 
 
 def test_a_part_written_again_is_read(tmp_path: Path) -> None:

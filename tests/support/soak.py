@@ -1,0 +1,85 @@
+"""The soak, `python -m support.soak STEPS MINUTES DIRECTORY`: trains, with faults and restarts.
+
+The run is on a small tmpfs of its own, which the training fills up now and then. Ends after so
+many steps or minutes, whichever is first; then the run is compared with what was done, and the
+figures are printed. The exit code is 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from support.soak_check import check
+
+SIZE = "512m"
+"""Of the file system for the run."""
+SESSIONS = 10
+"""Among which the steps are divided; every second one is killed before its end."""
+
+
+def steps_closed(log: Path) -> int:
+    return log.read_text().count('"step":') if log.exists() else 0
+
+
+def train(steps: int, minutes: float, disk: Path, room: Path) -> list[float]:
+    """Run sessions until there are enough steps; returns when sessions were killed."""
+    log, kills = room / "log.jsonl", []
+    end = time.monotonic() + 60 * minutes
+    rng = random.Random(0)
+    session = 0
+    while (left := steps - steps_closed(log)) > 0 and time.monotonic() < end:
+        share = min(left, steps // SESSIONS)
+        command = [sys.executable, "-X", "faulthandler", "-m", "support.soak_training"]
+        child = subprocess.Popen([*command, disk, room, str(share), str(session)])
+        done = steps_closed(log)
+        # The last session ends by itself.
+        killed_after = rng.randrange(share // 4, share) if session % 2 == 0 and left > share else 0
+        while child.poll() is None:
+            time.sleep(1.0)
+            late = time.monotonic() > end
+            if late or (killed_after and steps_closed(log) - done > killed_after):
+                time.sleep(rng.random())
+                child.send_signal(signal.SIGKILL)
+                child.wait()
+                kills.append(time.monotonic())
+                break
+        else:
+            if child.returncode:
+                raise SystemExit(f"session {session} ended with exit code {child.returncode}")
+        session += 1
+    # One more, which closes the run, however late it is.
+    subprocess.run([*command, disk, room, "50", str(session)], check=True)
+    return kills
+
+
+def main(steps: int, minutes: float, directory: Path) -> int:
+    disk, room = directory / "disk", directory / "room"
+    for path in (disk, room):
+        path.mkdir(parents=True, exist_ok=True)
+    if "HOOKSTATS_SOAK" not in os.environ:  # in a mount namespace of its own
+        mount = f'mount -t tmpfs -o size={SIZE} tmpfs "{disk}" && exec "$@"'
+        again = [sys.executable, "-m", "support.soak", *sys.argv[1:]]
+        os.environ["HOOKSTATS_SOAK"] = "mounted"
+        os.execvp(
+            "unshare", ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *again]
+        )
+    began = time.monotonic()
+    kills = train(steps, minutes, disk, room)
+    spent = time.monotonic() - began
+    figures, problems = check(disk, room, kills)
+    print(json.dumps({"minutes": round(spent / 60, 1), **figures}, indent=1))
+    for problem in problems[:50]:
+        print("wrong:", problem)
+    print(f"{len(problems)} problems")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,305 @@
+"""A session of the soak: trains, with faults at random, until it has made its steps or is killed.
+
+`python -m support.soak_training DISK ROOM STEPS SEED`: DISK is a small file system for the run,
+ROOM another one for checkpoints and the log. The log has one line of JSON per closed step, with
+what really happened in the step; it is what `soak_check` compares the run with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.soak_model import BATCH, FaultError, Net, Truth
+
+import hookstats as hs
+from hookstats.rules import RuleWarning
+from hookstats.runs import files, headers
+from hookstats.watching.handle import Watch
+
+SAMPLES = 500
+"""The steps from one look at memory, threads and handles to the next."""
+
+
+class Alarm:
+    """Raises KeyboardInterrupt in the main thread at a random moment, as Ctrl-C does."""
+
+    def __init__(self) -> None:
+        self._armed = False
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def set(self, seconds: float) -> None:
+        self._armed = True
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def off(self) -> None:
+        self._armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _ring(self, *_: object) -> None:
+        if self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
+
+
+class Session:
+    """One process of the training."""
+
+    def __init__(self, disk: Path, room: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.out, self.filler = disk / "run", disk / "filler"
+        self.checkpoint = room / "checkpoint.pt"
+        self.log = (room / "log.jsonl").open("a", buffering=1)
+        self.net = Net()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.001)
+        self.alarm = Alarm()
+        self.done = 0  # steps closed in this process
+        self.paused = False
+        self.given = 0  # records that the sink got
+        self.slow = 0.0
+        self.faults: list[tuple[float, Callable[[], None]]] = [
+            (0.01, self.raise_forward),
+            (0.01, self.raise_backward),
+            (0.02, self.interrupt),
+            (0.002, self.pause),
+            (0.001, self.close_and_watch),
+            (0.002, self.save),
+            (0.001, self.go_back),
+            (0.0007, self.fill_disk),
+            (0.001, self.slow_disk),
+        ]
+        self._make_disk_slow()
+        self._turn_clock_back()
+        if self.checkpoint.exists():
+            self._load()
+        self.filler.unlink(missing_ok=True)
+        self.watch = self._watch()
+
+    def say(self, **what: Any) -> None:
+        """Write a line into the log; a kill leaves it, since the system has it."""
+        self.log.write(json.dumps({**what, "at": time.monotonic()}) + "\n")
+
+    def run(self, steps: int) -> None:
+        while self.done < steps:
+            if self.done % SAMPLES == 0:
+                self.sample()
+            self.iterate()
+            for probability, fault in self.faults:
+                if self.rng.random() < probability:
+                    fault()
+        self.filler.unlink(missing_ok=True)
+        self.slow = 0.0
+        self._close()
+        self.sample()
+        self.say(ended=True)
+
+    def iterate(self, micro_batches: int = 0, alarm: float = 0.0) -> None:
+        """Make a step; where it fails, the same step stays open for the next attempt."""
+        number = self._number()
+        try:
+            if alarm:
+                self.alarm.set(alarm)
+            self.optimizer.zero_grad()
+            for _ in range(micro_batches or self.rng.randrange(1, 4)):
+                self.net(torch.randn(BATCH, 5)).square().mean().backward()
+            self.optimizer.step()
+            self.alarm.off()
+        except FaultError:
+            self.alarm.off()
+        except KeyboardInterrupt:
+            self.net.truth.disturbed = True
+            self.say(interrupted=number)
+        self._settle(number)
+
+    def _number(self) -> int:
+        return self.watch._step  # state_dict copies the settings, too
+
+    def _settle(self, number: int) -> None:
+        """Write down the step `number`, if it is closed."""
+        truth = self.net.truth
+        truth.disturbed = truth.disturbed or self.paused
+        if self._number() == number:
+            return
+        self.say(step=number, paused=self.paused, **truth.to_json())
+        self.done += 1
+        self.net.truth = Truth()
+
+    def raise_forward(self) -> None:
+        self.net.fails_forward = self.rng.choice(["first", "relu", "last"])
+        self.iterate()
+        self.net.fails_forward = None
+        self.say(fault="forward")
+
+    def raise_backward(self) -> None:
+        self.net.fails_backward = self.rng.choice(["first", "relu", "last"])
+        self.iterate()
+        self.net.fails_backward = None
+        self.say(fault="backward")
+
+    def interrupt(self) -> None:
+        self.iterate(3, alarm=self.rng.uniform(1e-6, 3e-3))
+
+    def pause(self) -> None:
+        self.net.truth.disturbed = True
+        if self.paused:
+            self.watch.resume()
+        else:
+            self.watch.pause()
+        self.paused = not self.paused
+        self.say(fault="pause")
+
+    def close_and_watch(self) -> None:
+        """Close the watch, sometimes with an interrupt on the way, and begin another one."""
+        number = self._number()
+        try:
+            if self.rng.random() < 0.5:
+                self.alarm.set(self.rng.uniform(1e-5, 2e-2))
+            self._close()
+            self.alarm.off()
+        except KeyboardInterrupt:
+            self._close()
+        self._free_disk()
+        self.net.truth = Truth()  # the open step is discarded
+        self.watch = self._watch(number)
+        self.say(fault="close")
+
+    def save(self) -> None:
+        about = {"model": self.net.state_dict(), "watch": self.watch.state_dict()}
+        temporary = self.checkpoint.with_suffix(".new")
+        torch.save(about, temporary)
+        temporary.replace(self.checkpoint)
+        self.say(fault="save")
+
+    def go_back(self) -> None:
+        """Return to the last checkpoint, as after a loss that exploded."""
+        if self.checkpoint.exists():
+            self.watch.load_state_dict(self._load())
+            self.net.truth = Truth()
+            self.net.truth.disturbed = True  # what the open step had stays in it
+            self.say(back=self._number())
+
+    def _load(self) -> Any:
+        about = torch.load(self.checkpoint)
+        self.net.load_state_dict(about["model"])
+        self.resumed = about["watch"]
+        return self.resumed
+
+    def fill_disk(self) -> None:
+        """Fill the disk to the last byte, or give it room again."""
+        if self.filler.exists():
+            self._free_disk()
+            return
+        self.say(fault="full")
+        with suppress(OSError), self.filler.open("wb", buffering=0) as file:
+            for block in (1 << 20, 4096, 1):
+                with suppress(OSError):
+                    while file.write(bytes(block)) == block:
+                        pass
+
+    def _free_disk(self) -> None:
+        if self.filler.exists():
+            self.filler.unlink()
+            self.say(fault="freed")
+
+    def slow_disk(self) -> None:
+        self.slow = 0.0 if self.slow else self.rng.uniform(0.05, 0.5)
+        self.say(fault="slow")
+
+    def _make_disk_slow(self) -> None:
+        """Have each fsync take `slow` seconds more; all else of the disk is real."""
+        fsync = os.fsync
+
+        def slowly(descriptor: int) -> None:
+            time.sleep(self.slow)
+            fsync(descriptor)
+
+        files.os.fsync = slowly  # type: ignore[attr-defined]
+
+    def _turn_clock_back(self) -> None:
+        """Have the wall clock that headers are dated with go backwards an hour at each look."""
+        looks = iter(range(10**9))
+
+        def now() -> str:
+            moment = datetime.now(timezone.utc) - timedelta(hours=next(looks))
+            return moment.isoformat(timespec="seconds")
+
+        headers.now = now
+
+    def _watch(self, number: int | None = None) -> Watch:
+        w = hs.watch(
+            self.net,
+            self.optimizer,
+            bins=hs.LinearBins(12, -3.0, 3.0),
+            out=self.out,
+            append=True,
+            rules="default",
+            sinks=[self._check],
+        )
+        self.paused = False
+        if number is not None:
+            w.load_state_dict({**w.state_dict(), "step": number})
+        elif self.checkpoint.exists():
+            w.load_state_dict(self.resumed)
+        self.say(back=int(w.state_dict()["step"]), begun=True)
+        return w
+
+    def _check(self, record: hs.StepRecord) -> None:
+        """What holds of every record, whatever happened: calls are whole."""
+        self.given += 1
+        whole = record.whole
+        total = whole.count + whole.nan + whole.posinf + whole.neginf
+        for site, calls, elements in zip(
+            record.sites, record.observed.tolist(), total.tolist(), strict=True
+        ):
+            expected = calls
+            for size in site.shape:
+                expected *= size
+            if expected != elements:
+                raise AssertionError(f"{site} in {calls} calls: {elements} elements")
+
+    def _close(self) -> None:
+        w = self.watch
+        w.close()
+        coverage = w.coverage()
+        for row in coverage:
+            assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
+        disabled = [f"{row.kind} of {row.name}: {row.error}" for row in coverage if row.error]
+        self.say(closed=True, failures=coverage.failures, disabled=disabled, steps=coverage.steps)
+
+    def sample(self) -> None:
+        status = Path("/proc/self/status").read_text().splitlines()
+        about = dict(line.split(":", 1) for line in status)
+        self.say(
+            sample=self.done,
+            resident=int(about["VmRSS"].split()[0]) * 1024,
+            threads=threading.active_count(),
+            handles=len(list(Path("/proc/self/fd").iterdir())),
+            parts=len(list((self.out / "parts").iterdir())),
+            process=os.getpid(),
+        )
+
+
+def main(disk: Path, room: Path, steps: int, seed: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    # Alerts and a full disk warn, once each; everything else is an error.
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message="hookstats: ", category=RuntimeWarning)
+    warnings.filterwarnings("ignore", category=RuleWarning)
+    Session(disk, room, seed).run(steps)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
