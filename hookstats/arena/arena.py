@@ -183,6 +183,10 @@ class Arena:
         graphs = [int(shelf.graphs.folded().sum()) for shelf in shelves]
         return int(self.calls.first(len(self._placed), self.front).sum()) + sum(graphs)
 
+    def has_calls(self) -> bool:
+        """Whether any tensor was folded into the open step, graphs aside; waits for nothing."""
+        return bool(self.calls.first(len(self._placed), self.front).any())
+
     def is_captured(self) -> bool:
         """Whether work on one of the devices now becomes part of a graph, such as a CUDA graph."""
         # Only of devices that are in use: asking must not start any.

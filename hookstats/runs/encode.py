@@ -21,13 +21,12 @@ GROUP_BYTES = 4 << 20
 class PartBuilder:
     """A part to come: a Parquet file in memory, which is written to the disk as a whole."""
 
-    def __init__(self, *, higher: bool) -> None:
+    def __init__(self, schema: Any) -> None:
+        """schema: of its rows, a pyarrow.Schema."""
         pa = require_pyarrow()
-        self.higher = higher
-        """Whether its records have third and fourth moments."""
-        self._schema = schema = part_schema(higher=higher)
+        self.schema = schema
         self.records: list[tuple[int, int]] = []
-        """The step of each record and its number of rows."""
+        """The step of each record, or of its scalars, and its number of rows."""
         self._batches: list[Any] = []  # of the row group to come
         self._waiting = 0  # bytes in _batches
         self._groups = 0  # that are in the file
@@ -72,7 +71,7 @@ class PartBuilder:
         about: what the metadata say of the part, JSON.
         """
         self._end_group()
-        chunks = self._groups * len(self._schema)
+        chunks = self._groups * len(self.schema)
         self._writer.add_key_value_metadata({PART_KEY: about, SUMS_KEY: placeholder(chunks)})
         self._writer.close()
         content = self._buffer.getvalue()
@@ -81,7 +80,7 @@ class PartBuilder:
         return content
 
     def _end_group(self) -> None:
-        table = require_pyarrow().Table.from_batches(self._batches, schema=self._schema)
+        table = require_pyarrow().Table.from_batches(self._batches, schema=self.schema)
         if table.num_rows:
             self._writer.write_table(table.unify_dictionaries(), row_group_size=table.num_rows)
             self._groups += 1

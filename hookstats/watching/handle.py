@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats.arena.arena import Arena
 from hookstats.hooks.attach import MODULE_KINDS
+from hookstats.hooks.began import Began
 from hookstats.hooks.channels import channel_rule, parameter_rule
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
@@ -30,6 +32,7 @@ from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.watching.flush import Flusher
+from hookstats.watching.scalars import ScalarLog, as_scalar, learning_rates
 from hookstats.watching.settings import PARAMETER_KINDS, Settings
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
@@ -48,6 +51,7 @@ class Watch:
 
     def __init__(
         self,
+        model: nn.Module,
         selection: Selection,
         optimizers: Sequence[Optimizer],
         settings: Settings,
@@ -73,9 +77,13 @@ class Watch:
         self._sites: list[Sites | Site] = []
         self._handles: list[RemovableHandle] = []
         self._parameters = Parameters(arena)
-        self._optimizers = len(optimizers)
+        self._began = Began()
+        self._log = ScalarLog(partial(_has_begun, self._began, arena), flusher.submit_scalars)
+        flusher.before_exit = self._log.end
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._stepped: set[int] = set()
         try:
+            self._handles += self._began.attach(model)
             for name, module in selection.modules.items():
                 self._attach(name, module)
             for name in selection.parameters:
@@ -138,6 +146,25 @@ class Watch:
             self._parameters.observe_all()
         self._close_step()
 
+    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Keep numbers of the step, such as its loss: ``log(loss=loss)``, ``log({"eval/f1": f1})``.
+
+        They belong to the open step, or to the step just closed until the model is called again: so
+        a `log` may stand after ``optimizer.step()``. They are kept at steps that are not recorded,
+        too, in the run directory (`Run.scalars`), and sinks get them. A name that the step has
+        already gets the new value. Nothing waits for a tensor on a device. Calls while a CUDA graph
+        is captured do nothing.
+
+        values, more: numbers, or tensors of one element, by name.
+
+        Raises:
+            ValueError: a value is something else, or the watch is closed.
+        """
+        self._check_open()
+        if not self._arena.is_captured():
+            given = {**(values or {}), **more}
+            self._log.log({str(name): as_scalar(str(name), x) for name, x in given.items()})
+
     @property
     def latest(self) -> StepRecord:
         """The last recorded step: a mapping from (name, kind) to ChannelStats, with its `step`.
@@ -147,13 +174,17 @@ class Watch:
         Raises:
             RuntimeError: no step is recorded yet.
         """
+        self._log.hand_on()
         self._flusher.drain(disk=False)
         if self._flusher.latest is None:
             raise RuntimeError(
                 "latest: no step is recorded yet; expected a call of optimizer.step() or of "
                 "Watch.step() before"
             )
-        return self._flusher.latest
+        record, closed = self._flusher.latest, self._log.closed
+        if closed is not None and closed.step == record.step:  # some may have been logged since
+            record = replace(record, scalars={**record.scalars, **closed.resolved()})
+        return record
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -215,6 +246,7 @@ class Watch:
             )
         step = check_integer("state_dict has step", step, 0, _LAST_STEP)
         check_settings(settings, self._header, "state_dict")
+        self._log.seal()
         self._step = step
         self._schedule()
 
@@ -232,6 +264,7 @@ class Watch:
         while self._handles:
             self._handles.pop().remove()
         self._discarded = self._arena.pending()
+        self._log.end()
         self._flusher.close(self.coverage().to_dict())
         self._monitor.raise_pending()
 
@@ -245,6 +278,7 @@ class Watch:
             while self._handles:
                 self._handles.pop().remove()
             self._discarded = self._arena.pending()
+            self._log.end()
             self._flusher.leave(self.coverage().to_dict())
 
     def __enter__(self) -> Watch:
@@ -267,7 +301,7 @@ class Watch:
         """Note that an optimizer steps; the last one closes the step."""
         with self._arena.lock:  # in a backward, optimizers may step on several threads
             self._stepped.add(optimizer)
-            is_last = len(self._stepped) == self._optimizers
+            is_last = len(self._stepped) == len(self._optimizers)
             if is_last:
                 self._stepped.clear()
         if is_last:
@@ -286,8 +320,11 @@ class Watch:
         self._stepped.clear()
         self._parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
+        optimizers = filter(None, [optimizer() for optimizer in self._optimizers])
+        scalars = self._log.close(step, learning_rates(optimizers))
+        self._began.value = False
         if recorded:
-            self._arena.hand_over(partial(self._flusher.submit, step=step))
+            self._arena.hand_over(partial(self._flusher.submit, step=step, scalars=scalars))
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:
@@ -303,6 +340,11 @@ class Watch:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the watch is closed: expected an open one, from another watch()")
+
+
+def _has_begun(began: Began, arena: Arena) -> bool:
+    """Whether the open step has begun: the model was called, or one of its parts."""
+    return began.value or (arena.recording and arena.has_calls())
 
 
 def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:

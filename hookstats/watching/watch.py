@@ -110,4 +110,4 @@ def watch(
         )
         step = 0 if writer.last_step is None else writer.last_step + 1
     flusher = Flusher(writer, (*sinks, monitor) if rules else sinks)
-    return Watch(selection, optimizers, settings, header, flusher, monitor, step)
+    return Watch(model, selection, optimizers, settings, header, flusher, monitor, step)
