@@ -90,6 +90,8 @@ class Arena:
         self.under_way = Counters()
         """1 while Python folds a tensor in, by site and buffer; where it stays 1, an interrupt came
         meanwhile."""
+        self.is_evaluation: Callable[[], bool] = lambda: False
+        """Whether a module's call is one of an evaluation now, which is left out."""
         self.stalls = 0
         """The number of swaps that waited until the step before was read out."""
         self.while_waiting: Callable[[], object] = lambda: None
@@ -176,6 +178,20 @@ class Arena:
         self.recording = recording
         if self.native is not None:
             self.native.recording = recording
+
+    def leave_out(self, is_evaluation: Callable[[], bool]) -> None:
+        """Have hooks leave out calls for which `is_evaluation()`, all of them without gradients."""
+        self.is_evaluation = is_evaluation
+        if self.native is not None:
+            self.native.skips_evaluation = True
+
+    def seconds(self) -> float | None:
+        """How long threads have held the lock so far: what hooks cost the training. None without
+        C++ hooks, as Python's locks cannot tell."""
+        if self.native is None:
+            return None
+        with self.lock:
+            return self.native.seconds
 
     def pending(self) -> int:
         """How many tensors were folded into the open step; waits for the devices."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,21 +19,22 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats.arena.arena import Arena
 from hookstats.hooks.attach import MODULE_KINDS
-from hookstats.hooks.began import Began
 from hookstats.hooks.channels import channel_rule, parameter_rule
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.parameters import Parameters, StepHook
+from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.sites import Site, Sites
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
+from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
 from hookstats.watching.scalars import ScalarLog, as_scalar, learning_rates
-from hookstats.watching.settings import PARAMETER_KINDS, Settings
+from hookstats.watching.settings import PARAMETER_KINDS, Settings, unwrapped
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
@@ -51,7 +52,7 @@ class Watch:
 
     def __init__(
         self,
-        model: nn.Module,
+        models: Iterable[nn.Module],
         selection: Selection,
         optimizers: Sequence[Optimizer],
         settings: Settings,
@@ -77,29 +78,37 @@ class Watch:
         self._sites: list[Sites | Site] = []
         self._handles: list[RemovableHandle] = []
         self._parameters = Parameters(arena)
-        self._began = Began()
-        self._log = ScalarLog(partial(_has_begun, self._began, arena), flusher.submit_scalars)
+        self._roots = Roots(models)
+        self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
-        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._cost = Cost(arena)
+        self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: set[int] = set()
         try:
-            self._handles += self._began.attach(model)
+            self._handles += self._roots.attach()
             for name, module in selection.modules.items():
                 self._attach(name, module)
             for name in selection.parameters:
                 self._add_parameter(selection, name)
-            for i, optimizer in enumerate(optimizers):
-                keeps = self if flusher.has_readers else None
-                then = partial(_stepped, weakref.ref(self), i, keeps)
-                step = partial(StepHook, arena, self._parameters, then)
-                self._handles += (
-                    optimizer.register_step_pre_hook(step(after=False)),
-                    optimizer.register_step_post_hook(step(after=True)),
-                )
+            for optimizer in optimizers:
+                self._add_optimizer(optimizer)
         except BaseException:
             self.close()
             raise
         self._schedule()
+
+    def _add_optimizer(self, optimizer: Optimizer) -> None:
+        keeps = self if self._flusher.has_readers else None
+        then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
+        step = partial(StepHook, self._arena, self._parameters, then)
+        self._handles += (
+            optimizer.register_step_pre_hook(step(after=False)),
+            optimizer.register_step_post_hook(step(after=True)),
+        )
+        self._optimizers.append(weakref.ref(optimizer))
+        if self._settings.modes == "auto":
+            self._roots.skips_evaluation = True
+            self._arena.leave_out(self._roots.is_evaluation)
 
     def _add_parameter(self, selection: Selection, name: str) -> None:
         rule = parameter_rule(selection.parameters[name])
@@ -164,6 +173,39 @@ class Watch:
         if not self._arena.is_captured():
             given = {**(values or {}), **more}
             self._log.log({str(name): as_scalar(str(name), x) for name, x in given.items()})
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Have one more optimizer close steps, as those that `watch` was given.
+
+        For an optimizer that is made after the hooks, as where the model is compiled in between.
+
+        Raises:
+            ValueError: it is no optimizer, the watch has it, or the watch is closed.
+        """
+        self._check_open()
+        found = unwrapped(optimizer)
+        if any(known() is found for known in self._optimizers):
+            raise ValueError("optimizer: the watch has it already, expected another one")
+        self._add_optimizer(found)
+
+    @property
+    def open_step(self) -> int:
+        """The number of the open step, the next one to be closed."""
+        return self._step
+
+    def set_step(self, step: int) -> None:
+        """Number the open step, and count on from there; as the training counts its own steps.
+
+        Going back makes void what the run directory has of `step` and of later steps, when the
+        step is recorded.
+
+        Raises:
+            ValueError: step is no integer of 0 or more, or the watch is closed.
+        """
+        self._check_open()
+        self._log.seal()
+        self._step = check_integer("step", step, 0, _LAST_STEP)
+        self._schedule()
 
     @property
     def latest(self) -> StepRecord:
@@ -246,9 +288,7 @@ class Watch:
             )
         step = check_integer("state_dict has step", step, 0, _LAST_STEP)
         check_settings(settings, self._header, "state_dict")
-        self._log.seal()
-        self._step = step
-        self._schedule()
+        self.set_step(step)
 
     def close(self) -> None:
         """Remove every hook, record all closed steps, and end the run directory.
@@ -321,10 +361,12 @@ class Watch:
         self._parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
         optimizers = filter(None, [optimizer() for optimizer in self._optimizers])
-        scalars = self._log.close(step, learning_rates(optimizers))
-        self._began.value = False
+        values = {**learning_rates(optimizers), **self._cost.since()}
+        scalars = self._log.close(step, values)
+        self._roots.called = False
         if recorded:
-            self._arena.hand_over(partial(self._flusher.submit, step=step, scalars=scalars))
+            with self._cost.closing():
+                self._arena.hand_over(partial(self._flusher.submit, step=step, scalars=scalars))
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:
@@ -342,9 +384,9 @@ class Watch:
             raise ValueError("the watch is closed: expected an open one, from another watch()")
 
 
-def _has_begun(began: Began, arena: Arena) -> bool:
+def _has_begun(roots: Roots, arena: Arena) -> bool:
     """Whether the open step has begun: the model was called, or one of its parts."""
-    return began.value or (arena.recording and arena.has_calls())
+    return roots.called or (arena.recording and arena.has_calls())
 
 
 def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:
