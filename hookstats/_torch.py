@@ -130,6 +130,12 @@ WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_m
 name, qualified names show the wrapper)."""
 
 
+def takes_step_hooks(optimizer: object) -> bool:
+    """Whether `optimizer.step` calls step hooks; wrappers that skip Optimizer.__init__ have none
+    (2.13; required)."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile made or changed `module` (2.13; `_compiled_call_impl` is required)."""
     # Not imported here: where dynamo is not loaded, nothing was compiled.

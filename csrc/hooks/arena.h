@@ -8,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 
 #include "ops/kernels.h"
@@ -16,6 +17,38 @@ namespace hookstats::hooks {
 
 // The kernels by device type; null for types whose tensors the Python hooks fold in.
 using KernelTable = std::array<const Kernels*, c10::COMPILE_TIME_MAX_DEVICE_TYPES>;
+
+// A recursive mutex that adds up how long it was held: what hooks cost the threads of the training.
+class TimedMutex {
+ public:
+  void lock() {
+    mutex_.lock();
+    begin();
+  }
+  bool try_lock() {
+    if (!mutex_.try_lock()) return false;
+    begin();
+    return true;
+  }
+  void unlock() {
+    if (--depth_ == 0) held_ += Clock::now() - since_;
+    mutex_.unlock();
+  }
+  // The seconds so far; the caller holds the mutex, and the time since then is not included.
+  double seconds() const { return std::chrono::duration<double>(held_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void begin() {
+    if (depth_++ == 0) since_ = Clock::now();
+  }
+
+  std::recursive_mutex mutex_;
+  int depth_ = 0;
+  Clock::time_point since_;
+  Clock::duration held_{0};
+};
 
 // Lock order: no thread waits for `mutex` while it holds the GIL. A thread that has the mutex may
 // therefore take the GIL and run Python, and backward threads need no GIL at all.
@@ -32,8 +65,10 @@ struct Arena {
   }
 
   std::atomic<bool> recording{false};
+  // Whether Python is to look at calls without gradients, which may be evaluation.
+  std::atomic<bool> skips_evaluation{false};
   int front = 0;  // the buffer to fill; guarded by the mutex
-  std::recursive_mutex mutex;
+  TimedMutex mutex;
 
  private:
   const KernelTable kernels_;

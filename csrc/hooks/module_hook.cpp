@@ -1,6 +1,7 @@
 // A forward hook's call: decide, find the tensors, fold them in, await their gradients.
 #include "hooks/module_hook.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/Storage.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -80,7 +81,8 @@ PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   bool done = false;
   try {
-    done = PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
+    const bool is_for_python = hook->arena_->skips_evaluation && !at::GradMode::is_enabled();
+    done = !is_for_python && PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
   } catch (const py::error_already_set& error) {
     // A container raised it. The Python hook meets it again and copes; an interrupt comes only
     // once.

@@ -79,6 +79,10 @@ PYBIND11_MODULE(_hooks, m) {
       .def_property(
           "recording", [](const Arena& a) { return a.recording.load(); },
           [](Arena& a, bool recording) { a.recording = recording; })
+      .def_property(
+          "skips_evaluation", [](const Arena& a) { return a.skips_evaluation.load(); },
+          [](Arena& a, bool skips) { a.skips_evaluation = skips; })
+      .def_property_readonly("seconds", [](const Arena& a) { return a.mutex.seconds(); })
       .def_readwrite("front", &Arena::front)
       // Python uses an arena as it would use a threading.RLock.
       .def("__enter__", [](Arena& a) { LockWithGil::lock(a); })

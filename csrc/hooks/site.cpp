@@ -163,7 +163,7 @@ void Site::fold(const UpdateParams& aimed) {
 
 void Site::receive(const at::Tensor& gradient, bool first) {
   {
-    std::lock_guard<std::recursive_mutex> lock(arena_->mutex);
+    std::lock_guard<TimedMutex> lock(arena_->mutex);
     const bool recording = arena_->recording;
     if (!recording || takes(gradient)) {
       const Reason* reason = &kNotRecorded;

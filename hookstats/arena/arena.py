@@ -101,6 +101,8 @@ class Arena:
         self.under_way = Counters()
         """1 while Python folds a tensor in, by site and buffer; where it stays 1, an interrupt came
         meanwhile."""
+        self.is_evaluation: Callable[[], bool] = lambda: False
+        """Whether a module's call is one of an evaluation now, which is left out."""
         self.stalls = 0
         """The number of swaps that waited until another thread had read the step before out."""
         self.while_waiting: Callable[[], object] = lambda: None
@@ -191,11 +193,29 @@ class Arena:
         if self.native is not None:
             self.native.recording = recording
 
+    def leave_out(self, is_evaluation: Callable[[], bool]) -> None:
+        """Have hooks leave out calls for which `is_evaluation()`, all of them without gradients."""
+        self.is_evaluation = is_evaluation
+        if self.native is not None:
+            self.native.skips_evaluation = True
+
+    def seconds(self) -> float | None:
+        """How long threads have held the lock so far: what hooks cost the training. None without
+        C++ hooks, as Python's locks cannot tell."""
+        if self.native is None:
+            return None
+        with self.lock:
+            return self.native.seconds
+
     def pending(self) -> int:
         """How many tensors were folded into the open step; waits for the devices."""
         shelves = [shelf for shelf in self.shelves.values() if shelf.graphs.sites]
         graphs = [int(shelf.graphs.folded().sum()) for shelf in shelves]
         return int(self.calls.first(len(self._placed), self.front).sum()) + sum(graphs)
+
+    def has_calls(self) -> bool:
+        """Whether any tensor was folded into the open step, graphs aside; waits for nothing."""
+        return bool(self.calls.first(len(self._placed), self.front).any())
 
     def is_captured(self) -> bool:
         """Whether work on one of the devices now becomes part of a graph, such as a CUDA graph."""

@@ -30,12 +30,16 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--out {out}: expected the suffix .parquet or .csv, or a --format")
     if options.channels and format != "csv":
         raise ValueError(f"--channels: expected the format csv, not {format}")
+    if options.scalars and (options.channels or format == "tensorboard"):
+        raise ValueError("--scalars: expected the format parquet or csv, and no --channels")
     recorded = open_path(options.run)
     if format == "tensorboard":
         _write_events(recorded, out)
     else:
         with _replacing(out) as temporary:
-            if format == "csv":
+            if options.scalars:
+                _write_scalars(recorded, temporary, format)
+            elif format == "csv":
                 _write_csv(recorded, temporary, options.channels)
             else:
                 _write_parquet(recorded, temporary)
@@ -93,6 +97,20 @@ def _write_csv(recorded: Run, out: Path, channels: bool) -> None:
             writer.close()
 
 
+def _write_scalars(recorded: Run, out: Path, format: str) -> None:
+    pa = require_pyarrow()
+    table = pa.concat_tables([recorded.scalars_of(rank).table() for rank in recorded.ranks or [0]])
+    if format == "csv":
+        import pyarrow.csv
+
+        names = [_cell(name) for name in table["name"].to_pylist()]
+        table = table.set_column(table.schema.get_field_index("name"), "name", pa.array(names))
+        with pa.OSFile(str(out), "wb") as file:
+            pyarrow.csv.write_csv(table, file)
+    else:
+        pa.parquet.write_table(table, out, compression="zstd")
+
+
 def _rows(site: SiteSeries, rank: int) -> dict[str, Any]:
     """The columns of one site, one row per step."""
     names = statistic_names(higher=site.higher)
@@ -136,5 +154,8 @@ def _write_events(recorded: Run, out: Path) -> None:
     try:
         for step in recorded.steps:
             sink(recorded[step])
+        scalars = recorded.scalars
+        for step in scalars.steps:
+            sink.write_scalars(step, 0, scalars.at(step))
     finally:
         sink.close()

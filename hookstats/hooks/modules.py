@@ -14,7 +14,6 @@ from torch.compiler import is_dynamo_compiling
 
 from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Arena
-from hookstats.hooks.calls import before_call
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.gradients import register, why_no_gradient
 from hookstats.hooks.inert import Hook
@@ -45,7 +44,7 @@ class _ModuleHook(Hook):
 
     def _walk(self, found: Iterable[Leaf]) -> None:
         values, gradients = self.values, self.gradients
-        reason = detour()
+        reason = detour() or (reasons.EVALUATION if self.arena.is_evaluation() else None)
         empty = True
         try:
             for path, tensor in found:
@@ -81,7 +80,7 @@ class OutputHook(_ModuleHook):
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if self.arena.recording:
             if is_dynamo_compiling():
-                self._traced.observe(leaves(output))
+                self._traced.observe(module, leaves(output))
             else:
                 self._observe(leaves(output))
 
@@ -94,11 +93,15 @@ class InputHook(_ModuleHook):
 
     __slots__ = ()
 
-    @before_call
-    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        if self.arena.recording:
+    def __call__(
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object] | None = None,  # `calls` tells when there are none
+    ) -> None:
+        if kwargs is not None and self.arena.recording:
             if is_dynamo_compiling():
-                self._traced.observe(argument_leaves(args, kwargs))
+                self._traced.observe(module, argument_leaves(args, kwargs))
             else:
                 self._observe(argument_leaves(args, kwargs))
 

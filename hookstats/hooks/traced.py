@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import allow_in_graph, is_exporting
 
 from hookstats._torch import (
@@ -34,7 +34,7 @@ from hookstats.hooks.views import View, awaited_base
 from hookstats.hooks.widths import Sites, Widths
 from hookstats.kernels.once_ops import count_once_, update_once_
 from hookstats.kernels.ops import update_
-from hookstats.records.reasons import LEAF, NO_GRADIENT, RECOMPUTATION
+from hookstats.records.reasons import EVALUATION, LEAF, NO_GRADIENT, RECOMPUTATION
 from hookstats.stats.state import State
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -69,10 +69,12 @@ class TracedHook:
         self.values = values
         self.gradients = gradients
 
-    def observe(self, found: Iterable[Leaf]) -> None:
+    def observe(self, module: nn.Module, found: Iterable[Leaf]) -> None:
         """Put into the graph the calls that fold in the tensors `found`, and their gradients."""
         if is_exporting() or _hookstats_in_transform():
             return
+        # Dynamo guards on what this reads; in training it reads no `training`.
+        may_evaluate = not torch.is_grad_enabled() and not module.training
         for path, tensor in found:
             ndim = tensor.dim()
             dim = _hookstats_fixed_dim(self, path, ndim)
@@ -88,6 +90,7 @@ class TracedHook:
                 tensor.layout,
                 tensor.requires_grad,
                 tensor.requires_grad and tensor.is_leaf,
+                may_evaluate,
             )
             for counter, recomputed in plan.skipped:
                 _count(counter, recomputed)
@@ -135,10 +138,13 @@ def _hookstats_plan(
     layout: torch.layout,
     requires_grad: bool,
     is_leaf: bool,
+    may_evaluate: bool,
 ) -> _Plan:
     look_at_tracer()
     plan = _Plan()
     unreadable = None if layout is torch.strided else f"layout {short(layout)}"
+    if may_evaluate and hook.arena.is_evaluation():
+        unreadable = EVALUATION
     # A checkpoint will run the graph again in the backward. A reentrant checkpoint ran the code
     # without gradients before, and compiles another graph for the backward now.
     in_checkpoint = top_saved_tensors_hooks(True) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -47,6 +47,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
     [R, 5]: count, nan, posinf, neginf, zero; ``hist`` one row per site (S rows) on ``bins``;
     ``channel_hist`` one row per channel (R rows) on ``channel_bins``. If bins are None, the counts
     are empty. The arrays are shared, not copied: read them, never write to them.
+    ``scalars`` has the numbers of the step by name: what the training logged, learning rates as
+    "lr/0", "grad_norm" (see `norms.gradient_norm`), "steps_per_second".
     """
 
     # A mapping is compared by its values: statistics have no one truth.
@@ -64,6 +66,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
     hist: SparseCounts
     channel_bins: Bins | None
     channel_hist: SparseCounts
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,17 +24,28 @@ _TOGETHER = 64
 _BYTES_TOGETHER = 1 << 20
 
 
+class Rows(NamedTuple):
+    """What a step adds to a part; encoded together with what is alike of other steps."""
+
+    step: int
+    rows: int
+    nbytes: int
+    alike: object
+    """Equal for what can be encoded together."""
+    content: Any
+
+
 class PartBuilder:
     """A part to come: a Parquet file in memory, which is written to the disk as a whole."""
 
-    def __init__(self, *, higher: bool) -> None:
+    def __init__(self, schema: Any, encode: Callable[[Sequence[Any]], Any]) -> None:
+        """schema: of its rows, a pyarrow.Schema; encode: the contents of Rows as a record batch."""
         pa = require_pyarrow()
-        self.higher = higher
-        """Whether its records have third and fourth moments."""
-        self._schema = schema = part_schema(higher=higher)
+        self.schema = schema
+        self._encoder = encode
         self.records: list[tuple[int, int]] = []
-        """The step of each record and its number of rows."""
-        self._plain: list[StepRecord] = []  # not encoded yet, all of the same sites
+        """The step of each record, or of its scalars, and its number of rows."""
+        self._plain: list[Rows] = []  # not encoded yet, all of one kind
         self._plain_bytes = 0
         self._batches: list[Any] = []  # of the row group to come
         self._waiting = 0  # bytes in _batches
@@ -66,18 +77,13 @@ class PartBuilder:
         """The bytes that the part holds in memory."""
         return int(self._buffer.tell()) + self._waiting + self._plain_bytes
 
-    def add(self, record: StepRecord) -> None:
-        """Take a record.
-
-        Raises:
-            ValueError: the record cannot be encoded; nothing of it is taken.
-        """
-        check(record)
-        if self._plain and self._plain[0].sites != record.sites:
+    def add(self, rows: Rows) -> None:
+        """Take the rows of a step."""
+        if self._plain and self._plain[0].alike != rows.alike:
             self._encode()
-        self.records.append((record.step, len(record)))
-        self._plain.append(record)
-        self._plain_bytes += _nbytes(record)
+        self.records.append((rows.step, rows.rows))
+        self._plain.append(rows)
+        self._plain_bytes += rows.nbytes
         if len(self._plain) == _TOGETHER or self._plain_bytes >= _BYTES_TOGETHER:
             self._encode()
         if self._waiting >= GROUP_BYTES:
@@ -85,7 +91,7 @@ class PartBuilder:
 
     def _encode(self) -> None:
         if self._plain:
-            batch = encode(self._plain)
+            batch = self._encoder([rows.content for rows in self._plain])
             self._batches.append(batch)
             self._waiting += batch.nbytes
             self._plain, self._plain_bytes = [], 0
@@ -96,7 +102,7 @@ class PartBuilder:
         about: what the metadata say of the part, JSON.
         """
         self._end_group()
-        chunks = self._groups * len(self._schema)
+        chunks = self._groups * len(self.schema)
         self._writer.add_key_value_metadata({PART_KEY: about, SUMS_KEY: placeholder(chunks)})
         self._writer.close()
         content = self._buffer.getvalue()
@@ -106,15 +112,19 @@ class PartBuilder:
 
     def _end_group(self) -> None:
         self._encode()
-        table = require_pyarrow().Table.from_batches(self._batches, schema=self._schema)
+        table = require_pyarrow().Table.from_batches(self._batches, schema=self.schema)
         if table.num_rows:
             self._writer.write_table(table.unify_dictionaries(), row_group_size=table.num_rows)
             self._groups += 1
         self._batches, self._waiting = [], 0
 
 
-def check(record: StepRecord) -> None:
-    """Raise a ValueError where `encode` could not encode the record."""
+def rows_of(record: StepRecord) -> Rows:
+    """What a record adds to a part.
+
+    Raises:
+        ValueError: the record cannot be encoded.
+    """
     _encode_sites(record.sites)
     slots = 0 if record.channel_bins is None else record.channel_bins.slots
     channels = max((site.channels for site in record.sites), default=0)
@@ -122,6 +132,7 @@ def check(record: StepRecord) -> None:
         raise ValueError(
             f"channel_bins: {channels} channels of {slots} slots, expected a product below 2**31"
         )
+    return Rows(record.step, len(record), _nbytes(record), record.sites, record)
 
 
 def encode(records: Sequence[StepRecord]) -> Any:

@@ -28,6 +28,9 @@ FEATURES: frozenset[str] = frozenset()
 
 RUN_JSON = "run.json"
 PARTS = "parts"
+"""The directory of the parts that have records."""
+SCALARS = "scalars"
+"""The directory of the parts that have scalars."""
 PART_KEY = b"hookstats"
 """Key in the metadata of a part: JSON, see `footer.Footer`."""
 SUMS_KEY = b"hookstats.crc32"
@@ -92,6 +95,20 @@ def part_schema(version: int = FORMAT_VERSION, *, higher: bool = False) -> Any:
     )
 
 
+@cache
+def scalars_schema() -> Any:
+    """The Arrow schema of a part that has scalars: one row per step and name."""
+    pa = require_pyarrow()
+    types = {
+        "step": pa.int64(),
+        "rank": pa.int32(),
+        "name": pa.dictionary(pa.int32(), pa.string()),
+        "value": pa.float64(),
+        "time": pa.float64(),
+    }
+    return pa.schema([pa.field(name, type, nullable=False) for name, type in types.items()])
+
+
 def has_higher(stored: Any, version: int) -> bool:
     """Whether a part with the Arrow schema `stored` has the columns of higher moments.
 
@@ -101,15 +118,19 @@ def has_higher(stored: Any, version: int) -> bool:
         ValueError: a column of the version is missing or of another type, or some but not all
             columns of a group are there.
     """
-    names = set(stored.names)
-    higher = version > 2 and not names.isdisjoint(HIGHER_COLUMNS)
-    for expected in part_schema(version, higher=higher):
-        if expected.name not in names:
-            raise ValueError(f"it has no column {expected.name!r}")
-        found = stored.field(expected.name)
-        if not found.equals(expected):
-            raise ValueError(f"its column {expected.name!r} is {found}, expected {expected}")
+    higher = version > 2 and not set(stored.names).isdisjoint(HIGHER_COLUMNS)
+    check_schema(stored, part_schema(version, higher=higher))
     return higher
+
+
+def check_schema(stored: Any, expected: Any) -> None:
+    """Raise a ValueError unless the Arrow schema `stored` has all fields that are expected."""
+    for field in expected:
+        if field.name not in stored.names:
+            raise ValueError(f"it has no column {field.name!r}")
+        found = stored.field(field.name)
+        if not found.equals(field):
+            raise ValueError(f"its column {field.name!r} is {found}, expected {field}")
 
 
 class PartName(NamedTuple):
@@ -129,15 +150,19 @@ _PART_NAME = re.compile(r"(\d{5,})-(\d{6,})-(\d{12,})\.parquet")
 _RANK_NAME = re.compile(r"run-(\d{5,})\.json")
 
 
-def list_parts(run: Path) -> list[PartName]:
+def list_parts(run: Path, folder: str = PARTS) -> list[PartName]:
     """The parts of a run directory by their names, in order of rank and of writing.
+
+    folder: `PARTS` or `SCALARS`; a run without scalars has no directory of them.
 
     Raises:
         ValueError: the run has no directory of parts.
     """
     try:
-        names = [path.name for path in (run / PARTS).iterdir()]
+        names = [path.name for path in (run / folder).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
+        if folder == SCALARS:
+            return []
         raise ValueError(
             f"{printable(str(run / PARTS))}: no such directory: the run is damaged, or not written "
             "by hookstats"
@@ -162,9 +187,9 @@ def listed_ranks(names: Collection[str]) -> list[int]:
 def is_of_a_run(name: str) -> bool:
     """Whether a file or directory of this name, in a run directory, belongs to the format.
 
-    Scalars, alerts and locks are specified, and left alone by this version.
+    Alerts are specified, and left alone by this version.
     """
-    return name in (RUN_JSON, PARTS, "scalars") or bool(_OF_A_RANK.fullmatch(name))
+    return name in (RUN_JSON, PARTS, SCALARS) or bool(_OF_A_RANK.fullmatch(name))
 
 
 _OF_A_RANK = re.compile(r"run-\d{5,}\.json|alerts-\d{5,}\.jsonl|lock-\d{5,}\.json")

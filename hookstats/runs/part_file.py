@@ -14,23 +14,28 @@ from hookstats.runs.footer import Footer, parse_footer
 from hookstats.runs.format import (
     PART_KEY,
     PARTS,
+    SCALARS,
     SUMS_KEY,
     PartName,
+    check_schema,
     check_version,
     has_higher,
     require_pyarrow,
+    scalars_schema,
 )
 from hookstats.runs.pages import check_size
 
 
 @contextmanager
-def open_part(run: Path, part: PartName) -> Iterator[PartFile]:
+def open_part(run: Path, part: PartName, folder: str = PARTS) -> Iterator[PartFile]:
     """A part, opened; in this context, a fault in the part is a ValueError that names the file.
+
+    folder: `PARTS`, or `SCALARS` for a part that has scalars.
 
     Raises:
         FileNotFoundError: there is no such part.
     """
-    path = run / PARTS / str(part)
+    path = run / folder / str(part)
     with naming(path):
         size = require_regular(path)
         with path.open("rb") as raw:
@@ -40,15 +45,15 @@ def open_part(run: Path, part: PartName) -> Iterator[PartFile]:
                 yield PartFile(path, raw, size, file)
 
 
-def read_footer(run: Path, part: PartName) -> Footer:
-    """The footer of a part.
+def read_footer(run: Path, part: PartName, folder: str = PARTS) -> Footer:
+    """The footer of a part, as `open_part` finds it.
 
     Raises:
         FileNotFoundError: there is no such part.
         ValueError: it is damaged, or a newer hookstats wrote it.
     """
-    with open_part(run, part) as file:
-        return file.footer(part)
+    with open_part(run, part, folder) as file:
+        return file.footer(part, of_scalars=folder == SCALARS)
 
 
 class PartFile:
@@ -63,7 +68,7 @@ class PartFile:
         self.names: list[str] = file.schema_arrow.names
         """The columns of the part, including those that are unknown here."""
 
-    def footer(self, part: PartName) -> Footer:
+    def footer(self, part: PartName, *, of_scalars: bool = False) -> Footer:
         """The footer of the part, which has this name."""
         entries = self._metadata.metadata or {}
         if PART_KEY not in entries:
@@ -76,7 +81,11 @@ class PartFile:
         groups = [
             self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)
         ]
-        higher = has_higher(self._file.schema_arrow, version)
+        if of_scalars:
+            check_schema(self._file.schema_arrow, scalars_schema())
+            about, higher = {"bins": None, "channel_bins": None, **about}, False
+        else:
+            higher = has_higher(self._file.schema_arrow, version)
         return parse_footer(about, version, part, groups, higher=higher)
 
     def read(self, columns: Sequence[str], group: int | None = None) -> Any:

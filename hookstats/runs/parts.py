@@ -102,7 +102,7 @@ class Parts:
                 footers[name] = footer
         if footers.keys() != self._footers.keys():
             self._footers = footers
-            self.index = _index(footers)
+            self.index = index_of(footers)
         return first_error
 
     def refresh(self) -> None:
@@ -239,7 +239,7 @@ class Parts:
             return False
         self.damaged[str(name)] = str(error)
         self._footers.pop(name, None)
-        self.index = _index(self._footers)
+        self.index = index_of(self._footers)
         warnings.warn(f"hookstats: left out: {error}", RuntimeWarning, stacklevel=2)
         return True
 
@@ -273,7 +273,7 @@ class Parts:
         return sites
 
 
-def _index(footers: Mapping[PartName, Footer]) -> dict[int, dict[int, Where]]:
+def index_of(footers: Mapping[PartName, Footer]) -> dict[int, dict[int, Where]]:
     """Where the valid records are, by rank and step, in order of writing."""
     index: dict[int, dict[int, Where]] = {}
     newest = {name.rank: footer for name, footer in footers.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,6 +15,7 @@ from hookstats.records.record import StepRecord
 from hookstats.runs.format import RUN_JSON, require_pyarrow
 from hookstats.runs.headers import bins_of, first_rank, read_rank_json, read_run_json
 from hookstats.runs.parts import Parts, Where
+from hookstats.runs.scalars import Scalars
 from hookstats.runs.series import Series, span
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
@@ -71,6 +73,8 @@ class Run:
         self.channel_bins = bins_of(self.header, "channel_bins")
         """The bins of every channel's histogram; None where there were none."""
         self._parts = Parts(self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged)
+        self._skip_damaged = skip_damaged
+        self._scalars: dict[int, Scalars] = {}
 
     def __repr__(self) -> str:
         try:
@@ -157,6 +161,18 @@ class Run:
         return self._parts.gaps(rank)
 
     @property
+    def scalars(self) -> Scalars:
+        """The numbers that rank 0 logged: ``run.scalars["loss"].values``; also of steps that are
+        not recorded."""
+        return self.scalars_of(0)
+
+    def scalars_of(self, rank: int) -> Scalars:
+        """The numbers that `rank` logged, as `scalars` has those of rank 0."""
+        if rank not in self._scalars:
+            self._scalars[rank] = Scalars(self.path, rank, skip_damaged=self._skip_damaged)
+        return self._scalars[rank]
+
+    @property
     def ranks(self) -> list[int]:
         """The ranks that recorded anything, ascending."""
         self._parts.refresh()
@@ -183,7 +199,8 @@ class Run:
         """What `rank` recorded in `step`; a KeyError names the steps or ranks that exist."""
         where = self._where(step, rank)
         try:
-            return self._parts.record(where)
+            record = self._parts.record(where)
+            return replace(record, scalars=self.scalars_of(rank).of(step))
         except FileNotFoundError:  # deleted since, to keep to max_bytes
             self._parts.look()
             if self._parts.index.get(rank, {}).get(step) == where:

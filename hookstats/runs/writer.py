@@ -11,25 +11,25 @@ import errno
 import math
 import os
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from hookstats.records.record import StepRecord
-from hookstats.runs.encode import PartBuilder
-from hookstats.runs.encode import check as check_encodable
+from hookstats.runs.encode import encode, rows_of
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
-from hookstats.runs.footer import Gap, footer_json, noted
 from hookstats.runs.format import (
     FORMAT_VERSION,
     PARTS,
     RUN_JSON,
+    SCALARS,
     PartName,
     is_of_a_run,
     list_parts,
+    part_schema,
     rank_json,
     require_pyarrow,
+    scalars_schema,
 )
 from hookstats.runs.headers import (
     bins_of,
@@ -43,16 +43,18 @@ from hookstats.runs.headers import (
 )
 from hookstats.runs.lock import Lock
 from hookstats.runs.part_file import read_footer
+from hookstats.runs.part_writer import PartWriter
+from hookstats.runs.scalars import encode_scalars, scalar_rows
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 from hookstats.stats.state import is_higher
 
 _PARTS_AT_LEAST = 64
 """The number of parts that `max_bytes` is cut into: thinning deletes whole parts."""
-RETRY_SECONDS = 1.0
-"""The least time between two attempts to write a part that the disk did not take."""
-_PARTS_WAITING = 2
-"""The number of parts whose bytes may wait in memory while the disk takes none."""
+_SCALARS_SHARE = 16
+"""Scalars may have one of so many parts of `max_bytes`; records have the rest."""
+_LEAST_SCALARS = 4096
+"""The least bytes in memory that make a part of scalars."""
 
 
 class RunWriter:
@@ -66,6 +68,8 @@ class RunWriter:
     Where the disk takes no part, the records wait in memory, and each `write` and `flush_if_due`
     tries again, at most once in `RETRY_SECONDS`. Once the bytes of two parts wait, further records
     are lost: `lost` counts them, and the next part says which records they were.
+
+    Scalars go into parts of their own, in the same way.
 
     If `max_bytes` is given, the parts of the rank never hold more once a part is written. Every
     step in the newest quarter of `max_bytes` is kept. Older parts are deleted: first every second,
@@ -116,23 +120,24 @@ class RunWriter:
         }
         self._run = new_rank_json(rank, {**header, **self._described}, max_bytes)
         to_json("header", self._run)
-        self._max_bytes = max_bytes
-        self._seconds = seconds_per_part
-        self._bytes = min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
-        self._part: PartBuilder | None = None
-        self._sealed: list[tuple[_Written, Any]] = []  # parts that are not on the disk yet
-        self._parts: dict[int, _Written] = {}  # those that are, by number
-        self._number = 0  # of the next part
-        self._written = 0  # records in all parts, those that were deleted included
-        self._before = -1  # the step written last
-        self._rewinds: list[tuple[int, int]] = []  # see footer.Footer
-        self.lost = 0
-        """How many records were dropped because the disk took none."""
-        self._gaps: list[Gap] = []  # since the last part that is sealed
-        self._failing = False  # the last attempt to write a part failed
-        self._retry = 0.0  # when to try again
-        self._left = 0  # bytes of temporary files that could not be removed
-        self._due = math.inf
+        scalars = None if max_bytes is None else max_bytes // _SCALARS_SHARE
+        of_records = None if max_bytes is None else max_bytes - (scalars or 0)
+        self._records = PartWriter(
+            self.path / PARTS,
+            rank,
+            self._described,
+            of_records,
+            seconds_per_part,
+            min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST),
+        )
+        self._scalars = PartWriter(
+            self.path / SCALARS,
+            rank,
+            {},
+            scalars,
+            seconds_per_part,
+            min(bytes_per_part, max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST)),
+        )
         self._open = True
         self._locked = locked
         self._lock: Lock | None = None
@@ -174,7 +179,9 @@ class RunWriter:
             raise self._exists("holds another run") from None
         self._take_lock()
         # Not before: until here, other writers of the rank may be asking for the directory.
-        self._left = sum(remove_temporaries(each, self.rank) for each in (self.path, parts))
+        remove_temporaries(self.path, self.rank)
+        self._records.clean()
+        self._scalars.clean()
         self._write_run_json(run)
 
     def _take_lock(self) -> None:
@@ -213,22 +220,25 @@ class RunWriter:
             )
         last: dict[int, int] = {}  # step by rank
         for part in parts:
-            records = 0
+            footer = None
             with suppress(ValueError, FileNotFoundError):
                 footer = read_footer(self.path, part)
                 last[part.rank] = footer.records[-1][0]
-                if part.rank == self.rank:
-                    records = len(footer.records)
-                    self._written = records + (footer.written or self._written)
-                    self._rewinds = footer.rewinds
-                    self._before = last[part.rank]
             if part.rank == self.rank:
-                size = (self.path / PARTS / str(part)).stat().st_size
-                self._parts[part.number] = _Written(part, records, size)
-                self._number = part.number + 1
+                self._records.after(part, footer)
+        for part in list_parts(self.path, SCALARS):
+            if part.rank == self.rank:
+                footer = None
+                with suppress(ValueError, FileNotFoundError):
+                    footer = read_footer(self.path, part, SCALARS)
+                self._scalars.after(part, footer)
         # Equal on all ranks, even if some of them lost more steps than others.
         self.last_step = max(last.values(), default=None)
-        self._run["thinned"] = self._thinned()
+        self._run["thinned"] = self._records.thinned
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ValueError(f"{printable(str(self.path))}: the writer is closed")
 
     def _exists(self, what: str) -> FileExistsError:
         return FileExistsError(
@@ -243,8 +253,7 @@ class RunWriter:
             OSError: a part cannot be written; its records are kept for the next attempt.
             FileExistsError: another process writes this run, too.
         """
-        if not self._open:
-            raise ValueError(f"{printable(str(self.path))}: the writer is closed")
+        self._check_open()
         for name, value, expected in (
             ("rank", record.rank, self.rank),
             ("bins", record.bins, self._bins),
@@ -254,123 +263,58 @@ class RunWriter:
                 raise ValueError(f"record.{name} = {value}: expected {expected}, as in the header")
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
-        while self._gaps and self._gaps[-1].step >= record.step:
-            self._gaps.pop()  # training went back: the step comes again
-        # A record that goes back is kept, as it makes void what the disk has.
-        full = self._failing and self._waiting >= _PARTS_WAITING * self._bytes
-        if full and record.step > self._before:
-            self.lost += 1
-            self._gaps.append(Gap(self._next, record.step, "disk"))
-            self.flush_if_due()
-            return
-        check_encodable(record)
-        higher = is_higher(record.moments)
-        if self._part is not None and self._part.higher != higher:
-            self._seal(self._part)
-        if self._part is None:
-            self._part = PartBuilder(higher=higher)
-            self._due = time.monotonic() + self._seconds
-        if record.step <= self._before:
-            noted(self._rewinds, self._next, record.step)
-        self._before = record.step
-        self._part.add(record)
+        if self._records.takes(record.step):
+            schema = part_schema(higher=is_higher(record.moments))
+            self._records.add(rows_of(record), schema, encode)
         self.flush_if_due()
 
     def skip(self, step: int, reason: str) -> None:
         """Note that `step` was due and is lost; the reason is that of a gap in docs/format.md."""
-        if step > self._before:
-            self._gaps.append(Gap(self._next, step, reason))
+        self._records.skip(step, reason)
+
+    def write_scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Take the scalars of a step, recorded or not, which was closed at `time`.
+
+        time: in seconds since 1970, UTC.
+
+        Raises:
+            ValueError: the writer is closed.
+            OSError, FileExistsError: as of `write`.
+        """
+        self._check_open()
+        if self._scalars.takes(step):
+            self._scalars.add(
+                scalar_rows(step, self.rank, time, values), scalars_schema(), encode_scalars
+            )
+        self.flush_if_due()
+
+    @property
+    def lost(self) -> int:
+        """How many records were dropped because the disk took none."""
+        return self._records.lost
 
     def due_in(self) -> float | None:
         """Seconds until `flush_if_due` has something to write; None while nothing is pending."""
-        if self._part is None and not self._failing:
-            return None
-        return max(0.0, (self._retry if self._failing else self._due) - time.monotonic())
+        due = [each.due_in() for each in (self._records, self._scalars)]
+        return min((seconds for seconds in due if seconds is not None), default=None)
 
     def flush_if_due(self) -> None:
-        """Write the pending records as a part if they are old or many enough."""
-        now, part = time.monotonic(), self._part
-        if self._failing:
-            due = now >= self._retry
-        else:
-            due = part is not None and (part.nbytes >= self._bytes or now >= self._due)
-        if due:
-            self.flush()
+        """Write the pending records, and the pending scalars, if they are old or many enough."""
+        self._records.flush_if_due()
+        self._scalars.flush_if_due()
+        self._say_thinned()
 
     def flush(self) -> None:
-        """Write the pending records, if any, as a part that is on the disk when this returns."""
-        self._put()  # what failed before comes first, so that a part can grow meanwhile
-        if self._part is not None:
-            self._seal(self._part)
-            self._put()
-        if self._max_bytes is not None:
-            self._thin(self._max_bytes)
+        """Put all that is pending, if anything, on the disk, where it is when this returns."""
+        self._records.flush()
+        self._scalars.flush()
+        self._say_thinned()
 
-    @property
-    def _next(self) -> int:
-        """The number of the next record."""
-        return self._written + (0 if self._part is None else len(self._part.records))
-
-    @property
-    def _waiting(self) -> int:
-        """The bytes in memory."""
-        sealed = sum(part.size for part, _ in self._sealed)
-        return sealed + (0 if self._part is None else self._part.nbytes)
-
-    def _put(self) -> None:
-        """Put the sealed parts on the disk."""
-        while self._sealed:
-            part, content = self._sealed[0]
-            path = self.path / PARTS / str(part.name)
-            try:
-                # Its name must be free: else another process writes this run, too.
-                write_file(path, content, self.rank, new=True)
-            except OSError as error:
-                taken = isinstance(error, FileExistsError)
-                # The attempt before may have failed after the file had its name.
-                if not (taken and self._failing and path.read_bytes() == bytes(content)):
-                    self._failing = True
-                    self._retry = time.monotonic() + max(self._seconds, RETRY_SECONDS)
-                    raise
-            self._parts[part.name.number] = part
-            del self._sealed[0]
-        self._failing = False
-
-    def _seal(self, part: PartBuilder) -> None:
-        """Make the pending part a file in memory."""
-        about = footer_json(
-            self.rank, part.records, self._written, self._rewinds, self._gaps, self._described
-        )
-        content = part.finish(about)
-        name = PartName(self.rank, self._number, part.records[0][0])
-        self._sealed.append((_Written(name, len(part.records), content.size), content))
-        self._number += 1
-        self._written += len(part.records)
-        self._part, self._due, self._gaps = None, math.inf, []
-
-    def _thin(self, max_bytes: int) -> None:
-        """Delete old parts until the remaining parts hold at most `max_bytes`."""
-        excess = self._left + sum(part.size for part in self._parts.values()) - max_bytes
-        if excess <= 0:
-            return
-        older = sorted(self._parts)
-        recent = self._parts[older.pop()].size  # the newest part stays, whatever its size
-        while older and recent + self._parts[older[-1]].size <= max_bytes // 4:
-            recent += self._parts[older.pop()].size
-        # Sorted by how many powers of two divide their numbers: the rest is spread evenly.
-        older.sort(key=lambda number: (number & -number or math.inf, number))
-        for number in older:
-            if excess <= 0:
-                break
-            part = self._parts.pop(number)
-            excess -= part.size
-            (self.path / PARTS / str(part.name)).unlink(missing_ok=True)
-        self._run["thinned"] = self._thinned()
-        self._write_rank_json()
-
-    def _thinned(self) -> int:
-        """The number of deleted records."""
-        return self._written - sum(part.records for part in self._parts.values())
+    def _say_thinned(self) -> None:
+        """Write beside the header how many records were deleted, if more were."""
+        if self._run["thinned"] != self._records.thinned:
+            self._run["thinned"] = self._records.thinned
+            self._write_rank_json()
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Write the pending records, and `coverage` (JSON-able) beside the header.
@@ -401,12 +345,3 @@ def _check_arguments(
         raise ValueError(f"seconds_per_part = {seconds_per_part}: expected 0 or more, finite")
     if not bytes_per_part >= 1:
         raise ValueError(f"bytes_per_part = {bytes_per_part}: expected 1 or more")
-
-
-class _Written(NamedTuple):
-    """A part that is complete."""
-
-    name: PartName
-    records: int
-    size: int
-    """The size in bytes."""

@@ -10,6 +10,7 @@ from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.show.grid import Cell, fits, print_grid, require_rich
+from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,7 @@ def render(
     console has colours, non-finite values are red and many dead channels (`MANY_DEAD`) yellow. A
     terminal that is too narrow leaves out the shapes, then skewness and kurtosis, and elides names
     in the middle.
+    The numbers that training logged in the step follow.
     `summary.SiteSummary` defines the columns; "-" means that a site had no finite values. `sites`
     are the sites of the record to print, in their order; by default all.
 
@@ -49,6 +51,9 @@ def render(
             break
     text = columns.index("mean")
     print_grid(console, columns, cells, text=text, elided=2, title=title)
+    if record.scalars:
+        numbers = [f"{printable(name)} {format_number(x)}" for name, x in record.scalars.items()]
+        console.print(", ".join(numbers), markup=False, highlight=False)
 
 
 def format_number(value: float) -> str:

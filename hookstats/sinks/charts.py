@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hookstats.insight.coarse import coarsen
@@ -69,6 +69,11 @@ def charts(
                 columns["l2_norm"][row] ** 2,
             )
     return numbers, histograms
+
+
+def logged(values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that training logs by tag, such as "scalar/loss"; only those that are finite."""
+    return {f"scalar/{name}": x for name, x in values.items() if math.isfinite(x)}
 
 
 def check_scalars(scalars: Sequence[str]) -> tuple[str, ...]:

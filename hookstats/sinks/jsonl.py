@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from hookstats.records.record import StepRecord
@@ -16,7 +17,9 @@ class JSONL:
 
     A line is an object with step, rank, site, kind, shape, dtype, observed (calls merged) and the
     tensor's statistics; a statistic that is not finite is null. Only run directories have channels
-    and histograms. Each of several processes needs a file of its own.
+    and histograms. The numbers that training logs are a line of their own per step, also where the
+    step is not recorded: an object with step, rank and scalars. Each of several processes needs a
+    file of its own.
 
     Raises:
         OSError: the file cannot be opened.
@@ -49,6 +52,13 @@ class JSONL:
             }
             lines.append(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.write("".join(lines))
+        self._file.flush()
+
+    def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
+        """Write the numbers of a step."""
+        scalars = {name: _number(value) for name, value in values.items()}
+        line = {"step": step, "rank": rank, "scalars": scalars}
+        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:

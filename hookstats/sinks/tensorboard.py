@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookstats.records.record import StepRecord
-from hookstats.sinks.charts import SCALARS, charts, check_scalars
+from hookstats.sinks.charts import SCALARS, charts, check_scalars, logged
 from hookstats.stats.arguments import check_integer
 
 _MOST_BINS = 260
@@ -16,7 +16,7 @@ is slow."""
 
 
 class TensorBoard:
-    """A sink that writes the charts of `charts.charts` to TensorBoard.
+    """A sink that writes the charts of `charts.charts`, and what training logs, to TensorBoard.
 
     Args:
         logdir: the directory of the event files; or a SummaryWriter of your own, which the sink
@@ -73,6 +73,11 @@ class TensorBoard:
                 bucket_counts=[0, *chart.counts.tolist()],
                 global_step=record.step,
             )
+
+    def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
+        """Write the numbers of a step, whatever `every` is."""
+        for tag, number in logged(values).items():
+            self._writer.add_scalar(tag, number, step)
 
     def close(self) -> None:
         """Flush, and close the writer unless it is yours; closing again does nothing."""

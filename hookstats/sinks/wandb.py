@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookstats.records.record import StepRecord
-from hookstats.sinks.charts import SCALARS, charts, check_scalars
+from hookstats.sinks.charts import SCALARS, charts, check_scalars, logged
 from hookstats.stats.arguments import check_integer
 
 STEP = "hookstats/step"
-"""The x axis of all charts: the steps of hookstats, whatever else the run logs."""
+"""The x axis of all other charts: the steps of hookstats, whatever else the run logs."""
+
+SCALAR_STEP = "scalar/step"
+"""The x axis of what training logs, which also has the steps that are not recorded."""
 
 _MOST_BINS = 512  # wandb.Histogram.MAX_LENGTH
 
 
 class WandB:
-    """A sink that logs the charts of `charts.charts` to a run of Weights & Biases.
+    """A sink that logs the charts of `charts.charts`, and what training logs, to a run of Weights &
+    Biases.
 
     Args:
         run: the result of `wandb.init`, which the sink does not finish; None for the active run, or
@@ -53,7 +57,8 @@ class WandB:
         run = wandb.run if run is None else run
         self._owned = run is None
         self._run: Any = wandb.init(**init) if run is None else run
-        self._run.define_metric(STEP, hidden=True)
+        for axis in (STEP, SCALAR_STEP):
+            self._run.define_metric(axis, hidden=True)
         self._groups: set[str] = set()
 
     def __repr__(self) -> str:
@@ -64,13 +69,20 @@ class WandB:
         if record.step % self._every:
             return
         numbers, histograms = charts(record, self._scalars, self._most_bins)
-        logged: dict[str, Any] = {STEP: record.step, **numbers}
+        found: dict[str, Any] = {STEP: record.step, **numbers}
         for tag, chart in histograms.items():
-            logged[tag] = self._histogram(np_histogram=(chart.counts, chart.edges))
-        for group in {tag.partition("/")[0] for tag in logged if tag != STEP} - self._groups:
-            self._run.define_metric(f"{group}/*", step_metric=STEP)
+            found[tag] = self._histogram(np_histogram=(chart.counts, chart.edges))
+        self._log(found)
+
+    def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
+        """Log the numbers of a step, whatever `every` is."""
+        self._log({SCALAR_STEP: step, **logged(values)}, SCALAR_STEP)
+
+    def _log(self, values: dict[str, Any], axis: str = STEP) -> None:
+        for group in {tag.partition("/")[0] for tag in values if tag != axis} - self._groups:
+            self._run.define_metric(f"{group}/*", step_metric=axis)
             self._groups.add(group)
-        self._run.log(logged, commit=self._commit)
+        self._run.log(values, commit=self._commit)
 
     def close(self) -> None:
         """Finish the run unless it is yours; closing again does nothing."""

@@ -8,17 +8,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from hookstats.arena import arena
+from hookstats.records.norms import gradient_norm
 from hookstats.records.record import StepRecord
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
+from hookstats.watching.scalars import StepScalars
 from hookstats.watching.world import current_rank
 
 Sink = Callable[[StepRecord], object]
+
+GRADIENT_NORM = "grad_norm"
+"""The scalar that has `gradient_norm`, unless the training logs one by that name."""
 
 
 class ClosedStep(Protocol):
@@ -57,10 +63,13 @@ class Flusher:
         self.failures: dict[str, str] = {}
         """The first error of each thing that failed, such as a sink, by its description."""
         self.rank = current_rank() if writer is None else writer.rank
+        self.before_exit: Callable[[], object] = lambda: None
+        """Called when the interpreter ends, before what was submitted is recorded."""
         self._writer = writer
         self._sinks = list(sinks)
+        self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
-        self._queue: SimpleQueue[_Step | _Skip | _Drain | _Close] = SimpleQueue()
+        self._queue: SimpleQueue[_Step | _Skip | _Scalars | _Drain | _Close] = SimpleQueue()
         self._thread = self._new_thread()
         self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
         self._calling: _Call | None = None
@@ -70,22 +79,38 @@ class Flusher:
         # Not the thread's is_alive, which an interrupted join may make false too early.
         self._ended = threading.Event()
 
-    def submit(self, snapshot: ClosedStep, step: int) -> None:
-        """Have `snapshot` recorded as `step`; never waits.
+    def submit(self, snapshot: ClosedStep, step: int, scalars: StepScalars | None = None) -> None:
+        """Have `snapshot` recorded as `step`, with the scalars that it has so far; never waits.
 
         Raises:
             ValueError: the flusher is closed.
         """
+        if os.getpid() != self._pid:
+            snapshot.release()
+        self._request(_Step(snapshot, step, scalars), step)
+
+    def submit_scalars(self, scalars: Sequence[StepScalars]) -> None:
+        """Have the scalars of complete steps written, after the records of these; never waits.
+
+        Raises:
+            ValueError: the flusher is closed.
+        """
+        self._request(_Scalars(scalars), scalars[0].step)
+
+    def _request(self, request: _Step | _Scalars, step: int) -> None:
         if self._closed:
             raise ValueError(f"step = {step}: the flusher is closed")
         if os.getpid() != self._pid:
-            snapshot.release()
             self._fail("recording in a forked process", "no flush thread; its steps are lost")
             return
         if self._thread.ident is None:
-            atexit.register(self.drain)
+            atexit.register(self._at_exit)
             self._thread.start()
-        self._queue.put(_Step(snapshot, step))
+        self._queue.put(request)
+
+    def _at_exit(self) -> None:
+        self.before_exit()
+        self.drain()
 
     def skip(self, step: int) -> None:
         """Have the run note that `step` is lost, as training would have waited for too long."""
@@ -193,7 +218,7 @@ class Flusher:
         finally:
             if self.is_current_thread():
                 self._ended.set()
-                atexit.unregister(self.drain)
+                atexit.unregister(self._at_exit)
 
     def _serve(self) -> None:
         """Call a sink, serve one request, or write a part that falls due before a request."""
@@ -207,10 +232,13 @@ class Flusher:
             self._write(lambda writer: writer.flush_if_due())
             return
         match request:
-            case _Step(snapshot, step):
-                self._record(snapshot, step)
+            case _Step(snapshot, step, scalars):
+                self._record(snapshot, step, scalars)
             case _Skip(step):
                 self._write(lambda writer: writer.skip(step, "stall"))
+            case _Scalars(steps):
+                for scalars in steps:
+                    self._todo.append(partial(self._record_scalars, scalars))
             case _Drain(done, disk):
                 try:
                     if disk:
@@ -223,17 +251,37 @@ class Flusher:
                 finally:
                     self._todo.append(self._ended.set)
 
-    def _record(self, snapshot: ClosedStep, step: int) -> None:
+    def _record(self, snapshot: ClosedStep, step: int, scalars: StepScalars | None) -> None:
         try:
             record = snapshot.to_record(step, self.rank)
         finally:
             snapshot.release()
+        if scalars is not None:
+            values = scalars.resolved()
+            record = replace(record, scalars=values)
+            norm = gradient_norm(record)
+            if norm is not None:
+                values.setdefault(GRADIENT_NORM, norm)
+                self._norms[step] = norm
         self.latest = record
         self._write(lambda writer: writer.write(record))
         if self._writer is not None and self._writer.lost:
             what = f"keeping the steps for out = {str(self._writer.path)!r}"
             self._fail(what, f"too many wait for the disk; steps from {step} on are lost")
         self._todo.extend(partial(self._give, sink, record) for sink in self._sinks)
+
+    def _record_scalars(self, scalars: StepScalars) -> None:
+        step, time, _ = scalars
+        values = scalars.resolved()
+        if step in self._norms:
+            values.setdefault(GRADIENT_NORM, self._norms.pop(step))
+        if self.latest is not None and self.latest.step == step:
+            self.latest = replace(self.latest, scalars=values)
+        self._write(lambda writer: writer.write_scalars(step, time, values))
+        for sink in filter(_takes_scalars, self._sinks):
+            write: Any = sink
+            action = partial(write.write_scalars, step, self.rank, values)
+            self._todo.append(partial(self._use, sink, action))
 
     def _end(self, coverage: Mapping[str, Any] | None) -> None:
         writer = self._writer
@@ -246,7 +294,13 @@ class Flusher:
         self._sinks = []
 
     def _give(self, sink: Sink, record: StepRecord) -> None:
-        if not self._call(sink, _name(sink), "the sink is disabled", partial(sink, record)):
+        self._use(sink, partial(sink, record))
+
+    def _use(self, sink: Sink, action: Callable[[], object]) -> None:
+        """Call a sink unless it was disabled meanwhile; disable it if that fails."""
+        if not any(other is sink for other in self._sinks):
+            return
+        if not self._call(sink, _name(sink), "the sink is disabled", action):
             self._sinks = [other for other in self._sinks if other is not sink]
             self._close_sink(sink)
 
@@ -306,9 +360,18 @@ def _name(sink: Sink) -> str:
     return f"sink {getattr(sink, '__qualname__', None) or repr(sink)}"
 
 
+def _takes_scalars(sink: Sink) -> bool:
+    return callable(getattr(sink, "write_scalars", None))
+
+
 class _Step(NamedTuple):
     snapshot: ClosedStep
     step: int
+    scalars: StepScalars | None
+
+
+class _Scalars(NamedTuple):
+    steps: Sequence[StepScalars]
 
 
 class _Skip(NamedTuple):

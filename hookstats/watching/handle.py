@@ -6,8 +6,9 @@ import copy
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,7 @@ from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.parameters import Parameters, StepHook
+from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.widths import Sites, Suffixes, Widths
 from hookstats.records.keys import parse_kind
@@ -31,8 +33,10 @@ from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
+from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
-from hookstats.watching.settings import PARAMETER_KINDS, Settings
+from hookstats.watching.scalars import ScalarLog, as_scalar, learning_rates
+from hookstats.watching.settings import PARAMETER_KINDS, Settings, unwrapped
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
@@ -50,6 +54,7 @@ class Watch:
 
     def __init__(
         self,
+        models: Iterable[nn.Module],
         selection: Selection,
         optimizers: Sequence[Optimizer],
         settings: Settings,
@@ -75,25 +80,37 @@ class Watch:
         self._sites: list[Sites | Widths] = []
         self._handles: list[RemovableHandle] = []
         self._parameters = Parameters(arena)
-        self._optimizers = len(optimizers)
+        self._roots = Roots(models)
+        self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
+        flusher.before_exit = self._log.end
+        self._cost = Cost(arena)
+        self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: set[int] = set()
         try:
+            self._handles += self._roots.attach()
             for name, module in selection.modules.items():
                 self._attach(name, module)
             for name in selection.parameters:
                 self._add_parameter(selection, name)
-            for i, optimizer in enumerate(optimizers):
-                keeps = self if flusher.has_readers else None
-                then = partial(_stepped, weakref.ref(self), i, keeps)
-                step = partial(StepHook, arena, self._parameters, then)
-                self._handles += (
-                    optimizer.register_step_pre_hook(step(after=False)),
-                    optimizer.register_step_post_hook(step(after=True)),
-                )
+            for optimizer in optimizers:
+                self._add_optimizer(optimizer)
         except BaseException:
             self.close()
             raise
         self._schedule()
+
+    def _add_optimizer(self, optimizer: Optimizer) -> None:
+        keeps = self if self._flusher.has_readers else None
+        then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
+        step = partial(StepHook, self._arena, self._parameters, then)
+        self._handles += (
+            optimizer.register_step_pre_hook(step(after=False)),
+            optimizer.register_step_post_hook(step(after=True)),
+        )
+        self._optimizers.append(weakref.ref(optimizer))
+        if self._settings.modes == "auto":
+            self._roots.skips_evaluation = True
+            self._arena.leave_out(self._roots.is_evaluation)
 
     def _add_parameter(self, selection: Selection, name: str) -> None:
         rule = parameter_rule(selection.parameters[name])
@@ -145,6 +162,58 @@ class Watch:
             self._parameters.observe_all()
         self._close_step()
 
+    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Keep numbers of the step, such as its loss: ``log(loss=loss)``, ``log({"eval/f1": f1})``.
+
+        They belong to the open step, or to the step just closed until the model is called again: so
+        a `log` may stand after ``optimizer.step()``. They are kept at steps that are not recorded,
+        too, in the run directory (`Run.scalars`), and sinks get them. A name that the step has
+        already gets the new value. Nothing waits for a tensor on a device. Calls while a CUDA graph
+        is captured do nothing.
+
+        values, more: numbers, or tensors of one element, by name.
+
+        Raises:
+            ValueError: a value is something else, or the watch is closed.
+        """
+        self._check_open()
+        if not self._arena.is_captured():
+            given = {**(values or {}), **more}
+            self._log.log({str(name): as_scalar(str(name), x) for name, x in given.items()})
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Have one more optimizer close steps, as those that `watch` was given.
+
+        For an optimizer that is made after the hooks, as where the model is compiled in between.
+
+        Raises:
+            ValueError: it is no optimizer, the watch has it, or the watch is closed.
+        """
+        self._check_open()
+        found = unwrapped(optimizer)
+        if any(known() is found for known in self._optimizers):
+            raise ValueError("optimizer: the watch has it already, expected another one")
+        self._add_optimizer(found)
+
+    @property
+    def open_step(self) -> int:
+        """The number of the open step, the next one to be closed."""
+        return self._step
+
+    def set_step(self, step: int) -> None:
+        """Number the open step, and count on from there; as the training counts its own steps.
+
+        Going back makes void what the run directory has of `step` and of later steps, when the
+        step is recorded.
+
+        Raises:
+            ValueError: step is no integer of 0 or more, or the watch is closed.
+        """
+        self._check_open()
+        self._log.seal()
+        self._step = check_integer("step", step, 0, _LAST_STEP)
+        self._schedule()
+
     @property
     def latest(self) -> StepRecord:
         """The last recorded step: a mapping from (name, kind) to ChannelStats, with its `step`.
@@ -154,13 +223,17 @@ class Watch:
         Raises:
             RuntimeError: no step is recorded yet.
         """
+        self._log.hand_on()
         self._flusher.drain(disk=False)
         if self._flusher.latest is None:
             raise RuntimeError(
                 "latest: no step is recorded yet; expected a call of optimizer.step() or of "
                 "Watch.step() before"
             )
-        return self._flusher.latest
+        record, closed = self._flusher.latest, self._log.closed
+        if closed is not None and closed.step == record.step:  # some may have been logged since
+            record = replace(record, scalars={**record.scalars, **closed.resolved()})
+        return record
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -222,8 +295,7 @@ class Watch:
             )
         step = check_integer("state_dict has step", step, 0, _LAST_STEP)
         check_settings(settings, self._header, "state_dict")
-        self._step = step
-        self._schedule()
+        self.set_step(step)
 
     def close(self) -> None:
         """Remove every hook, record all closed steps, and end the run directory.
@@ -239,6 +311,7 @@ class Watch:
         while self._handles:
             self._handles.pop().remove()
         self._discarded = self._arena.pending()
+        self._log.end()
         self._flusher.close(self.coverage().to_dict())
         self._monitor.raise_pending()
 
@@ -252,6 +325,7 @@ class Watch:
             while self._handles:
                 self._handles.pop().remove()
             self._discarded = self._arena.pending()
+            self._log.end()
             self._flusher.leave(self.coverage().to_dict())
 
     def __enter__(self) -> Watch:
@@ -274,7 +348,7 @@ class Watch:
         """Note that an optimizer steps; the last one closes the step."""
         with self._arena.lock:  # in a backward, optimizers may step on several threads
             self._stepped.add(optimizer)
-            is_last = len(self._stepped) == self._optimizers
+            is_last = len(self._stepped) == len(self._optimizers)
             if is_last:
                 self._stepped.clear()
         if is_last:
@@ -292,12 +366,18 @@ class Watch:
         self._stepped.clear()
         self._parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
+        optimizers = filter(None, [optimizer() for optimizer in self._optimizers])
+        values = {**learning_rates(optimizers), **self._cost.since()}
+        scalars = self._log.close(step, values)
+        self._roots.called = False
         try:
             self._step += 1
             if recorded:
-                self._arena.hand_over(
-                    partial(self._flusher.submit, step=step), partial(self._flusher.skip, step)
-                )
+                with self._cost.closing():
+                    self._arena.hand_over(
+                        partial(self._flusher.submit, step=step, scalars=scalars),
+                        partial(self._flusher.skip, step),
+                    )
         except BaseException:
             if recorded and self._arena.front == front:
                 self._step = step  # it is still open
@@ -317,6 +397,11 @@ class Watch:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the watch is closed: expected an open one, from another watch()")
+
+
+def _has_begun(roots: Roots, arena: Arena) -> bool:
+    """Whether the open step has begun: the model was called, or one of its parts."""
+    return roots.called or (arena.recording and arena.has_calls())
 
 
 def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:

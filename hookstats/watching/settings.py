@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookstats.hooks.attach import MODULE_KINDS, check_kinds
+from hookstats._torch import takes_step_hooks
+from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
 from hookstats.stats.arguments import check_integer, check_moments
@@ -19,6 +20,10 @@ from hookstats.stats.bins import LinearBins, LogBins
 PARAMETER_KINDS = ("param", "param_grad")
 KINDS = MODULE_KINDS + PARAMETER_KINDS
 """The kinds of tensors that can be watched."""
+
+
+MODES = ("auto", "all")
+"""Which calls are recorded: those that are not of an evaluation, or all."""
 
 
 class Settings(NamedTuple):
@@ -30,6 +35,7 @@ class Settings(NamedTuple):
     channel_dim: ChannelDim
     every: int
     moments: int
+    modes: str
 
     def checked(self) -> Settings:
         """The settings, with `every` and `moments` as ints.
@@ -43,17 +49,21 @@ class Settings(NamedTuple):
             if value is not None and not isinstance(value, (LinearBins, LogBins)):
                 raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins or None")
         check_channel_dim(self.channel_dim)
+        if self.modes not in MODES:
+            raise ValueError(f"modes = {self.modes!r}: expected {' or '.join(map(repr, MODES))}")
         return self._replace(
             every=check_integer("every", self.every, 1), moments=check_moments(self.moments)
         )
 
-    def header(self, model: nn.Module, selection: Selection) -> dict[str, Any]:
-        """What is recorded of which model, as JSON-able types: the header of the run directory."""
+    def header(self, models: Mapping[str, nn.Module], selection: Selection) -> dict[str, Any]:
+        """What is recorded of which models, as JSON-able types: the header of the run directory."""
         channel_dim: Any = self.channel_dim
         if isinstance(channel_dim, Mapping):
             channel_dim = {cls.__qualname__: dim for cls, dim in channel_dim.items()}
+        classes = {name: type(model).__qualname__ for name, model in models.items()}
         return {
-            "model": type(model).__qualname__,
+            "model": ", ".join(classes.values()),
+            **({} if list(models) == [""] else {"models": classes}),
             "modules": {name: type(module).__name__ for name, module in selection.modules.items()},
             "parameters": {
                 name: None if is_lazy(parameter) else list(parameter.shape)
@@ -75,15 +85,67 @@ def as_optimizers(optimizer: Any) -> list[Optimizer]:
     Raises:
         ValueError: it is of another type, or has the same optimizer twice.
     """
+    if optimizer is None:
+        return []
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    for one in several:
-        if not (isinstance(one, Optimizer) or optimizer is None):
-            raise ValueError(
-                f"optimizer has {one!r}: expected a torch.optim.Optimizer, several, or None"
-            )
-    if len({id(one) for one in several}) < len(several):
+    found = [unwrapped(one) for one in several]
+    if len({id(one) for one in found}) < len(found):
         raise ValueError("optimizer: the same one twice, expected each once")
-    return [] if optimizer is None else several
+    return found
+
+
+def unwrapped(optimizer: Any) -> Optimizer:
+    """The optimizer that steps: `optimizer`, or the one that it wraps.
+
+    Raises:
+        ValueError: it is no optimizer, and wraps none.
+    """
+    found = optimizer
+    while isinstance(inner := getattr(found, "optimizer", None), Optimizer):
+        found = inner  # the wrappers of Accelerate, Lightning, DeepSpeed and others
+    if not (isinstance(found, Optimizer) and takes_step_hooks(found)):
+        raise ValueError(
+            f"optimizer has {optimizer!r}: expected a torch.optim.Optimizer, several, or None"
+        )
+    return found
+
+
+def as_models(model: Any) -> dict[str, nn.Module]:
+    """The models that `model` stands for, by name: a model has the name "", the models of a
+    sequence their places "0", "1", ..., those of a mapping their keys.
+
+    Raises:
+        ValueError: it is none of these, or a name cannot begin that of a site.
+    """
+    if isinstance(model, Mapping):
+        named = dict(model)
+    elif isinstance(model, (list, tuple)):
+        named = {str(place): one for place, one in enumerate(model)}
+    else:
+        check_model(model)
+        return {"": model}
+    if not named:
+        raise ValueError(f"model = {model!r}: expected one or more")
+    for name, one in named.items():
+        if not (isinstance(name, str) and name and "." not in name and name != "module"):
+            raise ValueError(f"model has the name {name!r}: expected one without dots")
+        check_model(one)
+    if len({id(one) for one in named.values()}) < len(named):
+        raise ValueError("model: the same one twice, expected each once")
+    return named
+
+
+class _Together(nn.Module):
+    """Several models as one module, which is never called: it gives their sites names."""
+
+
+def together(models: Mapping[str, nn.Module]) -> nn.Module:
+    """The module whose parts have the names of sites."""
+    if list(models) == [""]:
+        return models[""]
+    root = _Together()
+    root._modules.update(models)
+    return root
 
 
 def check_sinks(sinks: object) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
 
-from hookstats.hooks.attach import MODULE_KINDS, check_model, make_reachable, select
+from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
 from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
 from hookstats.rules import Monitor, Rule
@@ -16,14 +16,14 @@ from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
 from hookstats.watching.handle import Watch
-from hookstats.watching.settings import Settings, as_optimizers, check_sinks
+from hookstats.watching.settings import Settings, as_models, as_optimizers, check_sinks, together
 from hookstats.watching.world import current_rank
 
 _LOG_BINS = LogBins()
 
 
 def watch(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     kinds: Collection[str] = ("output", "grad_output", "param_grad"),
     include: Selector | None = None,
@@ -39,6 +39,7 @@ def watch(
     rules: str | Sequence[Rule] = (),
     *,
     moments: int = 2,
+    modes: str = "auto",
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
@@ -48,10 +49,12 @@ def watch(
     "input.mask", "grad_output[1]".
 
     Args:
-        model: the model to record, not compiled yet.
+        model: the model to record, not compiled yet; or several, whose sites' names begin with the
+            place or key of their model, such as "0.encoder" or "generator.conv1".
         optimizer: closes a step, numbered from 0, when it begins its own step, or ends it if it is
             given a closure. Of several optimizers, the last one that has not stepped since closes
-            the step. Without an optimizer, `Watch.step` does.
+            the step. Without an optimizer, `Watch.step` does. Of a wrapper, such as Accelerate's,
+            the optimizer in it counts.
         kinds: "input", "output": floating-point tensors of a module's calls. "grad_output": the
             gradients of its outputs. "grad_input": the gradients of its inputs, each the total over
             all uses of the tensor. "param", "param_grad": a parameter and its gradient as the
@@ -82,6 +85,10 @@ def watch(
             define these with ``bias=True``; the kurtosis is the excess, 0 for a normal
             distribution. Calls, micro-batches and steps merge by the formulas of Pebay (2008), so
             that the results are those of all values together. 2 for means and variances alone.
+        modes: "auto": where an optimizer closes the steps, calls while gradients are off and the
+            model (each, if there are several) is in eval mode are of an evaluation; they are
+            skipped, and `coverage` counts them. Without an optimizer all calls count. "all": all
+            calls count, and those of an evaluation are merged into the open step.
 
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
@@ -96,15 +103,15 @@ def watch(
             of this rank writes to `out`.
         ImportError: `out` is given and pyarrow is not installed.
     """
-    check_model(model)
+    models = as_models(model)
     optimizers = as_optimizers(optimizer)
-    settings = Settings(kinds, bins, channel_bins, channel_dim, every, moments).checked()
+    settings = Settings(kinds, bins, channel_bins, channel_dim, every, moments, modes).checked()
     check_sinks(sinks)
     monitor = Monitor(rules)
-    selection = select(model, kinds, include, exclude, "watch")
+    selection = select(together(models), kinds, include, exclude, "watch")
     if not set(kinds).isdisjoint(MODULE_KINDS):
         make_reachable(selection.modules)
-    header = settings.header(model, selection)
+    header = settings.header(models, selection)
     writer, step = None, 0
     if out is not None:
         writer = RunWriter(
@@ -112,4 +119,4 @@ def watch(
         )
         step = 0 if writer.last_step is None else writer.last_step + 1
     flusher = Flusher(writer, (*sinks, monitor) if rules else sinks)
-    return Watch(selection, optimizers, settings, header, flusher, monitor, step)
+    return Watch(models.values(), selection, optimizers, settings, header, flusher, monitor, step)

@@ -271,7 +271,7 @@ def test_what_later_versions_add_is_ignored(tmp_path: Path) -> None:
             content["header"]["mesh"] = {"dims": ["dp"], "coordinate": [0]}
         (tmp_path / name).write_text(json.dumps(content))
     (tmp_path / "scalars").mkdir()
-    (tmp_path / "scalars" / "00000-000000-000000000000.parquet").write_text("later")
+    (tmp_path / "scalars" / "later.parquet").write_text("later")
     (tmp_path / "alerts-00000.jsonl").write_text("{}\n")
     (tmp_path / "lock-00000.json").write_text("{}")
     run = open_run(tmp_path)

@@ -26,7 +26,7 @@ from hookstats import open_run, watch
 from hookstats.arena import arena as arenas
 from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.runs import files, writer
+from hookstats.runs import files, part_writer, writer
 from hookstats.runs.footer import footer_json, parse_footer
 from hookstats.runs.format import PartName
 from hookstats.runs.writer import RunWriter
@@ -137,8 +137,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         if "unsynced" in full:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    monkeypatch.setattr(writer, "write_file", write_file)
-    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.0)
+    for module in (writer, part_writer):
+        monkeypatch.setattr(module, "write_file", write_file)
+    monkeypatch.setattr(part_writer, "RETRY_SECONDS", 0.0)
     return full
 
 
@@ -197,7 +198,7 @@ def test_the_steps_of_a_long_failure_are_gaps(tmp_path: Path, disk: set[str]) ->
     assert write(out, range(3, 60)) == 57
     assert 0 < out.lost < 57
     lost = list(range(60 - out.lost, 60))
-    assert out._waiting < 60_000
+    assert out._records._waiting < 60_000
     disk.clear()
     write(out, range(60, 63))
     out.close()
@@ -290,7 +291,7 @@ def test_what_waits_to_be_written_is_bounded(tmp_path: Path) -> None:
     )
     for step in range(60):
         writer.write(sample(step))
-        assert writer._part is None or writer._part.nbytes < 50_000
+        assert writer._records._part is None or writer._records._part.nbytes < 50_000
     writer.close()
     parts = list((tmp_path / "parts").iterdir())
     assert 3 < len(parts) < 20

@@ -84,7 +84,11 @@ def test_tensorboard_reads_it_back(tmp_path: Path, own_writer: bool) -> None:
     events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0, "histograms": 0})
     events.Reload()
     expected = [expected_scalars(record) for record in records[::2]]
-    assert set(events.Tags()["scalars"]) == set(expected[0]) | ({"mine"} if writer else set())
+    ours = ("lr/0", "grad_norm", "steps_per_second", "watch_seconds")
+    logged = {f"scalar/{name}" for name in ours}
+    assert set(events.Tags()["scalars"]) == set(expected[0]) | logged | (
+        {"mine"} if writer else set()
+    )
     for tag in expected[0]:
         got = events.Scalars(tag)
         assert [event.step for event in got] == [0, 2]
@@ -181,6 +185,11 @@ def wandb_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WandBRun]:
 def test_wandb_reads_it_back(wandb_runs: dict[str, WandBRun]) -> None:
     records = train(lambda record: None)
     rows, axes = wandb_runs["own"]
+    logged = [row for row in rows if "scalar/step" in row]
+    assert [row["scalar/step"] for row in logged] == [0, 1, 2, 3]
+    assert [row["scalar/lr/0"] for row in logged] == [0.1] * 4
+    assert axes["scalar/*"] == "scalar/step"
+    rows = [row for row in rows if "hookstats/step" in row]
     assert [row["hookstats/step"] for row in rows] == [0, 1, 2, 3]
     for row, record in zip(rows, records, strict=True):
         expected = expected_scalars(record)
@@ -213,6 +222,12 @@ def test_jsonl_reads_it_back(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     sink.close()
     sink.close()
+    logged = [line for line in lines if "scalars" in line]
+    assert [line["step"] for line in logged] == [0, 1]
+    for line, record in zip(logged, records, strict=False):
+        assert line["rank"] == record.rank
+        assert line["scalars"] == record.scalars
+    lines = [line for line in lines if "scalars" not in line]
     assert len(lines) == sum(map(len, records))
     keys = [(record, *key) for record in records for key in record]
     for line, (record, name, kind) in zip(lines, keys, strict=True):

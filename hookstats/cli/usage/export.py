@@ -4,6 +4,7 @@ parquet      one file with every column of `Run.table`: statistics and histogram
 csv          one file with one row per step and site, the statistics of the whole tensor;
              with --channels one row per channel; without histograms; an apostrophe comes before
              names that a spreadsheet would take for formulas
+             with --scalars, either has the numbers that training logged: one row per step and name
 tensorboard  a directory of event files with scalars and histograms
 
 examples:
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         help="the format of PATH (default: by its suffix, .parquet or .csv)",
+    )
+    parser.add_argument(
+        "--scalars", action="store_true", help="write what training logged, such as the loss"
     )
     parser.add_argument(
         "--channels", action="store_true", help="csv only: write one row per channel"

@@ -1,0 +1,41 @@
+"""gradient_norm(): the norm of all gradients of a record's parameters together."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.records.keys import plain_kind
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.stats.state import COUNT, M2, MEAN, NAN, NEGINF, POSINF
+
+
+def gradient_norm(record: StepRecord) -> float | None:
+    """The L2 norm of the watched parameters' gradients, as the optimizer was about to use them.
+
+    So it is that after clipping. NaN where a gradient has a NaN, infinity where one has an infinity
+    and none a NaN; None where the record has no gradients of parameters. A record of one rank has
+    the gradients, or the shards of these, that the rank has.
+    """
+    chosen = _of_gradients(record.sites)
+    if not chosen.any():
+        return None
+    rows = np.repeat(chosen, np.diff(record.offsets))
+    moments, tallies = record.moments.T[:, rows], record.tallies.T[:, rows]
+    if tallies[NAN].any():
+        return math.nan
+    if tallies[[POSINF, NEGINF]].any():
+        return math.inf
+    count, mean = tallies[COUNT], moments[MEAN]
+    with np.errstate(over="ignore"):
+        squares = moments[M2].sum() + (count * mean * mean).sum()
+    return math.sqrt(squares)
+
+
+@lru_cache(maxsize=8)
+def _of_gradients(sites: tuple[SiteInfo, ...]) -> NDArray[np.bool_]:
+    """Which of the sites are gradients of parameters; kept, since most steps have equal sites."""
+    return np.array([plain_kind(site.kind) == "param_grad" for site in sites], np.bool_)

@@ -1,0 +1,209 @@
+"""Scalars: the numbers that training logs, such as losses and learning rates, step by step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hookstats.records.alike import did_you_mean
+from hookstats.records.sparse import Float64, Int64
+from hookstats.runs.encode import Rows
+from hookstats.runs.footer import Footer
+from hookstats.runs.format import SCALARS, PartName, list_parts, require_pyarrow, scalars_schema
+from hookstats.runs.part_file import open_part, read_footer
+from hookstats.runs.parts import index_of
+
+_ROW_BYTES = 32
+"""What a scalar has in memory until it is encoded, about."""
+
+
+class ScalarSeries(NamedTuple):
+    """One scalar over the steps that have it."""
+
+    steps: Int64
+    """int64 [n]: the steps, ascending."""
+    values: Float64
+    """float64 [n]: its values."""
+    times: Float64
+    """float64 [n]: when each step was closed, in seconds since 1970, UTC."""
+
+
+class Scalars(Mapping[str, ScalarSeries]):
+    """The scalars of one rank of a run, by name; each call sees the parts that exist at that time.
+
+    ``run.scalars["loss"].values``; `table` has all of them. What is of steps that became void,
+    since training went back to a checkpoint, is left out.
+    """
+
+    def __init__(self, run: Path, rank: int, *, skip_damaged: bool) -> None:
+        self._run = run
+        self._rank = rank
+        self._skip_damaged = skip_damaged
+        self._damaged: set[PartName] = set()
+        self._known: dict[PartName, tuple[Footer, Any]] = {}  # parts never change
+        self._series: dict[str, ScalarSeries] | None = None
+
+    def __getitem__(self, name: str) -> ScalarSeries:
+        """One scalar; a KeyError suggests similar names."""
+        found = self._read()
+        if name not in found:
+            names = ", ".join(found) or "none"
+            raise KeyError(
+                f"no scalar {name!r}{did_you_mean(str(name), list(found))}; there are: {names}"
+            )
+        return found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __repr__(self) -> str:
+        found = self._read()
+        names = ", ".join(f"{name} ({len(series.steps)})" for name, series in found.items())
+        return f"Scalars({names})"
+
+    def of(self, step: int) -> Mapping[str, float]:
+        """The scalars of one step, read when they are first asked for."""
+        return _OfStep(self, step)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have scalars, ascending."""
+        return sorted({step for series in self._read().values() for step in series.steps.tolist()})
+
+    def at(self, step: int) -> dict[str, float]:
+        """The scalars of one step."""
+        found = {}
+        for name, series in self._read().items():
+            at = int(np.searchsorted(series.steps, step))
+            if at < len(series.steps) and series.steps[at] == step:
+                found[name] = float(series.values[at])
+        return found
+
+    def table(self) -> Any:
+        """All scalars as a pyarrow.Table: step, rank, name, value, time."""
+        self._look()
+        index = index_of({name: footer for name, (footer, _) in self._known.items()})
+        steps: dict[PartName, set[int]] = {}
+        for where in index.get(self._rank, {}).values():
+            steps.setdefault(where.part, set()).add(where.step)
+        tables = [scalars_schema().empty_table()]
+        for part, valid in steps.items():
+            footer, table = self._known[part]
+            if len(valid) < len(footer.records):
+                # Of a step that a part has twice, the last one is valid.
+                last = {step: i for i, (step, _) in enumerate(footer.records)}
+                keep = [
+                    step in valid and last[step] == i for i, (step, _) in enumerate(footer.records)
+                ]
+                table = table.filter(np.repeat(keep, [rows for _, rows in footer.records]))
+            tables.append(table)
+        return require_pyarrow().concat_tables(tables).unify_dictionaries()
+
+    def _look(self) -> bool:
+        """Read the parts that are new; whether the parts are others than before."""
+        found: dict[PartName, tuple[Footer, Any]] = {}
+        for part in list_parts(self._run, SCALARS):
+            if part.rank != self._rank or part in self._damaged:
+                continue
+            try:
+                found[part] = self._known.get(part) or _read_part(self._run, part)
+            except FileNotFoundError:  # deleted since it was listed, to keep to max_bytes
+                continue
+            except ValueError as error:
+                if not self._skip_damaged:
+                    raise
+                self._damaged.add(part)
+                warnings.warn(f"hookstats: left out: {error}", RuntimeWarning, stacklevel=2)
+        changed = found.keys() != self._known.keys()
+        self._known = found
+        return changed
+
+    def _read(self) -> dict[str, ScalarSeries]:
+        if self._look() or self._series is None:
+            table = self.table().combine_chunks()
+            names = table["name"].to_numpy(zero_copy_only=False)
+            columns = [table[name].to_numpy() for name in ("step", "value", "time")]
+            self._series = {}
+            for name in dict.fromkeys(names.tolist()):
+                rows = names == name
+                self._series[name] = ScalarSeries(*(column[rows] for column in columns))
+        return self._series
+
+
+class _OfStep(Mapping[str, float]):
+    """The scalars of one step, read when they are first asked for."""
+
+    def __init__(self, scalars: Scalars, step: int) -> None:
+        self._scalars = scalars
+        self._step = step
+
+    @cached_property
+    def _values(self) -> dict[str, float]:
+        return self._scalars.at(self._step)
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+def _read_part(run: Path, part: PartName) -> tuple[Footer, Any]:
+    """The footer of a part and its rows, a pyarrow.Table.
+
+    Raises:
+        FileNotFoundError: there is no such part.
+        ValueError: it is damaged; the message names the file.
+    """
+    footer = read_footer(run, part, SCALARS)
+    with open_part(run, part, SCALARS) as file:
+        table = file.read(scalars_schema().names)
+        steps, counts = zip(*footer.records, strict=True)
+        if (table["step"].to_numpy() != np.repeat(steps, counts)).any():
+            raise ValueError("its column 'step' contradicts its records")
+        if (table["rank"].to_numpy() != part.rank).any():
+            raise ValueError(f"its column 'rank' has others than {part.rank}")
+        return footer, table
+
+
+class _StepScalars(NamedTuple):
+    step: int
+    rank: int
+    time: float
+    values: Mapping[str, float]
+
+
+def scalar_rows(step: int, rank: int, time: float, values: Mapping[str, float]) -> Rows:
+    """What the scalars of a step add to a part."""
+    nbytes = len(values) * _ROW_BYTES
+    return Rows(step, len(values), nbytes, None, _StepScalars(step, rank, time, values))
+
+
+def encode_scalars(several: Sequence[_StepScalars]) -> Any:
+    """The scalars of steps as a record batch of `scalars_schema`."""
+    pa = require_pyarrow()
+    counts = [len(each.values) for each in several]
+    names = pa.array([name for each in several for name in each.values], pa.string())
+    values = [value for each in several for value in each.values.values()]
+    columns = [
+        np.repeat(np.array([each.step for each in several], np.int64), counts),
+        np.repeat(np.array([each.rank for each in several], np.int32), counts),
+        names.dictionary_encode(),
+        np.array(values, np.float64),
+        np.repeat(np.array([each.time for each in several], np.float64), counts),
+    ]
+    return pa.record_batch([pa.array(column) for column in columns], schema=scalars_schema())

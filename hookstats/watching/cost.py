@@ -1,0 +1,39 @@
+"""Cost: the time that watching takes from the training, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hookstats.arena.arena import Arena
+
+COST = "watch_seconds"
+"""The scalar: seconds in which hooks held their lock, and in which steps were closed, on the
+threads of the training, since the step before was closed. A device's own work is not in it."""
+
+
+class Cost:
+    """What hooks and closing steps cost; nothing is known without C++ hooks."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._closing = 0.0  # outside of the lock
+        self._before = 0.0
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Count the time of the block."""
+        held, start = self._arena.seconds(), time.perf_counter()
+        yield
+        took, held_now = time.perf_counter() - start, self._arena.seconds()
+        if held is not None and held_now is not None:
+            self._closing += max(0.0, took - (held_now - held))
+
+    def since(self) -> dict[str, float]:
+        """The cost since the last call of this, as a scalar by its name."""
+        held = self._arena.seconds()
+        if held is None:
+            return {}
+        before, self._before = self._before, held + self._closing
+        return {COST: self._before - before}

@@ -1,0 +1,157 @@
+"""ScalarLog: the numbers that training logs, kept by step until the flush thread takes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookstats._torch import is_dtensor, is_plain, local_shard
+from hookstats.arena.staging import event
+from hookstats.kernels.ops import ignore_captures
+
+_POLL_SECONDS = 2e-4
+_BATCH_SECONDS = 0.25
+"""How long steps wait here to be handed on together: each time wakes the flush thread up."""
+
+
+class StepScalars(NamedTuple):
+    """The scalars of one closed step."""
+
+    step: int
+    time: float
+    """When it was closed, in seconds since 1970, UTC."""
+    values: dict[str, float | OnDevice]
+
+    def resolved(self) -> dict[str, float]:
+        """The values as numbers; waits for the devices."""
+        return resolve(self.values)
+
+
+class OnDevice:
+    """A number that a device has still to compute. Making one waits for nothing."""
+
+    __slots__ = ("_event", "_value")
+
+    def __init__(self, tensor: Tensor) -> None:
+        """tensor: has one element, and may change afterwards."""
+        self._value = tensor.detach().reshape(()).to("cpu", non_blocking=True)
+        self._event = event(tensor.device)
+
+    def wait(self) -> float:
+        """The number, once the device is done."""
+        ignore_captures()
+        while not self._event.query():
+            time.sleep(_POLL_SECONDS)
+        return float(self._value)
+
+
+def resolve(values: Mapping[str, float | OnDevice]) -> dict[str, float]:
+    """The values as numbers; waits for the devices."""
+    return {
+        name: value.wait() if isinstance(value, OnDevice) else value
+        for name, value in values.items()
+    }
+
+
+def as_scalar(name: str, value: Any) -> float | OnDevice:
+    """A logged value as a number, or as one to come.
+
+    Raises:
+        ValueError: it is neither a real number nor a tensor of one element.
+    """
+    if isinstance(value, Tensor):
+        found = local_shard(value) if is_dtensor(value) and _is_replica(value) else value
+        if is_plain(found) and found.numel() == 1 and not found.is_complex():
+            with torch.no_grad():
+                return float(found) if found.is_cpu else OnDevice(found)
+    else:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    what = (
+        f"{type(value).__name__} of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else repr(value)
+    )
+    raise ValueError(f"{name} = {what}: expected a number, or a tensor of one element")
+
+
+def _is_replica(tensor: Any) -> bool:
+    return all(placement.is_replicate() for placement in tensor.placements)
+
+
+def learning_rates(optimizers: Iterable[Optimizer]) -> dict[str, float | OnDevice]:
+    """The learning rate of each parameter group, as "lr/0", "lr/1", ..., over all optimizers."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return {
+        f"lr/{i}": as_scalar(f"lr/{i}", group["lr"])
+        for i, group in enumerate(groups)
+        if "lr" in group
+    }
+
+
+class ScalarLog:
+    """The scalars of the open step, and of the step closed last, which may still get some.
+
+    What is logged after a step was closed and before the next forward is of the closed step: so
+    `log` may stand after `optimizer.step()`.
+    """
+
+    def __init__(
+        self, has_begun: Callable[[], bool], submit: Callable[[Sequence[StepScalars]], object]
+    ) -> None:
+        """has_begun: whether the model was called in the open step.
+
+        submit: takes the scalars of complete steps, in order.
+        """
+        self._has_begun = has_begun
+        self._submit = submit
+        self._open: dict[str, float | OnDevice] = {}
+        self.closed: StepScalars | None = None
+        """Those of the step closed last, until the next step begins."""
+        self._complete: list[StepScalars] = []
+        self._handed_on = self._stepped = time.monotonic()
+        self._first = True
+
+    def log(self, values: Mapping[str, float | OnDevice]) -> None:
+        """Keep values; a name that the step has already gets the new value."""
+        if self.closed is not None and self._has_begun():
+            self.seal()
+        (self._open if self.closed is None else self.closed.values).update(values)
+
+    def close(self, step: int, values: Mapping[str, float | OnDevice]) -> StepScalars:
+        """Close the open step, and return what it has so far; `values` are those that come by
+        themselves."""
+        self.seal()
+        now = time.monotonic()
+        timed = {} if self._first else {"steps_per_second": 1 / max(now - self._stepped, 1e-9)}
+        self._stepped, self._first = now, False
+        closed = StepScalars(step, time.time(), {**values, **timed, **self._open})
+        self._open, self.closed = {}, closed
+        if now >= self._handed_on + _BATCH_SECONDS:
+            self.hand_on()
+        return closed._replace(values=dict(closed.values))  # as others are added to the first
+
+    def seal(self) -> None:
+        """End the step that was closed last: what is logged from now on is of the open step."""
+        if self.closed is not None:
+            self._complete.append(self.closed)
+            self.closed = None
+
+    def hand_on(self) -> None:
+        """Submit the steps that are complete."""
+        complete, self._complete = self._complete, []
+        self._handed_on = time.monotonic()
+        if complete:
+            self._submit(complete)
+
+    def end(self) -> None:
+        """Submit all closed steps."""
+        self.seal()
+        self.hand_on()

@@ -1,0 +1,185 @@
+"""Evaluation between steps; several models; optimizers that come later; steps by number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.modules import network
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from hookstats.runs.run import open_run
+from hookstats.watching.watch import watch
+
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
+
+def train(model: Any, optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_evaluation_is_skipped_and_counted(off: Any, compiled: bool) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=("input", "output", "grad_output")) as w:
+        call = torch.compile(model, backend="aot_eager") if compiled else model
+        for _ in range(2):
+            train(call, optimizer)
+            model.eval()
+            with off():
+                for _ in range(3):
+                    call(torch.full((2, 3), 1e6))
+            model.train()
+            w.log(evaluated=1)  # of the step just closed
+            assert w.latest.scalars["evaluated"] == 1
+            assert w.latest["0", "output"].count.sum() == 8
+            assert w.latest["0", "input"].amax.max() == 1
+        coverage = w.coverage()
+        for kind in ("input", "output"):
+            row = coverage["0", kind]
+            assert row.skipped == {"evaluation": 6}
+            assert (row.forwards, row.observed) == (8, 2)
+        assert coverage["2", "grad_output"].skipped == {"evaluation": 6}
+        assert coverage["2", "grad_output"].observed == 2
+
+
+def test_what_is_no_evaluation_counts() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=("output",)) as w:
+        model.eval()
+        train(model, optimizer)  # fine-tuning in eval mode
+        assert w.latest["0", "output"].count.sum() == 8
+        model.train()
+        model[0].eval()
+        with torch.no_grad():  # a frozen part
+            hidden = model[0](torch.ones(2, 3))
+        model[2](hidden).sum().backward()
+        optimizer.step()
+        assert w.latest["0", "output"].count.sum() == 8
+        assert w.coverage()["0", "output"].skipped == {}
+    with watch(model, kinds=("output",)) as w:  # no optimizer closes the steps
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 3))
+        w.step()
+        assert w.latest["0", "output"].count.sum() == 8
+    with watch(model, optimizer, kinds=("output",), modes="all") as w:
+        with torch.no_grad():
+            model(torch.ones(2, 3))
+        train(model, optimizer)
+        assert w.latest["0", "output"].count.sum() == 16
+    with pytest.raises(ValueError, match="modes = 'train': expected 'auto' or 'all'"):
+        watch(model, modes="train")
+
+
+def test_several_models_have_names(tmp_path: Path) -> None:
+    models = {"generator": network(), "critic": network()}
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in models.values()]
+    for given in (models, list(models.values())):
+        names = list(models) if given is models else ["0", "1"]
+        out = tmp_path / names[0]
+        with watch(given, optimizers, out=out, exclude="*.1") as w:
+            fake = models["generator"](torch.ones(2, 3))
+            models["critic"](torch.cat([fake, fake], 1)[:, :3]).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            w.log(loss=1)
+            names = [f"{name}.{part}" for name in names for part in ("0", "2")]
+            assert {name for name, kind in w.latest if kind == "output"} == set(names)
+            assert (names[0] + ".weight", "param_grad") in w.latest
+            models["generator"].eval()  # the critic trains on
+            with torch.no_grad():
+                models["generator"](torch.ones(2, 3))
+            assert w.coverage()[names[0], "output"].skipped == {}
+        header = open_run(out).header
+        assert header["model"] == "Sequential, Sequential"
+        assert set(header["models"].values()) == {"Sequential"}
+        assert open_run(out).scalars["loss"].values.tolist() == [1]
+        assert not any(model._forward_pre_hooks for model in models.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ([], r"model = \[\]: expected one or more"),
+        ({"a.b": nn.ReLU()}, "model has the name 'a.b': expected one without dots"),
+        ([nn.ReLU(), 3], "model = 3: expected a"),
+        ([nn.ReLU()] * 2, "model: the same one twice"),
+    ],
+)
+def test_what_cannot_be_several_models(model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        watch(model)
+
+
+class Wrapper(Optimizer):
+    """As Accelerate wraps optimizers: a subclass that is never initialised as an Optimizer."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "param_groups":
+            return self.optimizer.param_groups
+        raise AttributeError(name)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+
+
+def test_wrapped_optimizers_are_unwrapped() -> None:
+    model = network()
+    inner = SGD(model.parameters(), lr=0.1)
+    wrapper = Wrapper(Wrapper(inner))
+    with watch(model, wrapper, kinds=("param_grad",)) as w:
+        model(torch.ones(2, 3)).sum().backward()
+        wrapper.step()
+        assert w.latest.step == 0
+        with pytest.raises(ValueError, match="the watch has it already"):
+            w.add_optimizer(inner)
+    with pytest.raises(ValueError, match="optimizer has 'sgd': expected a"):
+        watch(model, "sgd")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the same one twice"):
+        watch(model, [inner, wrapper])
+
+
+def test_an_optimizer_may_come_later(tmp_path: Path) -> None:
+    model = network()
+    w = watch(model, out=tmp_path)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    w.add_optimizer(optimizer)
+    train(model, optimizer)
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    assert w.latest.step == 0
+    assert ("0.weight", "param_grad") in w.latest
+    assert w.coverage()["0", "output"].skipped == {"evaluation": 1}
+    w.close()
+    with pytest.raises(ValueError, match="the watch is closed"):
+        w.add_optimizer(SGD(model.parameters(), lr=0.1))
+
+
+def test_the_training_may_number_its_steps(tmp_path: Path) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, out=tmp_path, every=10) as w:
+        for step in (100, 105, 110, 120, 110):
+            w.set_step(step)
+            train(model, optimizer)
+            w.log(loss=step)
+        assert w.latest.step == 110
+        for wrong in (-1, 1.5, "1"):
+            with pytest.raises(ValueError, match="step = "):
+                w.set_step(wrong)  # type: ignore[arg-type]
+    run = open_run(tmp_path)
+    assert run.steps == [100, 110]
+    assert run.scalars["loss"].values.tolist() == [100, 105, 110]
