@@ -254,6 +254,13 @@ class Sites(dict[str, Site]):
         self[path] = site
         return site
 
+    @property
+    def called(self) -> bool:
+        """Whether any call of the module was counted; may wait for the devices."""
+        return any(site.counts.forwards for site in self.values()) or any(
+            any(site.graph.totals().values()) for site in self.values()
+        )
+
     def rows(self) -> list[SiteCoverage]:
         """One row per site; a single row of zeros if no tensor ever arrived."""
         sites = list(self.values()) or [Site(self.arena, self.name, self.kind, self.rule)]

@@ -24,6 +24,7 @@ from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.parameters import Parameters, StepHook
 from hookstats.hooks.selection import Selection
+from hookstats.hooks.silence import Silence
 from hookstats.hooks.sites import Site, Sites
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
@@ -73,6 +74,7 @@ class Watch:
         self._sites: list[Sites | Site] = []
         self._handles: list[RemovableHandle] = []
         self._parameters = Parameters(arena)
+        self._silence = Silence(arena)
         self._optimizers = len(optimizers)
         self._stepped: set[int] = set()
         try:
@@ -114,6 +116,8 @@ class Watch:
         self._sites += sites.values()
         if isinstance(module, torch.jit.ScriptModule):
             return
+        for one in sites.values():
+            self._silence.add(module, one)
         value, gradient = sites.get("input"), sites.get("grad_input")
         if value is not None or gradient is not None:
             before = fastest(InputHook(self._arena, value, gradient))
@@ -170,7 +174,7 @@ class Watch:
             steps=self._step,
             discarded=self._discarded,
             stalls=self._arena.stalls,
-            failures=self._flusher.failures | self._monitor.failures,
+            failures=self._silence.failures | self._flusher.failures | self._monitor.failures,
         )
 
     def __repr__(self) -> str:
@@ -288,6 +292,7 @@ class Watch:
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
         if recorded:
             self._arena.hand_over(partial(self._flusher.submit, step=step))
+            self._silence.look()
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:
