@@ -167,6 +167,8 @@ clean:  ## Remove all build products; .venv stays
 	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "hookstats: no $(PYTHON): install python3 and \
+	python3-venv (Debian, Ubuntu), or set PYTHON to a Python >= 3.10" | tr -d '\t' >&2; exit 1; }
 	@PYTHONPATH=_build $(PYTHON) -c "import toolchain as t; t.require_python(); t.require_compiler()"
 	$(PYTHON) -m venv $(VENV)
 

@@ -17,14 +17,17 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
-
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "_build"))
 
 import nvcc  # noqa: E402
+import overheard  # noqa: E402
 import toolchain  # noqa: E402
+
+toolchain.require_setuptools()  # before anything is imported from it
+
+from setuptools import Extension, setup  # noqa: E402
+from setuptools.command.build_ext import build_ext  # noqa: E402
 
 WERROR = os.environ.get("HOOKSTATS_WERROR", "0") not in ("", "0")
 # Instruction sets are chosen inside the sources, so no flag here names a processor.
@@ -34,6 +37,8 @@ STABLE_ABI_FLAGS = [
     "-DPy_LIMITED_API=0x030A0000",  # Python 3.10
 ]
 
+
+_NO_NINJA = "no ninja: the files are compiled one by one; `pip install ninja` makes builds faster"
 
 NVCC_FLAGS = [
     "-std=c++20",
@@ -99,6 +104,7 @@ class BuildLibraries(build_ext):
         found = toolchain.expose_torch()
         compiler = toolchain.require_compiler()
         toolkit, forced = nvcc.find_nvcc(), nvcc.is_forced()
+        limited = toolchain.limit_jobs()
         no_nvcc = "no nvcc: install the CUDA toolkit, or set CUDA_HOME to its folder"
         if forced and toolkit is None:
             raise SystemExit(f"hookstats: FORCE_CUDA=1, and {no_nvcc}")
@@ -115,11 +121,19 @@ class BuildLibraries(build_ext):
 
         using = f"with {compiler} against torch {found.version}"
         of_cpu, of_hooks, of_cuda = self.extensions
+        for remark in (limited, None if cpp_extension.is_ninja_available() else _NO_NINJA):
+            if remark is not None:
+                print(f"hookstats: {remark}")
         self.extensions = [of_cpu]
-        self._compile(of_cpu)
+        try:
+            self._compile(of_cpu)
+        except Exception as error:
+            raise SystemExit(f"hookstats: CPU operators: not built ({error})") from None
         print(f"hookstats: built the CPU operators {using}")
         # They use what torch keeps the right to change.
-        self._attempt(of_hooks, f"C++ hooks {using}", "the Python hooks", strict=WERROR)
+        lacking = toolchain.missing_headers()
+        what = f"C++ hooks {using}"
+        self._attempt(of_hooks, what, "the Python hooks", strict=WERROR, lacking=lacking)
         if torch.version.cuda is None and not forced:
             reason = "torch has no CUDA; FORCE_CUDA=1 builds them anyway"
             print(f"hookstats: CUDA kernels: not built ({reason})")
@@ -129,6 +143,9 @@ class BuildLibraries(build_ext):
             made = f"for {' '.join(map(str, targets))} by nvcc {toolkit.version}"
             what = f"CUDA kernels {made}, {using}"
             strict = WERROR or forced
+            newer = nvcc.warning_for(toolkit, torch.version.cuda)
+            if newer is not None:
+                print(f"hookstats: {newer}")
             self._attempt(of_cuda, what, "the PyTorch fallback", strict=strict, toolkit=toolkit)
 
     def _attempt(
@@ -138,10 +155,16 @@ class BuildLibraries(build_ext):
         instead: str,
         *,
         strict: bool,
+        lacking: str | None = None,
         toolkit: nvcc.Nvcc | None = None,
     ) -> None:
-        """Compile a part that has a substitute, `instead`; unless `strict`, it may fail."""
+        """Compile a part that has a substitute, `instead`; unless `strict`, it may fail.
+
+        lacking: why it cannot be compiled, if that is known before.
+        """
         try:
+            if lacking is not None:
+                raise RuntimeError(lacking)
             if toolkit is not None:
                 self._add_kernels(extension, toolkit)
             self._compile(extension)
@@ -179,7 +202,15 @@ class BuildLibraries(build_ext):
         # Of its own: a file may be in two libraries, compiled with other flags.
         command.build_temp = str(Path(self.build_temp) / extension.name.rpartition(".")[2])
         command.force = command.use_ninja or self.force  # ninja itself knows what is out of date
-        command.build_extensions()
+        problem: Exception | None = None
+        with overheard.Overheard() as said:
+            try:
+                command.build_extensions()
+            except Exception as error:
+                problem = error
+        if problem is not None:
+            reason = overheard.first_error(said.lines) or str(problem).partition("\n")[0]
+            raise RuntimeError(reason) from problem
 
 
 setup(

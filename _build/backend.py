@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import toolchain
-from setuptools import build_meta
-from setuptools.build_meta import (  # noqa: F401 - hooks that stay setuptools' own
+
+toolchain.require_setuptools()  # before anything is imported from it
+
+from setuptools import build_meta  # noqa: E402
+from setuptools.build_meta import (  # noqa: E402, F401 - hooks that stay setuptools' own
     build_editable,
     build_sdist,
     build_wheel,

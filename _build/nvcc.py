@@ -14,7 +14,10 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
+
+from overheard import first_error
 
 DEFAULT_ARCHITECTURES = ("8.0", "9.0", "10.0")
 """A100; H100 and H200; B200. PTX of the last that nvcc knows serves later devices."""
@@ -105,13 +108,28 @@ def targets(nvcc: Nvcc) -> list[Target]:
     return [Target(capability, ptx=capability == known[-1]) for capability in known]
 
 
+def warning_for(nvcc: Nvcc, torch_cuda: str | None) -> str | None:
+    """What to tell where nvcc's CUDA is newer than torch's by a major version; None elsewhere.
+
+    The kernels bring nvcc's CUDA runtime, and a driver serves every runtime of its own major version
+    and of older ones.
+    """
+    if torch_cuda is None or int(nvcc.version.split(".")[0]) <= int(torch_cuda.split(".")[0]):
+        return None
+    major = nvcc.version.split(".")[0]
+    return (
+        f"nvcc {nvcc.version} is newer than torch's CUDA {torch_cuda}: the CUDA kernels need a "
+        f"driver for CUDA {major}; an older toolkit in CUDA_HOME makes kernels for older drivers"
+    )
+
+
 def compile_objects(
     nvcc: Nvcc, sources: Sequence[Path], include: Path, build: Path, flags: Iterable[str]
 ) -> list[Path]:
     """The objects of `sources` in `build`; those with changed inputs are compiled anew.
 
     Raises:
-        RuntimeError: nvcc failed; the message has its first line.
+        RuntimeError: nvcc failed; the message has its first error. No other file is begun then.
     """
     depends = [*include.glob("core/*"), *include.glob("cuda/*")]
     newest = max(file.stat().st_mtime for file in depends)
@@ -121,19 +139,24 @@ def compile_objects(
     common = [nvcc.command, f"-I{include}", *flags, *gencode, f"--threads={min(jobs, 4)}", "-c"]
     build.mkdir(parents=True, exist_ok=True)
 
+    failed = Event()
+
     def compiled(source: Path) -> Path:
         output = build / f"{source.stem}.cu.o"
         command = [*common, str(source), "-o", str(output)]
         said = output.with_suffix(".command")
         is_made = output.is_file() and said.is_file() and output.stat().st_mtime > newest
-        if is_made and said.read_text() == shlex.join(command):
+        # After a failure, which comes earlier in the order of `sources`, results are not looked at.
+        if failed.is_set() or (is_made and said.read_text() == shlex.join(command)):
             return output
         print(shlex.join(command), flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         print(done.stdout + done.stderr, end="", flush=True)
         if done.returncode != 0:
+            failed.set()
             lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-            raise RuntimeError(f"nvcc failed on {source.name}: {lines[0] if lines else 'silently'}")
+            problem = first_error(lines) or (lines[0] if lines else "silently")
+            raise RuntimeError(f"nvcc failed on {source.name}: {problem}")
         said.write_text(shlex.join(command))
         return output
 

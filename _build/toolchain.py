@@ -1,4 +1,5 @@
-"""What a build needs around it - Python, torch, a C++20 compiler - found or refused in one line.
+"""What a build needs around it - Python, setuptools, torch, a C++20 compiler, memory - found or
+refused in one line.
 
 Torch is looked for in this process first, then in the environment that the build is for: an
 installer's isolated build hides the latter's packages, but runs on its interpreter.
@@ -14,12 +15,17 @@ import runpy
 import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
 MINIMUM_PYTHON = (3, 10)
 MINIMUM_TORCH = (2, 10)
+MINIMUM_SETUPTOOLS = 77  # the first that reads pyproject.toml's license
 TORCH_REQUIREMENT = "torch>=2.10"
+
+MEMORY_OF_A_COMPILER = 1.0
+"""GB (10^9 bytes) that g++ takes at most for one file; the C++ hooks' files take most."""
 
 # Rejects what parses -std=c++20 but lacks parts of it, and g++ before __builtin_shufflevector.
 _CXX20_PROBE = """
@@ -47,6 +53,63 @@ def require_python() -> None:
             f"hookstats needs Python >= 3.10, but this is {sys.version.split()[0]}: "
             "install it with a newer one"
         )
+
+
+def require_setuptools() -> None:
+    """Ends the build if setuptools is missing or too old, as it may be without build isolation."""
+    try:
+        import setuptools
+
+        found = f"{setuptools.__version__} is"
+        if int(setuptools.__version__.partition(".")[0]) >= MINIMUM_SETUPTOOLS:
+            return
+    except ImportError:
+        found = "none is"
+    raise SystemExit(
+        f"hookstats needs setuptools >= {MINIMUM_SETUPTOOLS} to be built, and {found} installed: "
+        f"pip install 'setuptools>={MINIMUM_SETUPTOOLS}' ninja"
+    )
+
+
+def missing_headers() -> str | None:
+    """Why C++ cannot be compiled for this Python; None if Python.h is there."""
+    if Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return None
+    version = sysconfig.get_python_version()
+    return f"no Python.h: install python{version}-dev; on Fedora, python3-devel"
+
+
+def limit_jobs() -> str | None:
+    """Sets MAX_JOBS, where it is not set, to as many compilers as there are cores and memory for.
+
+    Returns what to tell if the memory is what limits them.
+    """
+    if os.environ.get("MAX_JOBS", "").isdigit():
+        return None
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    free = _free_memory()
+    jobs = cores if free is None else max(1, min(cores, int(free / MEMORY_OF_A_COMPILER)))
+    os.environ["MAX_JOBS"] = str(jobs)
+    if free is None or jobs == cores:
+        return None
+    return f"{jobs} of {cores} cores compile, as {free:.1f} GB of memory are free; see MAX_JOBS"
+
+
+def _free_memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> float | None:
+    """The memory that processes may still take, in GB; None where Linux does not say."""
+    found = []
+    try:
+        kilobytes = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+        found += [int(kilobytes[1]) * 1024] if kilobytes else []
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((cgroup / "memory.current").read_text())
+            found.append(int(limit) - used)
+    except OSError:
+        pass  # no Linux, or a system without such limits
+    return min(found) / 1e9 if found else None
 
 
 def find_torch() -> Torch | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -58,11 +59,24 @@ def reset_compiled(types: Collection[type[nn.Module]]) -> list[str]:
     Their compiled code would run on without the hooks that are set now. Returns the functions'
     names; as a rule there are none.
     """
-    marks = [f", {id(cls)})" for cls in types]
-    found = []
+    found = list(compiled_callers(types))
+    for code, _ in found:
+        _torch.forget_compiled(code)
+    return [described(code) for code, _ in found]
+
+
+def compiled_callers(
+    types: Collection[type[nn.Module]],
+) -> Iterator[tuple[CodeType, set[type[nn.Module]]]]:
+    """The code that dynamo compiled and that may call modules of `types`, with those of `types`
+    that it may call."""
     for code, guards in _torch.compiled_functions():
         # Every module that the code calls has a guard on its type.
-        if any(mark in text for text in guards for mark in marks):
-            _torch.forget_compiled(code)
-            found.append(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})")
-    return found
+        called = {cls for cls in types if any(f", {id(cls)})" in text for text in guards)}
+        if called:
+            yield code, called
+
+
+def described(code: CodeType) -> str:
+    """The name of a function's code, and where the code stands."""
+    return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"

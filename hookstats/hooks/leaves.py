@@ -40,6 +40,8 @@ def _walk(value: object, path: str) -> Iterator[Leaf]:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _walk(item, path + _key(key))
+    elif value is None:
+        return  # dynamo before torch 2.12 cannot ask whether it is a dataclass
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _walk(getattr(value, field.name, None), f"{path}.{field.name}")

@@ -8,8 +8,10 @@ needs autograd's view of a tensor is in functions that dynamo puts into its grap
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -65,24 +67,28 @@ class TracedHook:
     """The part of one module hook in compiled code."""
 
     def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
+        # Constant functions take no objects before torch 2.12. Dynamo guards on the key's value,
+        # so that no graph of one hook serves another.
+        self.key = str(next(_keys))
+        _traced_hooks[self.key] = self
         self.arena = arena
         self.values = values
         self.gradients = gradients
 
     def observe(self, module: nn.Module, found: Iterable[Leaf]) -> None:
         """Put into the graph the calls that fold in the tensors `found`, and their gradients."""
-        if is_exporting() or _hookstats_in_transform():
+        if _hookstats_leaves_out():
             return
         # Dynamo guards on what this reads; in training it reads no `training`.
         may_evaluate = not torch.is_grad_enabled() and not module.training
         for path, tensor in found:
             ndim = tensor.dim()
-            dim = _hookstats_fixed_dim(self, path, ndim)
+            dim = _hookstats_fixed_dim(self.key, path, ndim)
             if dim is not None and -ndim <= dim < ndim:
                 _constant(tensor.shape[dim])
             shape = tuple([_constant(n) if has_static_value(n) else -1 for n in tensor.shape])
             plan = _hookstats_plan(
-                self,
+                self.key,
                 path,
                 shape,
                 tensor.dtype,
@@ -114,15 +120,21 @@ class _Plan:
         self.gradient: tuple[int | None, State, Tensor, Tensor, Tensor | None] | None = None
 
 
+_keys = itertools.count()
+_traced_hooks: WeakValueDictionary[str, TracedHook] = WeakValueDictionary()
+
+
 @_while_tracing
-def _hookstats_in_transform() -> bool:
-    """Whether torch.func transforms the code, in which nothing outside may be changed."""
+def _hookstats_leaves_out() -> bool:
+    """Whether the code is exported, or torch.func transforms it: nothing outside may be changed."""
     _allow_in_graph()  # here, since a trace runs this function first
-    return maybe_current_level() is not None
+    # Dynamo itself takes is_exporting() for True before torch 2.12, whatever it traces for.
+    return is_exporting() or maybe_current_level() is not None
 
 
 @_while_tracing
-def _hookstats_fixed_dim(hook: TracedHook, path: str, ndim: int) -> int | None:
+def _hookstats_fixed_dim(key: str, path: str, ndim: int) -> int | None:
+    hook = _traced_hooks[key]
     sites = hook.gradients if hook.values is None else hook.values
     with hook.arena.lock:
         return None if sites is None else sites[path].fixed_dim(ndim)
@@ -130,7 +142,7 @@ def _hookstats_fixed_dim(hook: TracedHook, path: str, ndim: int) -> int | None:
 
 @_while_tracing
 def _hookstats_plan(
-    hook: TracedHook,
+    key: str,
     path: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -141,6 +153,7 @@ def _hookstats_plan(
     may_evaluate: bool,
 ) -> _Plan:
     look_at_tracer()
+    hook = _traced_hooks[key]
     plan = _Plan()
     unreadable = None if layout is torch.strided else f"layout {short(layout)}"
     if may_evaluate and hook.arena.is_evaluation():

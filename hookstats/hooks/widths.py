@@ -168,6 +168,14 @@ class Sites(dict[str, Widths]):
         """The sites of all tensors."""
         return [site for widths in self.values() for site in widths.sites()]
 
+    @property
+    def called(self) -> bool:
+        """Whether any call of the module was counted; may wait for the devices."""
+        sites = self.sites()
+        return any(site.counts.forwards for site in sites) or any(
+            any(site.graph.totals().values()) for site in sites
+        )
+
     def rows(self) -> list[SiteCoverage]:
         """One row per site; a single row of zeros if no tensor ever arrived."""
         every = list(self.values()) or [self._make("")]

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 import warnings
+from pathlib import Path
 from types import ModuleType
 
 import torch
 
 _REBUILD = "run `pip install .`, or `make clean build` in a checkout, to build them"
+
+
+def _first() -> str:
+    """What has to be installed before a build can have the hooks."""
+    if Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return ""
+    version = sysconfig.get_python_version()
+    return f"install python{version}-dev (on Fedora, python3-devel) for Python.h, then "
 
 
 def _load() -> tuple[ModuleType | None, str | None]:
@@ -19,7 +29,10 @@ def _load() -> tuple[ModuleType | None, str | None]:
     try:
         from hookstats import _hooks
     except ImportError as error:  # not built, or for another torch or Python
-        return None, f"{' '.join(str(error).split())}; {_REBUILD}"
+        problem = " ".join(str(error).split())
+        if "undefined symbol" in problem:
+            problem = f"they were built for another torch than {torch.__version__} ({problem})"
+        return None, f"{problem}; {_first()}{_REBUILD}"
     running = re.match(r"\d+\.\d+\.\d+", torch.__version__)
     if running is None or running[0] != _hooks.TORCH_VERSION:
         built = f"they were built for torch {_hooks.TORCH_VERSION}, not {torch.__version__}"

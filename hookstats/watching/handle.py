@@ -27,6 +27,7 @@ from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.parameters import Parameters, StepHook
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
+from hookstats.hooks.silence import Silence
 from hookstats.hooks.widths import Sites, Suffixes, Widths
 from hookstats.records.keys import parse_kind
 from hookstats.records.record import StepRecord
@@ -85,6 +86,7 @@ class Watch:
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
         self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._silence = Silence(arena)
         self._stepped: set[int] = set()
         try:
             self._handles += self._roots.attach()
@@ -138,6 +140,8 @@ class Watch:
         self._sites += sites.values()
         if isinstance(module, torch.jit.ScriptModule):
             return
+        for one in sites.values():
+            self._silence.add(module, one)
         value, gradient = sites.get("input"), sites.get("grad_input")
         if value is not None or gradient is not None:
             before = fastest(InputHook(self._arena, value, gradient))
@@ -250,7 +254,7 @@ class Watch:
             steps=self._step,
             discarded=self._discarded,
             stalls=self._arena.stalls,
-            failures=self._flusher.failures | self._monitor.failures,
+            failures=self._silence.failures | self._flusher.failures | self._monitor.failures,
         )
 
     def __repr__(self) -> str:
@@ -382,6 +386,8 @@ class Watch:
             if recorded and self._arena.front == front:
                 self._step = step  # it is still open
             raise
+        if recorded:
+            self._silence.look()
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:

@@ -206,7 +206,9 @@ def test_the_gpus_are_those_of_the_list(
     assert len(kept) == sum("PTX" in name for name in names)
 
 
-def test_kernels_are_compiled_again_where_something_changed(toolkit: Path, tmp_path: Path) -> None:
+def test_kernels_are_compiled_again_where_something_changed(
+    toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = nvcc.find_nvcc()
     assert found is not None
     csrc, build = tmp_path / "csrc", tmp_path / "build"
@@ -228,8 +230,11 @@ def test_kernels_are_compiled_again_where_something_changed(toolkit: Path, tmp_p
     os.utime(csrc / "core" / "a.h", (2**32, 2**32))
     assert compiled("-O2") == 2
     (csrc / "cuda" / "broken.cu").touch()
+    (toolkit / "calls").write_text("")
+    monkeypatch.setenv("MAX_JOBS", "1")
     with pytest.raises(RuntimeError, match=r"nvcc failed on broken\.cu: .*no such thing"):
-        nvcc.compile_objects(found, [csrc / "cuda" / "broken.cu"], csrc, build, ())
+        nvcc.compile_objects(found, [csrc / "cuda" / "broken.cu", *sources], csrc, build, ("-O1",))
+    assert len((toolkit / "calls").read_text().split()) == 2  # for the defaults and broken.cu
 
 
 @pytest.mark.parametrize(
@@ -314,6 +319,32 @@ def test_pip_installs_with_no_torch_and_against_an_installed_one(
     assert installed() == before
 
 
+def test_no_torch_is_named_in_one_line(project: Path, isolated: dict[str, str], bare: Path) -> None:
+    build = run(venv_python(bare), "setup.py", "-q", "build_ext", cwd=project, **isolated)
+    assert build.returncode == 1
+    assert build.stderr.splitlines()[-1] == (
+        "hookstats is built against torch, but this environment has none: pip install torch"
+    )
+
+
+def test_what_the_compiler_refused_is_said_in_one_line(project: Path, tmp_path: Path) -> None:
+    for source in (project / "csrc").glob("*/*.cpp"):
+        source.write_text('#error "out of order"\n')
+    no_ninja = tmp_path / "bin" / "ninja"
+    no_ninja.parent.mkdir()
+    no_ninja.write_text("#!/bin/sh\nexit 1\n")
+    no_ninja.chmod(0o755)
+    path = f"{no_ninja.parent}{os.pathsep}{os.environ['PATH']}"
+    command = (sys.executable, "setup.py", "build_ext")
+    build = run(*command, cwd=project, PATH=path)
+    assert build.returncode == 1
+    assert "hookstats: no ninja: the files are compiled one by one; `pip ins" in build.stdout
+    last = build.stderr.splitlines()[-1]
+    assert last.startswith("hookstats: CPU operators: not built (csrc/")
+    assert '.cpp:1:2: error: #error "out of order"' in last
+    assert "Traceback" not in build.stderr
+
+
 @pytest.mark.slow
 def test_where_the_hooks_do_not_compile_the_python_hooks_serve(project: Path) -> None:
     for source in (project / "csrc" / "hooks").glob("*.cpp"):
@@ -324,6 +355,7 @@ def test_where_the_hooks_do_not_compile_the_python_hooks_serve(project: Path) ->
     assert build.returncode == 0, build.stdout + build.stderr
     assert "hookstats: built the CPU operators with " in build.stdout
     assert "hookstats: C++ hooks: not built, the Python hooks will serve (" in build.stdout
+    assert 'error: #error "torch has changed")' in build.stdout
     use = (
         "import sys\n"  # an editable install would find what is missing here
         "editable = lambda finder: '__editable__' in getattr(finder, '__module__', '')\n"

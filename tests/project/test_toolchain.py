@@ -1,0 +1,154 @@
+"""What a build says of its machine: one line that names what to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from hookstats.kernels import native
+
+sys.path.append(str(ROOT / "_build"))
+
+import nvcc
+import overheard
+import toolchain
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a virtual environment with nothing in it."""
+    venv = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    return venv / "bin" / "python"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("setup.py", "-q", "build_ext"),
+        ("-c", "import sys; sys.path[:0] = ['_build']\nimport backend"),
+    ],
+)
+def test_missing_setuptools_are_named_in_one_line(bare: Path, command: tuple[str, ...]) -> None:
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([bare, *command], cwd=ROOT, env=clean, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "hookstats needs setuptools >= 77 to be built, and none is installed: "
+        "pip install 'setuptools>=77' ninja\n",
+    )
+
+
+def test_old_setuptools_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain.require_setuptools()
+    monkeypatch.setattr("setuptools.__version__", "65.5.0")
+    with pytest.raises(SystemExit, match=r">= 77 to be built, and 65\.5\.0 is installed: pip ins"):
+        toolchain.require_setuptools()
+
+
+def test_missing_headers_of_python_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert toolchain.missing_headers() is None
+    assert native._first() == ""
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    package = f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+    assert f"no Python.h: install {package};" in str(toolchain.missing_headers())
+    assert native._first().startswith(f"install {package} (on Fedora, python3-devel)")
+
+
+@pytest.mark.parametrize(
+    ("available", "limit", "jobs"),
+    [(64_000_000, "max", 4), (2_600_000, "max", 2), (64_000_000, "1900000000", 1), (1, "max", 1)],
+)
+def test_as_many_compilers_as_fit_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int, limit: str, jobs: int
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable:   {available} kB\n")
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("500000000\n")
+    free = toolchain._free_memory(meminfo, tmp_path)
+    monkeypatch.setattr(toolchain, "_free_memory", lambda: free)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    told = toolchain.limit_jobs()
+    assert os.environ["MAX_JOBS"] == str(jobs)
+    assert (told is None) == (jobs == 4)
+    monkeypatch.setenv("MAX_JOBS", "9")
+    assert toolchain.limit_jobs() is None
+    assert os.environ["MAX_JOBS"] == "9"
+
+
+def test_a_system_that_does_not_tell_its_memory_has_no_limit(tmp_path: Path) -> None:
+    assert toolchain._free_memory(tmp_path / "none", tmp_path) is None
+
+
+def test_the_first_error_of_a_compiler_is_found(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "broken.cpp"
+    source.write_text("#warning first\n#include <nothing.h>\n")
+    with overheard.Overheard() as said:
+        done = subprocess.run([os.environ.get("CXX", "c++").split()[-1], "-c", source])
+        print("afterwards")
+    assert done.returncode != 0
+    found = overheard.first_error(said.lines)
+    assert found is not None
+    assert "broken.cpp:2:" in found
+    assert "error: nothing.h" in found or "error: 'nothing.h'" in found
+    out, err = capfd.readouterr()
+    assert "nothing.h" in err
+    assert out == "afterwards\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_error"),
+    [
+        ("/usr/bin/ld: cannot find -ltorch: No such file or directory", True),
+        ("a.cpp:(.text+0x5): undefined reference to `f()'", True),
+        ('update.cu(3): error: identifier "x" is undefined', True),
+        ("collect2: error: ld returned 1 exit status", False),
+        ("a.cpp:1:2: warning: an error: no", False),
+        ("[1/9] c++ -c error.cpp", False),
+    ],
+)
+def test_which_lines_are_errors(line: str, is_error: bool) -> None:
+    assert overheard.first_error(["c++ -c a.cpp\n", line + "\n"]) == (line if is_error else None)
+
+
+@pytest.mark.parametrize(
+    ("version", "torch_cuda", "newer"),
+    [
+        ("13.0", "13.2", False),
+        ("13.2", "13.0", False),
+        ("12.8", "13.0", False),
+        ("13.0", "12.8", True),
+        ("13.0", None, False),
+    ],
+)
+def test_an_nvcc_newer_than_torch_is_named(
+    version: str, torch_cuda: str | None, newer: bool
+) -> None:
+    told = nvcc.warning_for(nvcc.Nvcc("nvcc", Path("cuda"), version), torch_cuda)
+    assert (told is not None) == newer
+    if told is not None:
+        assert told.startswith("nvcc 13.0 is newer than torch's CUDA 12.8: the CUDA kernels need ")
+
+
+def test_make_without_python_names_what_to_install(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    command = ["make", "PYTHON=python3.99", f"VENV={venv}", f"{venv}/bin/python"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[0] == (
+        "hookstats: no python3.99: install python3 and python3-venv (Debian, Ubuntu), "
+        "or set PYTHON to a Python >= 3.10"
+    )
