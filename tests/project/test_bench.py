@@ -133,11 +133,13 @@ def test_peers_are_those_that_compute_the_same(bench: Bench) -> None:
 
 def test_results_survive_json(bench: Bench, tmp_path: Path) -> None:
     before = results(bench, case(bench, absent={"wandb": "not installed"}, facts={"_bytes": 4.0}))
+    before.notes.append("flush: not measured")
     path = tmp_path / "deep" / "bench.json"
     before.save(path)
     after = bench.measured.Results.load(path)
     assert after.machine == MACHINE
     assert after.cases == before.cases
+    assert after.notes == before.notes
 
 
 def test_a_run_of_a_part_keeps_the_other_tables(bench: Bench) -> None:
@@ -171,7 +173,7 @@ def test_tables(bench: Bench) -> None:
 
 def test_targets_say_the_worst_case(bench: Bench) -> None:
     some = results(bench, case(bench, "rows bf16"), case(bench, "rows fp16", slower=1.1))
-    lines = list(bench.targets.verdicts(some))
+    lines = list(bench.report.judged(some))
     assert len(lines) == 1 + len(bench.targets.TARGETS)
     narrow = next(line for line in lines if "16 bits" in line)
     assert re.search(r"<= 2x +2\.20x +1/2 +short by 10% +moments rows fp16", narrow)
