@@ -73,25 +73,17 @@ def _sample(
 
 def _on_device(scale: Scale, table: Table, name: str, nbytes: int, makers: Makers) -> Case:
     """Times peers that read so many bytes, by the device's clock, and checks them all."""
-    rounds = Rounds(0.0, scale.rounds, scale.rounds)
-    facts = {"MB": nbytes / 1e6}
-    measured = measure(
-        table,
-        name,
-        nbytes / 1e9,
-        makers,
-        rounds,
-        facts=facts,
-        clock=clock(scale.device),
-        warm_up=2,  # rounds that compile and allocate
-    )
+    rounds, facts = Rounds(0.0, scale.rounds, scale.rounds), {"MB": nbytes / 1e6}
+    ticks = clock(scale.device)
+    # In two rounds all is compiled and allocated.
+    measured = measure(table, name, nbytes / 1e9, makers, rounds, {}, facts, ticks, warm_up=2)
     measured.check()
     return measured.case
 
 
-def _on_host(table: Table, name: str, makers: Makers, rounds: int = 10, warm_up: int = 1) -> Case:
-    """Times peers that tell their time themselves, and checks them all."""
-    measured = measure(table, name, 1, makers, Rounds(0.0, rounds, rounds), warm_up=warm_up)
+def _on_host(table: Table, name: str, calls: int, makers: Makers, rounds: int = 10) -> Case:
+    """Times peers that make so many calls, or tell their time themselves, and checks them all."""
+    measured = measure(table, name, calls, makers, Rounds(0.0, rounds, rounds))
     measured.check()
     return measured.case
 
@@ -199,7 +191,7 @@ def _hook(scale: Scale, name: str, xs: list[Tensor], many: peers.UpdateMany) -> 
             "update_many_": lambda: Calls(many.run, 1, scale.device, lambda _: many.check()),
             "watch": lambda: Calls(observe, 1, scale.device, check),
         }
-        case = _on_host(tables.HOOK, name, makers)
+        case = _on_host(tables.HOOK, name, 1, makers)
     case.facts["C++ hooks"] = float(batches.native is not None)
     return case
 
@@ -232,7 +224,7 @@ def host(scale: Scale) -> Iterator[Case]:
                 lambda: ops.update_(x, 1, *made.arguments), calls, device, folded
             ),
         }
-        yield _on_host(tables.HOST, "64 x 64 fp32", makers)
+        yield _on_host(tables.HOST, "64 x 64 fp32", calls, makers)
 
 
 class _Block(nn.Module):
@@ -255,7 +247,7 @@ class _Block(nn.Module):
 
 
 class _Steps:
-    """A Peer that trains, watched every so many steps, or not."""
+    """A Peer: training steps of a model, watched every so many steps, or not."""
 
     def __init__(self, scale: Scale, model: nn.Module, x: Tensor, every: int | None) -> None:
         self._scale = scale
@@ -265,34 +257,33 @@ class _Steps:
         self._optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
 
     def prepare(self) -> None:
-        """It is `run` that warms up: only then is the model watched."""
+        self._watch: hs.Watch | None = None
+        if self._every is not None:
+            kinds = ("output", "grad_output")
+            self._watch = hs.watch(
+                self._model, self._optimizer, kinds, include=nn.Linear, every=self._every
+            )
+        self._train(self._every or 1)
 
     def run(self) -> float:
-        """Seconds per step, of `scale.steps` of them."""
-        every, w = self._every, None
-        if every is not None:
-            kinds = ("output", "grad_output")
-            w = hs.watch(self._model, self._optimizer, kinds, include=nn.Linear, every=every)
-        for _ in range(every or 1):
-            self._step()
-        synchronize(self._scale.device)
+        """The seconds of all steps, without what becomes of the watch."""
         began = perf_counter()
-        for _ in range(self._scale.steps):
-            self._step()
-        synchronize(self._scale.device)
-        seconds = (perf_counter() - began) / self._scale.steps
-        if w is not None and every is not None:
-            self._assert_recorded(w, every)
-            w.close()
+        self._train(self._scale.steps)
+        seconds = perf_counter() - began
+        if self._watch is not None:
+            self._assert_recorded(self._watch)
+            self._watch.close()
         return seconds
 
-    def _step(self) -> None:
-        self._optimizer.zero_grad()
-        self._model(self._x).float().square().mean().backward()
-        self._optimizer.step()
+    def _train(self, steps: int) -> None:
+        for _ in range(steps):
+            self._optimizer.zero_grad()
+            self._model(self._x).float().square().mean().backward()
+            self._optimizer.step()
+        synchronize(self._scale.device)
 
-    def _assert_recorded(self, w: hs.Watch, every: int) -> None:
-        scale = self._scale
+    def _assert_recorded(self, w: hs.Watch) -> None:
+        scale, every = self._scale, self._every or 1
         assert w.latest.step == (scale.steps + every - 1) // every * every
         stats = w.latest["0.qkv", "grad_output"]
         assert int(stats.count.sum()) == scale.tokens * scale.width * 3
@@ -304,19 +295,16 @@ class _Steps:
 
 def transformer(scale: Scale) -> Iterator[Case]:
     """Training steps of two blocks, each Linear's output and its gradient observed."""
-    device = scale.device
     torch.manual_seed(0)
-    short = "bf16" if device.type == "cuda" else "fp32"
-    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(device, DTYPES[short])
+    short = "bf16" if scale.device.type == "cuda" else "fp32"
+    like = {"device": scale.device, "dtype": DTYPES[short]}
+    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(**like)
     length = min(4096, scale.tokens)
-    shape = (scale.tokens // length, length, scale.width)
-    x = torch.randn(shape, device=device, dtype=DTYPES[short])
-    makers = {
-        "not watched": lambda: _Steps(scale, model, x, None),
-        **{f"every={every}": partial(_Steps, scale, model, x, every) for every in (1, 10)},
-    }
+    x = torch.randn(scale.tokens // length, length, scale.width, **like)
+    every = {"not watched": None, "every=1": 1, "every=10": 10}
+    makers = {peer: partial(_Steps, scale, model, x, each) for peer, each in every.items()}
     name = f"{scale.width} wide, {scale.tokens} tokens, {short}"
-    yield _on_host(tables.TRANSFORMER, name, makers, rounds=5, warm_up=0)
+    yield _on_host(tables.TRANSFORMER, name, scale.steps, makers, rounds=5)
 
 
 Section = Callable[[Scale], Iterator[Case]]
