@@ -12,9 +12,8 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from bench.machine import describe
 from bench.measured import Case, Results
-from bench.tables import aligned
+from bench.tables import aligned, describe
 
 MARKED = 1.1
 """A change from which on a line is marked."""
@@ -58,7 +57,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for path in (arguments.then, arguments.now):
         if not path.exists():
-            parser.error(f"{path} does not exist; expected what `make bench` wrote")
+            parser.error(
+                f"{path} does not exist; expected what `make bench` or `make gpu-check` wrote"
+            )
     then, now = Results.load(arguments.then), Results.load(arguments.now)
     factors = [new / old for _, _, old, new in changes(then, now)]
     if not factors:

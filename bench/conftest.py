@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.machine import describe, machine
+from bench.machine import machine
 from bench.measured import Results
+from bench.report import text
 from bench.smoke import SMOKE
-from bench.tables import NOTE, lines
-from bench.targets import verdicts
 
 _RESULTS = pytest.StashKey[Results]()
 
@@ -43,13 +42,7 @@ def pytest_terminal_summary(
     if results is None or SMOKE:
         return
     terminalreporter.section("hookstats benchmarks")
-    terminalreporter.write_line(describe(results.machine))
-    terminalreporter.write_line(NOTE)
-    for line in lines(results):
-        terminalreporter.write_line(line)
-    terminalreporter.section("targets")
-    for line in verdicts(results):
-        terminalreporter.write_line(line)
+    terminalreporter.write_line(text(results))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

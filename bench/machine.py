@@ -1,11 +1,10 @@
-"""machine(), device_facts(), describe(): what a time depends on besides the code."""
+"""machine(), device_facts(): what a time depends on besides the code."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -31,6 +30,12 @@ def machine() -> dict[str, Any]:
         "last_cache": _CACHE.read_text().strip() if _CACHE.exists() else "unknown",
         "instruction_set": torch.ops.hookstats.cpu_capability(),
         "threads": torch.get_num_threads(),
+        **_software(),
+    }
+
+
+def _software() -> dict[str, str]:
+    return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "hookstats": hookstats.__version__,
@@ -40,9 +45,8 @@ def machine() -> dict[str, Any]:
 
 def device_facts(device: torch.device) -> dict[str, Any]:
     """For the JSON of a device's results."""
-    found: dict[str, Any] = {"hookstats": hookstats.__version__, "torch": torch.__version__}
     if device.type != "cuda":
-        return {"device": f"{platform.machine()} CPU", **found}
+        return {"device": f"{platform.machine()} CPU", **_software()}
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
@@ -52,17 +56,9 @@ def device_facts(device: torch.device) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(device)
     return {
         "device": properties.name,
-        "driver": driver,
-        **found,
-        "cuda": torch.version.cuda,
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
+        "driver": driver,
+        "cuda": torch.version.cuda,
+        **_software(),
     }
-
-
-def describe(machine: Mapping[str, Any]) -> str:
-    """What `machine` found, in one line."""
-    return (
-        "{cpu}, {cores} cores, L3 {last_cache}, {instruction_set}, "
-        "{threads} threads, torch {torch}, Python {python}, hookstats {hookstats}, {date}"
-    ).format(**machine)

@@ -6,14 +6,13 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
-
-import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
+from typing import TYPE_CHECKING, Any
 
 from bench.measured import Case, Table
-from bench.replay import replay
-from bench.turns import Peer, Rounds, interleave
+from bench.turns import Clock, Peer, Rounds, host, interleave
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
 
 
 class Absent(Exception):
@@ -44,6 +43,10 @@ class Measured:
 
         Skips the test of a peer that is absent.
         """
+        import pytest
+
+        from bench.replay import replay  # by pytest-benchmark, which a check of a GPU does without
+
         case = self.case
         if peer in case.absent:
             pytest.skip(f"{peer}: {case.absent[peer]}")
@@ -52,6 +55,11 @@ class Measured:
         benchmark.extra_info[case.table.unit] = case.value(peer)
         benchmark.extra_info["ratio to floor"] = case.ratio(peer, case.table.floor)
         self.peers[peer].check()
+
+    def check(self) -> None:
+        """Assert what was timed, of every peer."""
+        for peer in self.peers.values():
+            peer.check()
 
 
 def measure(
@@ -62,8 +70,10 @@ def measure(
     rounds: Rounds = Rounds(),  # noqa: B008  (it is frozen)
     special: Mapping[str, Rounds] = MappingProxyType({}),
     facts: Mapping[str, float] = MappingProxyType({}),
+    clock: Clock = host,
+    warm_up: int = 1,
 ) -> Measured:
-    """The peers that can take part, timed in turn; `rounds` and `special` as `interleave` has."""
+    """The peers that can take part, timed in turn as `interleave` does, which has the rest."""
     peers: dict[str, Peer] = {}
     absent: dict[str, str] = {}
     for peer, make in makers.items():
@@ -71,5 +81,5 @@ def measure(
             peers[peer] = make()
         except Absent as why:  # noqa: PERF203  (a few, and far from what is timed)
             absent[peer] = str(why)
-    seconds = interleave(peers, rounds, special)
+    seconds = interleave(peers, rounds, special, clock, warm_up)
     return Measured(Case(table, name, size, seconds, absent, dict(facts)), peers)

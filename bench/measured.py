@@ -81,9 +81,13 @@ class Case:
 class Results:
     """All that a run of the benchmarks measured, and where."""
 
-    def __init__(self, machine: Mapping[str, Any], cases: Sequence[Case] = ()) -> None:
+    def __init__(
+        self, machine: Mapping[str, Any], cases: Sequence[Case] = (), notes: Sequence[str] = ()
+    ) -> None:
         self.machine = dict(machine)
         self.cases = list(cases)
+        self.notes = list(notes)
+        """What failed, what was not done, and what else is to be known."""
 
     def tables(self) -> Iterator[tuple[Table, list[Case]]]:
         """Every table with its cases, in the order in which they were measured."""
@@ -107,7 +111,7 @@ class Results:
             return newer
         titles = {case.table.title for case in newer.cases}
         kept = [case for case in self.cases if case.table.title not in titles]
-        return Results(newer.machine, kept + newer.cases)
+        return Results(newer.machine, kept + newer.cases, self.notes + newer.notes)
 
     def save(self, path: Path) -> None:
         """Write JSON, a case a line."""
@@ -128,7 +132,9 @@ class Results:
             )
             for case in self.cases
         ]
-        head = json.dumps({"machine": self.machine, "tables": tables}, indent=1)
+        head = json.dumps(
+            {"machine": self.machine, "notes": self.notes, "tables": tables}, indent=1
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(head[:-2] + ',\n "cases": [\n  ' + ",\n  ".join(cases) + "\n ]\n}\n")
 
@@ -143,4 +149,4 @@ class Results:
             for title, table in found["tables"].items()
         }
         cases = [Case(**{**case, "table": tables[case["table"]]}) for case in found["cases"]]
-        return cls(found["machine"], cases)
+        return cls(found["machine"], cases, found["notes"])

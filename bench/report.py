@@ -13,13 +13,30 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import plots
-from bench.machine import describe
+from bench import targets, verdicts
+from bench.cuda import targets as cuda
 from bench.measured import Results
-from bench.tables import NOTE, lines
-from bench.targets import verdicts
+from bench.tables import NOTE, describe, lines
 
 _MEASURED = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def judged(results: Results) -> Iterator[str]:
+    """A line per target of a run on a CPU, or on another device."""
+    asked = cuda.TARGETS if "device" in results.machine else targets.TARGETS
+    return verdicts.lines(verdicts.judge(asked, results))
+
+
+def text(results: Results) -> str:
+    """All of it."""
+    tables = (describe(results.machine), NOTE, *lines(results), "", *judged(results))
+    return "\n".join([*tables, "", *(f"- {note}" for note in results.notes)]).rstrip() + "\n"
+
+
+def write(results: Results, path: Path) -> None:
+    """The JSON file, and what it says in a text file beside it."""
+    results.save(path)
+    path.with_suffix(".txt").write_text(text(results))
 
 
 def section(results: Results, title: str) -> Iterator[str]:
@@ -33,7 +50,7 @@ def section(results: Results, title: str) -> Iterator[str]:
     elif title == "notes":
         yield NOTE
     elif title == "targets":
-        yield from verdicts(results)
+        yield from judged(results)
     elif some := results.of(title):
         yield from list(lines(Results(results.machine, some)))[1:]
     else:
@@ -59,13 +76,15 @@ def main() -> None:
     arguments = parser.parse_args()
     results = Results.load(arguments.results)
     if arguments.write is None:
-        print(describe(results.machine), NOTE, *lines(results), "", *verdicts(results), sep="\n")
+        print(text(results), end="")
         return
-    texts = {path: written(path.read_text(), results) for path in arguments.write}
+    from bench import plots  # by matplotlib, which a check of a GPU does without
+
+    pages = {path: written(path.read_text(), results) for path in arguments.write}
     figures = plots.draw(results, arguments.write[0].parent / "figures")
-    for path, text in texts.items():
-        path.write_text(text)
-    print(*map(str, (*texts, *figures)), sep="\n")
+    for path, page in pages.items():
+        path.write_text(page)
+    print(*map(str, (*pages, *figures)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""lines(): what was measured, as tables in plain text."""
+"""describe(), lines(): the machine and what was measured there, in plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from bench.measured import Case, Results, Table
 
@@ -11,7 +12,25 @@ NOTE = (
     "* computes only a part of it; it does not count as a peer in the last column"
 )
 
+_WORDS = {
+    "last_cache": "L3 {}",
+    "cores": "{} cores",
+    "multiprocessors": "{} multiprocessors",
+    "l2_bytes": "L2 {} bytes",
+    "threads": "{} threads",
+    "driver": "driver {}",
+    "cuda": "CUDA {}",
+    "torch": "torch {}",
+    "python": "Python {}",
+    "hookstats": "hookstats {}",
+}
+
 Rows = list[list[str]]
+
+
+def describe(machine: Mapping[str, Any]) -> str:
+    """What `bench.machine` found, in one line."""
+    return ", ".join(_WORDS.get(name, "{}").format(value) for name, value in machine.items())
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

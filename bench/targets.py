@@ -1,11 +1,11 @@
-"""TARGETS, verdicts(): what hookstats is to reach on a CPU, and whether a run shows it."""
+"""TARGETS: what hookstats is to reach on a CPU; ratios(), added(): figures that say so."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from bench.measured import Case, Results
-from bench.verdicts import Found, Target, judge, lines
+from bench.verdicts import Found, Target
 
 MOMENTS = ("moments",)
 HISTOGRAMS = ("moments + 64 linear bins per channel", "moments + log bins of the tensor")
@@ -26,9 +26,11 @@ def _cases(
             yield case
 
 
-def _ratio(
+def ratios(
     titles: tuple[str, ...], peer: str, to: str, dtypes: tuple[str, ...] = ()
 ) -> Callable[[Results], Found]:
+    """Of one peer to another, in the tables of these titles, of all or of some dtypes."""
+
     def figures(results: Results) -> Found:
         for case in _cases(results, titles, dtypes):
             if peer in case.seconds and to in case.seconds:
@@ -54,7 +56,7 @@ def _skewed(results: Results) -> Found:
 
 
 def _threads(results: Results) -> Found:
-    yield from _ratio(ALL, "1 thread", "hookstats")(results)
+    yield from ratios(ALL, "1 thread", "hookstats")(results)
     for case in results.of(SIZES):
         if case.facts["_bytes"] > MB:
             yield f"whole tensor, {case.name}", case.ratio("1 thread", "hookstats")
@@ -87,54 +89,56 @@ def _stalls(results: Results) -> Found:
         yield case.name, case.facts["_stalls"]
 
 
-def _added(model: str, peer: str) -> Callable[[Results], Found]:
+def added(title: str, peer: str, model: str = "") -> Callable[[Results], Found]:
+    """Percent that `peer` adds to the floor, in the cases that have `model` in their names."""
+
     def figures(results: Results) -> Found:
-        for case in results.of(STEPS):
+        for case in results.of(title):
             if model in case.name:
-                yield case.name, 100 * (case.ratio(peer, "no hooks") - 1)
+                yield case.name, 100 * (case.ratio(peer, case.table.floor) - 1)
 
     return figures
 
 
-def _steps(what: str, peer: str) -> Iterator[Target[Results]]:
+def _steps(what: str, peer: str) -> Iterator[Target]:
     """What recording moments `what` may add to a training step, every step and one of ten."""
     for model, every, seldom in (("GPT-2", 4.0, 0.5), ("ResNet-50", 8.0, 1.0), ("MLP", 20.0, 2.5)):
         for limit, suffix in ((every, ""), (seldom, " every=10")):
             claim = f"{model}: moments{what}{suffix or ' every step'}: added"
-            yield Target(claim, limit, _added(model, peer + suffix), "%")
+            yield Target(claim, limit, added(STEPS, peer + suffix, model), "%")
 
 
 FP32 = ("fp32",)
 NARROW = ("bf16", "fp16")
 ALL = MOMENTS + HISTOGRAMS
 TARGETS = (
-    Target("moments, fp32: to a read", 1.4, _ratio(MOMENTS, "hookstats", "read", FP32), "x"),
-    Target("moments, 16 bits: to a read", 2.0, _ratio(MOMENTS, "hookstats", "read", NARROW), "x"),
-    Target("moments: faster than compile", 10, _ratio(MOMENTS, "compile", "hookstats"), "x", True),
+    Target("moments, fp32: to a read", 1.4, ratios(MOMENTS, "hookstats", "read", FP32), "x"),
+    Target("moments, 16 bits: to a read", 2.0, ratios(MOMENTS, "hookstats", "read", NARROW), "x"),
+    Target("moments: faster than compile", 10, ratios(MOMENTS, "compile", "hookstats"), "x", True),
     Target(
         "histogram, fp32: to a read",
         2.5,
-        _ratio(HISTOGRAMS, "hookstats", "read", FP32),
+        ratios(HISTOGRAMS, "hookstats", "read", FP32),
         "x",
     ),
     Target("histogram: per element", 0.35, _ns, " ns"),
     Target(
         "histogram: faster than compile",
         9,
-        _ratio(HISTOGRAMS, "compile", "hookstats"),
+        ratios(HISTOGRAMS, "compile", "hookstats"),
         "x",
         True,
     ),
     Target(
         "histogram: faster than eager",
         35,
-        _ratio(HISTOGRAMS, "eager", "hookstats"),
+        ratios(HISTOGRAMS, "eager", "hookstats"),
         "x",
         True,
     ),
     Target("histogram: constant, 99% zeros to Gaussian", 1.3, _skewed, "x"),
-    Target("AVX2 to AVX-512", 1.8, _ratio(ALL, "AVX2", "hookstats"), "x"),
-    Target("baseline to compile", 1.0, _ratio(ALL, "baseline", "compile"), "x"),
+    Target("AVX2 to AVX-512", 1.8, ratios(ALL, "AVX2", "hookstats"), "x"),
+    Target("baseline to compile", 1.0, ratios(ALL, "baseline", "compile"), "x"),
     Target("over 1 MB: two threads faster than one", 1.8, _threads, "x", True),
     Target("16 KB: threads started", 0, _woken),
     Target("up to 16 KB: a call", 3.0, _call, " us"),
@@ -144,8 +148,3 @@ TARGETS = (
     *_steps("", "bins=None"),
     *_steps(" and log bins", "watch"),
 )
-
-
-def verdicts(results: Results) -> Iterator[str]:
-    """A line per target, as `bench.verdicts.lines` has it."""
-    return lines(judge(TARGETS, results))

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
+from bench.measured import Results
 from bench.tables import aligned
-
-R = TypeVar("R")
-"""What was measured, in whatever form a benchmark has it."""
 
 Found = Iterator[tuple[str, float]]
 """Figures, each with the case it is of."""
 
 
 @dataclass(frozen=True)
-class Target(Generic[R]):
+class Target:
     """A figure that holds for all cases, or does not."""
 
     claim: str
     limit: float
-    figures: Callable[[R], Found]
+    figures: Callable[[Results], Found]
     unit: str = ""
     at_least: bool = False
     """Whether `limit` is the least allowed, rather than the most."""
@@ -65,7 +62,7 @@ class Verdict:
         return f"short by {100 * (most / least - 1):.0f}%" if least else "short"
 
 
-def judge(targets: Iterable[Target[R]], results: R) -> Iterator[Verdict]:
+def judge(targets: Iterable[Target], results: Results) -> Iterator[Verdict]:
     """What `results` say of each target, by the worst figure."""
     for target in targets:
         figures = list(target.figures(results))

@@ -8,10 +8,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hookstats import LinearBins, LogBins
-
-CHANNEL_BINS = LinearBins(64, -4.0, 4.0)
-BINS = LogBins(3)
+from bench.cuda import tables
+from bench.states import CHANNEL_BINS, EVERYTHING, What
 
 
 @dataclass(frozen=True)
@@ -32,19 +30,7 @@ class Layout:
         return (1, prod(self.shape)) if self.channel_dim is None else self.shape
 
 
-@dataclass(frozen=True)
-class What:
-    """The histograms that are asked for besides moments, least, greatest and tallies."""
-
-    name: str
-    channel_bins: LinearBins | None = None
-    bins: LogBins | None = None
-
-
-MOMENTS = What("moments")
-CHANNELS = What("+ 64 bins per channel", CHANNEL_BINS)
-ALL = What("+ log bins per tensor", CHANNEL_BINS, BINS)
-WHATS = (MOMENTS, CHANNELS, ALL)
+WHATS = dict(zip(tables.WHATS, (What(), What(CHANNEL_BINS), EVERYTHING), strict=True))
 
 
 def layouts(elements: int) -> list[Layout]:
@@ -61,9 +47,6 @@ def layouts(elements: int) -> list[Layout]:
         found.append(Layout(f"(N, {channels}, H, W)", (images, channels, side, side), 1))
     found.append(Layout("rows of 4096", (elements // 4096, 4096), 0))
     return found
-
-
-CONTENTS = ("normal", "constant", "99% zero", "heavy-tailed", "1% NaN")
 
 
 def values(content: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -87,5 +70,5 @@ def values(content: str, elements: int, dtype: torch.dtype, device: torch.device
     elif content == "1% NaN":
         x = normal().masked_fill_(chosen(0.01), torch.nan)
     else:
-        raise ValueError(f"content = {content!r}: expected one of {', '.join(CONTENTS)}")
+        raise ValueError(f"content = {content!r}: expected one of {', '.join(tables.CONTENTS)}")
     return x.to(dtype)

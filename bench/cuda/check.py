@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a file, it knows no `bench`
+
+from bench.measured import Results
+from bench.report import write
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
@@ -143,12 +147,11 @@ def verdict(tool: str, code: int | None, said: str) -> Outcome:
 
 def add_note(out: Path, note: str) -> None:
     """Add to the notes of what was written; nothing, if nothing was."""
-    report, table = out / "gpu-check.json", out / "gpu-check.md"
-    if report.is_file():
-        found = json.loads(report.read_text())
-        found["notes"].append(note)
-        report.write_text(json.dumps(found, indent=1) + "\n")
-        table.write_text(table.read_text().rstrip("\n") + f"\n- {note}\n")
+    path = out / "gpu-check.json"
+    if path.is_file():
+        results = Results.load(path)
+        results.notes.append(note)
+        write(results, path)
 
 
 def last_line(text: str) -> str:
@@ -190,10 +193,10 @@ def main(given: Sequence[str] | None = None) -> int:
     for tool in ("memcheck", "racecheck"):
         note(tool, check.sanitize(tool))
         add_note(check.out, f"{tool}: {outcomes[tool].text}")
-    table = check.out / "gpu-check.md"
-    if table.is_file():
-        print(table.read_text())
-        print(f"gpu-check: {check.out}/gpu-check.json and .md; see bench/results/README.md")
+    said = check.out / "gpu-check.txt"
+    if said.is_file():
+        print(said.read_text())
+        print(f"gpu-check: {check.out}/gpu-check.json and .txt; see bench/results/README.md")
     return int(any(outcome.well is False for outcome in outcomes.values()))
 
 

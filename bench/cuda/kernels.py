@@ -11,16 +11,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bench.cuda.cases import What
-from bench.cuda.peers import State
+from bench.states import State, What
 from hookstats import LinearBins, LogBins
 from hookstats.kernels import ops
 
 WHATS = (
-    What("moments"),
-    What("few", LinearBins(17, -2.0, 2.0), LogBins(0)),
-    What("many", LinearBins(256, -2.0, 2.0), LogBins(3)),
-    What("many of the tensor", None, LogBins(3)),
+    What(),
+    What(LinearBins(17, -2.0, 2.0), LogBins(0)),
+    What(LinearBins(256, -2.0, 2.0), LogBins(3)),
+    What(None, LogBins(3)),
 )
 DTYPES = (
     torch.float32,
@@ -58,35 +57,37 @@ def main() -> None:
         for what in WHATS:
             cases = list(tensors(dtype))
             for x, dim in cases:
-                channels = 1 if dim is None else x.shape[dim]
-                there = _moved(x)
-                given = State(channels, what, there.device)
-                expected = State(channels, what, x.device)
+                there, channels = _moved(x), 1 if dim is None else x.shape[dim]
+                given, expected = State(channels, what, there.device), State(channels, what)
                 ops.update_(there, dim, *given.arguments)
                 ops.update_(x, dim, *expected.arguments)
                 _compare(given, expected)
                 folds += 1
             rows = [x for x, dim in cases if dim == 0 or x.dim() > 1]
-            several = [State(len(x), what, torch.device("cuda")) for x in rows]
-            alone = [State(len(x), what, torch.device("cpu")) for x in rows]
-            for xs, states in (([_moved(x) for x in rows], several), (rows, alone)):
-                lists = list(zip(*(s.arguments for s in states), strict=True))
-                moments, tallies, counts, bins, channel_counts, channel_bins = map(list, lists)
-                ops.update_many_(
-                    xs,
-                    0,
-                    moments,
-                    tallies,
-                    [t for t in counts if t is not None],
-                    bins[0],
-                    [t for t in channel_counts if t is not None],
-                    channel_bins[0],
-                )
-            for given, expected in zip(several, alone, strict=True):
+            several = _by_one_call([_moved(x) for x in rows], what)
+            for given, expected in zip(several, _by_one_call(rows, what), strict=True):
                 _compare(given, expected)
                 folds += 1
     torch.cuda.synchronize()
     print(f"bench.cuda.kernels: {folds} folds agree with the CPU")
+
+
+def _by_one_call(xs: list[Tensor], what: What) -> list[State]:
+    """The states of all, their first dimension the channels, that update_many_ fills."""
+    states = [State(len(x), what, x.device) for x in xs]
+    columns = zip(*(each.arguments for each in states), strict=True)
+    moments, tallies, counts, bins, channel_counts, channel_bins = map(list, columns)
+    ops.update_many_(
+        xs,
+        0,
+        moments,
+        tallies,
+        [t for t in counts if t is not None],
+        bins[0],
+        [t for t in channel_counts if t is not None],
+        channel_bins[0],
+    )
+    return states
 
 
 def _moved(x: Tensor) -> Tensor:
@@ -96,8 +97,9 @@ def _moved(x: Tensor) -> Tensor:
 
 
 def _compare(given: State, expected: State) -> None:
-    for name in ("tallies", "counts", "channel_counts"):
-        mine, other = getattr(given, name), getattr(expected, name)
+    names = ("tallies", "counts", "channel_counts")
+    for name, at in zip(names, (1, 2, 4), strict=True):
+        mine, other = given.arguments[at], expected.arguments[at]
         assert mine is None or torch.equal(mine.cpu(), other), name
 
 

@@ -1,11 +1,12 @@
-"""The sections of the benchmark: each yields rows, and asserts the results that it timed."""
+"""The sections of the benchmark: each yields cases, and asserts the results that it timed."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
+from math import prod
 from time import perf_counter
 
 import torch
@@ -13,13 +14,18 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import hookstats as hs
-from bench.cuda import peers
-from bench.cuda.cases import ALL, CHANNELS, CONTENTS, MOMENTS, WHATS, Layout, layouts, values
-from bench.cuda.results import Row
-from bench.cuda.timing import host_seconds, inputs_for, synchronize, take_turns
+from bench.cuda import peers, tables
+from bench.cuda.cases import WHATS, Layout, layouts, values
+from bench.cuda.timing import Calls, clock, inputs_for, synchronize
+from bench.measure import measure
+from bench.measured import Case, Table
+from bench.states import BINS, State, What
+from bench.turns import Peer, Rounds
 from hookstats.hooks.parameters import Batches
 from hookstats.kernels import ops
-from hookstats.stats import reference, state
+
+Makers = Mapping[str, Callable[[], Peer]]
+"""What makes the peers of a case, as `measure` takes it."""
 
 
 @dataclass(frozen=True)
@@ -44,112 +50,95 @@ class Scale:
 FEW = ("whole tensor", "(N, L, 1024)", "(N, 256, H, W)", "rows of 4096")
 """A layout of each regime."""
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _regimes(
+    scale: Scale, names: Collection[str] = FEW
+) -> Iterator[tuple[str, Layout, torch.dtype]]:
+    """The layouts of these names in every dtype, with what each case is called."""
+    for short, dtype in DTYPES.items():
+        for layout in layouts(scale.elements):
+            if layout.name in names:
+                yield f"{layout.name} {short}", layout, dtype
 
 
-def _sample(scale: Scale, layout: Layout, flat: Tensor) -> peers.Sample:
-    return peers.Sample(layout, flat, scale.inputs or inputs_for(flat.nbytes))
+def _sample(
+    scale: Scale, layout: Layout, dtype: torch.dtype, content: str = "normal", beside: int = 1
+) -> peers.Sample:
+    """beside: how many samples of that size take turns."""
+    flat = values(content, prod(layout.shape), dtype, scale.device)
+    return peers.Sample(layout, flat, scale.inputs or inputs_for(flat.nbytes * beside))
 
 
-def _rows(
-    section: str,
-    scale: Scale,
-    sample: peers.Sample,
-    content: str,
-    entrants: dict[tuple[str, str], peers.Update | peers.Found],
-) -> list[Row]:
-    """Times entrants, by peer and what, beside torch.sum, and checks them all."""
-    runs = {("torch.sum", ""): peers.torch_sum(sample), **entrants}
-    named = {f"{peer} {what}": run.run for (peer, what), run in runs.items()}
-    times = take_turns(named, len(sample.xs), scale.rounds, scale.device)
-    for run in runs.values():
-        run.check()
-    floor = median(times["torch.sum "])
-    return [
-        Row(
-            section,
-            sample.layout.name,
-            peer,
-            median(times[f"{peer} {what}"]) * 1e6,
-            _short(sample.xs[0].dtype),
-            content,
-            what,
-            sample.bytes,
-            floor / median(times[f"{peer} {what}"]),
-        )
-        for peer, what in runs
-    ]
+def _on_device(scale: Scale, table: Table, name: str, nbytes: int, makers: Makers) -> Case:
+    """Times peers that read so many bytes, by the device's clock, and checks them all."""
+    rounds, facts = Rounds(0.0, scale.rounds, scale.rounds), {"MB": nbytes / 1e6}
+    ticks = clock(scale.device)
+    # In two rounds all is compiled and allocated.
+    measured = measure(table, name, nbytes / 1e9, makers, rounds, {}, facts, ticks, warm_up=2)
+    measured.check()
+    return measured.case
 
 
-def reading(scale: Scale) -> Iterator[Row]:
+def _on_host(table: Table, name: str, calls: int, makers: Makers, rounds: int = 10) -> Case:
+    """Times peers that make so many calls, or tell their time themselves, and checks them all."""
+    measured = measure(table, name, calls, makers, Rounds(0.0, rounds, rounds))
+    measured.check()
+    return measured.case
+
+
+def _updates(sample: peers.Sample) -> dict[str, Callable[[], Peer]]:
+    """What is asked of one call, each with update_ and the yardstick."""
+    made: dict[str, Callable[[], Peer]]
+    made = {tables.SUM: partial(peers.torch_sum, sample.next, sample.xs[0])}
+    return made | {name: partial(peers.Update, sample, what) for name, what in WHATS.items()}
+
+
+def reading(scale: Scale) -> Iterator[Case]:
     """Every regime, with and without histograms, beside torch.sum of the same tensor."""
-    for dtype in DTYPES:
-        flat = values("normal", scale.elements, dtype, scale.device)
-        for layout in layouts(scale.elements):
-            if not (scale.every_layout or layout.name in FEW):
-                continue
-            sample = _sample(scale, layout, flat)
-            entrants = {("update_", what.name): peers.Update(sample, what) for what in WHATS}
-            yield from _rows("reading", scale, sample, "normal", entrants)
+    every = [layout.name for layout in layouts(scale.elements)]
+    for name, layout, dtype in _regimes(scale, every if scale.every_layout else FEW):
+        sample = _sample(scale, layout, dtype)
+        yield _on_device(scale, tables.READING, name, sample.bytes, _updates(sample))
 
 
-def skewed(scale: Scale) -> Iterator[Row]:
-    """Data that is not normal, whose rate is compared with that on normal data."""
-    for dtype in DTYPES:
-        for layout in layouts(scale.elements):
-            if layout.name not in FEW:
-                continue
-            normal: dict[str, float] = {}
-            for content in CONTENTS:
-                flat = values(content, scale.elements, dtype, scale.device)
-                sample = _sample(scale, layout, flat)
-                entrants = {("update_", what.name): peers.Update(sample, what) for what in WHATS}
-                for row in _rows("skewed", scale, sample, content, entrants):
-                    if content == "normal":
-                        normal[row.what] = row.microseconds
-                    if row.peer == "update_" and content != "normal":
-                        ratio = normal[row.what] / row.microseconds
-                        yield Row(**{**vars(row), "ratio": ratio})
+def skewed(scale: Scale) -> Iterator[Case]:
+    """Data that is not normal, beside normal data."""
+    for name, layout, dtype in _regimes(scale):
+        contents = tables.CONTENTS
+        samples = [_sample(scale, layout, dtype, each, len(contents)) for each in contents]
+        for asked, what in WHATS.items():
+            makers = [partial(peers.Update, sample, what) for sample in samples]
+            named = dict(zip(contents, makers, strict=True))
+            yield _on_device(scale, tables.SKEWED[asked], name, samples[0].bytes, named)
 
 
-def beside(scale: Scale) -> Iterator[Row]:
+def beside(scale: Scale) -> Iterator[Case]:
     """What else there is for the same questions."""
-    for dtype in DTYPES:
-        flat = values("normal", scale.elements, dtype, scale.device)
-        for layout in layouts(scale.elements):
-            if layout.name not in FEW[:3]:
-                continue
-            sample = _sample(scale, layout, flat)
-            entrants: dict[tuple[str, str], peers.Update | peers.Found] = {}
-            for what in (MOMENTS, CHANNELS, ALL):
-                entrants["update_", what.name] = peers.Update(sample, what)
-            entrants["eager", MOMENTS.name] = peers.statistics(sample, MOMENTS, compiled=False)
-            compiled = peers.statistics(sample, MOMENTS, compiled=True)
-            entrants["torch.compile", MOMENTS.name] = compiled
-            if layout.channel_dim == 1 and scale.device.type == "cuda":
-                entrants["torch.batch_norm_stats", "mean, var"] = peers.batch_norm_stats(sample)
-            if layout.channel_dim is None and dtype == torch.float32:
-                name = "64 bins per tensor"
-                entrants["torch.histc", name] = peers.histc(sample)
-                if scale.device.type == "cuda":
-                    try:
-                        entrants["cupy.histogram", name] = peers.cupy_histogram(sample)
-                    except ImportError:
-                        print("gpu-check: no CuPy here, and so no row of it")
-            yield from _rows("beside", scale, sample, "normal", entrants)
+    for name, layout, dtype in _regimes(scale, FEW[:3]):
+        sample = _sample(scale, layout, dtype)
+        makers = _updates(sample) | _others(sample, tables.MOMENTS)
+        if layout.channel_dim == 1:
+            makers["torch.batch_norm_stats"] = partial(peers.batch_norm_stats, sample)
+        if layout.channel_dim is None and dtype == torch.float32:
+            makers["torch.histc"] = partial(peers.histc, sample)
+            makers["cupy.histogram"] = partial(peers.cupy_histogram, sample)
+        yield _on_device(scale, tables.BESIDE, name, sample.bytes, makers)
     # Of a smaller tensor: eager histograms take several times the tensor's memory.
     elements = max(1 << 18, scale.elements // 8)
     layout = next(each for each in layouts(elements) if each.name == "(N, L, 1024)")
-    flat = values("normal", elements, torch.float32, scale.device)
-    sample = _sample(scale, layout, flat)
-    entrants = {("update_", ALL.name): peers.Update(sample, ALL)}
-    entrants["eager", ALL.name] = peers.statistics(sample, ALL, compiled=False)
-    entrants["torch.compile", ALL.name] = peers.statistics(sample, ALL, compiled=True)
-    yield from _rows("beside", scale, sample, "normal", entrants)
+    sample = _sample(scale, layout, torch.float32)
+    asked = (tables.SUM, tables.ALL)
+    makers = {name: make for name, make in _updates(sample).items() if name in asked}
+    makers |= _others(sample, tables.ALL)
+    yield _on_device(scale, tables.BESIDE_ALL, f"{layout.name} fp32", sample.bytes, makers)
+
+
+def _others(sample: peers.Sample, asked: str) -> dict[str, Callable[[], Peer]]:
+    """Who else gives all that is asked for."""
+    plain = partial(peers.statistics, sample, WHATS[asked])
+    return {"eager": plain, "torch.compile": partial(plain, compiled=True)}
 
 
 def _shapes(scale: Scale) -> list[tuple[int, int]]:
@@ -165,96 +154,77 @@ def _shapes(scale: Scale) -> list[tuple[int, int]]:
     return shapes
 
 
-def gradients(scale: Scale) -> Iterator[Row]:
+def gradients(scale: Scale) -> Iterator[Case]:
     """Parameter gradients of many sizes, 1 KB to the greatest, by one call and by one hook."""
     shapes = _shapes(scale)
     elements = [rows * columns for rows, columns in shapes]
     flat = torch.randn(sum(elements), device=scale.device)
     xs = [part.view(shape) for part, shape in zip(flat.split(elements), shapes, strict=True)]
-    yield from _by_one_call(scale, flat, xs)
-    yield _by_one_hook(scale, xs)
+    name = f"{len(xs)} of 1 KB to {scale.greatest_gradient >> 10} KB, fp32"
+    many = peers.UpdateMany(xs)
+    makers: Makers = {
+        tables.SUM: partial(peers.torch_sum, lambda: flat, flat),
+        "update_many_": lambda: many,
+        "torch._foreach_norm": partial(peers.foreach_norm, xs),
+    }
+    yield _on_device(scale, tables.GRADIENTS, name, flat.nbytes, makers)
+    yield _hook(scale, name, xs, many)
 
 
-def _by_one_call(scale: Scale, flat: Tensor, xs: list[Tensor]) -> Iterator[Row]:
-    """Of the operator: the time of the device, beside others', and that of the host."""
-    device, bins = scale.device, hs.LogBins(3)
-
-    def empty() -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        rows = [len(x) for x in xs]
-        moments = state.identity_moments(sum(rows), device).split(rows)
-        tallies = state.identity_tallies(sum(rows), device).split(rows)
-        counts = torch.zeros(len(xs), bins.slots, dtype=torch.int64, device=device).unbind()
-        return list(moments), list(tallies), list(counts)
-
-    lists, calls = empty(), 0
-    descriptor = bins.descriptor(device)
-
-    def update(_: int = 0) -> None:
-        nonlocal calls
-        ops.update_many_(xs, 0, *lists, descriptor, [], None)
-        calls += 1
-
-    runs = {"torch.sum": lambda _: flat.sum(), "update_many_": update}
-    if device.type == "cuda":
-        runs["torch._foreach_norm"] = lambda _: torch._foreach_norm(xs)
-    times = take_turns(runs, 2, scale.rounds, device)
-    host = host_seconds(update, 1, device)
-    expected = empty()
-    reference.update_many_(xs, 0, *expected, descriptor, [], None)
-    assert torch.equal(torch.cat(lists[1]), torch.cat(expected[1]) * calls)
-    assert torch.equal(torch.stack(lists[2]), torch.stack(expected[2]) * calls)
-    assert torch.equal(torch.cat(lists[0])[:, 2:4], torch.cat(expected[0])[:, 2:4])
-    floor = median(times["torch.sum"])
-    for peer, seconds in times.items():
-        taken = median(seconds)
-        ratio = taken / floor if peer == "update_many_" else None
-        yield Row(
-            "gradients", "device", peer, taken * 1e6, "float32", bytes=flat.nbytes, ratio=ratio
-        )
-    yield Row("gradients", "host, lists of tensors", "update_many_", host * 1e6, "float32")
-
-
-def _by_one_hook(scale: Scale, xs: list[Tensor]) -> Row:
-    """The host's time for the hook of an optimizer's step."""
+def _hook(scale: Scale, name: str, xs: list[Tensor], many: peers.UpdateMany) -> Case:
+    """The host's time for the hook of an optimizer's step, beside the operator's call in it."""
     parameters = nn.ParameterList(nn.Parameter(x, requires_grad=True) for x in xs)
     for parameter, x in zip(parameters, xs, strict=True):
         parameter.grad = x
-    with hs.watch(parameters, kinds=("param_grad",), bins=hs.LogBins(3)) as w:
+    with hs.watch(parameters, kinds=("param_grad",), bins=BINS) as w:
         batches, groups = Batches(), [list(parameters)]
+
+        def check(made: int) -> None:
+            w.step()
+            count = w.latest["0", "param_grad"].count.sum().item()
+            assert count == xs[0].numel() * (made + 1), "observations"  # the step's own, too
 
         def observe() -> None:
             w._parameters.observe(groups, batches)
 
-        observe()
-        native = batches.native is not None
-        hook = host_seconds(observe, 1, scale.device)
-        w.step()
-        count_0 = w.latest["0", "param_grad"].count.sum().item()
-        assert count_0 == xs[0].numel() * 12, "observations"  # once, ten tries, the step's own
-    peer = "watch" + " (C++ hooks)" * native
-    return Row("gradients", "host", peer, hook * 1e6, "float32", ratio=hook * 1e3)
+        makers = {
+            "update_many_": lambda: Calls(many.run, 1, scale.device, lambda _: many.check()),
+            "watch": lambda: Calls(observe, 1, scale.device, check),
+        }
+        case = _on_host(tables.HOOK, name, 1, makers)
+    case.facts["C++ hooks"] = float(batches.native is not None)
+    return case
 
 
-def host(scale: Scale) -> Iterator[Row]:
+def host(scale: Scale) -> Iterator[Case]:
     """What the host does for one observation, beside a bare launch."""
     device, calls = scale.device, 200
-    launch = 0.0
-    if device.type == "cuda":
-        launch = host_seconds(lambda: torch.cuda._sleep(1), calls, device)
-        yield Row("host", "one launch", "torch.cuda._sleep", launch * 1e6)
     x = torch.randn(64, 64, device=device)
-    made = peers.State(64, MOMENTS, device)
-    operator = host_seconds(lambda: ops.update_(x, 1, *made.arguments), calls, device)
-    yield Row("host", "one call", "update_", operator * 1e6)
-    model = nn.Sequential(nn.Identity())
-    bare = host_seconds(lambda: model(x), calls, device)
-    with hs.watch(model, kinds=("output",), bins=hs.LogBins(3)) as w:
-        model(x)
-        hooked = host_seconds(lambda: model(x), calls, device)
-        w.step()
-        assert int(w.latest["0", "output"].count.sum()) == x.numel() * (10 * calls + 1)
-    cost = hooked - bare
-    yield Row("host", "one observation", "watch", cost * 1e6, ratio=(cost - launch) * 1e6)
+    made = State(64, What(), device)
+    bare, watched = nn.Sequential(nn.Identity()), nn.Sequential(nn.Identity())
+
+    def launch() -> Calls:
+        peers.need_gpu(device)
+        return Calls(lambda: torch.cuda._sleep(1), calls, device)
+
+    def folded(times: int) -> None:
+        assert int(made.statistics()["count"].sum()) == x.numel() * times, "calls"
+
+    with hs.watch(watched, kinds=("output",), bins=BINS) as w:
+
+        def observed(times: int) -> None:
+            w.step()
+            assert int(w.latest["0", "output"].count.sum()) == x.numel() * times, "observations"
+
+        makers = {
+            "not watched": lambda: Calls(lambda: bare(x), calls, device),
+            "watch": lambda: Calls(lambda: watched(x), calls, device, observed),
+            tables.LAUNCH: launch,
+            "update_": lambda: Calls(
+                lambda: ops.update_(x, 1, *made.arguments), calls, device, folded
+            ),
+        }
+        yield _on_host(tables.HOST, "64 x 64 fp32", calls, makers)
 
 
 class _Block(nn.Module):
@@ -276,60 +246,69 @@ class _Block(nn.Module):
         return x + self.down(gelu(self.up(x)))
 
 
-def transformer(scale: Scale) -> Iterator[Row]:
-    """Training steps of two blocks, each Linear's output and its gradient observed."""
-    device = scale.device
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(device, dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-    length = min(4096, scale.tokens)
-    x = torch.randn(scale.tokens // length, length, scale.width, device=device, dtype=dtype)
+class _Steps:
+    """A Peer: training steps of a model, watched every so many steps, or not."""
 
-    def steps(every: int | None) -> float:
-        """Seconds a step, of `scale.steps` steps watched so, or not at all."""
-        w = None
-        if every is not None:
+    def __init__(self, scale: Scale, model: nn.Module, x: Tensor, every: int | None) -> None:
+        self._scale = scale
+        self._model = model
+        self._x = x
+        self._every = every
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+
+    def prepare(self) -> None:
+        self._watch: hs.Watch | None = None
+        if self._every is not None:
             kinds = ("output", "grad_output")
-            w = hs.watch(model, optimizer, kinds, include=nn.Linear, every=every)
+            self._watch = hs.watch(
+                self._model, self._optimizer, kinds, include=nn.Linear, every=self._every
+            )
+        self._train(self._every or 1)
 
-        def step() -> None:
-            optimizer.zero_grad()
-            model(x).float().square().mean().backward()
-            optimizer.step()
-
-        for _ in range(every or 1):
-            step()
-        synchronize(device)
+    def run(self) -> float:
+        """The seconds of all steps, without what becomes of the watch."""
         began = perf_counter()
-        for _ in range(scale.steps):
-            step()
-        synchronize(device)
-        seconds = (perf_counter() - began) / scale.steps
-        if w is not None:
-            assert every is not None
-            assert w.latest.step == (scale.steps + every - 1) // every * every
-            stats = w.latest["0.qkv", "grad_output"]
-            assert int(stats.count.sum()) == scale.tokens * scale.width * 3
-            assert all(row.error is None and not row.missing for row in w.coverage())
-            w.close()
+        self._train(self._scale.steps)
+        seconds = perf_counter() - began
+        if self._watch is not None:
+            self._assert_recorded(self._watch)
+            self._watch.close()
         return seconds
 
-    times: dict[int | None, list[float]] = {None: [], 1: [], 10: []}
-    for _ in range(5):
-        for every, seconds in times.items():
-            seconds.append(steps(every))
-    bare = median(times[None])
-    yield Row("transformer", "not watched", "torch", bare * 1e6, _short(dtype))
-    for every in (1, 10):
-        taken = median(times[every])
-        percent = (taken / bare - 1) * 100
-        yield Row(
-            "transformer", f"every={every}", "watch", taken * 1e6, _short(dtype), ratio=percent
-        )
+    def _train(self, steps: int) -> None:
+        for _ in range(steps):
+            self._optimizer.zero_grad()
+            self._model(self._x).float().square().mean().backward()
+            self._optimizer.step()
+        synchronize(self._scale.device)
+
+    def _assert_recorded(self, w: hs.Watch) -> None:
+        scale, every = self._scale, self._every or 1
+        assert w.latest.step == (scale.steps + every - 1) // every * every
+        stats = w.latest["0.qkv", "grad_output"]
+        assert int(stats.count.sum()) == scale.tokens * scale.width * 3
+        assert all(row.error is None and not row.missing for row in w.coverage())
+
+    def check(self) -> None:
+        """Every run asserts what was recorded."""
 
 
-SECTIONS = (reading, gradients, host, transformer, skewed, beside)
+def transformer(scale: Scale) -> Iterator[Case]:
+    """Training steps of two blocks, each Linear's output and its gradient observed."""
+    torch.manual_seed(0)
+    short = "bf16" if scale.device.type == "cuda" else "fp32"
+    like = {"device": scale.device, "dtype": DTYPES[short]}
+    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(**like)
+    length = min(4096, scale.tokens)
+    x = torch.randn(scale.tokens // length, length, scale.width, **like)
+    every = {"not watched": None, "every=1": 1, "every=10": 10}
+    makers = {peer: partial(_Steps, scale, model, x, each) for peer, each in every.items()}
+    name = f"{scale.width} wide, {scale.tokens} tokens, {short}"
+    yield _on_host(tables.TRANSFORMER, name, scale.steps, makers, rounds=5)
+
+
+Section = Callable[[Scale], Iterator[Case]]
+SECTIONS: tuple[Section, ...] = (reading, gradients, host, transformer, skewed, beside)
 """What is asked of us first, in case that time runs out."""
 
 

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Callable, Sequence
 from math import ceil
-from time import perf_counter
 
 import torch
 
-from bench.turns import Peer, Rounds, host, interleave
+from bench.turns import Clock, Peer, host
 
 COLD_BYTES = 1 << 30
 """What passes through the cache between two looks at one input: many times its size."""
-
-Run = Callable[[int], object]
-"""Takes the number of an input."""
 
 
 def inputs_for(nbytes: int) -> int:
     """How many inputs of that size take turns, so that each is cold again."""
     return max(2, ceil(COLD_BYTES / nbytes) + 1)
-
-
-class _Cold:
-    """A Peer that calls `run` with the input that was not used for longest."""
-
-    def __init__(self, run: Run, numbers: Iterator[int]) -> None:
-        self._run = run
-        self._numbers = numbers
-
-    def prepare(self) -> None:
-        self._number = next(self._numbers)
-
-    def run(self) -> None:
-        self._run(self._number)
-
-    def check(self) -> None:
-        """What was found is checked by whoever made `run`."""
 
 
 def _by_events(peers: Sequence[Peer]) -> list[float]:
@@ -56,27 +34,38 @@ def _by_events(peers: Sequence[Peer]) -> list[float]:
     return [start.elapsed_time(end) * 1e-3 for start, end in marks]
 
 
-def take_turns(
-    runs: Mapping[str, Run], inputs: int, rounds: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Seconds of each call, of `rounds` rounds after two that compile and allocate."""
-    numbers = cycle(range(inputs))
-    peers = {name: _Cold(run, numbers) for name, run in runs.items()}
-    clock = _by_events if device.type == "cuda" else host
-    return interleave(peers, Rounds(0.0, rounds, rounds), clock=clock, warm_up=2)
+def clock(device: torch.device) -> Clock:
+    """The Clock of what runs there."""
+    return _by_events if device.type == "cuda" else host
 
 
-def host_seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Seconds that the host is busy with one of `calls` calls in a row, the least of ten tries."""
-    least = float("inf")
-    for _ in range(10):
-        synchronize(device)
-        began = perf_counter()
-        for _ in range(calls):
-            call()
-        least = min(least, (perf_counter() - began) / calls)
-    synchronize(device)
-    return least
+class Calls:
+    """A Peer for the host's clock: `calls` calls in a row, none of which is waited for."""
+
+    def __init__(
+        self,
+        call: Callable[[], object],
+        calls: int,
+        device: torch.device,
+        check: Callable[[int], None] = lambda made: None,
+    ) -> None:
+        """check: asserts what the calls did, given how many were made."""
+        self._call = call
+        self._calls = calls
+        self._device = device
+        self._check = check
+        self._made = 0
+
+    def prepare(self) -> None:
+        synchronize(self._device)
+
+    def run(self) -> None:
+        for _ in range(self._calls):
+            self._call()
+        self._made += self._calls
+
+    def check(self) -> None:
+        self._check(self._made)
 
 
 def synchronize(device: torch.device) -> None:

@@ -62,5 +62,4 @@ def test_distributions(
     measured: Measured = measure(TABLES[asked], some.name, some.elements, makers, rounds)
     results.cases.append(measured.case)
     measured.verify("Gaussian", benchmark)
-    for peer in measured.peers.values():
-        peer.check()
+    measured.check()

@@ -16,13 +16,12 @@ from bench.measure import Measured, measure
 from bench.measured import Results, Table
 from bench.replay import replayed
 from bench.smoke import SMOKE, pick
-from hookstats import ChannelStats, LogBins, channel_stats
+from bench.states import BINS, empty_lists
+from hookstats import ChannelStats, channel_stats
 from hookstats.kernels import ops
-from hookstats.stats import state
 
 pytestmark = replayed
 
-BINS = LogBins()
 BLOCK = ((768, 256), (768, 1), (256, 256), (256, 1), (1024, 256), (1024, 1), (256, 1024), (256, 1))
 """The parameters of a transformer's block 256 wide, but for its norms."""
 
@@ -65,20 +64,15 @@ class OneByOne(Read):
         self._bins = BINS.descriptor("cpu")
 
     def prepare(self) -> None:
-        channels = [len(x) for x in self.xs]
-        self._moments = state.identity_moments(sum(channels)).split(channels)
-        self._tallies = state.identity_tallies(sum(channels)).split(channels)
-        self._counts = torch.zeros(len(self.xs), BINS.slots, dtype=torch.int64).unbind()
+        self._lists = empty_lists(self.xs)
         super().prepare()
 
     def run(self) -> None:
-        states = zip(self.xs, self._moments, self._tallies, self._counts, strict=True)
-        for x, moments, tallies, counts in states:
+        for x, moments, tallies, counts in zip(self.xs, *self._lists, strict=True):
             ops.update_(x, 0, moments, tallies, counts, self._bins)
 
     def check(self) -> None:
-        states = zip(self.xs, self._moments, self._tallies, self._counts, strict=True)
-        for x, moments, tallies, counts in states:
+        for x, moments, tallies, counts in zip(self.xs, *self._lists, strict=True):
             found = ChannelStats(moments, tallies, counts=counts, bins=BINS)
             check(as_statistics(found), expected(x), HOOKSTATS)
 
@@ -87,8 +81,7 @@ class AtOnce(OneByOne):
     """update_many_ of all."""
 
     def run(self) -> None:
-        lists = (self._moments, self._tallies, self._counts)
-        ops.update_many_(self.xs, 0, *lists, self._bins, [], None)
+        ops.update_many_(self.xs, 0, *self._lists, self._bins, [], None)
 
 
 class Eager(Read):

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from peers import Read
-from sample import CHANNEL_BINS, Sample
+from sample import Sample
 from torch import Tensor
-from whats import What
 
 from bench.measure import Absent, required
+from bench.states import CHANNEL_BINS, What
 
 RANGE = (CHANNEL_BINS.lo, CHANNEL_BINS.hi)
 BINS = CHANNEL_BINS.bins

@@ -9,14 +9,12 @@ from time import perf_counter
 import torch
 from sample import Sample
 from torch import Tensor
-from whats import What
 
-from bench.accuracy import FLOAT32, HOOKSTATS, as_statistics, check
+from bench.accuracy import FLOAT32, HOOKSTATS, check
 from bench.eager import Statistics
 from bench.smoke import pick
-from hookstats import ChannelStats
+from bench.states import State, What
 from hookstats.kernels import ops
-from hookstats.stats import state
 
 
 @cache
@@ -52,43 +50,16 @@ class Update(Read):
         self._what = what
 
     def prepare(self) -> None:
-        channels, what = self.sample.channels, self._what
-        self._moments = state.identity_moments(channels)
-        self._tallies = state.identity_tallies(channels)
-        self._counts = self._descriptor = None
-        if what.bins is not None:
-            self._counts = torch.zeros(what.bins.slots, dtype=torch.int64)
-            self._descriptor = what.bins.descriptor("cpu")
-        self._channel_counts = self._channel_descriptor = None
-        if what.channel_bins is not None:
-            self._channel_counts = torch.zeros(channels, what.channel_bins.slots, dtype=torch.int64)
-            self._channel_descriptor = what.channel_bins.descriptor("cpu")
+        self._state = State(self.sample.channels, self._what)
         super().prepare()
 
     def run(self) -> float | None:
-        ops.update_(
-            self.sample.x,
-            self.sample.channel_dim,
-            self._moments,
-            self._tallies,
-            self._counts,
-            self._descriptor,
-            self._channel_counts,
-            self._channel_descriptor,
-        )
+        ops.update_(self.sample.x, self.sample.channel_dim, *self._state.arguments)
         return None
 
     def found(self) -> Statistics:
         """The last result."""
-        stats = ChannelStats(
-            self._moments,
-            self._tallies,
-            counts=self._counts,
-            bins=self._what.bins,
-            channel_counts=self._channel_counts,
-            channel_bins=self._what.channel_bins,
-        )
-        return as_statistics(stats)
+        return self._state.statistics()
 
     def check(self) -> None:
         check(self.found(), self.sample.expected, HOOKSTATS)

@@ -12,12 +12,10 @@ import torch
 from numpy.random import Generator, default_rng
 from torch import Tensor
 
-from bench.accuracy import as_statistics
-from hookstats import ChannelStats, LinearBins, LogBins
-from hookstats.stats import reference, state
+from bench.eager import Statistics
+from bench.states import EVERYTHING, State
+from hookstats.stats import reference
 
-CHANNEL_BINS = LinearBins(64, -4.0, 4.0)
-BINS = LogBins()
 BEYOND = 5.0
 """In the place of what is not finite, for peers that cannot take it: outside of the linear bins."""
 
@@ -136,28 +134,8 @@ class Sample:
         return self.finite.movedim(self.axis, -1).reshape(-1, self.channels).double()
 
     @cached_property
-    def expected(self) -> dict[str, Tensor]:
+    def expected(self) -> Statistics:
         """What `eager.statistics` should give."""
-        moments = state.identity_moments(self.channels)
-        tallies = state.identity_tallies(self.channels)
-        counts = torch.zeros(BINS.slots, dtype=torch.int64)
-        channel_counts = torch.zeros(self.channels, CHANNEL_BINS.slots, dtype=torch.int64)
-        reference.update_(
-            self.x,
-            self.channel_dim,
-            moments,
-            tallies,
-            counts,
-            BINS.descriptor("cpu"),
-            channel_counts,
-            CHANNEL_BINS.descriptor("cpu"),
-        )
-        stats = ChannelStats(
-            moments,
-            tallies,
-            counts=counts,
-            bins=BINS,
-            channel_counts=channel_counts,
-            channel_bins=CHANNEL_BINS,
-        )
-        return as_statistics(stats)
+        made = State(self.channels, EVERYTHING)
+        reference.update_(self.x, self.channel_dim, *made.arguments)
+        return made.statistics()

@@ -1,21 +1,8 @@
-"""What, WHATS: what one call of update_ is asked for."""
+"""WHATS: what one call of update_ is asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from sample import BINS, CHANNEL_BINS
-
-from hookstats import LinearBins, LogBins
-
-
-@dataclass(frozen=True)
-class What:
-    """The histograms that are asked for besides the moments and tallies."""
-
-    channel_bins: LinearBins | None = None
-    bins: LogBins | None = None
-
+from bench.states import BINS, CHANNEL_BINS, What
 
 MOMENTS = "moments"
 LINEAR = "moments + 64 linear bins per channel"

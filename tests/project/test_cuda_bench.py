@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,74 +15,125 @@ from support.paths import ROOT
 
 sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 
-from bench.cuda import check, peers, sections, timing
+from bench import compare, report
+from bench.cuda import cases, check, peers, sections, tables, timing
 from bench.cuda.__main__ import main
-from bench.cuda.cases import ALL, CONTENTS, WHATS, layouts, values
-from bench.cuda.results import Row, as_json, as_table, verdicts
+from bench.cuda.targets import TARGETS
+from bench.measured import Case, Results, Table
+from bench.states import EVERYTHING
+from bench.turns import Rounds, interleave
+from bench.verdicts import Verdict, judge
 
 CPU = torch.device("cpu")
+GPU = {"device": "a GPU", "driver": "1.2", "torch": "2.11", "date": "2026-01-01"}
 
 pytestmark = [pytest.mark.check, pytest.mark.usefixtures("one_thread")]
 
-READ = Row(
-    "reading", "(N, L, 64)", "update_", 100.0, "bfloat16", what="moments", bytes=2**28, ratio=0.95
-)
+
+def case(table: Table, seconds: dict[str, float], name: str = "any fp32") -> Case:
+    """In rounds of which the second met a machine half as fast."""
+    rounds = {peer: [s, 2 * s, s] for peer, s in seconds.items()}
+    return Case(table, name, 1.0, rounds, facts={"MB": 268.435})
 
 
-def of(rows: list[Row], target: str) -> tuple[float | None, bool | None, str]:
-    (found,) = (v for v in verdicts(rows) if target in v.target)
-    return found.worst, found.reached, found.where
+READ = case(tables.READING, {"torch.sum": 0.95e-4, "moments": 1e-4}, "(N, L, 64) bf16")
 
 
-def test_a_target_is_as_far_as_its_worst_row() -> None:
-    target = "moments, bfloat16"
-    assert of([], target) == (None, None, "not measured")
-    assert of([READ], target)[:2] == (0.95, True)
-    slow = replace(READ, case="whole tensor", ratio=0.91)
-    assert of([READ, slow], target) == (0.91, False, "whole tensor bfloat16 normal moments")
+def of(measured: list[Case], claim: str) -> Verdict:
+    (target,) = (target for target in TARGETS if claim in target.claim)
+    (found,) = judge([target], Results(GPU, measured))
+    return found
+
+
+def test_a_target_is_as_far_as_its_worst_case() -> None:
+    target = "moments, bf16"
+    assert (of([], target).worst, of([], target).says) == (None, "not measured")
+    assert (of([READ], target).worst, of([READ], target).reached) == (pytest.approx(0.95), True)
+    times = {"torch.sum": 0.91, "moments": 1.0}
+    slow = case(tables.READING, times, "whole tensor bf16")
+    found = of([READ, slow], target)
+    assert (found.worst, found.reached) == (pytest.approx(0.91), False)
+    assert found.where == "reading whole tensor bf16"
     for other in (
-        replace(slow, peer="torch.sum"),
-        replace(slow, section="beside"),
-        replace(slow, what="+ 64 bins per channel"),
-        replace(slow, dtype="float32"),
+        case(tables.BESIDE, times, "any bf16"),
+        case(tables.READING, {"torch.sum": 0.91, tables.ALL: 1.0}, "any bf16"),
+        case(tables.READING, times, "any fp32"),
     ):
-        assert of([READ, other], target)[:2] == (0.95, True)
+        assert of([READ, other], target).worst == pytest.approx(0.95)
+
+
+SKEWED = dict.fromkeys(tables.CONTENTS, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("section", "case", "target", "good", "bad"),
+    ("target", "table", "good", "worse"),
     [
-        ("skewed", "any", "skewed", 0.8, 0.79),
-        ("gradients", "device", "time over that of reading", 1.3, 1.31),
-        ("gradients", "host", "milliseconds of the host", 1.0, 1.1),
-        ("host", "one observation", "one observation", 2.0, 2.1),
-        ("transformer", "every=1", "every=1:", 4.0, 4.1),
-        ("transformer", "every=10", "every=10:", 0.5, 0.6),
+        ("skewed", tables.SKEWED[tables.ALL], SKEWED | {"normal": 0.81}, {"constant": 1.03}),
+        (
+            "gradients: to a read",
+            tables.GRADIENTS,
+            {"torch.sum": 1.0, "update_many_": 1.29},
+            {"update_many_": 1.31},
+        ),
+        ("gradients: the host", tables.HOOK, {"watch": 0.99e-3}, {"watch": 1.01e-3}),
+        (
+            "one observation",
+            tables.HOST,
+            {"not watched": 3e-6, "watch": 6.9e-6, tables.LAUNCH: 2e-6},
+            {"watch": 7.1e-6},
+        ),
+        ("every=1:", tables.TRANSFORMER, {"not watched": 1.0, "every=1": 1.03}, {"every=1": 1.05}),
+        (
+            "every=10:",
+            tables.TRANSFORMER,
+            {"not watched": 1.0, "every=10": 1.004},
+            {"every=10": 1.006},
+        ),
     ],
 )
-def test_every_target_has_its_rows(
-    section: str, case: str, target: str, good: float, bad: float
+def test_every_target_has_its_cases(
+    target: str, table: Table, good: dict[str, float], worse: dict[str, float]
 ) -> None:
-    row = Row(section, case, "watch", 1.0, ratio=good)
-    assert of([row], target)[:2] == (good, True)
-    assert of([row, replace(row, ratio=bad)], target)[:2] == (bad, False)
-    assert of([replace(row, ratio=None)], target)[1] is None
+    assert of([case(table, good)], target).reached is True
+    assert of([case(table, good), case(table, good | worse)], target).reached is False
 
 
-def test_the_file_and_the_table_hold_it_all() -> None:
-    rows = [READ, Row("host", "one call", "update_", 4.25)]
-    facts = {"device": "a GPU", "driver": "1.2", "torch": "2.11"}
-    found = as_json(facts, rows, ["racecheck: not done"])
-    assert json.loads(json.dumps(found)) == found
-    assert found["machine"] == facts
-    assert [row["microseconds"] for row in found["rows"]] == [100.0, 4.25]
-    table = as_table(facts, rows, ["racecheck: not done"])
-    assert "device a GPU · driver 1.2 · torch 2.11" in table
-    assert "| (N, L, 64) | bfloat16 | normal | moments | update_ | 100.0 | 2684 | 0.95 |" in table
-    assert (
-        "| transformer, every=1: % of the step | <= 4 | - | not measured | not measured |" in table
-    )
-    assert table.endswith("- racecheck: not done\n")
+def test_the_file_and_the_text_hold_it_all(tmp_path: Path) -> None:
+    path = tmp_path / "gpu-check.json"
+    absent = replace(READ, name="(N, L, 256) bf16", absent={"cupy": "cupy is not installed"})
+    report.write(Results(GPU, [READ, absent], ["racecheck: not done"]), path)
+    found = Results.load(path)
+    assert (found.machine, found.cases) == (GPU, [READ, absent])
+    text = path.with_suffix(".txt").read_text()
+    assert text == report.text(found)
+    assert text.startswith("a GPU, driver 1.2, torch 2.11, 2026-01-01\n")
+    assert re.search(r"\(N, L, 64\) bf16 +95\.00 +100 +- +- +1\.05 +- +- +268\.435\n", text)
+    assert "- cupy: cupy is not installed ((N, L, 256) bf16)" in text
+    assert re.search(r"moments, bf16: of torch.sum's rate +>= 0\.92x +0\.95x +2/2 +reached", text)
+    assert re.search(r"transformer, every=1: added +<= 4% +- +- +not measured", text)
+    assert text.endswith("\n\n- racecheck: not done\n")
+
+
+def test_runs_on_gpus_are_compared() -> None:
+    slower = replace(READ, seconds=READ.seconds | {"moments": [2e-4, 4e-4, 2e-4]})
+    text = "\n".join(compare.lines(Results(GPU, [READ]), Results(GPU, [slower])))
+    assert re.search(r"\(N, L, 64\) bf16 +moments +1\.05 +2\.11 +2\.00 +slower", text)
+
+
+def test_it_needs_no_package_but_torch_and_numpy() -> None:
+    others = ("matplotlib", "pytest", "pytest_benchmark", "cpuinfo")
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({others}))\n"
+    code = f"{blocked}import bench.cuda.__main__, bench.cuda.kernels, bench.cuda.check"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_without_torch_it_says_so() -> None:
+    code = "import runpy, sys; sys.modules['torch'] = None; sys.argv = ['check.py']; "
+    code += f"runpy.run_path({str(ROOT / 'bench/cuda/check.py')!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "has no torch" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_inputs_are_as_many_as_keep_each_cold() -> None:
@@ -91,26 +143,28 @@ def test_inputs_are_as_many_as_keep_each_cold() -> None:
         assert inputs >= 2
 
 
-def test_peers_take_turns_with_the_inputs() -> None:
-    calls: list[tuple[str, int]] = []
-    runs = {name: (lambda i, name=name: calls.append((name, i))) for name in "ab"}
-    times = timing.take_turns(runs, 3, 4, CPU)
-    assert [len(times[name]) for name in "ab"] == [4, 4]
-    assert [i for _, i in calls] == [n % 3 for n in range(12)]
-    assert [name for name, _ in calls] == ["a", "b"] * 6
+def test_every_call_has_the_input_that_was_not_used_for_longest() -> None:
+    given = peers.Sample(cases.Layout("8 values", (8,), None), torch.ones(8), 3)
+    calls: list[int] = []
+    found = {
+        name: peers.Found(given.next, lambda x: calls.append(x.data_ptr()), lambda _: None)
+        for name in "ab"
+    }
+    interleave(found, Rounds(0.0, 4, 4), clock=timing.clock(CPU), warm_up=2)
+    assert calls == 4 * [x.data_ptr() for x in given.xs]
 
 
 def test_layouts_have_the_elements_they_are_to_have() -> None:
     for elements in (1 << 22, 1 << 26):
-        found = layouts(elements)
+        found = cases.layouts(elements)
         assert [torch.Size(layout.shape).numel() for layout in found] == [elements] * len(found)
         assert {64, 256, 1024, 4096, 16384} <= {each.channels for each in found}
 
 
-@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("content", tables.CONTENTS)
 def test_contents_are_what_they_are_called(content: str) -> None:
-    x = values(content, 1 << 16, torch.float32, CPU)
-    assert torch.equal(x.isnan(), values(content, 1 << 16, torch.float32, CPU).isnan())
+    x = cases.values(content, 1 << 16, torch.float32, CPU)
+    assert torch.equal(x.isnan(), cases.values(content, 1 << 16, torch.float32, CPU).isnan())
     share = {
         "normal": (x.abs() < 6).float().mean(),
         "constant": (x == x[0]).float().mean(),
@@ -122,49 +176,70 @@ def test_contents_are_what_they_are_called(content: str) -> None:
 
 
 def sample() -> peers.Sample:
-    layout = next(each for each in layouts(1 << 18) if each.name == "(N, 64, H, W)")
-    return peers.Sample(layout, values("1% NaN", 1 << 18, torch.float32, CPU), 2)
+    layout = next(each for each in cases.layouts(1 << 18) if each.name == "(N, 64, H, W)")
+    return peers.Sample(layout, cases.values("1% NaN", 1 << 18, torch.float32, CPU), 2)
 
 
-@pytest.mark.parametrize("what", WHATS, ids=str)
-def test_what_was_timed_is_checked(what: peers.What) -> None:
-    given = sample()
-    for peer in (peers.Update(given, what), peers.statistics(given, what, compiled=False)):
-        for number in (0, 1, 0):
-            peer.run(number)
+@pytest.mark.parametrize("asked", tables.WHATS)
+def test_what_was_timed_is_checked(asked: str) -> None:
+    given, what = sample(), cases.WHATS[asked]
+    for peer in (peers.Update(given, what), peers.statistics(given, what)):
+        for _ in range(3):
+            peer.prepare()
+            peer.run()
         peer.check()
 
 
 def test_a_wrong_result_is_found() -> None:
     given = sample()
-    update = peers.Update(given, ALL)
-    update.run(0)
+    many = peers.UpdateMany(given.xs)
+    many.run()
+    many.check()
     given.xs[1].view(-1)[12345] += 1.0
-    update.run(1)
-    with pytest.raises(AssertionError):
-        update.check()
+    update = peers.Update(given, EVERYTHING)
+    for _ in given.xs:
+        update.prepare()
+        update.run()
+    for peer in (many, update):
+        with pytest.raises(AssertionError):
+            peer.check()
 
 
 def test_a_smoke_run_writes_the_result_and_says_that_it_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    only = ["--sections", "gradients", "host", "transformer", "--note", "tests: 3 passed"]
-    assert main(["--smoke", "--device", "cpu", "--out", str(out), *only]) == 0
-    found = json.loads((out / "gpu-check.json").read_text())
-    assert {row["section"] for row in found["rows"]} == {"gradients", "host", "transformer"}
-    assert "tests: 3 passed" in found["notes"]
-    assert any("no figure here is a measurement" in note for note in found["notes"])
-    assert (out / "gpu-check.md").read_text() in capsys.readouterr().out
+    path = tmp_path / "out" / "gpu-check.json"
+    only = ["--sections", "reading", "gradients", "host", "transformer", "--note", "tests: well"]
+    assert main(["--smoke", "--device", "cpu", "--out", str(path.parent), *only]) == 0
+    found = Results.load(path)
+    judged = {v.target for v in judge(TARGETS, found) if v.worst is None}
+    assert judged == {
+        "skewed data: of the rate on normal data",
+        "one observation: the host's time over a launch",  # there is none without a GPU
+    }
+    assert "tests: well" in found.notes
+    assert any("no figure here is a measurement" in note for note in found.notes)
+    assert path.with_suffix(".txt").read_text() in capsys.readouterr().out
     with pytest.raises(SystemExit, match="expected cuda"):
-        main(["--device", "cpu", "--out", str(out)])
+        main(["--device", "cpu", "--out", str(tmp_path)])
 
 
 def test_a_section_that_comes_too_late_is_left_out(tmp_path: Path) -> None:
     assert main(["--smoke", "--device", "cpu", "--out", str(tmp_path), "--seconds", "-1"]) == 0
-    notes = json.loads((tmp_path / "gpu-check.json").read_text())["notes"]
+    notes = Results.load(tmp_path / "gpu-check.json").notes
     late = [note for note in notes if "not measured, time ran out" in note]
     assert len(late) == len(sections.SECTIONS)
+
+
+def test_what_was_measured_before_an_error_stays(tmp_path: Path) -> None:
+    def broken(scale: sections.Scale) -> Iterator[Case]:
+        yield READ
+        raise RuntimeError("no memory")
+
+    assert main(["--smoke", "--device", "cpu", "--out", str(tmp_path)], (broken,)) == 1
+    found = Results.load(tmp_path / "gpu-check.json")
+    assert found.cases == [READ]
+    assert "broken: FAILED: RuntimeError: no memory" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -187,12 +262,11 @@ def test_what_a_sanitizer_says(code: int | None, said: str, well: bool | None) -
 def test_what_a_sanitizer_said_is_in_the_result(tmp_path: Path) -> None:
     check.add_note(tmp_path, "memcheck: nothing was measured")
     assert not list(tmp_path.iterdir())
-    (tmp_path / "gpu-check.json").write_text(json.dumps(as_json({}, [READ], ["tests: fine"])))
-    (tmp_path / "gpu-check.md").write_text("- tests: fine\n")
+    path = tmp_path / "gpu-check.json"
+    report.write(Results(GPU, [READ], ["tests: fine"]), path)
     check.add_note(tmp_path, "memcheck: 0 errors")
-    notes = json.loads((tmp_path / "gpu-check.json").read_text())["notes"]
-    assert notes == ["tests: fine", "memcheck: 0 errors"]
-    assert (tmp_path / "gpu-check.md").read_text() == "- tests: fine\n- memcheck: 0 errors\n"
+    assert Results.load(path).notes == ["tests: fine", "memcheck: 0 errors"]
+    assert path.with_suffix(".txt").read_text().endswith("\n- tests: fine\n- memcheck: 0 errors\n")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
