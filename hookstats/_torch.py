@@ -199,6 +199,16 @@ def current_translation() -> Translation | None:
     return None
 
 
+def current_trace() -> object:
+    """What stands for the graph that dynamo traces on this thread (2.13; None without dynamo's
+    parts)."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        return InstructionTranslator.current_tx().output.tracing_context
+    return None
+
+
 def guard_identity(variable: str) -> None:
     """Have the traced function's code serve this object in `variable` alone (2.13; without it:
     dynamo counts the graphs of like modules as recompilations of one function, up to 8)."""

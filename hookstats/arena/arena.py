@@ -105,6 +105,8 @@ class Arena:
         """Whether a module's call is one of an evaluation now, which is left out."""
         self.stalls = 0
         """The number of swaps that waited until another thread had read the step before out."""
+        self.closed = 0
+        """The number of steps that were closed."""
         self.while_waiting: Callable[[], object] = lambda: None
         """Called each second while a swap waits."""
         self.shelves: dict[torch.device, Shelf] = {}
@@ -248,6 +250,7 @@ class Arena:
             snapshot = self._close(lambda free: free is self._back_is_free)
             is_free = snapshot.is_free
             self._lent = weakref.ref(snapshot)
+            self.closed += 1
             # One statement, so that an interrupt finds the step open or closed.
             self._half.front, self._back_is_free = 1 - self.front, is_free
             return snapshot
@@ -259,14 +262,15 @@ class Arena:
 
     def _make_room(self) -> None:
         """Copy the step before out of its buffer, or wait until that is done."""
-        if self._read_ahead():
+        if self._reclaim() or self._read_ahead():
             return
         self.stalls += 1
         began = time.monotonic()
         if self._stuck_since is None:
             self._stuck_since = began
         seconds = 0
-        while not (self._back_is_free.wait(_POLL_SECONDS) or self._read_ahead()):
+        free = self._back_is_free
+        while not (free.wait(_POLL_SECONDS) or self._reclaim() or self._read_ahead()):
             now = time.monotonic()
             if now > began + seconds + 1:
                 seconds += 1
@@ -275,6 +279,17 @@ class Arena:
                 raise Stuck
         self._stuck_since = None
 
+    def _reclaim(self) -> bool:
+        """Empty the other buffer if nobody has its step any more; whether it is free."""
+        if self._lent() is None and not self._back_is_free.is_set():
+            with self.lock:
+                for shelf, sites, rows in self.places().extents:
+                    shelf.clear(rows, sites, 1 - self.front)
+                for counters in (self.calls, self.under_way):
+                    counters.clear(len(self._placed), 1 - self.front)
+                self._back_is_free.set()
+        return self._back_is_free.is_set()
+
     def _read_ahead(self) -> bool:
         """Copy the step before out of its buffer; whether that was possible."""
         while self._ahead and self._ahead[0]() is None:
@@ -282,7 +297,10 @@ class Arena:
         snapshot = self._lent()
         if snapshot is None or snapshot.waits or len(self._ahead) >= self._most_ahead:
             return False
-        snapshot.take_out()
+        try:
+            snapshot.take_out()
+        except Exception:  # such as a full memory: the other thread tries again
+            return False
         self._most_ahead = min(MOST_AHEAD, _BYTES_AHEAD // max(1, snapshot.nbytes))
         self._ahead.append(weakref.ref(snapshot))
         return True
@@ -296,6 +314,7 @@ class Arena:
         try:
             submit(self.swap())
         except Stuck:
+            self.closed += 1
             with self.lock:
                 self._close(lambda free: False).clear()
             lose()

@@ -131,13 +131,13 @@ class Shelf:
             marks = [[c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]]
         return take_(moments, tallies, counts, marks[0], folds, of_channels), in_graphs
 
-    def clear(self, part: Part, buffer: int) -> None:
-        """Make the rows and sites of a part empty again."""
+    def clear(self, rows: int, sites: int, buffer: int, behind: torch.Event | None = None) -> None:
+        """Make the first rows and sites empty again, after the event, or after all work so far."""
         if self._staging is None:
-            self._clear(part.rows, part.sites, buffer)
+            self._clear(rows, sites, buffer)
             return
-        with self._staging.work(part.event):
-            self._clear(part.rows, part.sites, buffer)
+        with self._staging.work(behind or event(self.device)):
+            self._clear(rows, sites, buffer)
 
     def _clear(self, rows: int, sites: int, buffer: int) -> None:
         self._channels.clear(rows, buffer)

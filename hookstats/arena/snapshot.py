@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
@@ -80,9 +79,8 @@ class Snapshot:
         self.is_free = threading.Event()
         """Whether the buffer is empty and given back."""
         self._reader = threading.Lock()  # held while the step is read out, or given up
-        self._is_begun = False  # reading the step out, or that it was given up
-        self._rows: tuple[list[Taken], Int64] | None = None  # what was read out
-        self._taken = 0  # the number of parts whose rows are empty again
+        self._is_given_up = False
+        self._taken: list[tuple[Taken, Tensor]] = []  # by part: what `Shelf.take` gave
         self._by_site = calls.first(len(layout.infos), buffer)
         self._cut_short = under_way.first(len(layout.infos), buffer) > 0
         filled = self._by_site + self._cut_short
@@ -99,10 +97,13 @@ class Snapshot:
             RuntimeError: the step was given up.
         """
         self.take_out()
-        if self._rows is None:
+        if self._is_given_up:
             raise RuntimeError("an interrupt came while the step was closed")
         infos, (order, offsets, _), bins, channel_bins, higher = self._layout
-        taken, by_site = self._rows
+        taken, by_site = [rows for rows, _ in self._taken], self._by_site.copy()
+        for part, (_, in_graphs) in zip(self._parts, self._taken, strict=True):
+            by_site[part.graph_sites] += in_graphs.numpy()
+        by_site[self._cut_short] = 0
         if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
             infos = tuple(infos[site] for site in order)
         record = StepRecord(
@@ -125,37 +126,28 @@ class Snapshot:
         """Copy the step out of the buffer, unless that was done, and give the buffer back.
 
         A thread that needs the buffer may do so while the one that is to read the step is busy.
+        What an interrupt or an error leaves undone, the next call does.
         """
         with self._reader:
-            self._take()
+            if not self._is_given_up:
+                self._take()
+                self.release()
 
     def _take(self) -> None:
-        if self._is_begun:
+        if len(self._taken) == len(self._parts):
             return
-        self._is_begun = True
-        try:
-            self._rows = self._read()
-        finally:
-            self.release()
-
-    def _read(self) -> tuple[list[Taken], Int64]:
-        """What is in the rows, which are empty then, and the number of tensors by site."""
-        order = self._layout.places.order
-        by_site = self._by_site
-        folds = by_site.copy()
+        folds = self._by_site.copy()
         folds[self._cut_short] = -1
         for part in self._parts:
             folds[part.graph_sites] = -1  # graphs set no marks
-        folds = folds[order]
-        taken: list[Taken] = []
-        for part in self._parts:
-            of_part, folds = folds[: part.sites], folds[part.sites :]
-            rows, in_graphs = part.shelf.take(part, self._buffer, torch.from_numpy(of_part))
-            by_site[part.graph_sites] += in_graphs.numpy()
-            taken.append(rows)
-            self._taken += 1
-        by_site[self._cut_short] = 0
-        return taken, by_site
+        folds = folds[self._layout.places.order]
+        first = 0
+        for i, part in enumerate(self._parts):
+            of_part = torch.from_numpy(folds[first : first + part.sites])
+            first += part.sites
+            if i == len(self._taken):
+                # One statement: what is taken is in the rows no more.
+                self._taken.append(part.shelf.take(part, self._buffer, of_part))
 
     @property
     def waits(self) -> bool:
@@ -165,34 +157,25 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """The bytes that were copied out."""
-        taken = [] if self._rows is None else self._rows[0]
-        return sum(x.nbytes for part in taken for x in part)
+        return sum(x.nbytes for rows, _ in self._taken for x in rows)
 
     def release(self) -> None:
         """Empty the buffer and give it back, if it is lent."""
-        if self.is_free.is_set() or not self._is_lent(self.is_free):
-            return
-        try:
+        if not self.is_free.is_set() and self._is_lent(self.is_free):
             self.clear()
-        finally:
             self.is_free.set()
 
     def clear(self) -> None:
         """Empty the buffer."""
-        for part in self._parts[self._taken :]:
-            part.shelf.clear(part, self._buffer)
+        for part in self._parts[len(self._taken) :]:
+            part.shelf.clear(part.rows, part.sites, self._buffer, part.event)
         for counters in self._counters:
             counters.clear(len(self._layout.infos), self._buffer)
 
     def give_up(self) -> None:
         """Release the buffer, unless the step was read out."""
         with self._reader:
-            self._is_begun = True
-            self.release()
-
-    def __del__(self) -> None:
-        # For a snapshot that nobody has any more, the next swap would wait for ever.
-        with suppress(Exception):
+            self._is_given_up = self._is_given_up or len(self._taken) < len(self._parts)
             self.release()
 
 

@@ -29,13 +29,13 @@ from hookstats.records import reasons
 class _ModuleHook(Hook):
     """Folds in the tensors of one module's calls, and has their gradients folded in."""
 
-    __slots__ = ("_traced", "arena", "gradients", "values")
+    __slots__ = ("arena", "gradients", "traced", "values")
 
     def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
         self.arena = arena
         self.values = values
         self.gradients = gradients
-        self._traced = TracedHook(arena, values, gradients)
+        self.traced = TracedHook(arena, values, gradients)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and fold in the tensors of a call, and await their gradients."""
@@ -80,7 +80,7 @@ class OutputHook(_ModuleHook):
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if self.arena.recording:
             if is_dynamo_compiling():
-                self._traced.observe(module, leaves(output))
+                self.traced.observe(module, leaves(output))
             else:
                 self._observe(leaves(output))
 
@@ -101,7 +101,7 @@ class InputHook(_ModuleHook):
     ) -> None:
         if kwargs is not None and self.arena.recording:
             if is_dynamo_compiling():
-                self._traced.observe(module, argument_leaves(args, kwargs))
+                self.traced.observe(module, argument_leaves(args, kwargs))
             else:
                 self._observe(argument_leaves(args, kwargs))
 

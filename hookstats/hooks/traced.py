@@ -74,6 +74,9 @@ class TracedHook:
         self.arena = arena
         self.values = values
         self.gradients = gradients
+        self.for_call: Callable[[], Callable[[], str] | None] = lambda: None
+        """A weak reference to what gives the key of the hook for the next call of the module; None
+        where this hook takes all calls."""
 
     def observe(self, module: nn.Module, found: Iterable[Leaf]) -> None:
         """Put into the graph the calls that fold in the tensors `found`, and their gradients."""
@@ -81,14 +84,15 @@ class TracedHook:
             return
         # Dynamo guards on what this reads; in training it reads no `training`.
         may_evaluate = not torch.is_grad_enabled() and not module.training
+        key = _hookstats_key(self.key)
         for path, tensor in found:
             ndim = tensor.dim()
-            dim = _hookstats_fixed_dim(self.key, path, ndim)
+            dim = _hookstats_fixed_dim(key, path, ndim)
             if dim is not None and -ndim <= dim < ndim:
                 _constant(tensor.shape[dim])
             shape = tuple([_constant(n) if has_static_value(n) else -1 for n in tensor.shape])
             plan = _hookstats_plan(
-                self.key,
+                key,
                 path,
                 shape,
                 tensor.dtype,
@@ -138,6 +142,13 @@ def _hookstats_fixed_dim(key: str, path: str, ndim: int) -> int | None:
     sites = hook.gradients if hook.values is None else hook.values
     with hook.arena.lock:
         return None if sites is None else sites[path].fixed_dim(ndim)
+
+
+@_while_tracing
+def _hookstats_key(key: str) -> str:
+    """The key of the hook for this call of the module whose hook has `key`."""
+    next_key = _traced_hooks[key].for_call()
+    return key if next_key is None else next_key()
 
 
 @_while_tracing

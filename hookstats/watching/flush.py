@@ -254,6 +254,9 @@ class Flusher:
     def _record(self, snapshot: ClosedStep, step: int, scalars: StepScalars | None) -> None:
         try:
             record = snapshot.to_record(step, self.rank)
+        except Exception:
+            self._write(lambda writer: writer.skip(step, "error"))
+            raise
         finally:
             snapshot.release()
         if scalars is not None:

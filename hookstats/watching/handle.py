@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,17 +18,16 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.arena.arena import Arena
-from hookstats.hooks.attach import MODULE_KINDS
 from hookstats.hooks.channels import channel_rule, parameter_rule
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
-from hookstats.hooks.modules import InputHook, OutputHook, fastest
+from hookstats.hooks.modules import InputHook, OutputHook
 from hookstats.hooks.parameters import Parameters, StepHook
+from hookstats.hooks.per_call import module_hook
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.silence import Silence
 from hookstats.hooks.widths import Sites, Suffixes, Widths
-from hookstats.records.keys import parse_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.runs.headers import check_settings
@@ -78,7 +76,7 @@ class Watch:
         self._recorded = False  # whether hooks observed at any time in the open step
         self._closed = False
         self._discarded = 0
-        self._sites: list[Sites | Widths] = []
+        self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
         self._handles: list[RemovableHandle] = []
         self._parameters = Parameters(arena)
         self._roots = Roots(models)
@@ -122,33 +120,26 @@ class Watch:
             for kind in PARAMETER_KINDS
             if kind in self._settings.kinds
         }
-        self._sites += sites.values()
+        self._sites.append(list(sites.values()))
         owner, key = selection.owners[name]
         self._parameters.add(owner, key, sites.get("param"), sites.get("param_grad"))
 
     def _attach(self, name: str, module: nn.Module) -> None:
         rule = channel_rule(module, self._settings.channel_dim)
-        suffixes: dict[str, defaultdict[str, Suffixes]] = {
-            "input": defaultdict(Suffixes),
-            "output": defaultdict(Suffixes),
-        }
-        sites = {
-            kind: Sites(self._arena, name, kind, rule, suffixes[parse_kind(kind).values])
-            for kind in MODULE_KINDS
-            if kind in self._settings.kinds
-        }
-        self._sites += sites.values()
+        made: list[Sites] = []  # and those of later calls
+        kinds, per_call = self._settings.kinds, self._settings.per_call
+        before, after = (
+            module_hook(kind, self._arena, name, kinds, rule, made, per_call=per_call)
+            for kind in (InputHook, OutputHook)
+        )
+        self._sites.append(made)
         if isinstance(module, torch.jit.ScriptModule):
             return
-        for one in sites.values():
+        for one in made:
             self._silence.add(module, one)
-        value, gradient = sites.get("input"), sites.get("grad_input")
-        if value is not None or gradient is not None:
-            before = fastest(InputHook(self._arena, value, gradient))
+        if before is not None:
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        value, gradient = sites.get("output"), sites.get("grad_output")
-        if value is not None or gradient is not None:
-            after = fastest(OutputHook(self._arena, value, gradient))
+        if after is not None:
             self._handles.append(module.register_forward_hook(after))
 
     def step(self) -> None:
@@ -248,7 +239,7 @@ class Watch:
     def coverage(self) -> Coverage:
         """What was observed, skipped and missed so far, by site."""
         with self._arena.lock:
-            rows = [row for sites in self._sites for row in sites.rows()]
+            rows = [row for group in self._sites for sites in group for row in sites.rows()]
         return Coverage(
             rows=tuple(rows),
             steps=self._step,
@@ -259,7 +250,7 @@ class Watch:
 
     def __repr__(self) -> str:
         # As in the coverage, a module's kind counts as one site until it has tensors.
-        sites = sum(max(1, len(one.sites())) for one in self._sites)
+        sites = sum(max(1, len(one.sites())) for group in self._sites for one in group)
         state = ", closed" if self._closed else ", paused" if self._paused else ""
         return (
             f"Watch({self._header['model']}: {sites} sites, {self._step} steps, "

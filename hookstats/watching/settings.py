@@ -36,6 +36,7 @@ class Settings(NamedTuple):
     every: int
     moments: int
     modes: str
+    per_call: bool = False
 
     def checked(self) -> Settings:
         """The settings, with `every` and `moments` as ints.
@@ -49,6 +50,8 @@ class Settings(NamedTuple):
             if value is not None and not isinstance(value, (LinearBins, LogBins)):
                 raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins or None")
         check_channel_dim(self.channel_dim)
+        if not isinstance(self.per_call, bool):
+            raise ValueError(f"per_call = {self.per_call!r}: expected True or False")
         if self.modes not in MODES:
             raise ValueError(f"modes = {self.modes!r}: expected {' or '.join(map(repr, MODES))}")
         return self._replace(
@@ -75,6 +78,7 @@ class Settings(NamedTuple):
             "channel_dim": channel_dim,
             "every": self.every,
             "moments": self.moments,
+            **({"per_call": True} if self.per_call else {}),
             "torch": str(torch.__version__),
         }
 

@@ -39,6 +39,7 @@ def watch(
     rules: str | Sequence[Rule] = (),
     *,
     moments: int = 2,
+    per_call: bool = False,
     modes: str = "auto",
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
@@ -89,6 +90,9 @@ def watch(
             model (each, if there are several) is in eval mode are of an evaluation; they are
             skipped, and `coverage` counts them. Without an optimizer all calls count. "all": all
             calls count, and those of an evaluation are merged into the open step.
+        per_call: whether the calls of a module in a step are sites of their own: `name@0`,
+            `name@1`, and so on, and `name@...` from the 65th on. In compiled code, the calls in one
+            graph are numbered.
 
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
@@ -105,7 +109,9 @@ def watch(
     """
     models = as_models(model)
     optimizers = as_optimizers(optimizer)
-    settings = Settings(kinds, bins, channel_bins, channel_dim, every, moments, modes).checked()
+    settings = Settings(
+        kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call
+    ).checked()
     check_sinks(sinks)
     monitor = Monitor(rules)
     selection = select(together(models), kinds, include, exclude, "watch")

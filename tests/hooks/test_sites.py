@@ -179,8 +179,23 @@ def test_the_channel_dimension_follows_the_number_of_dimensions(arena: Arena) ->
     assert_stats(close(arena)["", "output"], [together], 1)
 
 
+def test_warnings_made_errors_do_not_reach_the_training(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(accumulators, "update_", broken)
+    site = Site(arena, "fc", "output", last)
+    for _ in range(2):
+        site.observe(torch.ones(2, 3))
+    message = "hookstats no longer records output of 'fc': RuntimeError: out of order"
+    assert caplog.messages == [message]
+    assert site.counts.skipped == {"disabled": 2}
+
+
 def test_a_site_that_fails_is_disabled_and_warned_of_once(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*args: object) -> None:
         raise RuntimeError("out of order")
@@ -191,7 +206,8 @@ def test_a_site_that_fails_is_disabled_and_warned_of_once(
     message = r"output\[1\] of 'fc'.*RuntimeError: out of order"
     with pytest.warns(RuntimeWarning, match=message):
         site.observe(torch.ones(2, 3))
-    site.observe(torch.ones(2, 3))  # a second warning would be an error
+    site.observe(torch.ones(2, 3))
+    assert caplog.messages == []  # where a second warning, an error here, would be
     monkeypatch.undo()
     site.observe(torch.ones(2, 3))
     assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (

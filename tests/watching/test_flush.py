@@ -241,6 +241,17 @@ def test_warnings_made_errors_do_not_reach_the_training(caplog) -> None:
     assert flusher.latest is not None
 
 
+def test_a_step_that_cannot_be_read_out_is_a_gap(tmp_path: Path) -> None:
+    flusher = Flusher(RunWriter(tmp_path, HEADER))
+    steps = [Closed(), Closed(error=MemoryError("no memory")), Closed()]
+    with pytest.warns(RuntimeWarning, match="recording a step failed: MemoryError: no memory"):
+        record(flusher, *steps)
+    flusher.close()
+    assert [closed.released for closed in steps] == [1, 1, 1]
+    run = open_run(tmp_path)
+    assert (run.steps, run.gaps_of()) == ([0, 2], {1: "error"})
+
+
 def test_a_sink_may_drain_and_close() -> None:
     threads: list[threading.Thread] = []
 
