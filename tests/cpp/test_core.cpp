@@ -95,6 +95,10 @@ void test_log_bins() {
           CHECK(slot(b, x) == zero + 1 + magnitude, "k=%d x=%g", k, x);
           CHECK(slot(b, -x) == zero - 1 - magnitude, "k=%d x=-%g", k, x);
           CHECK(slot(b, static_cast<double>(x)) == slot(b, x), "fp64 %g", x);
+          const float before = std::nextafter(x, 0.0f);
+          const double below = std::nextafter(static_cast<double>(x), 0.0);  // toward zero
+          const int64_t of_below = before == 0.0f ? slot(b, x) : slot(b, before);
+          CHECK(slot(b, below) == of_below, "fp64 below %g", x);
         }
       }
       CHECK(slot(b, 1e300) == b.bins + 1 && slot(b, -1e300) == 0, "beyond fp32");
@@ -123,6 +127,19 @@ void test_channel_view() {
   CHECK(v.numel() == 1, "no dimensions");
   const int64_t empty_sizes[] = {3, 0}, empty[] = {1, 1};
   CHECK(channel_view(empty_sizes, empty, 2, 0).numel() == 0, "empty");
+}
+
+void test_merge_nonfinite() {
+  Channel into, from;
+  into.nan = 1, into.posinf = 2, into.neginf = 3;
+  from.nan = 10, from.posinf = 20, from.neginf = 30;
+  merge(into, from);  // neither has finite values
+  CHECK(into.nan == 11 && into.posinf == 22 && into.neginf == 33, "without finite values");
+  from.count = 1;
+  merge(into, from);
+  CHECK(into.nan == 21 && into.posinf == 42 && into.neginf == 63, "with finite values");
+  repeat(into, 2);
+  CHECK(into.nan == 42 && into.posinf == 84 && into.neginf == 126, "repeat");
 }
 
 Channel of(const std::vector<double>& values) {
@@ -239,6 +256,7 @@ int main() {
   test_log_bins();
   test_channel_view();
   test_merge();
+  test_merge_nonfinite();
   test_higher_merge();
   return check::finish("core");
 }

@@ -153,11 +153,13 @@ class Session:
 
     def pause(self) -> None:
         self.net.truth.disturbed = True
-        if self.paused:
-            self.watch.resume()
-        else:
-            self.watch.pause()
-        self.paused = not self.paused
+        self.watch.pause()
+        self.paused = True
+        for _ in range(self.rng.randrange(20)):
+            self.iterate()
+        self.watch.resume()
+        self.paused = False
+        self.net.truth.disturbed = True
         self.say(fault="pause")
 
     def close_and_watch(self) -> None:

@@ -26,6 +26,7 @@ from support.stranger_cases import Files, build
 from hookstats.records.summary import summarise
 from hookstats.runs.run import Run, open_run
 from hookstats.runs.writer import RunWriter
+from hookstats.show.notebook import about_html
 
 SECONDS = 2.0
 """The most processor time that reading a case may take."""
@@ -191,8 +192,7 @@ def _series(run: Run) -> None:
 
 
 def _html(run: Run) -> None:
-    about = run._repr_html_ if len(run) == 7 else run.__repr__  # figures are slow
-    repr(about())
+    about_html(run)  # without its figure, which is slow
     for rank in run.ranks[:1]:
         series = run.series(rank=rank)
         repr((series._repr_html_(), run.record(int(series.steps[-1]), rank)._repr_html_()))
