@@ -1,5 +1,6 @@
 # hookstats: `make help` lists the targets. They need Python, a C++20 compiler and pip alone.
 #
+# TORCH, TESTS, KEEP  of `make matrix`: the versions, the tests, and the folder where environments stay
 # PYTHON  the interpreter of a new .venv (python3)
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
@@ -67,7 +68,7 @@ define run_parts
 endef
 
 .PHONY: help demo test check fuzz soak mutants full cuda-compile pytest pytest-check pytest-full build lint format docs clean
-.PHONY: bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
+.PHONY: matrix bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -161,6 +162,10 @@ bench-docs:  ## Write the last run, RESULTS, into docs/performance.md, its table
 
 gpu-check:  ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py
+
+matrix:  ## Every torch, or TORCH=2.15.0, in a fresh environment: build, doctor, tests (5-8 GB each, in turn)
+	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) -m bench.matrix $(if $(TORCH),--torch $(TORCH)) \
+	  $(if $(TESTS),--tests $(TESTS)) $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
 
 clean:  ## Remove all build products; .venv stays
 	rm -rf build dist *.egg-info hookstats/*.so $(STAMPS)

@@ -17,7 +17,6 @@ from hookstats.watching.watch import watch
 pytestmark = pytest.mark.usefixtures("hooks_in")
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_deep_copy_keeps_the_hooks_of_others_and_can_be_scripted() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
     model[1].register_forward_hook(_of_the_user)

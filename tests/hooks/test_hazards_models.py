@@ -144,7 +144,6 @@ def test_a_lazy_model_that_steps_before_it_has_parameters() -> None:
         assert_adds_up(w)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, 3))])
 def test_a_scripted_part_is_said_to_be_out_of_reach(make: Callable[[nn.Module], nn.Module]) -> None:
     model = nn.Sequential(make(nn.Linear(3, 4)), nn.Tanh())

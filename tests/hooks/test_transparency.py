@@ -170,7 +170,6 @@ def test_double_backward() -> None:
     assert_same(penalised(True), penalised(False))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "jacobian", "forward AD", "trace"])
 def test_transforms(transform: str) -> None:
     torch.manual_seed(0)

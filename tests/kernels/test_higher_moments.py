@@ -303,7 +303,6 @@ def test_cpp_hooks_fill_states_of_either_width() -> None:
         assert torch.equal(moments[0], expected if higher else fold(ops.update_, x, 1).moments)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @pytest.mark.parametrize("bins", [(None, None), (LOG, LINEAR)])
 def test_opcheck(bins: tuple[Bins | None, Bins | None]) -> None:
     x = normal(4, 3, 5).float()

@@ -97,7 +97,6 @@ def test_marks_past_the_slots_mean_nothing() -> None:
     assert not marks.any()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_opcheck() -> None:
     operator = torch.ops.hookstats.take_.default
     utils = ("test_schema", "test_autograd_registration")  # it is not for graphs: no fake kernel

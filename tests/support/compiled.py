@@ -20,7 +20,6 @@ from hookstats.watching.watch import watch
 MARKS = [
     pytest.mark.usefixtures("inductor_cache"),
     # Warnings of torch about itself.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
     pytest.mark.filterwarnings(
         "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
     ),

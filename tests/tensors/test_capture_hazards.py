@@ -241,7 +241,6 @@ def test_autocast() -> None:
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "trace"])
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_transforms_are_skipped_and_counted(transform: str) -> None:
     model = nn.Tanh()
     x = torch.randn(2, 3)
@@ -285,7 +284,6 @@ def test_gradients_without_memory_are_skipped() -> None:
     assert_adds_up(c)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_scripted_part_is_said_to_be_out_of_reach() -> None:
     model = nn.Sequential(nn.Tanh(), torch.jit.script(nn.Sequential(nn.ReLU())))
     with pytest.warns(RuntimeWarning, match="a ScriptModule takes no hooks"):

@@ -17,7 +17,6 @@ from hookstats.tensors.edit import edit
 from hookstats.watching.watch import watch
 
 pytestmark = [  # warnings of torch about itself, where it compiles
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
     pytest.mark.filterwarnings(
         "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
     ),

@@ -126,7 +126,6 @@ def test_bad_arguments(arguments: Any, message: str) -> None:
         edit(*arguments)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_scripted_modules_are_refused() -> None:
     with pytest.raises(ValueError, match="a ScriptModule takes no hooks"):
         edit(torch.jit.script(nn.Linear(1, 1)), double)

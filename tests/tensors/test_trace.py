@@ -318,7 +318,6 @@ def test_not_finite_values_show(block: Block) -> None:
     assert "\x1b[1;31m" in captured.get()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_jit_traces_hold_nothing_of_it(block: Block) -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     with trace(model) as result:

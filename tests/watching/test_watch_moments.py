@@ -32,8 +32,6 @@ WATCHED = ("input", "output", "grad_output", "param", "param_grad")
 MICRO_BATCHES = 3
 Seen = dict[Key, list[Tensor]]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 
 class Net(nn.Module):
     """A convolution, and a module that is called twice."""

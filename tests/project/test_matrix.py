@@ -1,0 +1,78 @@
+"""make matrix: what it reads in logs, and the table that it writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+sys.path.append(str(ROOT))
+
+from bench import matrix
+
+LOG = """
+  hookstats: built the CPU operators with c++ against torch 2.11.0+cu130
+  hookstats: C++ hooks: not built, the Python hooks will serve (no Python.h: install a; on Fedora b)
+  hookstats: CUDA kernels: not built (no nvcc: install the CUDA toolkit, or set CUDA_HOME)
+"""
+
+
+def row(torch: str, tests: str = "1 passed") -> matrix.Row:
+    return matrix.Row(torch, "3.11.7", "built", "built", "built", "ok", tests, "2026-01-02")
+
+
+def test_what_a_build_says() -> None:
+    assert matrix.built(LOG) == (
+        "built",
+        "no: no Python.h: install a",
+        "no: no nvcc: install the CUDA toolkit, or set CUDA_HOME",
+    )
+    assert matrix.built("") == ("not built",) * 3
+
+
+@pytest.mark.parametrize(
+    ("log", "tests", "said"),
+    [
+        ("F.\n1 failed, 20 passed, 3 skipped in 2.00s\n", [], "1 failed, 20 passed"),
+        ("== 2 passed, 1 error in 9.81s ==", ["tests/hooks"], "2 passed, 1 error of tests/hooks"),
+        ("usage: pytest", [], "not run"),
+    ],
+)
+def test_what_pytest_says(log: str, tests: list[str], said: str) -> None:
+    assert matrix.tested(log, tests) == said
+
+
+def test_a_row_takes_the_place_of_the_one_before() -> None:
+    page = matrix.PAGE.read_text()
+    empty = page.partition(matrix.BEGIN)[0] + matrix.BEGIN + "|||\n|||\n" + matrix.END + "text\n"
+    for torch in ("2.15.0+cu132", "2.9.1", "2.10.0+cu128"):
+        empty = matrix.with_row(empty, row(torch))
+    page = matrix.with_row(empty, row("2.15.0+cpu", "2 passed"))
+    lines = matrix.table_of(page).splitlines()
+    assert [line.split()[1] for line in lines[2:]] == ["2.9.1", "2.10.0+cu128", "2.15.0+cpu"]
+    assert "| 2 passed |" in lines[-1]
+    assert page.endswith("text\n")
+
+
+def test_the_page_has_a_table() -> None:
+    lines = matrix.table_of(matrix.PAGE.read_text()).splitlines()
+    assert lines[0] == f"| {' | '.join(matrix.COLUMNS)} |"
+    assert all(line.count(" | ") == len(matrix.COLUMNS) - 1 for line in lines[2:])
+
+
+def test_a_version_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "0.0.0" / "venv" / "bin").mkdir(parents=True)
+    python = tmp_path / "0.0.0" / "venv" / "bin" / "python"
+    python.write_text("#!/bin/sh\necho 'ERROR: no matching distribution'; exit 1\n")
+    python.chmod(0o755)
+    command = [sys.executable, "-m", "bench.matrix", "--torch", "0.0.0", "--keep", str(tmp_path)]
+    before = matrix.PAGE.read_text()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.startswith("matrix: torch 0.0.0: ")
+    assert "exit code 1; see " in done.stdout.splitlines()[0]
+    assert "no matching distribution" in (tmp_path / "0.0.0" / "log.txt").read_text()
+    assert matrix.PAGE.read_text() == before
