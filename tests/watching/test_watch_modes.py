@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,18 @@ def test_an_optimizer_may_come_later(tmp_path: Path) -> None:
         w.add_optimizer(SGD(model.parameters(), lr=0.1))
 
 
+def test_an_optimizer_that_is_gone_is_not_waited_for() -> None:
+    model = network()
+    first: Optimizer | None = SGD(model[0].parameters(), lr=0.1)
+    second = SGD(model.parameters(), lr=0.1)
+    with watch(model, [first, second], kinds=("output",)) as w:
+        first = None
+        gc.collect()
+        for step in range(2):
+            train(model, second)
+            assert w.latest.step == step
+
+
 def test_the_training_may_number_its_steps(tmp_path: Path) -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -183,3 +197,21 @@ def test_the_training_may_number_its_steps(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert run.steps == [100, 110]
     assert run.scalars["loss"].values.tolist() == [100, 105, 110]
+
+
+def test_a_distributed_checkpoint_keeps_the_step(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as w:
+        for _ in range(3):
+            train(model, optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of one process
+            dcp.save({"watch": w}, checkpoint_id=tmp_path, no_dist=True)
+    with watch(model, optimizer) as w:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load({"watch": w}, checkpoint_id=tmp_path, no_dist=True)
+        assert w.open_step == 3
