@@ -129,7 +129,12 @@ _NODES = 64  # how far the graph is searched: through one block of a model
 def origin(tensor: Tensor) -> Placed | None:
     """How the DTensor was spread of which `tensor`, a plain one, is the local part or was computed
     element by element (2.13; without the attributes of autograd's nodes: None)."""
-    node, shape = tensor.grad_fn, tensor.shape
+    try:
+        node, shape = tensor.grad_fn, tensor.shape
+    except torch.AcceleratorError:
+        raise
+    except RuntimeError:  # a view whose base was changed
+        return None
     for _ in range(_NODES):
         if node is None:
             return None

@@ -15,7 +15,7 @@ from torch import distributed
 
 RANKS = 2
 """How many there are by default."""
-_SECONDS = 120.0  # after which a rank hangs, on however busy a machine
+_SECONDS = 240.0  # after which a rank hangs, on however busy a machine
 
 
 class Ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch.optim import SGD
 import hookstats as hs
 from hookstats.records.layout import Axis, Cut, Layout, Mesh
 from hookstats.watching.settings import KINDS
+from hookstats.watching.world import current_world
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this build of torch has no gloo", allow_module_level=True)
@@ -44,10 +46,12 @@ def network() -> Any:
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-def layouts(model: nn.Module, x: Tensor, **arguments: Any) -> dict[tuple[str, str], Layout | None]:
+def layouts(
+    model: nn.Module, x: Tensor, kinds: tuple[str, ...] = KINDS, **arguments: Any
+) -> dict[tuple[str, str], Layout | None]:
     """Of one step of training."""
     optimizer = SGD(model.parameters(), lr=0.1)
-    with hs.watch(model, optimizer, KINDS, **arguments) as w:
+    with hs.watch(model, optimizer, kinds, **arguments) as w:
         model(x).square().sum().backward()
         optimizer.step()
         for row in w.coverage():
@@ -155,6 +159,8 @@ def tensor_parallel(rank: int, use_local_output: bool) -> None:
     cut = Layout(here, ("Shard(1)",), (2, 4), (Cut(1, 2 * rank, 2, 0, 1),))
     assert found["2.weight", "param"] == cut
     assert found["2.bias", "param_grad"] == Layout(here, ("Replicate",), (2,), ())
+    alone = layouts(model, torch.randn(2, 5, 3), ("grad_output",))
+    assert alone == {key: layout for key, layout in found.items() if key[1] == "grad_output"}
 
 
 @pytest.mark.parametrize("use_local_output", [True, False])
@@ -217,3 +223,20 @@ def stored(rank: int, out: Path) -> None:
 def test_a_run_keeps_layouts(ranks: Ranks, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     ranks(stored, tmp_path)
+
+
+def taken(rank: int, out: Path) -> dict[str, Any] | None:
+    with pytest.raises(FileExistsError, match="holds another run"):
+        hs.watch(network(), out=out)
+    return current_world()
+
+
+def test_no_rank_writes_into_the_run_of_one_process(ranks: Ranks, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    assert current_world() is None
+    with hs.watch(network(), out=tmp_path) as w:
+        w.step()
+    one, other = ranks(taken, tmp_path)
+    assert one == other
+    assert one["size"] == RANKS
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00", one["started"])

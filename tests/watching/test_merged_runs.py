@@ -253,7 +253,14 @@ def whole(out: Path, of_pipeline: bool = False) -> hs.StepRecord:
     return hs.open_run(out)[0]
 
 
-def assert_whole(merged: hs.StepRecord, one: hs.StepRecord, scale: float, absent: set[str]) -> None:
+def assert_whole(
+    merged: hs.StepRecord,
+    one: hs.StepRecord,
+    scale: float,
+    absent: set[str],
+    *,
+    of_pipeline: bool,
+) -> None:
     """As the record of one process, but for `absent` sites; gradients of outputs are multiplied by
     `scale`, as the loss of a rank is the mean of what the rank has."""
     assert {key for key in one if key not in merged} == {
@@ -267,7 +274,10 @@ def assert_whole(merged: hs.StepRecord, one: hs.StepRecord, scale: float, absent
         if site.channel_dim is None and infos[key].channel_dim is not None:
             other = other.per_tensor()  # of FSDP1
         else:
-            assert site[:5] == infos[key][:5], key
+            described = infos[key]
+            if of_pipeline:  # the tensor seen last is one of a micro-batch
+                described = described._replace(shape=site.shape)
+            assert site[:5] == described[:5], key
         factor = scale if site.kind == "grad_output" else 1.0
         for name in ("count", "nan", "posinf", "neginf", "zero"):
             np.testing.assert_array_equal(
@@ -319,11 +329,11 @@ def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, row
     function, arguments, scale, absent = ROWS[row]
     ranks(function, tmp_path / "ranks", *arguments)
     run = hs.open_run(tmp_path / "ranks")
-    merged, one = run[0], whole(tmp_path / "one", function is pipeline)
     of_pipeline = function is pipeline
+    merged, one = run[0], whole(tmp_path / "one", of_pipeline)
     assert run.header.get("grad_scale", 1.0) == (1.0 if of_pipeline or row in BY_HAND else scale)
     assert (run.ranks, run.ranks_of(0), merged.rank) == (list(range(SIZE)), list(range(SIZE)), None)
-    assert_whole(merged, one, scale, absent)
+    assert_whole(merged, one, scale, absent, of_pipeline=of_pipeline)
     again = hs.open_run(tmp_path / "ranks")[0]
     assert np.array_equal(again.moments, merged.moments, equal_nan=True)
     # Series and tables are of the same numbers.
@@ -351,7 +361,7 @@ def test_the_first_culprit_of_all_ranks_is_named(ranks: Ranks, tmp_path: Path) -
     found = hs.insight.first_nonfinite(run)
     assert found is not None
     assert (found.site, found.kind, found.nan, found.rank) == ("norm", "input", 1, None)
-    assert hs.rules.replay(run)[0].message.startswith("nonfinite: step 0: input of 'norm' has")
+    assert hs.rules.replay(run)[0].message.startswith("non-finite: step 0: input of 'norm' has")
     of_first = hs.insight.first_nonfinite(run.of_rank(0))
     assert of_first is not None
     assert (of_first.kind, of_first.rank) == ("param_grad", 0)
