@@ -3,7 +3,7 @@
 The new run has one rank, and is read without the work of merging. What the ranks recorded for
 themselves is not in it.
 
-example:
+examples:
   hookstats merge runs/a -o runs/a-merged
 """
 
