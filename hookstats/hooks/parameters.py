@@ -228,7 +228,9 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
     def add(self, site: Site, tensor: Tensor, *, scaled: bool, length: int | None = None) -> None:
         """Have `fold` fold `tensor` in and count it, or skip it; `length`: of its elements, the
         first ones alone."""
-        found = site.prepare(tensor if length in (None, len(tensor)) else tensor.detach()[:length])
+        if length is not None and length < tensor.numel():
+            tensor = tensor.detach()[:length]
+        found = site.prepare(tensor)
         if isinstance(found, str):
             site.counts.settle(found)
             return

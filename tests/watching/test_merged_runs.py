@@ -324,7 +324,9 @@ ROWS: dict[str, tuple[Any, tuple[Any, ...], float, set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.slow] * ("compiled" in row)) for row in ROWS]
+)
 def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, row: str) -> None:
     function, arguments, scale, absent = ROWS[row]
     ranks(function, tmp_path / "ranks", *arguments)
