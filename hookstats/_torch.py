@@ -105,6 +105,113 @@ def local_shard(tensor: Tensor) -> Tensor:
     return part
 
 
+class Placed(NamedTuple):
+    """How a DTensor, or the local part of one, is spread over ranks."""
+
+    mesh: Any
+    """A DeviceMesh."""
+    placements: tuple[Any, ...]
+    shape: tuple[int, ...]
+    """The shape of the whole."""
+
+
+def placed(tensor: Tensor) -> Placed:
+    """How a DTensor is spread over ranks (2.13; required for DTensors)."""
+    spec = tensor._spec  # type: ignore[attr-defined]
+    return Placed(spec.mesh, tuple(spec.placements), tuple(spec.shape))
+
+
+_MIXING = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "Embedding", "ScaledDot", "Softmax")
+"""Beginnings of the names of autograd nodes whose outputs have other channels than their inputs."""
+_NODES = 64  # how far the graph is searched: through one block of a model
+
+
+def origin(tensor: Tensor) -> Placed | None:
+    """How the DTensor was spread of which `tensor`, a plain one, is the local part or was computed
+    element by element (2.13; without the attributes of autograd's nodes: None)."""
+    try:
+        node, shape = tensor.grad_fn, tensor.shape
+    except torch.AcceleratorError:
+        raise
+    except RuntimeError:  # a view whose base was changed
+        return None
+    for _ in range(_NODES):
+        if node is None:
+            return None
+        name = type(node).__name__
+        if name == "_ToTorchTensorBackward":
+            spec = getattr(node, "dtensor_spec", None)
+            return spec and Placed(spec.mesh, tuple(spec.placements), tuple(spec.shape))
+        if name.startswith(_MIXING):
+            return None
+        node = next((n for n, i in node.next_functions if _may_have_shape(n, i, shape)), None)
+    return None
+
+
+def _may_have_shape(node: Any, i: int, shape: torch.Size) -> bool:
+    """Whether output `i` of an autograd node has this shape; nodes in Python do not say it."""
+    metadata = getattr(node, "_input_metadata", ())
+    if i < len(metadata):
+        return tuple(metadata[i].shape) == shape
+    return type(node).__name__ == "_ToTorchTensorBackward"
+
+
+def batch_groups(module: nn.Module) -> list[tuple[str, Any]]:
+    """The process groups, or the DeviceMesh, over which `module`, a wrapper of DDP or FSDP1 or what
+    FSDP2 changed, has its batches spread, by name: "dp_shard" where parameters are cut, too,
+    "dp_replicate" where they are not, "" for a mesh that has names. Empty for other modules (2.13;
+    without the attributes: empty)."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return [("dp_replicate", module.process_group)]
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it is not loaded, nothing uses it
+    with suppress(AttributeError):
+        if isinstance(module, getattr(fsdp, "FullyShardedDataParallel", ())):
+            wrapper: Any = module
+            within = wrapper.process_group
+            if wrapper.sharding_strategy.name == "NO_SHARD":
+                return [("dp_replicate", within)]
+            between = getattr(wrapper, "_inter_node_pg", None)
+            return [("dp_replicate", between)] * (between is not None) + [("dp_shard", within)]
+        if isinstance(module, getattr(fsdp, "FSDPModule", ())):
+            sharded: Any = module
+            groups = sharded._get_fsdp_state()._fsdp_param_groups
+            return [("", groups[0].mesh_info.mesh)] if groups else []
+    return []
+
+
+_INFERENCES = ("_forward_metadata_inference", "_shape_inference")
+
+
+def infers_shapes() -> bool:
+    """Whether a pipeline's stage runs its module to learn the shapes of what it passes on (2.13;
+    without functions of these names: False, and the call counts as one of the training)."""
+    stage = sys.modules.get("torch.distributed.pipelining.stage")
+    if stage is None:  # nothing uses it
+        return False
+    frame = sys._getframe()
+    while (above := frame.f_back) is not None:
+        frame = above
+        if frame.f_code.co_name in _INFERENCES and frame.f_globals is vars(stage):
+            return True
+    return False
+
+
+def agree(key: str, value: str) -> str | None:
+    """`value`, or what another process of the default process group said of `key` before, by the
+    store that the group was made with (2.13; None without a group or a store that can)."""
+    with suppress(ImportError, AttributeError, RuntimeError, ValueError, NotImplementedError):
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        return bytes(_get_default_store().compare_set(key, "", value)).decode()
+    return None
+
+
+def flat_padding(parameter: Tensor) -> int:
+    """How many elements at the end of FSDP1's flat parameter fill this rank's shard up (2.13;
+    without the attribute: 0, and the statistics count these zeros)."""
+    return int(getattr(parameter, "_shard_numel_padded", 0))
+
+
 def wait_for(tensor: Tensor) -> Tensor:
     """The values of a pending tensor (2.13; required for pending tensors)."""
     done: Tensor = tensor.trigger_wait()  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from hookstats.cli.output import describe
 from hookstats.records.alike import did_you_mean
 from hookstats.stats.printable import printable
 
-COMMANDS = ("demo", "run", "show", "top", "compare", "report", "export", "doctor")
+COMMANDS = ("demo", "run", "show", "top", "compare", "report", "export", "merge", "doctor")
 INTERRUPTED = 128 + 2  # what shells report for a command that SIGINT ended
 BROKEN_PIPE = 128 + 13  # and for one that SIGPIPE ended
 

@@ -42,16 +42,16 @@ class Differences:
         self.compared: set[Key] = set()
         self.steps = 0
         self.differing = 0
-        self.first: tuple[int, int, list[Difference]] | None = None
-        """The first step and rank that differ, and all differences of the first site there."""
+        self.first: tuple[int, list[Difference]] | None = None
+        """The first step that differs, and all differences of the first site there."""
         self.sites: dict[Key, SiteDifferences] = {}
-        self.only: list[tuple[str, int, list[int]]] = []
-        """(run, rank, steps): the steps of a rank that only this run has."""
+        self.only: list[tuple[str, list[int]]] = []
+        """(run, steps): the steps that only this run has."""
 
     def __bool__(self) -> bool:
         return bool(self.differing or self.only)
 
-    def add(self, step: int, rank: int, comparison: Comparison, sites: list[int]) -> None:
+    def add(self, step: int, comparison: Comparison, sites: list[int]) -> None:
         """Add the chosen sites of a step."""
         self.seen.update(dict.fromkeys(comparison.keys))
         self.compared.update(comparison.keys[site] for site in sites)
@@ -60,7 +60,7 @@ class Differences:
         self.differing += bool(differing)
         for site in differing:
             if self.first is None:
-                self.first = step, rank, comparison.of(site)
+                self.first = step, comparison.of(site)
             statistic = int(comparison.relative[site].argmax())
             relative = comparison.relative[site, statistic]
             known = self.sites.get(comparison.keys[site])
@@ -75,7 +75,7 @@ class Differences:
 
 def run(options: argparse.Namespace) -> int:
     # Strict: nobody knows whether an unreadable part is equal.
-    a, b = open_path(options.a, strict=True), open_path(options.b, strict=True)
+    a, b = (open_path(path, strict=True, rank=options.rank) for path in (options.a, options.b))
     console = stdout()
     for name in ("bins", "channel_bins"):
         one, other = getattr(a, name), getattr(b, name)
@@ -90,18 +90,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _compare_runs(a: Run, b: Run, options: argparse.Namespace) -> Differences:
     found = Differences()
-    both: list[tuple[int, int]] = []
-    ranks = sorted({*a.ranks, *b.ranks})
-    if options.rank is not None and options.rank not in ranks:
-        raise ValueError(f"--rank {options.rank}: expected one of {', '.join(map(str, ranks))}")
-    for rank in ranks if options.rank is None else [options.rank]:
-        of_a, of_b = set(a.steps_of(rank)), set(b.steps_of(rank))
-        both += [(step, rank) for step in of_a & of_b]
-        if not options.common:
-            only = ((options.a, of_a - of_b), (options.b, of_b - of_a))
-            found.only += [(str(path), rank, sorted(steps)) for path, steps in only if steps]
-    for step, rank in sorted(both):
-        comparison = compare(a.record(step, rank), b.record(step, rank), options.rtol)
+    of_a, of_b = set(a.steps), set(b.steps)
+    if not options.common:
+        only = ((options.a, of_a - of_b), (options.b, of_b - of_a))
+        found.only += [(str(path), sorted(steps)) for path, steps in only if steps]
+    for step in sorted(of_a & of_b):
+        comparison = compare(a[step], b[step], options.rtol)
         chosen = set(choose(comparison.keys, options.layer, options.kind))
         one_sided = np.isinf(comparison.relative[:, STATISTICS.index("site")])
         sites = [
@@ -109,7 +103,7 @@ def _compare_runs(a: Run, b: Run, options: argparse.Namespace) -> Differences:
             for site, key in enumerate(comparison.keys)
             if key in chosen and not (options.common and one_sided[site])
         ]
-        found.add(step, rank, comparison, sites)
+        found.add(step, comparison, sites)
     if found.steps:
         check_chosen(list(found.seen), options.layer, options.kind)
     return found
@@ -119,11 +113,12 @@ def _print(console: Console, found: Differences, options: argparse.Namespace) ->
     both = f"{options.a} and {options.b}"
     what = f"{count(found.steps, 'step')} of {count(len(found.compared), 'site')}"
     to = f" to {options.rtol:g}" if options.rtol else ""
-    for path, rank, steps in found.only:
-        console.print(f"only {path} has {span(steps)}{_of(rank)}", soft_wrap=True)
+    of = "" if options.rank is None else f" of rank {options.rank}"
+    for path, steps in found.only:
+        console.print(f"only {path} has {span(steps)}{of}", soft_wrap=True)
     if found.first is not None:
-        step, rank, differences = found.first
-        console.print(f"{both} first differ in step {step}{_of(rank)}, at", soft_wrap=True)
+        step, differences = found.first
+        console.print(f"{both} first differ in step {step}{of}, at", soft_wrap=True)
         _print_first(console, differences)
         console.print(
             f"\n{len(found.sites)} of {count(len(found.compared), 'site')} differ, in "
@@ -176,10 +171,6 @@ def _print_worst(console: Console, found: Differences, limit: int) -> None:
 
 def _cells(*texts: str) -> list[Cell]:
     return [(text, "") for text in texts]
-
-
-def _of(rank: int) -> str:
-    return f" of rank {rank}" if rank else ""
 
 
 def _channel(difference: Difference) -> str:

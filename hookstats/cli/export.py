@@ -87,19 +87,19 @@ def _write_csv(recorded: Run, out: Path, channels: bool) -> None:
 
     writer = None
     with pa.OSFile(str(out), "wb") as file:
-        for rank in recorded.ranks:
-            for site in recorded.series(rank=rank).values():
-                table = pa.table(_channel_rows(site, rank) if channels else _rows(site, rank))
-                if writer is None:
-                    writer = pyarrow.csv.CSVWriter(file, table.schema)
-                writer.write_table(table)
+        for site in recorded.series().values() if len(recorded) else ():
+            table = pa.table(_channel_rows(site) if channels else _rows(site))
+            if writer is None:
+                writer = pyarrow.csv.CSVWriter(file, table.schema)
+            writer.write_table(table)
         if writer is not None:
             writer.close()
 
 
 def _write_scalars(recorded: Run, out: Path, format: str) -> None:
     pa = require_pyarrow()
-    table = pa.concat_tables([recorded.scalars_of(rank).table() for rank in recorded.ranks or [0]])
+    of_ranks = [recorded.of_rank(rank).scalars.table() for rank in recorded.ranks]
+    table = pa.concat_tables(of_ranks or [recorded.scalars.table()])
     if format == "csv":
         import pyarrow.csv
 
@@ -111,31 +111,31 @@ def _write_scalars(recorded: Run, out: Path, format: str) -> None:
         pa.parquet.write_table(table, out, compression="zstd")
 
 
-def _rows(site: SiteSeries, rank: int) -> dict[str, Any]:
+def _rows(site: SiteSeries) -> dict[str, Any]:
     """The columns of one site, one row per step."""
     names = statistic_names(higher=site.higher)
     return {
         "step": site.steps,
-        **_constants(site, rank, len(site)),
+        **_constants(site, len(site)),
         "observed": site.observed,
         **{name: getattr(site, name) for name in names},
     }
 
 
-def _channel_rows(site: SiteSeries, rank: int) -> dict[str, Any]:
+def _channel_rows(site: SiteSeries) -> dict[str, Any]:
     """The columns of one site, one row per step and channel."""
     steps, channels = site.channels.count.shape
     names = statistic_names(higher=site.higher)
     return {
         "step": np.repeat(site.steps, channels),
-        **_constants(site, rank, steps * channels),
+        **_constants(site, steps * channels),
         "channel": np.tile(np.arange(channels), steps),
         **{name: getattr(site.channels, name).ravel() for name in names},
     }
 
 
-def _constants(site: SiteSeries, rank: int, rows: int) -> dict[str, Any]:
-    values = {"rank": rank, "site": _cell(site.name), "kind": _cell(site.kind)}
+def _constants(site: SiteSeries, rows: int) -> dict[str, Any]:
+    values = {"site": _cell(site.name), "kind": _cell(site.kind)}
     return {name: np.full(rows, value) for name, value in values.items()}
 
 

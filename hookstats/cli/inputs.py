@@ -8,26 +8,37 @@ from pathlib import Path
 
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
-from hookstats.runs import series
+from hookstats.runs import selections
 from hookstats.runs.run import Run, open_run
 
 
-def open_path(path: Path, strict: bool = False) -> Run:
-    """The run at a path; a damaged part is left out with a warning, or an error if `strict`."""
-    return open_run(path, skip_damaged=not strict)
+def open_path(path: Path, strict: bool = False, rank: int | None = None) -> Run:
+    """The run at a path, or what one rank recorded of it; a damaged part is left out with a
+    warning, or an error if `strict`.
+
+    Raises:
+        ValueError: the run has no such rank; the message names those that it has.
+    """
+    run = open_run(path, skip_damaged=not strict)
+    if rank is None:
+        return run
+    if rank not in run.ranks:
+        known = ", ".join(map(str, run.ranks)) or "none yet"
+        raise ValueError(f"--rank {rank}: {run.path} has the ranks {known}")
+    return run.of_rank(rank)
 
 
-def read_step(run: Run, step: int | None, rank: int) -> StepRecord:
-    """The record of `rank` in a step, by default the last; negative steps count from the end."""
+def read_step(run: Run, step: int | None) -> StepRecord:
+    """The record of a step, by default the last; negative steps count from the end."""
     if step is None or step < 0:
-        steps, back = run.steps_of(rank), step or -1
+        steps, back = run.steps, step or -1
         if not steps:
             step = 0  # any step: the error of the run says which steps there are
         elif len(steps) < -back:
             raise ValueError(f"--step {step}: {run.path} has {len(steps)} steps")
         else:
             step = steps[back]
-    return run.record(step, rank)
+    return run[step]
 
 
 def choose(keys: Collection[Key], layers: list[str] | None, kinds: list[str] | None) -> list[Key]:
@@ -38,7 +49,7 @@ def choose(keys: Collection[Key], layers: list[str] | None, kinds: list[str] | N
     for layer in layers or ["*"]:
         for kind in kinds or ["*"]:
             with suppress(KeyError):  # no key has both
-                chosen.update(series.choose(keys, layer, kind))
+                chosen.update(selections.choose(keys, layer, kind))
     return [key for key in keys if key in chosen]
 
 
@@ -49,8 +60,8 @@ def check_chosen(keys: Collection[Key], layers: list[str] | None, kinds: list[st
         KeyError: no key has one of the layers or kinds; the message names similar ones.
     """
     for layer in layers or ():
-        series.choose(keys, layer)
+        selections.choose(keys, layer)
     for kind in kinds or ():
-        series.choose(keys, kinds=kind)
+        selections.choose(keys, kinds=kind)
     if keys and not choose(keys, layers, kinds):
         raise KeyError(f"no site has both a layer of {layers} and a kind of {kinds}")

@@ -11,8 +11,8 @@ from hookstats.stats.printable import printable
 
 
 def run(options: argparse.Namespace) -> int:
-    recorded = open_path(options.run)
-    out = page.write(recorded, options.out or beside(options.run), rank=options.rank)
+    recorded = open_path(options.run, rank=options.rank)
+    out = page.write(recorded, options.out or beside(options.run))
     print(printable(str(out)))
     return 0
 

@@ -15,8 +15,8 @@ from hookstats.show.terminal import render
 
 def run(options: argparse.Namespace) -> int:
     console = stdout()
-    recorded = open_path(options.run)
-    record = read_step(recorded, options.step, options.rank)
+    recorded = open_path(options.run, rank=options.rank)
+    record = read_step(recorded, options.step)
     check_chosen(record.keys(), options.layer, options.kind)
     chosen = set(choose(record.keys(), options.layer, options.kind))
     sites = [site for site in summarise(record) if (site.name, site.kind) in chosen]
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
         sites.sort(key=SORTS[options.sort])
     render(record, console, sites)
     if options.alerts > 0:
-        alerts = rules.replay(recorded, rank=options.rank)
+        alerts = rules.replay(recorded)
         alerts = [a for a in alerts if a.step <= record.step and (a.site, a.kind) in chosen]
         print_alerts(console, alerts, options.alerts)
     return 0

@@ -33,17 +33,15 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class View:
-    """Follows one rank of a run, and keeps the chosen layers and kinds alone."""
+    """Follows a run, and keeps the chosen layers and kinds alone."""
 
     def __init__(
         self,
         run: Run,
-        rank: int = 0,
         layers: list[str] | None = None,
         kinds: list[str] | None = None,
     ) -> None:
         self.run = run
-        self.rank = rank
         self._layers, self._kinds = layers, kinds
         self._recorded = 0
         self._unread = 0
@@ -65,7 +63,7 @@ class View:
             ValueError: the layers and kinds match nothing.
         """
         end = time.monotonic() + seconds
-        steps = self.run.steps_of(self.rank)
+        steps = self.run.steps
         if self._step is not None and steps[-1:] < [self._step]:
             self._forget()  # training went back to a checkpoint
         new = [step for step in steps if self._step is None or step > self._step]
@@ -80,7 +78,7 @@ class View:
         return self._unread > 0
 
     def _take(self, step: int) -> None:
-        record = self.run.record(step, self.rank)
+        record = self.run[step]
         check_chosen(record.keys(), self._layers, self._kinds)
         chosen = set(choose(record.keys(), self._layers, self._kinds))
         self._step = step
@@ -105,7 +103,7 @@ class View:
         yield from alert_lines(console, self.alerts, ALERTS, cut=True)
 
     def _headline(self) -> str:
-        rank = f", rank {self.rank}" if self.rank else ""
+        rank = "" if self.run.rank is None else f", rank {self.run.rank}"
         if self._step is None:
             return f"{self.run.path}{rank}: no step yet{self._age()}"
         unread = f", {self._unread} still to read" if self._unread else ""

@@ -113,6 +113,8 @@ for _hook in (OutputHook, InputHook):
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
     """Register the hooks that fold in the gradient of `tensor`, or count why not."""
     try:
+        if reason is None:
+            site.locate(tensor)
         if reason is None and site.counts.disabled:
             reason = reasons.DISABLED
         reason = reason or why_no_gradient(tensor)

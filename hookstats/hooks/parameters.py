@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookstats._torch import DisableTorchFunction
+from hookstats._torch import DisableTorchFunction, flat_padding, is_flattened
 from hookstats.arena.arena import Accumulator, Arena
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Widths
@@ -88,6 +88,8 @@ class Parameters:
                     _collect(found, parameter, batches, scaled=scale is not None)
                 else:
                     found = None
+                if is_flattened(parameter):
+                    batches.native = None  # it knows of no padding
                 if batches.native is not None:
                     _hand_on(found, parameter, batches.native)
             batches.fold(self._arena.front, scale)
@@ -138,15 +140,25 @@ class WatchedParameter(NamedTuple):
 def _collect(
     watched: WatchedParameter, parameter: Tensor, batches: Batches, *, scaled: bool
 ) -> None:
+    length = None
+    if is_flattened(parameter):
+        length = parameter.numel() - flat_padding(parameter)
+        for widths in filter(None, (watched.value, watched.gradient)):
+            site = widths.at(parameter) if length else widths.first
+            site.locate(parameter)
+            if not length:
+                site.counts.skip(reasons.EMPTY_SHARD)
+        if not length:
+            return
     if watched.value is not None:
-        batches.add(watched.value.at(parameter), parameter, scaled=False)
+        batches.add(watched.value.at(parameter), parameter, scaled=False, length=length)
     gradient = parameter.grad
     if watched.gradient is None:
         return
     site = watched.gradient.at(parameter if gradient is None else gradient)
     if gradient is not None:
         site.counts.backwards += 1
-        batches.add(site, gradient, scaled=scaled)
+        batches.add(site, gradient, scaled=scaled, length=length)
     elif not parameter.requires_grad:
         site.counts.skip(reasons.NO_GRADIENT)
     else:
@@ -183,8 +195,11 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
         batch = self[key] = _Batch()
         return batch
 
-    def add(self, site: Site, tensor: Tensor, *, scaled: bool) -> None:
-        """Have `fold` fold `tensor` in and count it, or skip it."""
+    def add(self, site: Site, tensor: Tensor, *, scaled: bool, length: int | None = None) -> None:
+        """Have `fold` fold `tensor` in and count it, or skip it; `length`: of its elements, the
+        first ones alone."""
+        if length is not None and length < tensor.numel():
+            tensor = tensor.detach()[:length]
         found = site.prepare(tensor)
         if isinstance(found, str):
             site.counts.settle(found)

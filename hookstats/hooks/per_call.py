@@ -16,6 +16,7 @@ from hookstats.hooks.channels import Rule
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
+from hookstats.hooks.spread import Spread
 from hookstats.hooks.widths import Sites, Suffixes
 
 MAX_CALLS = 64
@@ -104,6 +105,7 @@ def module_hook(
     kinds: Collection[str],
     rule: Rule,
     sites: list[Sites],
+    spread: Spread | None = None,
     *,
     per_call: bool,
 ) -> Callable[..., Any] | None:
@@ -119,7 +121,7 @@ def module_hook(
     def make(suffix: str) -> ModuleHook:
         suffixes: defaultdict[str, Suffixes] = defaultdict(Suffixes)
         made = [
-            None if kind is None else Sites(arena, name + suffix, kind, rule, suffixes)
+            None if kind is None else Sites(arena, name + suffix, kind, rule, suffixes, spread)
             for kind in watched
         ]
         sites.extend(one for one in made if one is not None)

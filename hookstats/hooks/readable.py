@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hookstats._torch import (
     current_graph_task_id,
+    infers_shapes,
     is_dtensor,
     is_forward_mode,
     is_pending,
@@ -87,7 +88,7 @@ def detour() -> str | None:
         return reasons.JIT_TRACE
     if is_forward_mode():
         return reasons.FORWARD_MODE
-    return None
+    return reasons.SHAPE_INFERENCE if infers_shapes() else None
 
 
 def short(dtype_or_layout: object) -> str:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from hookstats._torch import DisableTorchFunction, has_storage, is_plain
+from hookstats._torch import DisableTorchFunction, Placed, has_storage, is_dtensor, is_plain
 from hookstats.arena.arena import Accumulator, Arena
 from hookstats.arena.graph_states import AWAITED, FOLDED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule
 from hookstats.hooks.coverage import Counts, SiteCoverage
 from hookstats.hooks.readable import local_part, short, unreadable
+from hookstats.hooks.spread import Spread
 from hookstats.records import reasons
+from hookstats.records.layout import Layout
 from hookstats.records.record import SiteInfo
 from hookstats.stats.reference import DTYPES
 from hookstats.stats.warning import warn
@@ -34,6 +36,8 @@ class _Place(NamedTuple):
     device: torch.device
     accumulator: Accumulator
     channel_dim: int | None
+    placements: object
+    """Of a DTensor."""
 
 
 class Site:
@@ -48,7 +52,9 @@ class Site:
         "_accumulators",
         "_arena",
         "_last",
+        "_located",
         "_rule",
+        "_spread",
         "_widths",
         "counts",
         "error",
@@ -65,8 +71,12 @@ class Site:
         kind: str,
         rule: Rule,
         widths: weakref.ref[Widths] | None = None,
+        spread: Spread | None = None,
     ) -> None:
-        """widths: what knows the sites of the tensor's other widths."""
+        """widths: what knows the sites of the tensor's other widths.
+
+        spread: how the model's tensors are spread over ranks; None if they are not.
+        """
         self.name = name
         self.kind = kind
         self.native = arena.native_site(self)
@@ -78,7 +88,9 @@ class Site:
         self._arena = arena
         self._rule = rule
         self._widths = widths
+        self._spread = spread
         self._last: _Place | None = None
+        self._located: tuple[torch.Size, Layout | None] | None = None
         self._accumulators: dict[torch.device, Accumulator] = {}
 
     def observe(self, tensor: Tensor) -> None:
@@ -93,6 +105,7 @@ class Site:
             if first and site is not self:  # as where a gradient's shard is not like its tensor's
                 self.counts.missing -= 1
                 site.counts.missing += 1
+            site.counts.disabled = site.error is not None
             recording = self._arena.recording
             reason = site.fold(gradient) if recording else reasons.NOT_RECORDED
             site.counts.arrive(first, reason)
@@ -113,6 +126,32 @@ class Site:
             reason = unreadable(gradient) or reasons.CHANGED_VIEW
             recording = self._arena.recording
             self.counts.arrive(first, reason if recording else reasons.NOT_RECORDED)
+
+    def locate(self, tensor: Tensor) -> None:
+        """Await gradients, and note where `tensor` is among those of all ranks, which its gradient
+        cannot tell."""
+        self.counts.disabled = self.error is not None
+        if self._spread is None or (self._located and self._located[0] == tensor.shape):
+            return
+        self._located = None
+        self._located = tensor.shape, self._find_layout(tensor)
+
+    def _find_layout(self, tensor: Tensor) -> Layout | None:
+        if self._spread is None:
+            return None
+        if self._located is not None and not is_dtensor(tensor):
+            return self._located[1]
+        try:
+            return self._spread.layout(self.kind, tensor)
+        except torch.AcceleratorError:
+            raise  # the device is lost
+        except Exception as error:
+            warn(
+                f"hookstats cannot tell which part of {self.kind} of {self.name!r} this rank has: "
+                f"{type(error).__name__}: {error}"
+            )
+            self._spread = None
+            return None
 
     def fold(self, tensor: Tensor) -> str | None:
         """Fold `tensor` into the open step, or return the reason not to.
@@ -138,15 +177,18 @@ class Site:
             reason = unreadable(tensor)
             if reason is not None:
                 return reason
-            x = tensor if is_plain(tensor) else local_part(tensor)
+            x, placements = tensor, None
+            if not is_plain(tensor):
+                x, placements = local_part(tensor), getattr(tensor, "placements", None)
             last = self._last
             if (
                 last is None
                 or x.dtype is not last.dtype
                 or x.shape != last.shape
                 or x.device != last.device
+                or placements != last.placements
             ):
-                found = self._adapt(x.detach())
+                found = self._adapt(x.detach(), tensor, placements)
                 if isinstance(found, str):
                     return found
                 last = found
@@ -173,11 +215,15 @@ class Site:
         return reasons.DISABLED
 
     def trace(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        placed: Placed | None = None,
     ) -> GraphState | str:
         """The state into which graphs fold such tensors, or the reason to skip them.
 
-        shape: -1 for sizes that vary; the number of channels must not vary.
+        shape: -1 for sizes that vary; the number of channels must not vary. placed: of DTensors.
         """
         if self.error is not None:
             return reasons.DISABLED
@@ -187,31 +233,41 @@ class Site:
             sizes = zip(known.info.shape, shape, strict=True)
             shape = tuple([one if one == other else -1 for one, other in sizes])
         try:
-            found = self._place(shape, dtype, device)
+            layout = None
+            if self._spread is not None:
+                layout = self._spread.traced_layout(self.kind, shape, placed)
+            found = self._place(shape, dtype, device, layout)
             return found if isinstance(found, str) else found.graph_state(self.graph)
         except Exception as error:
             return self.disable(error)
 
-    def _adapt(self, x: Tensor) -> _Place | str:
-        """Find channels and state of a tensor unlike the last one, or the reason to skip it."""
-        found = self._place(tuple(x.shape), x.dtype, x.device)
+    def _adapt(self, x: Tensor, whole: Tensor, placements: object) -> _Place | str:
+        """Find channels and state of a tensor unlike the last one, or the reason to skip it.
+
+        x: this rank's part of `whole`.
+        """
+        found = self._place(tuple(x.shape), x.dtype, x.device, self._find_layout(whole))
         if isinstance(found, str):
             return found
         channel_dim = found.info.channel_dim
         if self.native is not None:
             found.bind(self.native, x, channel_dim)
-        self._last = _Place(x.shape, x.dtype, x.device, found, channel_dim)
+        self._last = _Place(x.shape, x.dtype, x.device, found, channel_dim, placements)
         return self._last
 
     def _place(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: Layout | None = None,
     ) -> Accumulator | str:
         """The state for such tensors, or the reason to skip them."""
         found = channels_of(self._rule, shape, dtype, device)
         if isinstance(found, str):
             return found
         dim, channels = found
-        info = SiteInfo(self.name, self.kind, channels, dim, shape, short(dtype))
+        info = SiteInfo(self.name, self.kind, channels, dim, shape, short(dtype), layout)
         accumulator = self._accumulators.get(device)
         if accumulator is None:
             accumulator = self._accumulators[device] = self._arena.accumulator(info, device)

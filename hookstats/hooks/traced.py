@@ -18,10 +18,14 @@ from torch import Tensor, nn
 from torch.compiler import allow_in_graph, is_exporting
 
 from hookstats._torch import (
+    Placed,
     current_graph_task_id,
     has_static_value,
+    is_dtensor,
+    local_shard,
     mark_constant,
     maybe_current_level,
+    placed,
     save_without_version,
     top_saved_tensors_hooks,
 )
@@ -36,7 +40,14 @@ from hookstats.hooks.views import View, awaited_base
 from hookstats.hooks.widths import Sites, Widths
 from hookstats.kernels.once_ops import count_once_, update_once_
 from hookstats.kernels.ops import update_
-from hookstats.records.reasons import EVALUATION, LEAF, NO_GRADIENT, RECOMPUTATION
+from hookstats.records.reasons import (
+    EMPTY_SHARD,
+    EVALUATION,
+    LEAF,
+    NO_GRADIENT,
+    PARTIAL,
+    RECOMPUTATION,
+)
 from hookstats.stats.state import State
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -86,11 +97,14 @@ class TracedHook:
         may_evaluate = not torch.is_grad_enabled() and not module.training
         key = _hookstats_key(self.key)
         for path, tensor in found:
+            spread = _is_dtensor(tensor)
+            dtensor: Any = tensor
+            part = dtensor.to_local() if spread else tensor
             ndim = tensor.dim()
             dim = _hookstats_fixed_dim(key, path, ndim)
             if dim is not None and -ndim <= dim < ndim:
-                _constant(tensor.shape[dim])
-            shape = tuple([_constant(n) if has_static_value(n) else -1 for n in tensor.shape])
+                _constant(part.shape[dim])
+            shape = tuple([_constant(n) if has_static_value(n) else -1 for n in part.shape])
             plan = _hookstats_plan(
                 key,
                 path,
@@ -101,6 +115,9 @@ class TracedHook:
                 tensor.requires_grad,
                 tensor.requires_grad and tensor.is_leaf,
                 may_evaluate,
+                dtensor.device_mesh if spread else None,
+                dtensor.placements if spread else None,
+                tuple(tensor.shape) if spread else None,
             )
             for counter, recomputed in plan.skipped:
                 _count(counter, recomputed)
@@ -108,6 +125,11 @@ class TracedHook:
                 _fold(tensor, *plan.value)
             if plan.gradient is not None:
                 _await_gradient(tensor, *plan.gradient)
+
+
+def _is_dtensor(tensor: Tensor) -> bool:
+    """Whether a tensor that dynamo traces is spread over ranks."""
+    return type(tensor).__name__ == "DTensor"
 
 
 def _constant(n: int) -> int:
@@ -121,7 +143,9 @@ class _Plan:
     def __init__(self) -> None:
         self.skipped: tuple[tuple[Tensor, Tensor | None], ...] = ()
         self.value: tuple[int | None, State, Tensor, Tensor | None] | None = None
-        self.gradient: tuple[int | None, State, Tensor, Tensor, Tensor | None] | None = None
+        self.gradient: (
+            tuple[int | None, State, Tensor, Tensor, Tensor | None, Tensor | None] | None
+        ) = None
 
 
 _keys = itertools.count()
@@ -162,11 +186,17 @@ def _hookstats_plan(
     requires_grad: bool,
     is_leaf: bool,
     may_evaluate: bool,
+    mesh: Any,
+    placements: Any,
+    whole: tuple[int, ...] | None,
 ) -> _Plan:
     look_at_tracer()
     hook = _traced_hooks[key]
     plan = _Plan()
     unreadable = None if layout is torch.strided else f"layout {short(layout)}"
+    dtensor = None if whole is None else Placed(mesh, tuple(placements), whole)
+    if whole is not None and unreadable is None and 0 in shape and 0 not in whole:
+        unreadable = EMPTY_SHARD
     if may_evaluate and hook.arena.is_evaluation():
         unreadable = EVALUATION
     # A checkpoint will run the graph again in the backward. A reentrant checkpoint ran the code
@@ -180,7 +210,7 @@ def _hookstats_plan(
             recomputed = (
                 site.graph.counter(RECOMPUTATION, device) if in_checkpoint or in_backward else None
             )
-            found = unreadable or site.trace(shape, dtype, device)
+            found = unreadable or _refusal(dtensor) or site.trace(shape, dtype, device, dtensor)
             if isinstance(found, str):
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
             else:
@@ -189,14 +219,23 @@ def _hookstats_plan(
             site = _site(hook.gradients[path], shape, dtype, device)
             recomputed = site.graph.counter(RECOMPUTATION, device) if in_checkpoint else None
             without = LEAF if is_leaf else None if requires_grad else NO_GRADIENT
-            found = unreadable or without or site.trace(shape, dtype, device)
+            found = unreadable or without or site.trace(shape, dtype, device, dtensor)
             if isinstance(found, str):
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
             else:
                 awaited = site.graph.counter(AWAITED, device)
                 dim = site.channel_dim(len(shape))
-                plan.gradient = dim, found.state, found.folded, awaited, recomputed
+                partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
+                plan.gradient = dim, found.state, found.folded, awaited, partial, recomputed
     return plan
+
+
+def _refusal(placed: Placed | None) -> str | None:
+    """Why the values of a DTensor cannot be read; None if they can."""
+    for placement in () if placed is None else placed.placements:
+        if placement.is_partial():
+            return f"DTensor {placement!r}"
+    return None
 
 
 def _site(widths: Widths, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Site:
@@ -216,8 +255,13 @@ def _fold(
     x: Tensor, dim: int | None, state: State, folded: Tensor, recomputed: Tensor | None
 ) -> None:
     _count(folded, recomputed)
+    x = _local(x.detach())
     once = recomputed is not None or _is_run(folded)
-    (update_once_ if once else update_)(x.detach(), dim, *state)
+    (update_once_ if once else update_)(x, dim, *state)
+
+
+def _local(x: Tensor) -> Tensor:
+    return local_shard(x) if is_dtensor(x) else x
 
 
 @_in_graph
@@ -227,18 +271,20 @@ def _await_gradient(
     state: State,
     came: Tensor,
     awaited: Tensor,
+    partial: Tensor | None,
     recomputed: Tensor | None,
 ) -> None:
     _count(awaited, recomputed)
     if _is_run(came) and current_graph_task_id() != -1:
         return  # a recomputation: the hooks of the first call get the gradient
-    save_without_version((*state, came))
+    save_without_version((*state, came, awaited, partial))
+    refused = None if partial is None else (awaited, partial)
     base = awaited_base(x)
     view = None if base is None else View(x, base)
     if base is not None:
-        on_base = _Gradient(dim, state, came, view, of_base=True)
+        on_base = _Gradient(dim, state, came, view, None, of_base=True)
         base.register_hook(on_base)  # type: ignore[no-untyped-call]
-    x.register_hook(_Gradient(dim, state, came, view, of_base=False))  # type: ignore[no-untyped-call]
+    x.register_hook(_Gradient(dim, state, came, view, refused, of_base=False))  # type: ignore[no-untyped-call]
 
 
 def _is_run(counter: Tensor) -> bool:
@@ -253,16 +299,26 @@ class _Gradient(Hook):
     """Tensor hook of a tensor or of its base, as `GradientHook` and `BaseHook` are, which counts on
     the device."""
 
-    __slots__ = ("_came", "_dim", "_of_base", "_state", "_view")
+    __slots__ = ("_came", "_dim", "_of_base", "_refused", "_state", "_view")
     __torch_unserializable__ = True
 
     def __init__(
-        self, dim: int | None, state: State, came: Tensor, view: View | None, *, of_base: bool
+        self,
+        dim: int | None,
+        state: State,
+        came: Tensor,
+        view: View | None,
+        refused: tuple[Tensor, Tensor] | None,
+        *,
+        of_base: bool,
     ) -> None:
+        """refused: where gradients are counted of which each rank has a summand: how many are
+        awaited, and how many were refused."""
         self._dim = dim
         self._state = state
         self._came = came
         self._view = view
+        self._refused = refused
         self._of_base = of_base
 
     def __call__(self, gradient: Tensor | None) -> None:
@@ -272,5 +328,13 @@ class _Gradient(Hook):
         gradient = gradient.detach()
         if self._of_base and view is not None:
             gradient = view.part_of(gradient)
-        update_(gradient, self._dim, *self._state)
-        (self._came.data if _is_run(self._came) else self._came).add_(1)
+        if self._refused is not None and is_dtensor(gradient) and _refusal(placed(gradient)):
+            for counter, change in zip(self._refused, (-1, 1), strict=True):
+                _add(counter, change)
+            return
+        update_(_local(gradient), self._dim, *self._state)
+        _add(self._came, 1)
+
+
+def _add(counter: Tensor, change: int) -> None:
+    (counter.data if _is_run(counter) else counter).add_(change)

@@ -23,6 +23,8 @@ from hookstats.hooks.channels import Rule, whole
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.readable import local_shape, unreadable
 from hookstats.hooks.sites import Site, channels_of
+from hookstats.hooks.spread import Spread
+from hookstats.records.keys import plain_kind
 
 if TYPE_CHECKING:
     from hookstats import _hooks
@@ -65,16 +67,33 @@ class Widths:
     the first tensor of their width. Callers hold the arena's lock.
     """
 
-    __slots__ = ("__weakref__", "_arena", "_kind", "_name", "_rule", "_sites", "_suffixes", "first")
+    __slots__ = (
+        "__weakref__",
+        "_arena",
+        "_kind",
+        "_name",
+        "_rule",
+        "_sites",
+        "_spread",
+        "_suffixes",
+        "first",
+    )
 
     def __init__(
-        self, arena: Arena, name: str, kind: str, rule: Rule, suffixes: Suffixes | None = None
+        self,
+        arena: Arena,
+        name: str,
+        kind: str,
+        rule: Rule,
+        suffixes: Suffixes | None = None,
+        spread: Spread | None = None,
     ) -> None:
         self._arena = arena
         self._name = name
         self._kind = kind
         self._rule = rule
         self._suffixes = suffixes or Suffixes()
+        self._spread = spread
         self._sites: dict[str, Site] = {}
         self.first = self._site("")
 
@@ -111,7 +130,11 @@ class Widths:
 
     def _site(self, suffix: str) -> Site:
         rule = whole if suffix == WHOLE else self._rule
-        site = Site(self._arena, self._name + suffix, self._kind, rule, weakref.ref(self))
+        name, widths = self._name + suffix, weakref.ref(self)
+        site = Site(self._arena, name, self._kind, rule, widths, self._spread)
+        if plain_kind(self._kind) in ("grad_input", "grad_output"):
+            # Until `locate` has seen a tensor that awaits a gradient, which C++ shows to Python.
+            site.counts.disabled = True
         self._sites[suffix] = site
         return site
 
@@ -139,6 +162,7 @@ class Sites(dict[str, Widths]):
         kind: str,
         rule: Rule,
         suffixes: defaultdict[str, Suffixes] | None = None,
+        spread: Spread | None = None,
     ) -> None:
         """suffixes: by path; the kinds of values and of their gradients share them."""
         super().__init__()
@@ -147,6 +171,7 @@ class Sites(dict[str, Widths]):
         self.kind = kind
         self.rule = rule
         self._suffixes = defaultdict(Suffixes) if suffixes is None else suffixes
+        self._spread = spread
 
     def __missing__(self, path: str) -> Widths:
         full = len(self) >= MAX_LEAVES
@@ -162,7 +187,8 @@ class Sites(dict[str, Widths]):
         return widths
 
     def _make(self, path: str) -> Widths:
-        return Widths(self.arena, self.name, self.kind + path, self.rule, self._suffixes[path])
+        kind, suffixes = self.kind + path, self._suffixes[path]
+        return Widths(self.arena, self.name, kind, self.rule, suffixes, self._spread)
 
     def sites(self) -> list[Site]:
         """The sites of all tensors."""

@@ -55,7 +55,8 @@ class NonFinite:
     """
 
     step: int
-    rank: int
+    rank: int | None
+    """None: of the whole model."""
     site: str
     kind: str
     channel: int
@@ -65,13 +66,13 @@ class NonFinite:
     after: int
 
 
-def first_nonfinite(source: StepRecord | Run, rank: int = 0) -> NonFinite | None:
+def first_nonfinite(source: StepRecord | Run) -> NonFinite | None:
     """The first tensor in execution order that had a NaN or an infinity; None if all were finite.
 
-    In a Run, the steps of `rank` are read one by one until such a tensor is found.
+    In a Run, steps are read one by one until such a tensor is found.
     """
     if isinstance(source, Run):
-        found = (first_nonfinite(source.record(step, rank)) for step in source.steps_of(rank))
+        found = (first_nonfinite(source[step]) for step in source.steps)
         return next((one for one in found if one is not None), None)
     bad = source.tallies[:, [NAN, POSINF, NEGINF]]
     rows = np.flatnonzero(bad.any(1))

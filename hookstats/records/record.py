@@ -12,6 +12,7 @@ import torch
 from hookstats.records.display import view_of
 from hookstats.records.groups import per_site
 from hookstats.records.keys import Key, finder, hint, label
+from hookstats.records.layout import Layout
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
@@ -25,7 +26,8 @@ class SiteInfo(NamedTuple):
     which tensor, with the path of the leaf: "output", "output[1]", "grad_output", "param_grad".
     ``shape`` and ``dtype`` (such as "float32") are those of the last tensor seen in the step, with
     -1 for sizes that compiled graphs leave open.
-    ``channel_dim`` is None if the whole tensor is one channel.
+    ``channel_dim`` is None if the whole tensor is one channel. ``layout`` says which part of a
+    tensor that is spread over ranks this is; None if it is whole, or not known to be a part.
     """
 
     name: str
@@ -34,11 +36,14 @@ class SiteInfo(NamedTuple):
     channel_dim: int | None
     shape: tuple[int, ...]
     dtype: str
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StepRecord(Mapping[Key, ChannelStats]):
-    """Everything one rank observed in one step, a mapping from (name, kind) to ChannelStats.
+    """Everything observed in one step, a mapping from (name, kind) to ChannelStats.
+
+    ``rank`` is the rank that observed it; None for the whole model, merged from several ranks.
 
     With S sites and R rows (the channels of all sites, one site after the other):
     ``sites`` S entries in order of first observation; ``observed`` int64 [S], calls merged into
@@ -56,7 +61,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
     __hash__ = object.__hash__
 
     step: int
-    rank: int
+    rank: int | None
     sites: tuple[SiteInfo, ...]
     observed: Int64
     offsets: Int64
@@ -97,7 +102,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
         if len(named) > _NAMED:
             named[1:-1] = ["..."]
         sites = f"{len(self)} sites: {', '.join(named)}" if named else "0 sites"
-        return f"StepRecord(step={self.step}, rank={self.rank}, {sites})"
+        rank = "" if self.rank is None else f"rank={self.rank}, "
+        return f"StepRecord(step={self.step}, {rank}{sites})"
 
     def _ipython_key_completions_(self) -> list[Key]:
         """What a notebook offers after ``record[``."""

@@ -31,17 +31,18 @@ def default_rules() -> tuple[Rule, ...]:
     )
 
 
-def replay(run: Run, rules: str | Sequence[Rule] = "default", rank: int = 0) -> list[Alert]:
-    """The alerts that the rules would have given, or gave, while `rank` recorded the run.
+def replay(run: Run, rules: str | Sequence[Rule] = "default") -> list[Alert]:
+    """The alerts that the rules would have given, had they seen what the run has.
 
+    In a run of several ranks these see the whole model; in ``run.of_rank(r)`` what the rank saw.
     No action is taken. A rule that fails is disabled, with a warning.
 
     Raises:
         ValueError: rules is neither "default" nor a sequence of Rule.
     """
     monitor = Monitor(rules)
-    for step in run.steps_of(rank):
-        monitor.examine(run.record(step, rank))
+    for step in run.steps:
+        monitor.examine(run[step])
     return monitor.alerts
 
 

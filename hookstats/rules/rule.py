@@ -22,11 +22,11 @@ class Alert:
     `site` and `kind` name the tensor as records do. `channel` is the channel that the alert is
     about, or the first of several; None if the alert is about the whole tensor. `value` is the
     number that went beyond the threshold; each rule says which number. `message` says all of this
-    in one sentence.
+    in one sentence. `rank` is the rank that found it; None for the whole model.
     """
 
     step: int
-    rank: int
+    rank: int | None
     site: str
     kind: str
     channel: int | None

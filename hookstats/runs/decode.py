@@ -10,16 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.groups import per_site
+from hookstats.records.layout import Cut, Layout, parse_meshes, parse_placements
+from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_columns, to_state
 from hookstats.runs.footer import Footer
-from hookstats.runs.format import SPARSE_COLUMNS, part_schema
+from hookstats.runs.format import LAYOUT_COLUMNS, SPARSE_COLUMNS, Extras, part_schema
 from hookstats.runs.part_file import PartFile
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import TALLIES
 
-DESCRIBED = ("site", "kind", "channel_dim", "shape", "dtype")
-"""The columns that say what a site is."""
+DESCRIBED = ("site", "kind", "channel_dim", "shape", "dtype", *LAYOUT_COLUMNS)
+"""The columns that say what a site is; of the layout, only where a part has them."""
 
 _COUNTS = {
     *("observed", "hist_counts", "channel_hist_counts", *TALLIES),
@@ -51,7 +53,7 @@ class Group:
     """A row group of a part, decoded: the arrays of several StepRecords, one after the other."""
 
     described: Any
-    """A pyarrow.Table of the columns `DESCRIBED`."""
+    """A pyarrow.Table of the columns `DESCRIBED` that the part has."""
     observed: Int64
     offsets: Int64
     moments: Float64
@@ -63,8 +65,9 @@ class Group:
 
 def read_group(file: PartFile, group: int, footer: Footer, rank: int, bins: RunBins) -> Group:
     """Decode a row group of a part; loops over columns alone."""
-    higher = HIGHER_COLUMNS if footer.higher else ()
-    names = ["step", "rank", *DESCRIBED, "observed", *COLUMNS, *higher, *SPARSE_COLUMNS]
+    higher = HIGHER_COLUMNS if footer.extras.higher else ()
+    described = [name for name in DESCRIBED if footer.extras.layout or name not in LAYOUT_COLUMNS]
+    names = ["step", "rank", *described, "observed", *COLUMNS, *higher, *SPARSE_COLUMNS]
     first = sum(footer.groups[:group])
     table = file.read(names, group).combine_chunks()
     check_rows(table, footer, rank, first)
@@ -72,10 +75,10 @@ def read_group(file: PartFile, group: int, footer: Footer, rank: int, bins: RunB
     return _decode(table, bins.channel_bins, higher)
 
 
-def empty_group(*, higher: bool) -> Group:
-    """No rows, of a part with or without the columns of third and fourth moments."""
-    nothing = part_schema(higher=higher).empty_table().combine_chunks()
-    return _decode(nothing, None, HIGHER_COLUMNS if higher else ())
+def empty_group(extras: Extras) -> Group:
+    """No rows, of a part with these optional columns."""
+    nothing = part_schema(extras=extras).empty_table().combine_chunks()
+    return _decode(nothing, None, HIGHER_COLUMNS if extras.higher else ())
 
 
 def _decode(table: Any, channel_bins: Bins | None, higher: Sequence[str]) -> Group:
@@ -93,7 +96,7 @@ def _decode(table: Any, channel_bins: Bins | None, higher: Sequence[str]) -> Gro
             _values(columns["channel_hist_counts"]),
         )
     return Group(
-        described=table.select(DESCRIBED),
+        described=table.select([name for name in DESCRIBED if name in columns]),
         observed=columns["observed"].to_numpy(),
         offsets=owners,
         moments=moments,
@@ -172,6 +175,36 @@ def _check_slots(
     ascending[(offsets[1:-1] - 1)[(offsets[1:-1] > 0) & (offsets[1:-1] < len(values))]] = True
     if not ascending.all():
         raise ValueError(f"its column {name!r} has slots that do not ascend")
+
+
+def sites_of(described: Any, channels: Int64) -> tuple[SiteInfo, ...]:
+    """The sites in rows of `Group.described`, with these numbers of channels."""
+    columns = {name: described.column(name).to_pylist() for name in described.column_names}
+    nothing = [None] * described.num_rows
+    layouts = zip(*(columns.get(name, nothing) for name in LAYOUT_COLUMNS), strict=True)
+    names = ("site", "kind", "channel_dim", "shape", "dtype")
+    return tuple(
+        SiteInfo(name, kind, count, dim, tuple(shape), dtype, _layout(*layout))
+        for name, kind, dim, shape, dtype, count, layout in zip(
+            *(columns[name] for name in names), channels.tolist(), layouts, strict=True
+        )
+    )
+
+
+def _layout(
+    shape: list[int] | None, shards: list[int] | None, mesh: str | None, placements: str | None
+) -> Layout | None:
+    if placements is None:
+        return None
+    meshes, parts = parse_meshes(mesh or ""), parse_placements(placements)
+    if len(parts) != sum(len(one.axes) for one in meshes):
+        raise ValueError(f"placements = {placements!r}: expected one per dimension of {mesh!r}")
+    if shards is not None and len(shards) % len(Cut._fields):
+        raise ValueError(f"shards = {shards}: expected five numbers per cut")
+    cuts = None
+    if shards is not None:
+        cuts = tuple(Cut(*shards[i : i + 5]) for i in range(0, len(shards), 5))
+    return Layout(meshes, parts, None if shape is None else tuple(shape), cuts)
 
 
 def with_tensors(table: Any) -> Any:

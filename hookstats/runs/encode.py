@@ -9,11 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hookstats.records.groups import per_site
+from hookstats.records.layout import Layout, mesh_text, placements_text
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.runs.checksums import placeholder, seal
 from hookstats.runs.columns import to_columns
-from hookstats.runs.format import PART_KEY, SUMS_KEY, part_schema, require_pyarrow
+from hookstats.runs.format import (
+    LAYOUT_COLUMNS,
+    PART_KEY,
+    SUMS_KEY,
+    Extras,
+    part_schema,
+    require_pyarrow,
+)
 from hookstats.stats.state import is_higher
 
 GROUP_BYTES = 4 << 20
@@ -135,6 +143,39 @@ def rows_of(record: StepRecord) -> Rows:
     return Rows(record.step, len(record), _nbytes(record), record.sites, record)
 
 
+def schema_of(record: StepRecord) -> Any:
+    """The schema of the rows of a record; the same object for records that are alike."""
+    layout = any(site.layout for site in record.sites)
+    schema = part_schema(extras=Extras(is_higher(record.moments), layout))
+    return merged_schema(schema) if record.rank is None else schema
+
+
+@lru_cache(maxsize=8)
+def merged_schema(schema: Any) -> Any:
+    """The schema of the merged rows of all ranks: `rank` is null, and no row has a layout."""
+    pa = require_pyarrow()
+    kept = [field for field in schema if field.name not in LAYOUT_COLUMNS]
+    rank = pa.field("rank", pa.int32())
+    return pa.schema([rank if field.name == "rank" else field for field in kept])
+
+
+def encode_table(record: StepRecord, schema: Any = None) -> Any:
+    """The rows of a record as a table, of this schema if there is one; columns that the record
+    lacks are null."""
+    pa = require_pyarrow()
+    table = pa.Table.from_batches([encode([record])])
+    for field in schema or ():
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(record), field.type))
+    return table if schema is None else table.select(schema.names).cast(schema)
+
+
+def join_tables(tables: Sequence[Any]) -> Any:
+    """Tables of `encode_table`, one after the other; of columns that not all have, none."""
+    names = [n for n in tables[0].column_names if all(n in t.column_names for t in tables)]
+    return require_pyarrow().concat_tables([table.select(names) for table in tables])
+
+
 def encode(records: Sequence[StepRecord]) -> Any:
     """The rows of records as a record batch of `part_schema`; loops over no channels.
 
@@ -142,14 +183,14 @@ def encode(records: Sequence[StepRecord]) -> Any:
     """
     pa = require_pyarrow()
     first = records[0]
-    schema = part_schema(higher=is_higher(first.moments))
+    schema = schema_of(first)
     rows = len(first)
     columns = {
         name: pa.concat_arrays([values] * len(records))
         for name, values in _encode_sites(first.sites).items()
     }
     columns["step"] = pa.array(np.repeat(np.array([r.step for r in records], np.int64), rows))
-    columns["rank"] = pa.array(np.repeat(np.array([r.rank for r in records], np.int32), rows))
+    columns["rank"] = pa.array([r.rank for r in records for _ in range(rows)], pa.int32())
     columns["observed"] = pa.array(np.concatenate([r.observed for r in records]))
 
     def lists(offsets: Int64, **values: Any) -> None:
@@ -212,18 +253,30 @@ def _nbytes(record: StepRecord) -> int:
 @lru_cache(maxsize=2)
 def _encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
     """The columns that describe sites; kept, since most steps have equal sites."""
-    schema = part_schema()
-    values = {
+    schema = part_schema(extras=Extras(layout=True))
+    layouts = [site.layout for site in sites]
+    values: dict[str, list[Any]] = {
         "site": [site.name for site in sites],
         "kind": [site.kind for site in sites],
         "channel_dim": [site.channel_dim for site in sites],
         "shape": [list(site.shape) for site in sites],
         "dtype": [site.dtype for site in sites],
+        "global_shape": [one and one.global_shape for one in layouts],
+        "shards": [_shards(one) for one in layouts],
+        "mesh": [one and mesh_text(one.meshes) for one in layouts],
+        "placements": [one and placements_text(one.placements) for one in layouts],
     }
     return {
         name: require_pyarrow().array(value, type=schema.field(name).type)
         for name, value in values.items()
     }
+
+
+def _shards(layout: Layout | None) -> list[int] | None:
+    """Five numbers per cut."""
+    if layout is None or layout.cuts is None:
+        return None
+    return [number for cut in layout.cuts for number in cut]
 
 
 def _site_slots(hist: SparseCounts, offsets: Int64, slots: int) -> Any:

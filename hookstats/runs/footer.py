@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from hookstats.runs.format import FORMAT_VERSION, PartName
+from hookstats.runs.format import FORMAT_VERSION, Extras, PartName
 from hookstats.stats.arguments import check_integer
 
 
@@ -18,6 +18,17 @@ class Gap(NamedTuple):
     """Of the record before which the step was; of one to come, where no record followed yet."""
     step: int
     reason: str
+
+
+class Session(NamedTuple):
+    """Where the records of a rank in one process group begin."""
+
+    number: int
+    """Of its first record."""
+    step: int
+    """Of its first record."""
+    started: str
+    """What tells the process group from others; later ones have greater texts."""
 
 
 REASONS = ("disk", "stall", "error")
@@ -43,13 +54,15 @@ class Footer(NamedTuple):
     """(number, step) of the records so far, numbered from 0, that make void what was recorded
     before of their step and of later steps, even if their part was deleted since. Empty in version
     1."""
-    higher: bool
-    """Whether the part has the columns of third and fourth moments."""
+    extras: Extras
+    """The optional groups of columns that the part has."""
     bins: dict[str, Any | None]
     """The descriptions of the bins, under the names `bins` and `channel_bins`; empty before version
     3."""
     gaps: list[Gap]
     """The steps that were lost after the part before."""
+    sessions: list[Session]
+    """The process groups in which the rank wrote up to the end of the part, in order."""
 
 
 def footer_json(
@@ -58,6 +71,7 @@ def footer_json(
     written: int,
     rewinds: Sequence[tuple[int, int]],
     gaps: Sequence[Gap],
+    sessions: Sequence[Session],
     bins: Mapping[str, Any],
 ) -> str:
     """The metadata of a new part, as `read_footer` reads them."""
@@ -68,13 +82,14 @@ def footer_json(
         "written": written,
         "rewinds": rewinds,
         **({"gaps": gaps} if gaps else {}),
+        **({"sessions": sessions} if sessions else {}),
         **bins,
     }
     return json.dumps(about)
 
 
 def parse_footer(
-    about: Mapping[str, Any], version: int, part: PartName, groups: list[int], *, higher: bool
+    about: Mapping[str, Any], version: int, part: PartName, groups: list[int], extras: Extras
 ) -> Footer:
     """The footer that the metadata `about` describe, of a part of this name.
 
@@ -108,7 +123,8 @@ def parse_footer(
         _check_rewinds(rewinds, written, [step for step, _ in records])
     bins = {} if version < 3 else {name: about[name] for name in ("bins", "channel_bins")}
     gaps = [] if version < 3 else _gaps(about.get("gaps"), written or 0, len(records))
-    return Footer(version, records, written, groups, rewinds, higher, bins, gaps)
+    sessions = [] if version < 3 else _sessions(about.get("sessions"))
+    return Footer(version, records, written, groups, rewinds, extras, bins, gaps, sessions)
 
 
 def noted(rewinds: list[tuple[int, int]], number: int, step: int) -> None:
@@ -147,6 +163,22 @@ def _gaps(value: Any, written: int, records: int) -> list[Gap]:
     if gaps != sorted(gaps, key=lambda gap: gap.number):
         raise ValueError(f"its gaps are {gaps}: expected ascending numbers")
     return gaps
+
+
+def _sessions(value: Any) -> list[Session]:
+    """`value` as the process groups of a rank; None as none."""
+    sessions = []
+    for session in value or ():
+        match session:
+            case [number, step, str(started)]:
+                number = check_integer("sessions has the number", number, 0)
+                step = check_integer("sessions has the step", step, 0)
+                sessions.append(Session(number, step, started))
+            case _:
+                raise ValueError(f"sessions has {session!r}: expected [number, step, started]")
+    if [s.number for s in sessions] != sorted({s.number for s in sessions}):
+        raise ValueError(f"its sessions are {sessions}: expected ascending numbers")
+    return sessions
 
 
 def _pairs(name: str, value: Any) -> list[tuple[int, int]]:

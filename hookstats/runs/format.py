@@ -55,16 +55,32 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
+LAYOUT_COLUMNS = ("global_shape", "shards", "mesh", "placements")
+"""The columns that say which part of a distributed tensor a row is about."""
+
+
+class Extras(NamedTuple):
+    """Which optional groups of columns a part has."""
+
+    higher: bool = False
+    """Third and fourth moments."""
+    layout: bool = False
+    """`LAYOUT_COLUMNS`."""
+
+
+_NO_EXTRAS = Extras()
+
+
 @cache
-def part_schema(version: int = FORMAT_VERSION, *, higher: bool = False) -> Any:
-    """The Arrow schema of a part, with the columns of third and fourth moments if `higher`.
+def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> Any:
+    """The Arrow schema of a part, with some optional groups of columns.
 
     List columns hold one entry per channel, or one per histogram slot that is not zero.
     """
     pa = require_pyarrow()
 
     def field(name: str, type: Any) -> Any:
-        optional = name.removeprefix("tensor_") in (*HIGHER_COLUMNS, "channel_dim")
+        optional = name.removeprefix("tensor_") in _NULLABLE
         return pa.field(name, type, nullable=optional)
 
     def list_of(type: Any) -> Any:
@@ -74,7 +90,13 @@ def part_schema(version: int = FORMAT_VERSION, *, higher: bool = False) -> Any:
         return pa.int64() if name in TALLIES else pa.float64()
 
     text = pa.dictionary(pa.int32(), pa.string())
-    statistics = (*COLUMNS, *(HIGHER_COLUMNS if higher else ()))
+    statistics = (*COLUMNS, *(HIGHER_COLUMNS if extras.higher else ()))
+    layout = (
+        field("global_shape", list_of(pa.int64())),
+        field("shards", list_of(pa.int64())),
+        field("mesh", text),
+        field("placements", text),
+    )
     return pa.schema(
         [
             field("step", pa.int64()),
@@ -91,8 +113,12 @@ def part_schema(version: int = FORMAT_VERSION, *, higher: bool = False) -> Any:
             field("hist_counts", list_of(pa.int64())),
             field("channel_hist_slots", list_of(pa.int32())),
             field("channel_hist_counts", list_of(pa.int64())),
+            *(layout if extras.layout else ()),
         ]
     )
+
+
+_NULLABLE = (*HIGHER_COLUMNS, *LAYOUT_COLUMNS, "channel_dim")
 
 
 @cache
@@ -109,8 +135,8 @@ def scalars_schema() -> Any:
     return pa.schema([pa.field(name, type, nullable=False) for name, type in types.items()])
 
 
-def has_higher(stored: Any, version: int) -> bool:
-    """Whether a part with the Arrow schema `stored` has the columns of higher moments.
+def extras_of(stored: Any, version: int) -> Extras:
+    """The optional groups that a part with the Arrow schema `stored` has.
 
     Columns that are in no schema of the version are ignored.
 
@@ -118,9 +144,11 @@ def has_higher(stored: Any, version: int) -> bool:
         ValueError: a column of the version is missing or of another type, or some but not all
             columns of a group are there.
     """
-    higher = version > 2 and not set(stored.names).isdisjoint(HIGHER_COLUMNS)
-    check_schema(stored, part_schema(version, higher=higher))
-    return higher
+    names, extras = set(stored.names), Extras()
+    if version > 2:
+        extras = Extras(*(not names.isdisjoint(each) for each in (HIGHER_COLUMNS, LAYOUT_COLUMNS)))
+    check_schema(stored, part_schema(version, extras))
+    return extras
 
 
 def check_schema(stored: Any, expected: Any) -> None:

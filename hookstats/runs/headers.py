@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hookstats.runs.format import (
 from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
 from hookstats.stats.printable import printable
 
-_MAY_DIFFER = ("torch", "every")
+_MAY_DIFFER = ("torch", "every", "grad_scale")
 _ABSENT = {"moments": 2}
 """By entry of a header, what its absence means, where this is not null."""
 _TEXTS = ("created", "closed", "hookstats")
@@ -41,7 +41,12 @@ def new_run_json() -> dict[str, Any]:
     return {"format_version": FORMAT_VERSION, "hookstats": __version__, "created": now()}
 
 
-def new_rank_json(rank: int, header: Mapping[str, Any], max_bytes: int | None) -> dict[str, Any]:
+def new_rank_json(
+    rank: int,
+    header: Mapping[str, Any],
+    max_bytes: int | None,
+    world: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The content of the file of a rank that begins to write."""
     return {
         **new_run_json(),
@@ -52,6 +57,7 @@ def new_rank_json(rank: int, header: Mapping[str, Any], max_bytes: int | None) -
         "header": dict(header),
         "coverage": None,
         "earlier": [],
+        **({} if world is None else {"world": dict(world)}),
     }
 
 
@@ -92,18 +98,49 @@ def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
         return own
 
 
-def first_rank(run: Path) -> int:
-    """The lowest rank that has a header.
+def headed_ranks(run: Path) -> list[int]:
+    """The ranks that have a header, ascending.
 
     Raises:
         ValueError: no rank has one.
     """
     ranks = listed_ranks([path.name for path in run.iterdir()])
-    if ranks[:1] == [0] or "header" in read_run_json(run):
-        return 0
+    if ranks[:1] != [0] and "header" in read_run_json(run):
+        ranks = [0, *ranks]
     if not ranks:
         raise ValueError(f"{run / rank_json(0)}: no rank has written a header")
-    return ranks[0]
+    return ranks
+
+
+def unite_coverage(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The coverage of several ranks as one, the counts of a site added up; None if any is None."""
+    if len(found) == 1 or None in found:
+        return None if None in found else found[0]
+    coverages = [one for one in found if one is not None]
+    rows: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for row in (row for one in coverages for row in one.get("rows", ())):
+        key = row.get("name"), row.get("kind")
+        rows[key] = _sum(rows[key], row) if key in rows else row
+    united = dict(coverages[0])
+    for one in coverages[1:]:
+        united = _sum(united, {k: v for k, v in one.items() if k != "steps"})
+    steps = [one["steps"] for one in coverages if "steps" in one]
+    united |= {"rows": list(rows.values())} if rows else {}
+    return united | ({"steps": max(steps)} if steps else {})
+
+
+def _sum(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """Numbers added up, objects united; of all else that of `a`, unless it is null."""
+    united = dict(a)
+    for key, value in b.items():
+        mine = a.get(key)
+        if isinstance(mine, dict) and isinstance(value, dict):
+            united[key] = _sum(mine, value)
+        elif type(mine) is type(value) is int:
+            united[key] = mine + value
+        elif mine is None:
+            united[key] = value
+    return united
 
 
 def _check_rank(content: dict[str, Any]) -> None:
@@ -139,7 +176,7 @@ def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
 def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:
     """Raise a ValueError that names the first setting in which two headers differ.
 
-    what: where `theirs` is from. The version of torch and `every` may differ.
+    what: where `theirs` is from. The version of torch, `every` and `grad_scale` may differ.
     """
     theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
     for key in [*ours, *(key for key in theirs if key not in ours)]:

@@ -16,10 +16,11 @@ from hookstats.runs.format import (
     PARTS,
     SCALARS,
     SUMS_KEY,
+    Extras,
     PartName,
     check_schema,
     check_version,
-    has_higher,
+    extras_of,
     require_pyarrow,
     scalars_schema,
 )
@@ -83,10 +84,10 @@ class PartFile:
         ]
         if of_scalars:
             check_schema(self._file.schema_arrow, scalars_schema())
-            about, higher = {"bins": None, "channel_bins": None, **about}, False
+            about, extras = {"bins": None, "channel_bins": None, **about}, Extras()
         else:
-            higher = has_higher(self._file.schema_arrow, version)
-        return parse_footer(about, version, part, groups, higher=higher)
+            extras = extras_of(self._file.schema_arrow, version)
+        return parse_footer(about, version, part, groups, extras)
 
     def read(self, columns: Sequence[str], group: int | None = None) -> Any:
         """Some columns, of one row group or of all, as a pyarrow.Table."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hookstats.runs.encode import PartBuilder, Rows
 from hookstats.runs.files import remove_temporaries, write_file
-from hookstats.runs.footer import Footer, Gap, footer_json, noted
+from hookstats.runs.footer import Footer, Gap, Session, footer_json, noted
 from hookstats.runs.format import PartName
 
 RETRY_SECONDS = 1.0
@@ -41,7 +41,9 @@ class PartWriter:
         max_bytes: int | None,
         seconds_per_part: float,
         bytes_per_part: float,
+        started: str | None = None,
     ) -> None:
+        """started: what tells the process group from others; see `footer.Session`."""
         self._directory = directory
         self._rank = rank
         self._described = described
@@ -62,6 +64,8 @@ class PartWriter:
         self._retry = 0.0  # when to try again
         self._left = 0  # bytes of temporary files that could not be removed
         self._due = math.inf
+        self._started = started
+        self._sessions: list[Session] = []
 
     def after(self, part: PartName, footer: Footer | None) -> None:
         """Continue after a part that is on the disk already; `footer` is None if it is damaged.
@@ -72,6 +76,7 @@ class PartWriter:
         if footer is not None:
             self._written = records + (footer.written or self._written)
             self._rewinds = footer.rewinds
+            self._sessions = footer.sessions
             self._before = footer.records[-1][0]
         size = (self._directory / str(part)).stat().st_size
         self._parts[part.number] = _Written(part, records, size)
@@ -113,6 +118,8 @@ class PartWriter:
         if self._part is None:
             self._part = PartBuilder(schema, encode)
             self._due = time.monotonic() + self._seconds
+        if self._started is not None and self._started not in (s.started for s in self._sessions):
+            self._sessions.append(Session(self._next, rows.step, self._started))
         if rows.step <= self._before:
             noted(self._rewinds, self._next, rows.step)
         self._before = rows.step
@@ -187,7 +194,13 @@ class PartWriter:
     def _seal(self, part: PartBuilder) -> None:
         """Make the pending part a file in memory."""
         about = footer_json(
-            self._rank, part.records, self._written, self._rewinds, self._gaps, self._described
+            self._rank,
+            part.records,
+            self._written,
+            self._rewinds,
+            self._gaps,
+            self._sessions,
+            self._described,
         )
         content = part.finish(about)
         name = PartName(self._rank, self._number, part.records[0][0])

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from bisect import bisect_right
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,40 +18,30 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.runs.columns import COLUMNS
 from hookstats.runs.decode import (
-    DESCRIBED,
     Group,
     RunBins,
     check_rows,
     check_values,
     empty_group,
     read_group,
+    sites_of,
     with_tensors,
 )
 from hookstats.runs.files import naming
 from hookstats.runs.footer import Footer
 from hookstats.runs.format import (
     PARTS,
+    Extras,
     PartName,
     list_parts,
     part_schema,
     require_pyarrow,
 )
+from hookstats.runs.index import Where, index_of
 from hookstats.runs.part_file import open_part, read_footer
 from hookstats.stats.bins import Bins
 
 _CACHE_BYTES = 256 << 20
-
-
-class Where(NamedTuple):
-    """The rows of one record."""
-
-    part: PartName
-    step: int
-    group: int
-    """The row group; without rows, there is nothing to read."""
-    first: int
-    """The first row of the record in the row group."""
-    rows: int
 
 
 class Parts:
@@ -68,8 +56,16 @@ class Parts:
     """
 
     def __init__(
-        self, run: Path, bins: Bins | None, channel_bins: Bins | None, *, skip_damaged: bool
+        self,
+        run: Path,
+        bins: Bins | None,
+        channel_bins: Bins | None,
+        *,
+        skip_damaged: bool,
+        rank: int | None = None,
     ) -> None:
+        """rank: the only one whose parts are looked at; None for all."""
+        self._rank = rank
         self.run = run
         self.bins = bins
         self.channel_bins = channel_bins
@@ -82,13 +78,13 @@ class Parts:
         self._footers: dict[PartName, Footer] = {}  # in order of rank and writing
         self._groups: OrderedDict[tuple[PartName, int], Group] = OrderedDict()  # last used last
         self._cached = 0  # bytes in _groups
-        self._known: tuple[Any, Int64, tuple[SiteInfo, ...]] | None = None  # see _sites
+        self._known: dict[int, tuple[Any, Int64, tuple[SiteInfo, ...]]] = {}  # see _sites
 
     def look(self) -> OSError | ValueError | None:
         """Take in the parts that exist now; returns the error of the first unreadable part."""
         footers: dict[PartName, Footer] = {}
         first_error: OSError | ValueError | None = None
-        for name in list_parts(self.run):
+        for name in self._listed():
             if str(name) in self.damaged:
                 continue
             try:
@@ -102,8 +98,36 @@ class Parts:
                 footers[name] = footer
         if footers.keys() != self._footers.keys():
             self._footers = footers
-            self.index = index_of(footers)
+            self._make_index()
         return first_error
+
+    def _listed(self) -> list[PartName]:
+        """The parts that exist; of ranks that are not looked at, the newest alone, which says when
+        the rank was there."""
+        names = list_parts(self.run)
+        if self._rank is None:
+            return names
+        newest = {name.rank: name for name in names}.values()
+        return [name for name in names if name.rank == self._rank or name in newest]
+
+    def _make_index(self) -> None:
+        index = index_of(self._footers)
+        self.index = {k: v for k, v in index.items() if self._rank in (None, k)}
+
+    def _mine(self) -> list[Footer]:
+        return [f for name, f in self._footers.items() if self._rank in (None, name.rank)]
+
+    def ranks(self) -> set[int]:
+        """The ranks that have parts, readable or not."""
+        found = {name.rank for name in list_parts(self.run)}
+        return found if self._rank is None else found & {self._rank}
+
+    def is_whole(self) -> bool:
+        """Whether the records of one rank are those of the whole model, or of it alone."""
+        if self._rank is not None:
+            return True
+        layout = any(footer.extras.layout for footer in self._footers.values())
+        return len(self.index) < 2 and not layout
 
     def refresh(self) -> None:
         """`look`, and raise the error that it returned."""
@@ -140,14 +164,18 @@ class Parts:
             if where.rows:
                 group = self._group(where.part, where.group)
             else:
-                group = empty_group(higher=self._known_footer(where.part).higher)
+                group = empty_group(self._known_footer(where.part).extras)
             rows = slice(where.first, where.first + where.rows)
             offsets = group.offsets[rows.start : rows.stop + 1]
             channels = slice(int(offsets[0]), int(offsets[-1]))
             return StepRecord(
                 step=where.step,
                 rank=where.part.rank,
-                sites=self._sites(group.described.slice(where.first, where.rows), np.diff(offsets)),
+                sites=self._sites(
+                    group.described.slice(where.first, where.rows),
+                    np.diff(offsets),
+                    where.part.rank,
+                ),
                 observed=group.observed[rows],
                 offsets=offsets - offsets[0],
                 moments=group.moments[channels],
@@ -169,11 +197,12 @@ class Parts:
 
     def schema(self) -> Any:
         """The pyarrow.Schema of `tables`; higher moments are null in parts that have none."""
-        return part_schema(higher=any(footer.higher for footer in self._footers.values()))
+        found = [footer.extras for footer in self._mine()]
+        return part_schema(extras=Extras(*map(any, zip(*found, strict=True))))
 
     def all_higher(self, names: Iterable[PartName]) -> bool:
         """Whether all parts of these names have the columns of third and fourth moments."""
-        return all(self._known_footer(name).higher for name in names)
+        return all(self._known_footer(name).extras.higher for name in names)
 
     def tables(self, schema: Any) -> Iterator[Any]:
         """The valid rows of every part, each as one pyarrow.Table with the `schema`."""
@@ -208,7 +237,7 @@ class Parts:
             if footer.version == 1:
                 table = with_tensors(table)
             for column in set(columns) - set(table.column_names):  # moments that it does not have
-                field = part_schema(higher=True).field(column)
+                field = part_schema(extras=Extras(True, True)).field(column)
                 nulls = require_pyarrow().nulls(table.num_rows, field.type)
                 table = table.append_column(field, nulls)
             table = table.select(columns).unify_dictionaries().combine_chunks()
@@ -239,7 +268,7 @@ class Parts:
             return False
         self.damaged[str(name)] = str(error)
         self._footers.pop(name, None)
-        self.index = index_of(self._footers)
+        self._make_index()
         warnings.warn(f"hookstats: left out: {error}", RuntimeWarning, stacklevel=2)
         return True
 
@@ -257,42 +286,11 @@ class Parts:
             self._cached -= oldest.nbytes
         return found
 
-    def _sites(self, described: Any, channels: Int64) -> tuple[SiteInfo, ...]:
-        """The sites that `described`, the rows of a record, has; mostly those of the last."""
-        known = self._known
+    def _sites(self, described: Any, channels: Int64, rank: int) -> tuple[SiteInfo, ...]:
+        """The sites in the rows of a record; mostly those of the rank's last."""
+        known = self._known.get(rank)
         if known and known[0].equals(described) and np.array_equal(known[1], channels):
             return known[2]
-        columns = (described.column(name).to_pylist() for name in DESCRIBED)
-        sites = tuple(
-            SiteInfo(name, kind, count, dim, tuple(shape), dtype)
-            for name, kind, dim, shape, dtype, count in zip(
-                *columns, channels.tolist(), strict=True
-            )
-        )
-        self._known = (described, channels, sites)
+        sites = sites_of(described, channels)
+        self._known[rank] = described, channels, sites
         return sites
-
-
-def index_of(footers: Mapping[PartName, Footer]) -> dict[int, dict[int, Where]]:
-    """Where the valid records are, by rank and step, in order of writing."""
-    index: dict[int, dict[int, Where]] = {}
-    newest = {name.rank: footer for name, footer in footers.items()}
-    rewinds = {rank: deque(footer.rewinds) for rank, footer in newest.items()}
-    number = 0  # of a record of the rank
-    for name, footer in footers.items():
-        records = index.setdefault(name.rank, {})
-        number = footer.written or (number if records else 0)
-        ends = list(accumulate(footer.groups))
-        start = 0
-        for step, rows in footer.records:
-            back = step
-            while rewinds[name.rank] and rewinds[name.rank][0][0] <= number:
-                back = min(back, rewinds[name.rank].popleft()[1])
-            while records and next(reversed(records)) >= back:
-                records.popitem()
-            group = bisect_right(ends, start) if rows else 0
-            first = start - (ends[group - 1] if group else 0) if rows else 0
-            records[step] = Where(name, step, group, first, rows)
-            start += rows
-            number += 1
-    return index

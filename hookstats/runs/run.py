@@ -12,11 +12,20 @@ from hookstats.records.alike import did_you_mean
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
+from hookstats.runs.encode import encode_table, merged_schema
 from hookstats.runs.format import RUN_JSON, require_pyarrow
-from hookstats.runs.headers import bins_of, first_rank, read_rank_json, read_run_json
-from hookstats.runs.parts import Parts, Where
+from hookstats.runs.headers import (
+    bins_of,
+    headed_ranks,
+    read_rank_json,
+    read_run_json,
+    unite_coverage,
+)
+from hookstats.runs.index import Where
+from hookstats.runs.parts import Parts
 from hookstats.runs.scalars import Scalars
 from hookstats.runs.series import Series, span
+from hookstats.runs.whole import Whole
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 
@@ -43,16 +52,21 @@ def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run
 class Run:
     """A run directory. Every call sees the parts that are finished at that time.
 
-    ``run[step]`` is the StepRecord of rank 0, ``run.record(step, rank)`` that of another rank;
-    ``run["layer1.*", "output"]`` is a Series, some sites over all steps.
+    ``run[step]`` is a StepRecord; ``run["layer1.*", "output"]`` is a Series, some sites over all
+    steps. Both are of the whole model: what several ranks recorded is merged as `Merger` says.
+    ``run.of_rank(r)`` is the same of one rank alone, as the rank recorded it.
     A run is one line of steps: if training went back to a checkpoint, the earlier records of that
     step and of later ones are void, and left out of everything.
     A damaged part is a ValueError that names the file (see `open_run`); steps in other parts can
     still be read.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, skip_damaged: bool = False, rank: int | None = None
+    ) -> None:
         require_pyarrow()
+        self.rank = rank
+        """The rank whose records these are; None: those of all ranks, as one model."""
         self.path = check_path("path", path)
         if not self.path.exists():
             alike = did_you_mean(str(self.path), _runs_beside(self.path))
@@ -60,10 +74,10 @@ class Run:
         if not (self.path / RUN_JSON).is_file():
             raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
         read_run_json(self.path)
-        self._first = first_rank(self.path)
-        content = read_rank_json(self.path, self._first)
-        self.header: dict[str, Any] = content["header"]
-        """The settings and the model, as the lowest rank wrote them; see `header_of`."""
+        self._skip_damaged = skip_damaged
+        content = read_rank_json(self.path, self._headed[0])
+        self.header: dict[str, Any] = self._unite_headers()
+        """The settings and the model; modules and parameters are those of all ranks."""
         self.created: str | None = content.get("created")
         """When the run was begun, or last continued: ISO 8601, UTC."""
         self.version: str | None = content.get("hookstats")
@@ -72,9 +86,38 @@ class Run:
         """The bins of every tensor's histogram; None where there were none."""
         self.channel_bins = bins_of(self.header, "channel_bins")
         """The bins of every channel's histogram; None where there were none."""
-        self._parts = Parts(self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged)
-        self._skip_damaged = skip_damaged
-        self._scalars: dict[int, Scalars] = {}
+        self._parts = Parts(
+            self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged, rank=rank
+        )
+        self._whole = Whole(self._parts, self._read)
+        first = self._headed[0]
+        self.scalars = Scalars(self.path, first, skip_damaged=skip_damaged)
+        """The numbers that the lowest rank logged: ``run.scalars["loss"].values``; also of steps
+        that are not recorded."""
+
+    @property
+    def _headed(self) -> list[int]:
+        """The ranks whose files these are, ascending."""
+        return headed_ranks(self.path) if self.rank is None else [self.rank]
+
+    def _unite_headers(self) -> dict[str, Any]:
+        headers = [read_rank_json(self.path, rank)["header"] for rank in self._headed]
+        united: dict[str, Any] = dict(headers[0])
+        for name in ("modules", "parameters"):
+            if any(header.get(name) is not None for header in headers):
+                united[name] = {}
+                for header in headers:
+                    united[name] |= (header.get(name) or {}) | united[name]
+        return united
+
+    def of_rank(self, rank: int) -> Run:
+        """What one rank recorded, as the rank recorded it: the same run, read by itself.
+
+        Raises:
+            FileNotFoundError: the rank has written no header.
+            ValueError: its header is damaged.
+        """
+        return Run(self.path, skip_damaged=self._skip_damaged, rank=rank)
 
     def __repr__(self) -> str:
         try:
@@ -87,40 +130,36 @@ class Run:
         self._parts.refresh()
         if not self._parts.index:
             return "no steps yet"
-        records = next(iter(self._parts.index.values()))
-        sites = next(reversed(records.values())).rows
-        ranks = list(self._parts.index)
+        steps, ranks = self.steps, list(self._parts.index)
+        last = self._find(steps[-1])
+        sites = last.rows if last and self._parts.is_whole() else len(self[steps[-1]])
         of = "" if ranks == [0] else f", ranks {', '.join(map(str, ranks))}"
-        return f"{span(list(records))}, {sites} site{'s' * (sites != 1)}{of}"
+        return f"{span(steps)}, {sites} site{'s' * (sites != 1)}{of}"
 
     def _ipython_key_completions_(self) -> list[int | Key]:
         """What notebooks offer after ``run[``: steps, and the sites of the last of them."""
         steps = self.steps
-        return [*steps, *(self.record(steps[-1]) if steps else ())]
+        return [*steps, *(self[steps[-1]] if steps else ())]
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))
 
     @property
     def closed(self) -> str | None:
-        """When the run was closed: ISO 8601, UTC; None if it is still running or was killed."""
-        closed: str | None = read_rank_json(self.path, self._first).get("closed")
-        return closed
+        """When the last rank closed the run: ISO 8601, UTC; None if any is still running or was
+        killed."""
+        found = [read_rank_json(self.path, rank).get("closed") for rank in self._headed]
+        ended = [one for one in found if one is not None]
+        return max(ended) if len(ended) == len(found) else None
 
     @property
     def coverage(self) -> dict[str, Any] | None:
-        """The coverage report that ended the run; None if it is still running or was killed."""
-        coverage: dict[str, Any] | None = read_rank_json(self.path, self._first)["coverage"]
-        return coverage
+        """The coverage report that ended the run; None if it is still running or was killed.
 
-    def header_of(self, rank: int) -> dict[str, Any]:
-        """The settings and the model of one rank: pipeline ranks differ in their modules.
-
-        Raises:
-            FileNotFoundError: the rank has written no header.
+        Of several ranks, the counts of each site are added up.
         """
-        header: dict[str, Any] = read_rank_json(self.path, rank)["header"]
-        return header
+        found = [read_rank_json(self.path, rank)["coverage"] for rank in self._headed]
+        return unite_coverage(found)
 
     @property
     def damaged(self) -> dict[str, str]:
@@ -135,42 +174,36 @@ class Run:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that rank 0 recorded, ascending."""
-        return self.steps_of(0)
-
-    def steps_of(self, rank: int) -> list[int]:
-        """The steps that `rank` recorded, ascending."""
+        """The steps that were recorded, by any rank, ascending."""
         self._parts.refresh()
-        return list(self._parts.index.get(rank, ()))
+        return self._whole.steps()
 
-    def thinned_of(self, rank: int = 0) -> int:
-        """The number of steps that `rank` recorded and that were deleted to keep to `max_bytes`.
+    def ranks_of(self, step: int) -> list[int]:
+        """The ranks that recorded a step. While a run is written, and where ranks watch other
+        steps, these may be fewer than `ranks`."""
+        self._parts.refresh()
+        return self._whole.ranks(step)
+
+    @property
+    def thinned(self) -> int:
+        """The number of steps that were recorded and deleted to keep to `max_bytes`: the greatest
+        of any rank.
 
         Steps of damaged parts that are left out count, too.
         """
         self._parts.refresh()
-        return self._parts.lost(rank)
+        return max(map(self._parts.lost, self._parts.index), default=0)
 
-    def gaps_of(self, rank: int = 0) -> dict[int, str]:
-        """The steps that were due and that `rank` lost, ascending, each with the reason.
+    @property
+    def gaps(self) -> dict[int, str]:
+        """The steps that were due and that any rank lost, ascending, each with the reason.
 
         The reason is "disk" where the disk took no part for long, "stall" where the training would
         have had to wait, "error" where something failed. What a kill loses is not among them.
         """
         self._parts.refresh()
-        return self._parts.gaps(rank)
-
-    @property
-    def scalars(self) -> Scalars:
-        """The numbers that rank 0 logged: ``run.scalars["loss"].values``; also of steps that are
-        not recorded."""
-        return self.scalars_of(0)
-
-    def scalars_of(self, rank: int) -> Scalars:
-        """The numbers that `rank` logged, as `scalars` has those of rank 0."""
-        if rank not in self._scalars:
-            self._scalars[rank] = Scalars(self.path, rank, skip_damaged=self._skip_damaged)
-        return self._scalars[rank]
+        found = {k: v for rank in self._parts.index for k, v in self._parts.gaps(rank).items()}
+        return dict(sorted(found.items()))
 
     @property
     def ranks(self) -> list[int]:
@@ -192,15 +225,29 @@ class Run:
     @overload
     def __getitem__(self, index: Key) -> Series: ...
     def __getitem__(self, index: int | Key) -> StepRecord | Series:
-        """``run[step]``: what rank 0 recorded in a step; ``run[names, kinds]``: `series`."""
-        return self.series(*index) if isinstance(index, tuple) else self.record(index)
+        """``run[step]``: what was recorded in a step; ``run[names, kinds]``: `series`.
 
-    def record(self, step: int, rank: int = 0) -> StepRecord:
-        """What `rank` recorded in `step`; a KeyError names the steps or ranks that exist."""
+        Raises:
+            KeyError: there is no such step; the message says which there are.
+        """
+        if isinstance(index, tuple):
+            return self.series(*index)
+        ranks, error = self._whole.ranks(index), None
+        if not ranks or len(ranks) < len(self._parts.index):  # others may have written it since
+            error = self._parts.look()
+            ranks = self._whole.ranks(index)
+        if not ranks:
+            raise error or KeyError(self._unknown(index))
+        if error is not None and len(ranks) < len(self._parts.ranks()):
+            raise error  # the damaged part may have the step, too
+        one = self._parts.is_whole()
+        record = self._read(index, ranks[0]) if one else self._whole.record(index)
+        return replace(record, scalars=self.scalars.of(index))
+
+    def _read(self, step: int, rank: int) -> StepRecord:
         where = self._where(step, rank)
         try:
-            record = self._parts.record(where)
-            return replace(record, scalars=self.scalars_of(rank).of(step))
+            return self._parts.record(where)
         except FileNotFoundError:  # deleted since, to keep to max_bytes
             self._parts.look()
             if self._parts.index.get(rank, {}).get(step) == where:
@@ -208,10 +255,10 @@ class Run:
         except (OSError, ValueError) as error:
             if not self._parts.skip(where.part, error):
                 raise
-        return self.record(step, rank)
+        return self._read(step, rank)
 
-    def series(self, names: str = "*", kinds: str = "*", rank: int = 0) -> Series:
-        """Some sites over all steps of `rank`: a mapping from (name, kind) to SiteSeries.
+    def series(self, names: str = "*", kinds: str = "*") -> Series:
+        """Some sites over all steps: a mapping from (name, kind) to SiteSeries.
 
         Args:
             names: a name, or a glob for names, such as "encoder.*".
@@ -220,39 +267,47 @@ class Run:
             KeyError: nothing matches; the message suggests similar names.
         """
         self._parts.refresh()
-        return Series(self._parts, names, kinds, rank)
+        return Series(self._parts, names, kinds, self._whole)
 
     def table(self) -> Any:
-        """Everything as a pyarrow.Table: one row per step, rank, site and kind, as written.
+        """Everything as a pyarrow.Table: one row per step, site and kind.
 
-        Columns: step, rank, site, kind, channel_dim (null: the tensor is one channel), shape,
-        dtype, observed (calls merged); of the whole tensor tensor_count (finite values),
-        tensor_nan, tensor_posinf, tensor_neginf, tensor_zero, tensor_mean, tensor_var (population),
-        tensor_min, tensor_max, tensor_l1; a list over channels each: count, nan, ..., l1;
+        Columns: step, rank (null: several, merged), site, kind, channel_dim (null: the tensor is
+        one channel), shape, dtype, observed (calls merged); of the whole tensor tensor_count
+        (finite values), tensor_nan, tensor_posinf, tensor_neginf, tensor_zero, tensor_mean,
+        tensor_var (population), tensor_min, tensor_max, tensor_l1; a list over channels each:
+        count, nan, ..., l1;
         hist_slots and hist_counts, the nonzero slots of the tensor's histogram (0: underflow, then
         the bins, then overflow); channel_hist_slots (channel * slots + slot) and
-        channel_hist_counts.
+        channel_hist_counts. Of one rank's part of a model there are also the columns of its layout.
         """
-        pa = require_pyarrow()
         schema = self.schema
-        tables = [schema.empty_table(), *self._parts.tables(schema)]
-        return pa.concat_tables(tables).unify_dictionaries()
+        tables = [schema.empty_table(), *self._tables(schema)]
+        return require_pyarrow().concat_tables(tables).unify_dictionaries()
 
     @property
     def schema(self) -> Any:
         """The pyarrow.Schema of `table`: with the columns m3, m4, tensor_m3 and tensor_m4 where any
         part has them (null in the rows of others)."""
         self._parts.refresh()
-        return self._parts.schema()
+        if self.rank is not None or self._parts.is_whole():
+            return self._parts.schema()
+        return merged_schema(self._parts.schema())
 
     def batches(self) -> Iterator[Any]:
-        """`table` in pieces, one pyarrow.Table per part: for a run that is larger than memory."""
-        return self._parts.tables(self.schema)
+        """`table` in pieces, for a run that is larger than memory: one pyarrow.Table per part, or
+        per step where ranks are merged."""
+        return self._tables(self.schema)
+
+    def _tables(self, schema: Any) -> Iterator[Any]:
+        if self.rank is not None or self._parts.is_whole():
+            return self._parts.tables(schema)
+        return (encode_table(record, schema) for record in self._whole.records())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """`batches` by the Arrow PyCapsule interface: ``polars.DataFrame(run)``."""
         schema = self.schema
-        tables = self._parts.tables(schema)
+        tables = self._tables(schema)
         batches = (batch for table in tables for batch in table.to_batches())
         reader = require_pyarrow().RecordBatchReader.from_batches(schema, batches)
         return reader.__arrow_c_stream__(requested_schema)
@@ -265,6 +320,11 @@ class Run:
         except ImportError as error:
             raise ImportError(f"to_pandas needs pandas ({error}): pip install pandas") from error
 
+    def _find(self, step: int) -> Where | None:
+        """A place of a step in the parts that are known."""
+        found = (records.get(step) for records in self._parts.index.values())
+        return next((where for where in found if where is not None), None)
+
     def _where(self, step: int, rank: int) -> Where:
         """Where a record is: in the known parts, or else in the parts that exist now."""
         where = self._parts.index.get(rank, {}).get(step)
@@ -272,20 +332,16 @@ class Run:
             error = self._parts.look()
             where = self._parts.index.get(rank, {}).get(step)
             if where is None:
-                raise error or KeyError(self._unknown(step, rank))
+                raise error or KeyError(self._unknown(step))
         return where
 
-    def _unknown(self, step: int, rank: int) -> str:
+    def _unknown(self, step: int) -> str:
         """The error message for a step that does not exist."""
-        ranks, path = list(self._parts.index), printable(str(self.path))
-        if not ranks:
-            return f"step {step}: {path} has no steps yet"
-        steps = list(self._parts.index.get(rank, ()))
+        steps, path = self._whole.steps(), printable(str(self.path))
+        of = "" if self.rank is None else f" of rank {self.rank}"
         if not steps:
-            return f"rank {rank}: {path} has the ranks {', '.join(map(str, ranks))}"
-        return (
-            f"step {step}: {path} has {len(steps)} steps of rank {rank} in {steps[0]}..{steps[-1]}"
-        )
+            return f"step {step}: {path} has no steps{of} yet"
+        return f"step {step}: {path} has {len(steps)} steps{of} in {steps[0]}..{steps[-1]}"
 
 
 def _runs_beside(path: Path) -> list[str]:

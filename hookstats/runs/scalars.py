@@ -15,8 +15,8 @@ from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.encode import Rows
 from hookstats.runs.footer import Footer
 from hookstats.runs.format import SCALARS, PartName, list_parts, require_pyarrow, scalars_schema
+from hookstats.runs.index import index_of
 from hookstats.runs.part_file import open_part, read_footer
-from hookstats.runs.parts import index_of
 
 _ROW_BYTES = 32
 """What a scalar has in memory until it is encoded, about."""

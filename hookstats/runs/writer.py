@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from hookstats.records.record import StepRecord
-from hookstats.runs.encode import encode, rows_of
+from hookstats.runs.encode import encode, rows_of, schema_of
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
 from hookstats.runs.format import (
     FORMAT_VERSION,
@@ -26,7 +26,7 @@ from hookstats.runs.format import (
     PartName,
     is_of_a_run,
     list_parts,
-    part_schema,
+    listed_ranks,
     rank_json,
     require_pyarrow,
     scalars_schema,
@@ -34,7 +34,7 @@ from hookstats.runs.format import (
 from hookstats.runs.headers import (
     bins_of,
     check_settings,
-    first_rank,
+    headed_ranks,
     new_rank_json,
     new_run_json,
     now,
@@ -47,7 +47,6 @@ from hookstats.runs.part_writer import PartWriter
 from hookstats.runs.scalars import encode_scalars, scalar_rows
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
-from hookstats.stats.state import is_higher
 
 _PARTS_AT_LEAST = 64
 """The number of parts that `max_bytes` is cut into: thinning deletes whole parts."""
@@ -82,6 +81,8 @@ class RunWriter:
             LogBins, its dict, or None) say how to read the histograms of every record.
         append: whether `out` may hold a run with an equal header (see `check_settings`), which is
             then continued.
+        world: how many ranks there are (`size`), and a text that is equal on all ranks and greater
+            for process groups that started later (`started`); None if nothing is known.
         locked: whether other writers of the rank that are locked, too, are kept out; see `lock`.
 
     Raises:
@@ -103,6 +104,7 @@ class RunWriter:
         append: bool = False,
         max_bytes: int | None = None,
         locked: bool = False,
+        world: Mapping[str, Any] | None = None,
         seconds_per_part: float = 5.0,
         bytes_per_part: int = 32 << 20,
     ) -> None:
@@ -118,7 +120,8 @@ class RunWriter:
             "bins": self._bins and self._bins.to_dict(),
             "channel_bins": self._channel_bins and self._channel_bins.to_dict(),
         }
-        self._run = new_rank_json(rank, {**header, **self._described}, max_bytes)
+        self._run = new_rank_json(rank, {**header, **self._described}, max_bytes, world)
+        self._started: str | None = (world or {}).get("started")
         to_json("header", self._run)
         scalars = None if max_bytes is None else max_bytes // _SCALARS_SHARE
         of_records = None if max_bytes is None else max_bytes - (scalars or 0)
@@ -129,6 +132,7 @@ class RunWriter:
             of_records,
             seconds_per_part,
             min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST),
+            self._started,
         )
         self._scalars = PartWriter(
             self.path / SCALARS,
@@ -170,7 +174,12 @@ class RunWriter:
         if append and (run is not None or own in names):
             self._take_lock()  # what is read now must not change
             self._continue(run, found, own in names)
-        elif own in names or any(p.rank == self.rank for p in found) or "header" in (run or {}):
+        elif (
+            own in names
+            or any(p.rank == self.rank for p in found)
+            or "header" in (run or {})
+            or self._is_of_another_world(names)
+        ):
             raise self._exists("holds another run")
         parts.mkdir(exist_ok=True)
         try:
@@ -183,6 +192,13 @@ class RunWriter:
         self._records.clean()
         self._scalars.clean()
         self._write_run_json(run)
+
+    def _is_of_another_world(self, names: list[str]) -> bool:
+        """Whether other ranks began the run in another process group, where that can be told."""
+        if self._started is None:
+            return False
+        worlds = (read_rank_json(self.path, rank).get("world") for rank in listed_ranks(names)[:1])
+        return any((world or {}).get("started") != self._started for world in worlds)
 
     def _take_lock(self) -> None:
         if self._locked and self._lock is None:
@@ -214,7 +230,7 @@ class RunWriter:
                 session = {k: before.get(k) for k in ("created", "closed", "hookstats", "coverage")}
                 self._run["earlier"] = [*before.get("earlier", []), session]
         else:  # a rank that is new may have other modules, but not other histograms
-            header = read_rank_json(self.path, first_rank(self.path))["header"]
+            header = read_rank_json(self.path, headed_ranks(self.path)[0])["header"]
             check_settings(
                 {name: header.get(name) for name in self._described}, self._described, what
             )
@@ -264,8 +280,7 @@ class RunWriter:
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         if self._records.takes(record.step):
-            schema = part_schema(higher=is_higher(record.moments))
-            self._records.add(rows_of(record), schema, encode)
+            self._records.add(rows_of(record), schema_of(record), encode)
         self.flush_if_due()
 
     def skip(self, step: int, reason: str) -> None:

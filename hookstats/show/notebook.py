@@ -32,7 +32,7 @@ def run_html(run: Run) -> str:
     """What the run is, and a heatmap of its layers' rms by step."""
     parts = [about_html(run)]
     if run.steps:
-        kinds = [kind for _, kind in run.record(run.steps[-1])]
+        kinds = [kind for _, kind in run[run.steps[-1]]]
         kind = "output" if "output" in kinds else next(iter(kinds), None)
         if kind is not None:
             caption = f"rms of every {kind}, layers in order of execution by steps"
@@ -67,7 +67,8 @@ def record_html(record: StepRecord) -> str:
         )
         for site in summarise(record)
     ]
-    title = _title("StepRecord", f"step {record.step} of rank {record.rank}, {len(record)} tensors")
+    of = "" if record.rank is None else f" of rank {record.rank}"
+    title = _title("StepRecord", f"step {record.step}{of}, {len(record)} tensors")
     return _fragment([title, _table(head, rows)])
 
 

@@ -48,7 +48,8 @@ class Overview:
     Sites are in order of execution; gradients and parameters stand beside their module's output.
     """
 
-    rank: int
+    rank: int | None
+    """None: all ranks, merged."""
     steps: tuple[int, ...]
     """Every recorded step, ascending."""
     spans: Spans
@@ -72,11 +73,10 @@ class Overview:
 
 def overview(
     run: Run,
-    rank: int = 0,
     columns: int | None = None,
     each: Callable[[StepRecord], object] | None = None,
 ) -> Overview:
-    """Merge the steps that `rank` recorded into at most `columns` columns, and those set apart.
+    """Merge the steps of a run into at most `columns` columns, and those set apart.
 
     Every step is read once, in order.
 
@@ -86,15 +86,13 @@ def overview(
             step for which `each` returns something true gets a column of its own, so that the
             column shows what was found in that step; of such there are no more than `columns`.
     Raises:
-        ValueError: `rank` recorded no step; columns < 1.
+        ValueError: the run has no steps; columns < 1.
     """
-    steps = run.steps_of(rank)
+    steps = run.steps
     if not steps:
-        raise ValueError(
-            f"{printable(str(run.path))}: expected a run with steps of rank {rank}, found none yet"
-        )
+        raise ValueError(f"{printable(str(run.path))}: expected a run with steps, found none yet")
     if columns is None:
-        sites = max(1, len(run.record(steps[-1], rank)))
+        sites = max(1, len(run[steps[-1]]))
         columns = min(max(_CELLS // sites, _MIN_COLUMNS), _MAX_COLUMNS)
     columns = check_integer("columns", columns, 1)
     ends = set(
@@ -105,7 +103,7 @@ def overview(
     apart = columns  # steps that may still get a column of their own
     column = _Merger(rows, run.bins)
     for i, step in enumerate(steps):
-        record = run.record(step, rank)
+        record = run[step]
         alone = each is not None and bool(each(record)) and apart > 0
         if column.steps and (alone or i in ends):
             bounds.append(i)
@@ -120,7 +118,7 @@ def overview(
     if column.steps:
         bounds.append(len(steps))
         merged.append(column.merged())
-    return _join(run, rank, steps, tuple(pairwise(bounds)), rows, merged)
+    return _join(run, steps, tuple(pairwise(bounds)), rows, merged)
 
 
 class _Rows:
@@ -217,7 +215,7 @@ class _Merger:
 
 
 def _join(
-    run: Run, rank: int, steps: list[int], spans: Spans, rows: _Rows, columns: list[_Column]
+    run: Run, steps: list[int], spans: Spans, rows: _Rows, columns: list[_Column]
 ) -> Overview:
     """The overview of these columns, the sites in order of execution."""
     size = len(rows.sites)
@@ -231,7 +229,7 @@ def _join(
     hists = [c.hist for c in columns]
     identity = state.IDENTITY[: columns[0].moments.shape[1]]
     return Overview(
-        rank=rank,
+        rank=run.rank,
         steps=tuple(steps),
         spans=spans,
         sites=tuple(rows.sites[i] for i in order),

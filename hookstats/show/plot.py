@@ -47,7 +47,6 @@ class Plots:
         kind: str = "output",
         names: str = "*",
         *,
-        rank: int = 0,
         ax: Axes | None = None,
     ) -> Figure:
         """One statistic of many tensors: layers in order of execution by steps.
@@ -64,9 +63,9 @@ class Plots:
             KeyError: no tensor matches.
         """
         _check(statistic)
-        series = self._run.series(names, kind, rank)
+        series = self._run.series(names, kind)
         steps = np.unique(np.concatenate([site.steps for site in series.values()]))
-        known = list(self._run.record(int(steps[-1]), rank))  # with kinds that tell the order
+        known = list(self._run[int(steps[-1])])  # with kinds that tell the order
         ordered = (known[i] for i in execution_order(known))
         sites = [series[key] for key in dict.fromkeys((*ordered, *series)) if key in series]
         values = np.full((len(sites), len(steps)), np.nan)
@@ -92,27 +91,23 @@ class Plots:
         ax.set_title(f"{statistic} of {kind}")
         return figure
 
-    def histogram(
-        self, name: str, kind: str = "output", *, rank: int = 0, ax: Axes | None = None
-    ) -> Figure:
+    def histogram(self, name: str, kind: str = "output", *, ax: Axes | None = None) -> Figure:
         """The histogram of a tensor over the steps: each column has the shares of a step's values.
 
         Raises:
             KeyError: the run has no such tensor.
             ValueError: the run has no histograms, or the tensor never had a finite value.
         """
-        return draw_histogram(self._site(name, kind, rank), ax)
+        return draw_histogram(self._site(name, kind), ax)
 
-    def quantiles(
-        self, name: str, kind: str = "output", *, rank: int = 0, ax: Axes | None = None
-    ) -> Figure:
+    def quantiles(self, name: str, kind: str = "output", *, ax: Axes | None = None) -> Figure:
         """Median, quartiles, 1 % and 99 % quantiles, minimum and maximum of a tensor by step.
 
         Raises:
             KeyError: the run has no such tensor.
             ValueError: the run has no histograms, or the tensor never had a finite value.
         """
-        site = self._site(name, kind, rank)
+        site = self._site(name, kind)
         found = _distributions(site)
         figure, ax = _axes(ax, (6.0, 3.5))
         low, first, median, third, high = found.quantiles
@@ -136,7 +131,6 @@ class Plots:
         kind: str = "output",
         statistic: str = "rms",
         *,
-        rank: int = 0,
         ax: Axes | None = None,
     ) -> Figure:
         """One statistic per channel of a tensor, by step; dead channels, all zero, are grey.
@@ -147,7 +141,7 @@ class Plots:
                 step to step.
         """
         _check(statistic)
-        site = self._site(name, kind, rank)
+        site = self._site(name, kind)
         channels = site.channels
         values = np.asarray(getattr(channels, statistic), np.float64).T
         dead = channels.dead.T
@@ -160,9 +154,9 @@ class Plots:
         _label(ax, site)
         return figure
 
-    def _site(self, name: str, kind: str, rank: int) -> SiteSeries:
+    def _site(self, name: str, kind: str) -> SiteSeries:
         """The one tensor that `name`, which must not be a glob, and `kind` choose."""
-        found = self._run.series(name, kind, rank)
+        found = self._run.series(name, kind)
         if len(found) > 1:
             raise ValueError(
                 f"name = {name!r}, kind = {kind!r}: expected one tensor, {len(found)} match"

@@ -27,6 +27,7 @@ from hookstats.hooks.per_call import module_hook
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.silence import Silence
+from hookstats.hooks.spread import Spread
 from hookstats.hooks.steps import StepHook
 from hookstats.hooks.updates import Updates
 from hookstats.hooks.widths import Sites, Suffixes, Widths
@@ -63,6 +64,7 @@ class Watch:
         flusher: Flusher,
         monitor: Monitor,
         first_step: int,
+        spread: Spread,
     ) -> None:
         """header: that of the run directory, `Settings.header`."""
         self._settings = settings
@@ -73,6 +75,7 @@ class Watch:
         self._arena.while_waiting = flusher.overtake
         self._flusher = flusher
         self._monitor = monitor
+        self._spread = spread
         self._step = first_step
         self._paused = False
         self._recorded = False  # whether hooks observed at any time in the open step
@@ -119,7 +122,7 @@ class Watch:
         rule = parameter_rule(selection.parameters[name])
         suffixes = Suffixes()
         sites = {
-            kind: Widths(self._arena, name, kind, rule, suffixes)
+            kind: Widths(self._arena, name, kind, rule, suffixes, self._spread)
             for kind in PARAMETER_KINDS
             if kind in self._settings.kinds
         }
@@ -134,7 +137,7 @@ class Watch:
         made: list[Sites] = []  # and those of later calls
         kinds, per_call = self._settings.kinds, self._settings.per_call
         before, after = (
-            module_hook(kind, self._arena, name, kinds, rule, made, per_call=per_call)
+            module_hook(kind, self._arena, name, kinds, rule, made, self._spread, per_call=per_call)
             for kind in (InputHook, OutputHook)
         )
         self._sites.append(made)

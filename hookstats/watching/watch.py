@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,13 +12,17 @@ from torch.optim import Optimizer
 from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
 from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
+from hookstats.hooks.spread import Spread
 from hookstats.rules import Monitor, Rule
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
 from hookstats.watching.handle import Watch
 from hookstats.watching.settings import Settings, as_models, as_optimizers, check_sinks, together
-from hookstats.watching.world import current_rank
+from hookstats.watching.world import current_rank, current_world
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _LOG_BINS = LogBins()
 
@@ -41,6 +46,7 @@ def watch(
     moments: int = 2,
     per_call: bool = False,
     modes: str = "auto",
+    mesh: DeviceMesh | None = None,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
@@ -80,7 +86,7 @@ def watch(
             `Watch.load_state_dict`.
         max_bytes: the most bytes that each rank may have in `out`; old steps are thinned to keep
             below. The newest quarter stays whole; every second older part is deleted, then every
-            second of those that remain, and so on. `Run.thinned_of` counts the deleted steps.
+            second of those that remain, and so on. `Run.thinned` counts the deleted steps.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`: they check each
             recorded step, on the same thread as sinks, and warn once when a problem starts.
@@ -96,6 +102,11 @@ def watch(
         per_call: whether the calls of a module in a step are sites of their own: `name@0`,
             `name@1`, and so on, and `name@...` from the 65th on. In compiled code, the calls in one
             graph are numbered.
+        mesh: over which ranks plain tensors are spread, where DDP, FSDP and DTensors do not say so:
+            a DeviceMesh with names. Nothing is known of plain tensors along dimensions whose names
+            begin with "tp" (tensor parallelism), nor of parameters along "ep" (experts). Along "pp"
+            (stages) are other modules, along "cp" and "sp" sequences are spread, along all others
+            batches.
 
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
@@ -120,12 +131,23 @@ def watch(
     selection = select(together(models), kinds, include, exclude, "watch")
     if not set(kinds).isdisjoint(MODULE_KINDS):
         make_reachable(selection.modules)
+    spread = Spread(models.values(), mesh)
     header = settings.header(models, selection)
+    if spread.batches is not None:
+        header["grad_scale"] = 1 / spread.batches
     writer, step = None, 0
     if out is not None:
         writer = RunWriter(
-            out, header, rank=current_rank(), append=append, max_bytes=max_bytes, locked=True
+            out,
+            header,
+            rank=current_rank(),
+            append=append,
+            max_bytes=max_bytes,
+            locked=True,
+            world=current_world(),
         )
         step = 0 if writer.last_step is None else writer.last_step + 1
     flusher = Flusher(writer, (*sinks, monitor) if rules else sinks)
-    return Watch(models.values(), selection, optimizers, settings, header, flusher, monitor, step)
+    return Watch(
+        models.values(), selection, optimizers, settings, header, flusher, monitor, step, spread
+    )

@@ -1,10 +1,14 @@
-"""The rank of this process among several."""
+"""The rank of this process among several, and what all of them know of their process group."""
 
 from __future__ import annotations
 
 import os
+from datetime import datetime, timezone
+from typing import Any
 
 import torch
+
+from hookstats._torch import agree
 
 
 def current_rank() -> int:
@@ -19,3 +23,17 @@ def current_rank() -> int:
     if not value.isdecimal():
         raise ValueError(f"RANK = {value!r} in the environment: expected an integer, 0 or more")
     return int(value)
+
+
+def current_world() -> dict[str, Any] | None:
+    """How many ranks there are, and when the first of them asked; None without torch.distributed.
+
+    The text of `started` is the same on all ranks, and later in a process group that starts later:
+    the first rank that asks leaves the text in the group's store. No rank waits for another.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    started = agree("hookstats.started", now)
+    size = torch.distributed.get_world_size()
+    return {"size": size} if started is None else {"size": size, "started": started}

@@ -101,7 +101,7 @@ def test_steps_that_only_one_has_are_a_difference(a: Path, tmp_path: Path) -> No
     assert result.words == [f"only {a} has 5 steps, 0 to 4", f"only {apart} has step 9"]
 
 
-def test_every_rank_is_compared(tmp_path: Path) -> None:
+def test_ranks_are_compared_merged_or_one_by_one(tmp_path: Path) -> None:
     runs = []
     for name, of_rank_1 in (("a", 1), ("b", 7)):
         out = write_run(tmp_path / name, sample(0))
@@ -109,13 +109,13 @@ def test_every_rank_is_compared(tmp_path: Path) -> None:
     result = call("compare", *runs)
     assert result.code == 1
     assert result.words[:2] == [
-        f"only {runs[0]} has step 1 of rank 1",
-        f"only {runs[1]} has step 7 of rank 1",
+        f"only {runs[0]} has step 1",
+        f"only {runs[1]} has step 7",
     ]
     assert call("compare", *runs, "--rank", "0").code == 0
     assert call("compare", *runs, "--rank", "1", "--common").code == 0
     unknown = call("compare", *runs, "--rank", "2")
-    assert unknown == (2, "", "hookstats compare: error: --rank 2: expected one of 0, 1\n")
+    assert unknown == (2, "", f"hookstats compare: error: --rank 2: {runs[0]} has the ranks 0, 1\n")
 
 
 def test_the_list_may_be_shortened(a: Path, tmp_path: Path) -> None:

@@ -52,15 +52,10 @@ def test_csv_has_a_row_a_step_and_site(run: Path, tmp_path: Path) -> None:
     assert call("export", run, "-o", out) == (0, f"{out}\n", "")
     found = rows(out)
     reader = open_run(run)
-    keys = [(int(r["rank"]), int(r["step"]), r["site"], r["kind"]) for r in found]
-    assert sorted(keys) == sorted(
-        (rank, step, *key)
-        for rank in reader.ranks
-        for step in reader.steps_of(rank)
-        for key in reader.record(step, rank)
-    )
-    for row, (rank, step, name, kind) in zip(found, keys, strict=True):
-        stats = reader.record(step, rank)[name, kind].per_tensor()
+    keys = [(int(r["step"]), r["site"], r["kind"]) for r in found]
+    assert sorted(keys) == sorted((step, *key) for step in reader.steps for key in reader[step])
+    for row, (step, name, kind) in zip(found, keys, strict=True):
+        stats = reader[step][name, kind].per_tensor()
         for statistic in statistic_names():
             check(row[statistic], float(getattr(stats, statistic)))
 
@@ -70,14 +65,9 @@ def test_csv_may_have_a_row_a_channel(run: Path, tmp_path: Path) -> None:
     assert call("export", run, "-o", out, "--channels").code == 0
     reader = open_run(run)
     found = rows(out)
-    assert len(found) == sum(
-        site.channels
-        for rank in (0, 1)
-        for s in reader.steps_of(rank)
-        for site in reader.record(s, rank).sites
-    )
+    assert len(found) == sum(site.channels for s in reader.steps for site in reader[s].sites)
     for row in found:
-        stats = reader.record(int(row["step"]), int(row["rank"]))[row["site"], row["kind"]]
+        stats = reader[int(row["step"])][row["site"], row["kind"]]
         for statistic in statistic_names():
             check(row[statistic], float(getattr(stats, statistic)[int(row["channel"])]))
 

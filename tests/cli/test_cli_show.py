@@ -40,7 +40,7 @@ def test_a_step_is_shown(run: Path, step: list[object], shown: int) -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("7", "step 7: {run} has 3 steps of rank 0 in 0..10"),
+        ("7", "step 7: {run} has 3 steps in 0..10"),
         ("-4", "--step -4: {run} has 3 steps"),
     ],
 )
@@ -57,7 +57,7 @@ def test_ranks(tmp_path: Path) -> None:
     result = call("show", run, "--rank", 1)
     assert (result.code, result.err) == (
         2,
-        f"hookstats show: error: rank 1: {run} has the ranks 0, 2\n",
+        f"hookstats show: error: --rank 1: {run} has the ranks 0, 2\n",
     )
 
 

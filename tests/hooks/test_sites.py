@@ -13,7 +13,7 @@ from hookstats.arena.arena import Arena
 from hookstats.hooks.readable import unreadable
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Sites
-from hookstats.records.record import StepRecord
+from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.stats.bins import LogBins
 
 pytestmark = pytest.mark.usefixtures("hooks_in")
@@ -47,7 +47,7 @@ def test_observe(arena: Arena) -> None:
     site.observe(x)
     site.observe(y)
     record = close(arena)
-    assert record.sites == (("fc", "output", 3, 2, (2, 5, 3), "float64"),)
+    assert record.sites == (SiteInfo("fc", "output", 3, 2, (2, 5, 3), "float64"),)
     assert_stats(record["fc", "output"], [x.double(), y], -1)
     assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (2, 2, {})
 

@@ -243,7 +243,6 @@ def test_replay_gives_the_alerts_of_a_stored_run(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run")
     assert tuple(replay(run)) == w.alerts != ()
     assert replay(run, [Saturation()]) == []
-    assert replay(run, rank=1) == []
     with pytest.raises(ValueError, match="rules = 'none'"):
         replay(run, "none")
 

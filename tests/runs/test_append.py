@@ -65,8 +65,8 @@ def test_ranks_go_on_from_the_same_step(tmp_path: Path) -> None:
         writer.write(sample(4, writer.rank))
         writer.close()
     run = open_run(tmp_path)
-    assert [run.steps_of(rank) for rank in (0, 1, 2)] == [[0, 1, 2, 4], [0, 1, 2, 3, 4], [4]]
-    assert_same(run.record(4, rank=1), sample(4, 1))
+    assert [run.of_rank(rank).steps for rank in (0, 1, 2)] == [[0, 1, 2, 4], [0, 1, 2, 3, 4], [4]]
+    assert_same(run.of_rank(1)[4], sample(4, 1))
 
 
 def test_an_old_format_goes_on_in_the_new_one(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_old_format_goes_on_in_the_new_one(tmp_path: Path) -> None:
     write(out, 5, header=header).close()
     run = open_run(out)
     assert run.steps == [0, 1, 2, 3, 4, 5]
-    assert run.thinned_of() == 0
+    assert run.thinned == 0
     for step in run:
         assert_same(run[step], sample(step), rtol=OLD_SUMS)
     assert run.table().num_rows == 6 * len(sample())
@@ -128,14 +128,17 @@ def test_each_rank_goes_on_with_its_own_header(tmp_path: Path) -> None:
     for rank in (1, 0, 2):  # a restart with one more
         write(tmp_path, 1, rank=rank, header=stages[rank]).close({"rank": rank})
     run = open_run(tmp_path)
-    assert [run.header_of(rank)["modules"] for rank in run.ranks] == [s["modules"] for s in stages]
-    assert (run.header["modules"], run.coverage) == ({"0": "Linear"}, {"rank": 0})
+    assert [run.of_rank(rank).header["modules"] for rank in run.ranks] == [
+        s["modules"] for s in stages
+    ]
+    everything = dict.fromkeys(("0", "1", "2"), "Linear")
+    assert (run.header["modules"], run.of_rank(1).coverage) == (everything, {"rank": 1})
     with pytest.raises(ValueError, match=r"has modules\['0'\] = None: expected 'Linear'"):
         RunWriter(tmp_path, stages[0], rank=1, append=True)
     with pytest.raises(ValueError, match=r"has bins = .*: expected None, as in this run"):
         RunWriter(tmp_path, {**HEADER, "bins": None}, rank=3, append=True)
     with pytest.raises(FileNotFoundError, match=r"run-00007\.json: rank 7 has written no header"):
-        run.header_of(7)
+        run.of_rank(7)
 
 
 def test_a_run_of_format_2_goes_on_in_the_new_one(tmp_path: Path) -> None:
@@ -150,11 +153,11 @@ def test_a_run_of_format_2_goes_on_in_the_new_one(tmp_path: Path) -> None:
             writer.write(sample(step, rank))
         writer.close({"rank": rank, "new": True})
     run = open_run(out)
-    assert run.coverage == {"rank": 0, "new": True}
+    assert run.of_rank(0).coverage == {"rank": 0, "new": True}
     for rank in (0, 1):
-        assert run.steps_of(rank) == [0, 1, 2, 3, 5]
-        for step in run.steps_of(rank):
-            assert_same(run.record(step, rank), sample(step, rank), rtol=OLD_SUMS)
+        assert run.of_rank(rank).steps == [0, 1, 2, 3, 5]
+        for step in run.of_rank(rank).steps:
+            assert_same(run.of_rank(rank)[step], sample(step, rank), rtol=OLD_SUMS)
     # What only an older hookstats reads says that it cannot; what it wrote is kept.
     assert json.loads((out / "run.json").read_text()) == {**before, "format_version": 3}
     assert len(json.loads((out / "run-00000.json").read_text())["earlier"]) == 2
@@ -165,9 +168,9 @@ def test_a_run_without_rank_0_is_read(tmp_path: Path) -> None:
     writer.write(sample(2, 3))
     writer.close({"rank": 3})
     run = open_run(tmp_path)
-    assert (run.ranks, run.steps, run.coverage) == ([3], [], {"rank": 3})
+    assert (run.ranks, run.steps, run.coverage) == ([3], [2], {"rank": 3})
     assert run.header["model"] == "Net"
-    assert_same(run.record(2, rank=3), sample(2, 3))
+    assert_same(run.of_rank(3)[2], sample(2, 3))
 
 
 @pytest.mark.parametrize("append", [False, True])

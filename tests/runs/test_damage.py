@@ -261,7 +261,7 @@ def test_what_later_versions_add_is_ignored(tmp_path: Path) -> None:
     table = pq.read_table(part)
     rows = table.num_rows
     table = table.append_column("masked_rows", pa.array([3] * rows))
-    table = table.append_column("global_shape", pa.array([[8, 4]] * rows))
+    table = table.append_column("counted", pa.array([[8, 4]] * rows))
     table = table.append_column("extra", pa.array([{"a": 1, "b": "x"}] * rows))
     rewrite(part, table.select(table.column_names[::-1]), gaps=[[0, 7, "disk"]], requires=[])
     for name in ("run.json", "run-00000.json"):

@@ -28,7 +28,7 @@ from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.runs import files, part_writer, writer
 from hookstats.runs.footer import footer_json, parse_footer
-from hookstats.runs.format import PartName
+from hookstats.runs.format import Extras, PartName
 from hookstats.runs.writer import RunWriter
 from hookstats.watching.flush import Flusher
 
@@ -68,7 +68,7 @@ FULL = """
     assert run.steps == list(range(len(run)))
     for step in run:
         assert run[step]["0", "output"].mean.equal(records[step]["0", "output"].mean)
-    assert run.gaps_of() == {}
+    assert run.gaps == {}
     print(len(run), run.closed is not None)
 """
 
@@ -175,7 +175,7 @@ def test_what_the_disk_did_not_take_is_written_later(tmp_path: Path, disk: set[s
     assert run.steps == list(range(10))
     for step in run:
         assert_same(run[step], sample(step))
-    assert run.gaps_of() == {}
+    assert run.gaps == {}
     assert len(list((tmp_path / "parts").iterdir())) == 6  # what waited is two parts
 
 
@@ -205,8 +205,8 @@ def test_the_steps_of_a_long_failure_are_gaps(tmp_path: Path, disk: set[str]) ->
     run = open_run(tmp_path)
     # One more step is lost: the disk was asked again after it.
     assert run.steps == [step for step in range(63) if step not in [*lost, 60]]
-    assert run.gaps_of() == dict.fromkeys([*lost, 60], "disk")
-    assert run.thinned_of() == 0
+    assert run.gaps == dict.fromkeys([*lost, 60], "disk")
+    assert run.thinned == 0
     for step in run:
         assert_same(run[step], sample(step))
     again = RunWriter(tmp_path, HEADER, append=True)
@@ -214,7 +214,7 @@ def test_the_steps_of_a_long_failure_are_gaps(tmp_path: Path, disk: set[str]) ->
     again.close()
     run = open_run(tmp_path)
     assert run.steps[-1] == 40
-    assert run.gaps_of() == dict.fromkeys([step for step in lost if step < 40], "disk")
+    assert run.gaps == dict.fromkeys([step for step in lost if step < 40], "disk")
 
 
 def test_a_record_that_goes_back_is_kept_although_the_disk_is_full(
@@ -230,7 +230,7 @@ def test_a_record_that_goes_back_is_kept_although_the_disk_is_full(
     out.close()
     run = open_run(tmp_path)
     assert run.steps == [0, 1, 2, 6]
-    assert run.gaps_of() == dict.fromkeys([3, 4, 5], "disk")
+    assert run.gaps == dict.fromkeys([3, 4, 5], "disk")
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_a_record_that_goes_back_is_kept_although_the_disk_is_full(
 )
 def test_gaps_that_contradict_are_damage(gaps: Any, wrong: str) -> None:
     described = {"bins": None, "channel_bins": None}
-    about = json.loads(footer_json(0, [(7, 2)], 0, [], gaps, described))
+    about = json.loads(footer_json(0, [(7, 2)], 0, [], gaps, [], described))
     with pytest.raises(ValueError, match=wrong):
-        parse_footer(about, 3, PartName(0, 0, 7), [2], higher=False)
+        parse_footer(about, 3, PartName(0, 0, 7), [2], Extras())
 
 
 def test_a_slow_disk_slows_the_training_and_bounds_the_memory(

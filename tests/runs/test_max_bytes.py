@@ -57,10 +57,10 @@ def test_old_steps_are_thinned_evenly_and_new_ones_kept(tmp_path: Path, part_byt
     # 192 older steps in 24 places: every eighth; nearest to now some of those to go next.
     gaps = np.diff(steps[steps < 192])
     assert set(gaps.tolist()) <= {4, 8, 16}
-    assert run.thinned_of() == 200 - len(steps)
+    assert run.thinned == 200 - len(steps)
     assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == 200 - len(steps)
     writer.close()
-    assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == run.thinned_of()
+    assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == run.thinned
     assert run.table().column("step").unique().to_pylist() == run.steps
     assert run["whole", "*"].steps.tolist() == run.steps
     assert_same(run[199], record(199))
@@ -73,7 +73,7 @@ def test_a_continued_run_goes_on_counting(tmp_path: Path, part_bytes: int) -> No
             writer.write(record(step))
         assert size(tmp_path) <= 8 * part_bytes
     run = open_run(tmp_path)
-    assert run.thinned_of() + len(run) == 60
+    assert run.thinned + len(run) == 60
     assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == 60 - len(run)
 
 
@@ -95,7 +95,7 @@ def test_what_was_void_stays_void_without_the_part_that_made_it_so(tmp_path: Pat
     assert open_run(tmp_path).steps == run.steps == [0, 3, 5, 8, 11, 12]
     third.unlink()
     assert open_run(tmp_path).steps == run.steps == [0, 3, 12]
-    assert run.thinned_of() == 5
+    assert run.thinned == 5
     write(2)
     first.unlink()
     assert open_run(tmp_path).steps == run.steps == [2]
@@ -108,8 +108,8 @@ def test_each_rank_has_its_own(tmp_path: Path, part_bytes: int) -> None:
             writer.write(replace(SAMPLE, step=step, rank=rank))
         writer.close()
     run = open_run(tmp_path)
-    assert (run.thinned_of(0), len(run)) == (0, 10)
-    assert run.thinned_of(1) == 10 - len(run.steps_of(1)) >= 6
+    assert (run.of_rank(0).thinned, len(run)) == (0, 10)
+    assert run.of_rank(1).thinned == 10 - len(run.of_rank(1).steps) >= 6
 
 
 def test_parts_are_small_beside_the_limit(tmp_path: Path, part_bytes: int) -> None:
@@ -128,7 +128,7 @@ def test_the_newest_part_stays_even_if_it_alone_is_too_large(tmp_path: Path) -> 
     for step in range(5):
         writer.write(record(step))
     assert open_run(tmp_path).steps == [4]
-    assert open_run(tmp_path).thinned_of() == 4
+    assert open_run(tmp_path).thinned == 4
 
 
 def test_temporary_files_that_stay_are_counted(
@@ -163,7 +163,7 @@ def test_a_reader_beside_sees_steps_go(tmp_path: Path, part_bytes: int) -> None:
     next(batches)
     for step in range(6, 20):
         writer.write(record(step))
-    with pytest.raises(KeyError, match=r"step 1: .* has 6 steps of rank 0"):
+    with pytest.raises(KeyError, match=r"step 1: .* has 6 steps"):
         run[1]
     assert [batch["step"][0].as_py() for batch in batches] == [4]  # of those it knew, what is left
     assert run[19].step == 19
@@ -179,7 +179,7 @@ def test_watch_keeps_to_it(tmp_path: Path) -> None:
     w.close()
     run = open_run(tmp_path)
     assert size(tmp_path) <= 20_000
-    assert run.thinned_of() == 12 - len(run) > 0
+    assert run.thinned == 12 - len(run) > 0
 
 
 @pytest.mark.parametrize("max_bytes", [0, -1, float("nan")])

@@ -128,15 +128,21 @@ def test_ranks(tmp_path: Path) -> None:
     write_run(tmp_path, *(sample(step, 0) for step in range(3)))
     run = open_run(tmp_path)
     assert run.ranks == [0, 1]
-    assert run.steps == [0, 1, 2]
-    assert run.steps_of(1) == [0, 1, 2, 3]
-    assert_same(run[2], sample(2, 0))
-    assert_same(run.record(2, rank=1), sample(2, 1))
-    assert run.table().column("rank").unique().to_pylist() == [0, 1]
+    assert run.steps == [0, 1, 2, 3]
+    assert (run.ranks_of(2), run.ranks_of(3)) == ([0, 1], [1])
+    assert run[2].rank is None
+    assert run.table().column("rank").unique().to_pylist() == [None]
+    for rank in (0, 1):
+        one = run.of_rank(rank)
+        assert (one.rank, one.ranks, one.steps) == (rank, [rank], list(range(3 + rank)))
+        assert_same(one[2], sample(2, rank))
+        assert one.table().column("rank").unique().to_pylist() == [rank]
     with pytest.raises(KeyError, match=r"step 3: .* has 3 steps of rank 0 in 0\.\.2"):
-        run[3]
-    with pytest.raises(KeyError, match=r"rank 7: .* has the ranks 0, 1"):
-        run.record(0, rank=7)
+        run.of_rank(0)[3]
+    with pytest.raises(KeyError, match=r"step 4: .* has 4 steps in 0\.\.3"):
+        run[4]
+    with pytest.raises(FileNotFoundError, match="rank 7 has written no header"):
+        run.of_rank(7)
 
 
 def test_each_call_sees_what_was_written_since(tmp_path: Path) -> None:
@@ -248,25 +254,25 @@ def test_old_formats_are_read() -> None:
     table = run.table()
     assert table.schema.equals(part_schema())
     assert table["tensor_count"].to_pylist() == [sum(c) for c in table["count"].to_pylist()]
-    assert run.thinned_of() == 0
+    assert run.thinned == 0
 
 
 def test_format_2_is_read_with_its_ranks_and_rewinds() -> None:
     run = open_run(DATA / "format-2")
     assert (run.header["model"], run.version) == ("Older", "0.1.0")
     assert (run.bins, run.channel_bins) == (BINS, CHANNEL_BINS)
-    assert run.coverage == {"rows": [], "rank": 0}
+    assert run.of_rank(0).coverage == {"rows": [], "rank": 0}
     assert run.closed is not None
     assert run.ranks == [0, 1]
     for rank in run.ranks:
-        assert run.steps_of(rank) == [0, 1, 2, 4]  # 3 is void
-        for step in run.steps_of(rank):
-            assert_same(run.record(step, rank), sample(step, rank), rtol=OLD_SUMS)
-        means = run.series("whole", "param_grad", rank)["whole", "param_grad"].mean
+        assert run.of_rank(rank).steps == [0, 1, 2, 4]  # 3 is void
+        for step in run.of_rank(rank).steps:
+            assert_same(run.of_rank(rank)[step], sample(step, rank), rtol=OLD_SUMS)
+        means = run.of_rank(rank).series("whole", "param_grad")["whole", "param_grad"].mean
         expected = [sample(step, rank)["whole", "param_grad"].mean[0] for step in (0, 1, 2, 4)]
         np.testing.assert_allclose(means, expected, rtol=OLD_SUMS)
-    assert run.table().num_rows == 2 * 4 * len(tensors())
-    assert run.thinned_of() == 0
+    assert run.table().num_rows == 4 * len(tensors())
+    assert run.thinned == 0
 
 
 def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path, monkeypatch) -> None:

@@ -11,7 +11,8 @@ from support.paths import DATA
 from support.samples import BINS, CHANNEL_BINS, Tensors, record_of, sample, tensors
 
 from hookstats.runs.run import Run, open_run
-from hookstats.runs.series import SiteSeries, choose
+from hookstats.runs.selections import choose
+from hookstats.runs.series import SiteSeries
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LogBins
 from hookstats.stats.channel_stats import ChannelStats
@@ -45,10 +46,10 @@ def assert_statistics(actual: object, expected: list[ChannelStats]) -> None:
             np.testing.assert_allclose(values, stacked, rtol=1e-12, atol=1e-13, err_msg=name)
 
 
-def assert_series(site: SiteSeries, run: Run, rank: int = 0) -> None:
+def assert_series(site: SiteSeries, run: Run) -> None:
     """Equal to what the records of the run say of the site."""
     key = (site.name, site.kind)
-    records = [r for step in run.steps_of(rank) if key in list(r := run.record(step, rank))]
+    records = [r for step in run.steps if key in list(r := run[step])]
     expected = [record[key] for record in records]
     infos = [record.sites[list(record).index(key)] for record in records]
     assert site.steps.tolist() == [record.step for record in records]
@@ -125,12 +126,9 @@ def test_old_formats_have_the_same_series() -> None:
 def test_ranks(tmp_path: Path) -> None:
     write(tmp_path, {step: tensors(step + 50) for step in range(3)})
     run = write(tmp_path, {step: tensors(step) for step in range(4)}, rank=1)
-    assert_series(run["whole", "*"]["whole", "param_grad"], run)
-    one = run.series("whole", rank=1)
-    assert one.rank == 1
-    assert_series(one["whole", "param_grad"], run, rank=1)
-    with pytest.raises(KeyError, match=r"rank 7 has no steps; .* ranks with steps: 0, 1"):
-        run.series(rank=7)
+    for each in (run, run.of_rank(0), run.of_rank(1)):
+        assert_series(each["whole", "*"]["whole", "param_grad"], each)
+        assert_series(each["", "*"]["", "output"], each)
 
 
 def test_steps_without_sites_are_no_steps_of_a_series(tmp_path: Path) -> None:

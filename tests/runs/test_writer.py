@@ -129,7 +129,7 @@ def test_each_rank_writes_its_own_parts_and_header(tmp_path: Path) -> None:
     for rank, writer in ((2, two), (0, zero), (1, one)):
         writer.close({"rank": rank})
     assert parts(tmp_path) == [f"0000{rank}-000000-000000000005.parquet" for rank in range(3)]
-    assert open_run(tmp_path).coverage == {"rank": 0}
+    assert open_run(tmp_path).of_rank(1).coverage == {"rank": 1}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -264,9 +264,9 @@ def test_killed_at_any_of_50_moments_every_part_reads_back_whole(tmp_path: Path)
     for trial in range(RUNS * SESSIONS):
         run = open_run(tmp_path / f"trial{trial}")
         last = run.steps[-1]
-        assert run.thinned_of() == last + 1 - len(run)
+        assert run.thinned == last + 1 - len(run)
         if trial % RUNS % 2:
-            thinned += run.thinned_of()
+            thinned += run.thinned
         else:
             assert run.steps == list(range(last + 1))
         assert last >= trial // RUNS

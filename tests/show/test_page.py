@@ -294,8 +294,8 @@ def test_write_gives_the_path_and_names_what_is_wrong(tmp_path: Path) -> None:
     assert "<title>run &lt;b&gt;</title>" in path.read_text("utf-8")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         report.write(run, tmp_path / "nowhere" / "page.html")
-    with pytest.raises(ValueError, match="expected a run with steps of rank 7"):
-        report.render(run, rank=7)
+    with pytest.raises(ValueError, match="expected a run with steps, found none yet"):
+        report.render(write(tmp_path / "empty", 0))
     with pytest.raises(ValueError, match="columns = 0: expected an integer, 1 or more"):
         overview(run, columns=0)
 

@@ -1,4 +1,4 @@
-"""Two processes of one gloo group that run functions side by side, for the tests of sharding."""
+"""Processes of one gloo group that run functions side by side, for the tests of sharding."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import torch
 from torch import distributed
 
 RANKS = 2
-_SECONDS = 60.0  # after which a rank hangs, on however busy a machine
+"""How many there are by default."""
+_SECONDS = 240.0  # after which a rank hangs, on however busy a machine
 
 
 class Ranks:
     """The processes, started once; `close` ends them."""
 
-    def __init__(self, rendezvous: Path) -> None:
+    def __init__(self, rendezvous: Path, size: int = RANKS) -> None:
         """rendezvous: a file that is not there yet."""
         context = torch.multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(RANKS)]
+        pairs = [context.Pipe() for _ in range(size)]
         self.alive = True
         self._pipes = [here for here, _ in pairs]
         self._processes = [
-            context.Process(target=_serve, args=(rank, rendezvous, there), daemon=True)
+            context.Process(target=_serve, args=(rank, size, rendezvous, there), daemon=True)
             for rank, (_, there) in enumerate(pairs)
         ]
         for process in self._processes:
@@ -44,18 +45,18 @@ class Ranks:
         answers: dict[int, Any] = {}
         failure = ""
         deadline = time.monotonic() + _SECONDS
-        while len(answers) < RANKS and not failure:
+        while len(answers) < len(self._pipes) and not failure:
             for rank, pipe in enumerate(self._pipes):
                 if rank not in answers and pipe.poll(0.01):
                     went_well, answers[rank] = pipe.recv()
                     if not went_well:
                         failure = f"rank {rank}: {answers[rank]}"
             if time.monotonic() > deadline:
-                failure = f"of ranks 0 and 1, only {sorted(answers)} came to an end"
+                failure = f"of {len(self._pipes)} ranks, only {sorted(answers)} came to an end"
         if failure:  # the other rank may wait for this one for ever
             self.close()
             raise AssertionError(failure)
-        return [answers[rank] for rank in range(RANKS)]
+        return [answers[rank] for rank in sorted(answers)]
 
     def close(self) -> None:
         """End the processes."""
@@ -65,10 +66,10 @@ class Ranks:
             process.join()
 
 
-def _serve(rank: int, rendezvous: Path, pipe: Connection) -> None:
+def _serve(rank: int, size: int, rendezvous: Path, pipe: Connection) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size
     )
     warnings.filterwarnings("error", "hookstats")
     while True:

@@ -86,7 +86,7 @@ def check(disk: Path, room: Path) -> tuple[dict[str, Any], list[str]]:
     log = Log(room / "log.jsonl")
     run = open_run(disk / "run")
     problems = log.problems + _check_files(disk / "run")
-    recorded, gaps = set(run.steps), run.gaps_of()
+    recorded, gaps = set(run.steps), run.gaps
     steps: Counter[str] = Counter()
     found, elements = _read(run)
     before = -1  # the line of the log of the step before

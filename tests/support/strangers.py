@@ -176,26 +176,26 @@ class Reader:
 
 
 def _records(run: Run) -> None:
-    for rank in run.ranks:
-        for step in run.steps_of(rank)[:3]:
-            record = run.record(step, rank)
+    for each in (run, *map(run.of_rank, run.ranks)):
+        for step in each.steps[:3]:
+            record = each[step]
             summarise(record)
             for key in list(record)[:3]:
                 repr(record[key])
-    repr((run, run.closed, run.coverage, run.gaps_of(), run.thinned_of()))
+    repr((run, run.closed, run.coverage, run.gaps, run.thinned))
 
 
 def _series(run: Run) -> None:
-    for rank in run.ranks:
-        for site in run.series(rank=rank).values():
+    for each in (run, *map(run.of_rank, run.ranks)):
+        for site in each.series().values():
             repr((site, site.std, site.rms, site.hist, site.shape))
 
 
 def _html(run: Run) -> None:
     about_html(run)  # without its figure, which is slow
-    for rank in run.ranks[:1]:
-        series = run.series(rank=rank)
-        repr((series._repr_html_(), run.record(int(series.steps[-1]), rank)._repr_html_()))
+    if len(run):
+        series = run.series()
+        repr((series._repr_html_(), run[int(series.steps[-1])]._repr_html_()))
 
 
 def _state(out: Path) -> list[Any]:

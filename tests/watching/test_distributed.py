@@ -196,8 +196,8 @@ def test_ranks_share_a_run_directory(ranks: Ranks, how: str, tmp_path: Path) -> 
     names = sorted(path.name[:5] for path in (tmp_path / "run" / "parts").iterdir())
     assert sorted(set(names)) == ["00000", "00001"]
     for rank in range(RANKS):
-        assert run.steps_of(rank) == [0, 1, 2]
-        record = run.record(1, rank)
+        assert run.of_rank(rank).steps == [0, 1, 2]
+        record = run.of_rank(rank)[1]
         assert (record.step, record.rank) == (1, rank)
         assert_stats(record["0", "input"], [batch(rank, 1)], -1)
 

@@ -443,7 +443,7 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
     (warning,) = warned
     assert "keeping up failed: no step was taken for 0.2 s" in str(warning.message)
     run = open_run(tmp_path)
-    assert {*run.steps, *run.gaps_of()} == set(range(9))
-    assert set(run.gaps_of().values()) == {"stall"}
+    assert {*run.steps, *run.gaps} == set(range(9))
+    assert set(run.gaps.values()) == {"stall"}
     assert run.steps[-1] == 8
     assert (run[8]["0", "output"].count == 2).all()  # nothing of the steps that were lost

@@ -28,9 +28,8 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank",
         type=natural,
-        default=0,
         metavar="N",
-        help="process of a distributed run (default: 0)",
+        help="only what this process of a distributed run recorded (default: all, merged)",
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 
-from hookstats.cli.usage.arguments import add_run, add_selection, natural
+from hookstats.cli.usage.arguments import add_rank, add_run, add_selection, natural
 
 LIMIT = 20
 
@@ -31,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="relative difference of moments that counts as equal (default: 0)",
     )
     add_selection(parser)
-    parser.add_argument(
-        "--rank",
-        type=natural,
-        metavar="N",
-        help="only this process of a distributed run (default: all)",
-    )
+    add_rank(parser)
     parser.add_argument(
         "--common", action="store_true", help="ignore steps and sites that only one run has"
     )

@@ -18,18 +18,18 @@ from hookstats.stats.printable import printable
 _SCRIPTS = ("decode", "format", "colours", "statistics", "heatmap", "charts", "panels", "main")
 
 
-def render(run: Run, *, rank: int = 0) -> str:
-    """The report of what `rank` recorded, as the text of an HTML file.
+def render(run: Run) -> str:
+    """The report of a run, as the text of an HTML file.
 
     The file is self-contained: it loads no other file, and opens from a disk. A long run is shown
     in at most 240 columns, each of which merges neighbouring steps, and the page says so. Steps
     that have alerts get columns of their own, up to as many again. Every step is read once.
 
     Raises:
-        ValueError: `rank` recorded no step.
+        ValueError: the run has no steps.
     """
     monitor = Monitor("default")
-    view = overview(run, rank, each=monitor.examine)
+    view = overview(run, each=monitor.examine)
     payload = content(run, view, monitor.alerts, monitor.failures)
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(run.path.resolve().name)),
@@ -40,15 +40,15 @@ def render(run: Run, *, rank: int = 0) -> str:
     )
 
 
-def write(run: Run, path: str | os.PathLike[str], *, rank: int = 0) -> Path:
+def write(run: Run, path: str | os.PathLike[str]) -> Path:
     """Write the report of `render` to `path`, and return the path.
 
     Raises:
-        ValueError: `rank` recorded no step.
+        ValueError: the run has no steps.
         OSError: `path` cannot be written.
     """
     path = Path(path)
-    path.write_text(render(run, rank=rank), encoding="utf-8")
+    path.write_text(render(run), encoding="utf-8")
     return path
 
 

@@ -97,7 +97,7 @@ def _about(run: Run, view: Overview) -> dict[str, Any]:
         "ranks": run.ranks,
         "rank": view.rank,
         "steps": len(view.steps),
-        "thinned": run.thinned_of(view.rank),
+        "thinned": run.thinned,
     }
 
 

@@ -1,0 +1,232 @@
+"""Spread: how the tensors of a model are spread over ranks, as far as one rank can see."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookstats._torch import (
+    Placed,
+    batch_groups,
+    is_dtensor,
+    is_flattened,
+    origin,
+    placed,
+)
+from hookstats.records.keys import PARAMETER_KINDS, plain_kind
+from hookstats.records.layout import REPLICATE, UNKNOWN, Axis, Cut, Layout, Mesh, cuts_of
+from hookstats.records.sparse import Int64
+
+
+class _Line(NamedTuple):
+    """An axis of a mesh, with the ranks along it, of which this rank is one."""
+
+    axis: Axis
+    ranks: tuple[int, ...]
+    values: str
+    """The placement of a plain tensor of a module."""
+    parameters: str
+    """The placement of a plain parameter and of its gradient."""
+    flat: str
+    """The placement of a parameter that FSDP1 flattened."""
+
+
+class _Known(NamedTuple):
+    """What a DTensor says of itself."""
+
+    mesh: Mesh
+    lines: list[tuple[int, ...]]
+    placements: tuple[str, ...]
+    shape: tuple[int, ...]
+    cuts: tuple[Cut, ...] | None
+
+
+class Spread:
+    """Says of each tensor of a model which part of the whole it is. Nothing communicates.
+
+    A DTensor says so itself, and so does the graph of what was computed element by element from the
+    local part of one. Other tensors of modules are parts of the batch along the dimensions over
+    which DDP and FSDP spread it, and other parameters are replicas there. Along the dimensions of
+    DTensors that are parameters, such as those of tensor parallelism, nothing is known of plain
+    tensors.
+    """
+
+    def __init__(self, models: Iterable[nn.Module], mesh: Any = None) -> None:
+        """mesh: a DeviceMesh; see `watch`."""
+        self._models = [weakref.ref(model) for model in models]
+        self._mesh = mesh
+        self._lines: list[_Line] | None = None
+
+    def layout(self, kind: str, tensor: Tensor) -> Layout | None:
+        """The layout of a tensor of this kind; None if nothing is known."""
+        if is_dtensor(tensor):
+            return self.layout_of(kind, tuple(tensor.shape), _of_dtensor(placed(tensor), None))
+        source = None if plain_kind(kind) in PARAMETER_KINDS else origin(tensor)
+        known = None if source is None else _of_dtensor(source, tuple(tensor.shape))
+        return self.layout_of(kind, tuple(tensor.shape), known, flat=is_flattened(tensor))
+
+    def traced_layout(
+        self, kind: str, shape: tuple[int, ...], found: Placed | None
+    ) -> Layout | None:
+        """The layout of a tensor that a compiled graph will have; `found`: of a DTensor."""
+        return self.layout_of(kind, shape, None if found is None else _of_dtensor(found, None))
+
+    def layout_of(
+        self, kind: str, local: tuple[int, ...], known: _Known | None, *, flat: bool = False
+    ) -> Layout | None:
+        """The layout of a tensor of this shape; `flat`: FSDP1 flattened it."""
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return None
+        if self._lines is None:  # sharding may come after the watch, but not after the first tensor
+            self._lines = list(self._find())
+        of_parameter = plain_kind(kind) in PARAMETER_KINDS
+        lines = [line for line in self._lines if known is None or line.ranks not in known.lines]
+        if known is None and not lines:
+            return None
+        if not of_parameter:
+            placements = [line.values for line in lines]
+        elif flat:
+            placements = [line.flat for line in lines]
+        else:
+            placements = [line.parameters for line in lines]
+        meshes = [Mesh((line.axis,), line.ranks[0]) for line in lines]
+        shape: tuple[int, ...] | None = local if known is None else known.shape
+        if flat or UNKNOWN in placements:
+            shape = None
+        elif shape:
+            cut = {int(text[6:-1]) for text in placements if text != REPLICATE}
+            shape = tuple(-1 if dim in cut else size for dim, size in enumerate(shape))
+        if known is None:
+            whole = all(text == REPLICATE for text in placements)
+            return Layout(tuple(meshes), tuple(placements), shape, () if whole else None)
+        return Layout((known.mesh, *meshes), (*known.placements, *placements), shape, known.cuts)
+
+    @property
+    def batches(self) -> int | None:
+        """How many parts of the batch there are, on a rank each; None if no spread is seen."""
+        sizes = [len(line.ranks) for line in self._find() if line.parameters == REPLICATE]
+        return math.prod(sizes) if sizes else None
+
+    def _find(self) -> Iterator[_Line]:
+        models = [model for model in (each() for each in self._models) if model is not None]
+        seen = set()
+        given = [] if self._mesh is None else list(_of_mesh(self._mesh))
+        wrapped = next(filter(None, (list(_of_wrappers(model)) for model in models)), [])
+        of_parameters = (line for model in models for line in _of_parameters(model))
+        for line in (*given, *wrapped, *of_parameters):
+            if len(line.ranks) > 1 and line.ranks not in seen:
+                seen.add(line.ranks)
+                yield line
+
+
+def _of_mesh(mesh: Any) -> Iterator[_Line]:
+    """The lines of the argument `mesh` of `watch`."""
+    for axis, ranks in _axes(mesh):
+        if axis.name.startswith("pp"):
+            continue  # stages have other modules
+        if axis.name.startswith("tp"):
+            yield _Line(axis, ranks, UNKNOWN, UNKNOWN, UNKNOWN)
+        elif axis.name.startswith("ep"):
+            yield _Line(axis, ranks, "Shard(0)", UNKNOWN, UNKNOWN)
+        else:
+            values = "Shard(1)" if axis.name.startswith(("cp", "sp")) else "Shard(0)"
+            yield _Line(axis, ranks, values, REPLICATE, UNKNOWN)
+
+
+def _of_wrappers(model: nn.Module) -> Iterator[_Line]:
+    """The lines over which the outermost wrapper in the model spreads batches."""
+    for module in model.modules():
+        groups = batch_groups(module)
+        for name, group in groups:
+            if not name:
+                for axis, ranks in _axes(group):
+                    yield _Line(axis, ranks, "Shard(0)", REPLICATE, REPLICATE)
+                continue
+            ranks = tuple(torch.distributed.get_process_group_ranks(group))
+            axis = Axis(name, torch.distributed.get_rank(group), len(ranks))
+            flat = "Shard(0)" if name == "dp_shard" else REPLICATE
+            yield _Line(axis, ranks, "Shard(0)", REPLICATE, flat)
+        if groups:
+            return
+
+
+def _of_parameters(model: nn.Module) -> Iterator[_Line]:
+    """The lines of the meshes on which parameters are DTensors."""
+    for parameter in model.parameters():
+        if is_dtensor(parameter):
+            for axis, ranks in _axes(placed(parameter).mesh):
+                yield _Line(axis, ranks, UNKNOWN, UNKNOWN, UNKNOWN)
+
+
+@lru_cache(maxsize=64)
+def _axes(mesh: Any) -> tuple[tuple[Axis, tuple[int, ...]], ...]:
+    """The axes of a DeviceMesh, each with the ranks along it; none if this rank is not on it."""
+    place = mesh.get_coordinate()
+    if place is None:
+        return ()
+    names = mesh.mesh_dim_names or [f"dim{i}" for i in range(len(place))]
+    groups = [mesh.get_group(i) for i in range(len(names))]
+    lines = map(torch.distributed.get_process_group_ranks, groups)
+    return tuple(
+        (Axis(name, int(at), len(line)), tuple(line))
+        for name, at, line in zip(names, place, lines, strict=True)
+    )
+
+
+@lru_cache(maxsize=64)
+def _first(mesh: Any) -> int:
+    """The lowest rank of a DeviceMesh."""
+    return int(mesh.mesh.min())
+
+
+def _of_dtensor(found: Placed, local: tuple[int, ...] | None) -> _Known | None:
+    """What a DTensor says of itself, or of its local part, a plain tensor of the shape `local`."""
+    axes = _axes(found.mesh)
+    if not axes:
+        return None
+    indices: dict[int, Int64] = {}
+    exact = True
+    for (axis, _), placement in zip(axes, found.placements, strict=True):
+        if type(placement).__name__ in ("Shard", "_StridedShard"):
+            whole = indices.get(placement.dim, np.arange(found.shape[placement.dim]))
+            indices[placement.dim] = _part(placement, whole, axis)
+        elif not placement.is_replicate():
+            exact = False
+    if local is not None:
+        sizes = tuple(len(indices[d]) if d in indices else n for d, n in enumerate(found.shape))
+        if sizes != local or not exact:
+            return None  # it was computed in another way
+    cuts = tuple(cut for dim, each in sorted(indices.items()) for cut in cuts_of(dim, each))
+    return _Known(
+        Mesh(tuple(axis for axis, _ in axes), _first(found.mesh)),
+        [ranks for _, ranks in axes],
+        tuple(map(_text, found.placements)),
+        found.shape,
+        cuts if exact else None,
+    )
+
+
+def _part(placement: Any, whole: Int64, axis: Axis) -> Int64:
+    """The indices among `whole` that a rank has by Shard or _StridedShard, as DTensor cuts them."""
+    pieces = _chunks(whole, int(getattr(placement, "split_factor", 1)))
+    return np.concatenate([_chunks(piece, axis.size)[axis.coordinate] for piece in pieces])
+
+
+def _chunks(whole: Int64, n: int) -> list[Int64]:
+    """As torch.chunk, with empty chunks where there are too few indices."""
+    size = -(-len(whole) // n)
+    return [whole[i * size : (i + 1) * size] for i in range(n)]
+
+
+def _text(placement: Any) -> str:
+    name = type(placement).__name__
+    if name == "_StridedShard":
+        return f"{name}({placement.dim}, {placement.split_factor})"
+    return f"{name}({placement.dim})" if name == "Shard" else name

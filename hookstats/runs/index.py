@@ -1,0 +1,80 @@
+"""index_of(): where the valid records of a run are, by what the footers of its parts say."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
+from hookstats.runs.footer import Footer
+from hookstats.runs.format import PartName
+
+
+class Where(NamedTuple):
+    """The rows of one record."""
+
+    part: PartName
+    step: int
+    group: int
+    """The row group; without rows, there is nothing to read."""
+    first: int
+    """The first row of the record in the row group."""
+    rows: int
+
+
+def index_of(footers: Mapping[PartName, Footer]) -> dict[int, dict[int, Where]]:
+    """Where the valid records are, by rank and step, in order of writing."""
+    index: dict[int, dict[int, Where]] = {}
+    newest = {name.rank: footer for name, footer in footers.items()}
+    rewinds = {rank: deque(footer.rewinds) for rank, footer in newest.items()}
+    numbers: dict[int, dict[int, int]] = {}  # by rank and step
+    number = 0  # of a record of the rank
+    for name, footer in footers.items():
+        records = index.setdefault(name.rank, {})
+        number = footer.written or (number if records else 0)
+        ends = list(accumulate(footer.groups))
+        start = 0
+        for step, rows in footer.records:
+            back = step
+            while rewinds[name.rank] and rewinds[name.rank][0][0] <= number:
+                back = min(back, rewinds[name.rank].popleft()[1])
+            while records and next(reversed(records)) >= back:
+                records.popitem()
+            group = bisect_right(ends, start) if rows else 0
+            first = start - (ends[group - 1] if group else 0) if rows else 0
+            records[step] = Where(name, step, group, first, rows)
+            numbers.setdefault(name.rank, {})[step] = number
+            start += rows
+            number += 1
+    _void_absent(index, numbers, newest)
+    return index
+
+
+def _void_absent(
+    index: dict[int, dict[int, Where]],
+    numbers: Mapping[int, Mapping[int, int]],
+    newest: Mapping[int, Footer],
+) -> None:
+    """Take out what ranks recorded before a process group in which they recorded nothing, from the
+    first step of that group on."""
+    begins: dict[str, int] = {}
+    for footer in newest.values():
+        for i, session in enumerate(footer.sessions):
+            end = footer.sessions[i + 1].number if i + 1 < len(footer.sessions) else math.inf
+            back = (step for number, step in footer.rewinds if session.number <= number < end)
+            first = min([session.step, *back])
+            begins[session.started] = min(first, begins.get(session.started, first))
+    for rank, records in index.items():
+        sessions = newest[rank].sessions
+        own = [session.started for session in sessions]
+        starts = [session.number for session in sessions]
+        for started, first in begins.items():
+            if started in own:
+                continue
+            for step in [step for step in records if step >= first]:
+                place = bisect_right(starts, numbers[rank][step])
+                if place == 0 or own[place - 1] < started:
+                    del records[step]

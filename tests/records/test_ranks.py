@@ -1,0 +1,203 @@
+"""Merger: the records of ranks become that of the gathered tensors, as their layouts say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.samples import assert_same, record_of
+from torch import Tensor
+
+from hookstats.records.layout import (
+    UNKNOWN,
+    Axis,
+    Cut,
+    Layout,
+    Mesh,
+    cuts_of,
+    mesh_text,
+    parse_meshes,
+    parse_placements,
+    placements_text,
+)
+from hookstats.records.ranks import Merger
+from hookstats.records.record import StepRecord
+
+KEY = ("layer", "output")
+
+
+def values(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    x.view(-1)[::7] = 0.0
+    x.view(-1)[3] = torch.nan
+    x.view(-1)[-1] = torch.inf
+    return x
+
+
+def record(
+    x: Tensor, layout: Layout | None, rank: int, dim: int | None = -1, kind: str = "output"
+) -> StepRecord:
+    found = record_of({("layer", kind): (x, dim)}, rank=rank, moments=4)
+    return replace(found, sites=tuple(site._replace(layout=layout) for site in found.sites))
+
+
+def mesh(*axes: tuple[str, int, int], first: int = 0) -> tuple[Mesh, ...]:
+    return (Mesh(tuple(Axis(*axis) for axis in axes), first),)
+
+
+def assert_merged(records: list[StepRecord], x: Tensor, dim: int | None = -1) -> StepRecord:
+    merged = Merger()(records)
+    whole = record_of({(s.name, s.kind): (x, dim) for s in merged.sites}, rank=0, moments=4)
+    assert_same(replace(merged, rank=0), whole, rtol=1e-12)
+    assert merged.rank is None
+    again = Merger()(records)
+    assert again.moments.tobytes() == merged.moments.tobytes()
+    return merged
+
+
+def test_parts_along_the_channels_are_put_side_by_side() -> None:
+    x = values(6, 10)
+    pieces = ((0, 1, 6, 7), (2, 3, 4, 5, 8, 9))  # runs of 2, 6 apart, and of 4 and of 2
+    records = [
+        record(
+            x[:, list(piece)],
+            Layout(mesh(("tp", rank, 2)), ("Shard(1)",), (6, 10), cuts_of(1, np.array(piece))),
+            rank,
+        )
+        for rank, piece in enumerate(pieces)
+    ]
+    assert_merged(records, x)
+    # A rank that did not watch leaves its channels empty.
+    merged = Merger()(records[1:])
+    assert merged.sites[0].channels == 10
+    assert merged[KEY].count[[0, 1, 6, 7]].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dim", [-1, None])
+def test_other_parts_are_merged_and_replicas_count_once(dim: int | None) -> None:
+    x = values(8, 5)
+    records = [
+        record(
+            x.chunk(2)[rank // 2],
+            Layout(
+                mesh(("dp", rank // 2, 2), ("tp", rank % 2, 2)),
+                ("Shard(0)", "Replicate"),
+                (-1, 5),
+                None,
+            ),
+            rank,
+            dim,
+        )
+        for rank in range(4)
+    ]
+    merged = assert_merged(records, x, dim)
+    assert merged.observed.tolist() == [1]
+    assert_merged(records[1:], x, dim)  # another replica stands for rank 0
+    with pytest.raises(AssertionError):
+        assert_merged(records[2:], x, dim)
+
+
+def test_a_batch_along_the_channels_is_put_side_by_side() -> None:
+    x = values(9)
+    records = [
+        record(part, Layout(mesh(("dp", rank, 2)), ("Shard(0)",), (-1,), None), rank, 0)
+        for rank, part in enumerate((x[:5], x[5:]))
+    ]
+    assert_merged(records, x, 0)
+
+
+@pytest.mark.parametrize("kind", ["output", "param_grad"])
+def test_of_unknown_tensors_those_that_are_equal_to_the_bit_are_replicas(kind: str) -> None:
+    x, other = values(4, 3), values(4, 3, seed=1)
+
+    def records(*tensors: Tensor) -> list[StepRecord]:
+        return [
+            record(one, Layout(mesh(("tp", rank, 4)), (UNKNOWN,), None, None), rank, kind=kind)
+            for rank, one in enumerate(tensors)
+        ]
+
+    assert Merger()(records(x, x, x, x)).whole.count.item() == int((x.isfinite()).sum())
+    twice = Merger()(records(x, other, x, other))
+    assert twice.whole.count.item() == int(torch.cat((x, other)).isfinite().sum())
+    merge = Merger()  # one for many steps, whose values differ
+    for tensors, parts in (((x, x), 1), ((x, other), 2), ((other, other), 1)):
+        assert merge(records(*tensors)).whole.count.item() == parts * int(x.isfinite().sum())
+
+
+def test_without_layouts_modules_see_batches_and_parameters_are_replicas() -> None:
+    x = values(8, 5)
+    assert_merged([record(part, None, rank) for rank, part in enumerate(x.chunk(2))], x)
+    assert_merged([record(x, None, rank, kind="param") for rank in range(3)], x)
+
+
+def test_tensors_on_meshes_apart_are_of_batches_apart_and_parameters_replicas() -> None:
+    x = values(8, 6)
+
+    def records(kind: str) -> list[StepRecord]:
+        return [
+            record(
+                (x if kind == "param" else x.chunk(2)[rank // 2]).chunk(2, 1)[rank % 2],
+                Layout(
+                    mesh(("tp", rank % 2, 2), first=rank - rank % 2),
+                    ("Shard(1)",),
+                    (4, 6),
+                    (Cut(1, 3 * (rank % 2), 3, 0, 1),),
+                ),
+                rank,
+                kind=kind,
+            )
+            for rank in range(4)
+        ]
+
+    assert Merger()(records("output"))[KEY].count.tolist() == x.isfinite().sum(0).tolist()
+    assert Merger()(records("param"))["layer", "param"].count.tolist() == (
+        x.isfinite().sum(0).tolist()
+    )
+
+
+def test_channels_that_cannot_be_told_apart_are_one() -> None:
+    merged = Merger()([record(values(4, n), None, n) for n in (3, 5)])
+    (site,) = merged.sites
+    assert (site.channels, site.channel_dim, site.shape) == (1, None, ())
+    assert merged.whole.count.item() == sum(int(values(4, n).isfinite().sum()) for n in (3, 5))
+
+
+def test_ranks_may_have_other_sites() -> None:
+    one = record_of({("a", "output"): (values(3, 2), 1), ("b", "output"): (values(3, 2), 1)})
+    other = record_of({("c", "output"): (values(3, 4), 1)}, rank=1)
+    merged = Merger()([one, other])
+    assert list(merged) == [("a", "output"), ("b", "output"), ("c", "output")]
+    assert merged.sites == (*one.sites, *other.sites)
+    assert np.array_equal(merged.tallies, np.concatenate((one.tallies, other.tallies)))
+
+
+def test_meshes_and_placements_are_texts() -> None:
+    meshes = (*mesh(("dp", 1, 2), ("tp", 0, 4)), *mesh(("c-p.x", 0, 3), first=12))
+    assert mesh_text(meshes) == "dp:1/2,tp:0/4@0;c-p.x:0/3@12"
+    assert parse_meshes(mesh_text(meshes)) == meshes
+    assert mesh_text(mesh(("a,b", 0, 1))) == "a_b:0/1@0"
+    placements = ("Shard(0)", "_StridedShard(0, 2)", "Replicate", UNKNOWN)
+    assert parse_placements(placements_text(placements)) == placements
+    for wrong in ("", "dp", "dp:1/2", "dp:1/2@x", "dp:1/2,@0"):
+        with pytest.raises(ValueError, match=r"mesh = '.*': expected such as 'dp:0/2,tp:1/4@0'"):
+            parse_meshes(wrong)
+
+
+@pytest.mark.parametrize(
+    ("indices", "cuts"),
+    [
+        ([4, 5, 6], [(1, 4, 3, 0, 1)]),
+        ([0, 1, 4, 5, 8, 9], [(1, 0, 2, 4, 3)]),
+        ([0, 2, 4], [(1, 0, 1, 2, 3)]),
+        ([0, 1, 4], [(1, 0, 2, 0, 1), (1, 4, 1, 0, 1)]),
+        ([0, 3, 4, 9], [(1, 0, 1, 0, 1), (1, 3, 2, 0, 1), (1, 9, 1, 0, 1)]),
+        ([], [(1, 0, 0, 0, 1)]),
+    ],
+)
+def test_cuts_are_runs_of_indices(indices: list[int], cuts: list[tuple[int, ...]]) -> None:
+    found = cuts_of(1, np.array(indices, np.int64))
+    assert list(found) == cuts
+    assert Layout((), (), None, found).channels(1).tolist() == indices  # type: ignore[union-attr]

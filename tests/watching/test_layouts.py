@@ -1,0 +1,242 @@
+"""watch() records which part of the whole each rank has: of DTensors, under wrappers, on a mesh."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.ranks import RANKS, Ranks
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.optim import SGD
+
+import hookstats as hs
+from hookstats.records.layout import Axis, Cut, Layout, Mesh
+from hookstats.watching.settings import KINDS
+from hookstats.watching.world import current_world
+
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this build of torch has no gloo", allow_module_level=True)
+
+pytestmark = pytest.mark.check
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ranks]]:
+    started: list[Ranks] = []
+    yield started
+    for ranks in started:
+        ranks.close()
+
+
+@pytest.fixture
+def ranks(pool: list[Ranks], tmp_path: Path) -> Ranks:
+    if not pool or not pool[-1].alive:
+        pool.append(Ranks(tmp_path / "rendezvous"))
+    return pool[-1]
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def layouts(
+    model: nn.Module, x: Tensor, kinds: tuple[str, ...] = KINDS, **arguments: Any
+) -> dict[tuple[str, str], Layout | None]:
+    """Of one step of training."""
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with hs.watch(model, optimizer, kinds, **arguments) as w:
+        model(x).square().sum().backward()
+        optimizer.step()
+        for row in w.coverage():
+            assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
+        return {(site.name, site.kind): site.layout for site in w.latest.sites}
+
+
+def line(name: str, rank: int) -> tuple[Mesh, ...]:
+    return (Mesh((Axis(name, rank, RANKS),), 0),)
+
+
+def under_ddp(rank: int) -> None:
+    found = layouts(nn.parallel.DistributedDataParallel(network()), torch.randn(5, 3))
+    mesh = line("dp_replicate", rank)
+    for kind in ("output", "grad_output"):
+        assert found["2", kind] == Layout(mesh, ("Shard(0)",), (-1, 2), None)
+    for kind in ("param", "param_grad"):
+        assert found["0.weight", kind] == Layout(mesh, ("Replicate",), (4, 3), ())
+
+
+def test_under_ddp_batches_are_parts_and_parameters_replicas(ranks: Ranks) -> None:
+    ranks(under_ddp)
+
+
+def under_fsdp1(rank: int, use_orig_params: bool) -> tuple[int, dict[str, int]]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))  # 26 parameters, or 27
+    model.register_parameter("odd", nn.Parameter(torch.ones(1)))
+    model = FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), use_orig_params=use_orig_params
+    )
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with hs.watch(model, optimizer, ("param", "param_grad", "output")) as w:
+        for _ in range(2):
+            model(torch.randn(5, 3)).square().sum().backward()
+            optimizer.step()
+        counted = 0
+        for site in w.latest.sites:
+            assert site.layout is not None
+            assert site.layout.meshes == line("dp_shard", rank)
+            assert site.layout.placements == ("Shard(0)",)
+            stats = w.latest[site.name, site.kind]
+            assert int(stats.count.sum()) > 0
+            if site.kind == "param":
+                counted += int(stats.count.sum())
+        skipped: dict[str, int] = {}
+        for row in w.coverage():
+            assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
+            if row.kind != "output":
+                for reason, n in row.skipped.items():
+                    skipped[reason] = skipped.get(reason, 0) + n
+                assert not row.missing or row.name == "odd"
+    return counted, skipped
+
+
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_under_fsdp1_neither_padding_nor_empty_shards_are_counted(
+    ranks: Ranks, use_orig_params: bool
+) -> None:
+    (one, skipped), (other, also) = ranks(under_fsdp1, use_orig_params)
+    assert one + other == 27
+    assert {*skipped, *also} == ({"empty shard"} if use_orig_params else set())
+
+
+def under_fsdp2(rank: int) -> None:
+    model = network()
+    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
+    fully_shard(model, mesh=mesh)
+    found = layouts(model, torch.randn(5, 3))
+    for kind in ("input", "output", "grad_output"):
+        layout = found["2", kind]
+        assert layout == Layout(
+            line("dp", rank), ("Shard(0)",), (-1, 4 - 2 * (kind != "input")), None
+        )
+    for kind in ("param", "param_grad"):
+        expected = Layout(line("dp", rank), ("Shard(0)",), (4, 3), (Cut(0, 2 * rank, 2, 0, 1),))
+        assert found["0.weight", kind] == expected
+
+
+def test_under_fsdp2_parameters_are_shards(ranks: Ranks) -> None:
+    ranks(under_fsdp2)
+
+
+def tensor_parallel(rank: int, use_local_output: bool) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    plan = {
+        "0": ColwiseParallel(use_local_output=use_local_output),
+        "2": RowwiseParallel(use_local_output=use_local_output),
+    }
+    model = torch.distributed.tensor.parallel.parallelize_module(network(), mesh, plan)
+    found = layouts(model, torch.randn(2, 5, 3))
+    here = line("tp", rank)
+    half = (Cut(2, 2 * rank, 2, 0, 1),)
+    # Also of the activation, which only its graph knows to be part of a DTensor.
+    for key in (("0", "output"), ("0", "grad_output"), ("1", "output"), ("1", "grad_output")):
+        assert found[key] == Layout(here, ("Shard(2)",), (2, 5, 4), half), key
+    for key in (("0", "input"), ("2", "output"), ("2", "grad_output")):
+        layout = found[key]
+        assert layout is not None
+        assert (layout.meshes, layout.placements, layout.cuts) == (here, ("Replicate",), ())
+    cut = Layout(here, ("Shard(1)",), (2, 4), (Cut(1, 2 * rank, 2, 0, 1),))
+    assert found["2.weight", "param"] == cut
+    assert found["2.bias", "param_grad"] == Layout(here, ("Replicate",), (2,), ())
+    alone = layouts(model, torch.randn(2, 5, 3), ("grad_output",))
+    assert alone == {key: layout for key, layout in found.items() if key[1] == "grad_output"}
+
+
+@pytest.mark.parametrize("use_local_output", [True, False])
+def test_tensor_parallel_outputs_know_their_channels(ranks: Ranks, use_local_output: bool) -> None:
+    ranks(tensor_parallel, use_local_output)
+
+
+def on_a_mesh(rank: int) -> None:
+    mesh = torch.distributed.init_device_mesh(
+        "cpu", (1, RANKS, 1), mesh_dim_names=("dp", "cp", "tp")
+    )
+    found = layouts(network(), torch.randn(2, 5, 3), mesh=mesh)
+    assert found["0", "output"] == Layout(line("cp", rank), ("Shard(1)",), (2, -1, 4), None)
+    assert found["0.bias", "param"] == Layout(line("cp", rank), ("Replicate",), (4,), ())
+    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    found = layouts(network(), torch.randn(2, 5, 3), mesh=mesh)
+    assert found["0", "output"] == Layout(line("tp", rank), ("Unknown",), None, None)
+    assert set(layouts(network(), torch.randn(5, 3)).values()) == {None}
+
+
+def test_a_mesh_says_how_plain_tensors_are_spread(ranks: Ranks) -> None:
+    ranks(on_a_mesh)
+
+
+def strided(rank: int) -> None:
+    """The indices of every cut are those that DTensor itself takes from a range."""
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    from hookstats.hooks.spread import Spread
+
+    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
+    for placement in (Shard(0), _StridedShard(0, split_factor=3)):
+        for rows in (1, 7, 12):
+            whole = torch.arange(rows)
+            (part, _) = placement._split_tensor(whole, RANKS, with_padding=False)
+            local = part[rank][:, None].expand(-1, 2).float().contiguous()
+            x = DTensor.from_local(local, mesh, [placement], shape=(rows, 2), stride=(2, 1))
+            layout = Spread([nn.Identity()]).layout("output", x)
+            assert layout is not None
+            indices = layout.channels(0)
+            assert indices is not None
+            np.testing.assert_array_equal(indices, part[rank].numpy())
+            assert layout.channels(1) is None
+
+
+def test_cuts_are_what_dtensor_cuts(ranks: Ranks) -> None:
+    ranks(strided)
+
+
+def stored(rank: int, out: Path) -> None:
+    model = network()
+    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
+    fully_shard(model, mesh=mesh)
+    found = layouts(model, torch.randn(5, 3), out=out)
+    record = hs.open_run(out).of_rank(rank)[0]
+    assert {(site.name, site.kind): site.layout for site in record.sites} == found
+
+
+def test_a_run_keeps_layouts(ranks: Ranks, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    ranks(stored, tmp_path)
+
+
+def taken(rank: int, out: Path) -> dict[str, Any] | None:
+    with pytest.raises(FileExistsError, match="holds another run"):
+        hs.watch(network(), out=out)
+    return current_world()
+
+
+def test_no_rank_writes_into_the_run_of_one_process(ranks: Ranks, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    assert current_world() is None
+    with hs.watch(network(), out=tmp_path) as w:
+        w.step()
+    one, other = ranks(taken, tmp_path)
+    assert one == other
+    assert one["size"] == RANKS
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00", one["started"])

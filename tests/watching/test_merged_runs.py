@@ -1,0 +1,369 @@
+"""A run of several ranks, merged when it is read, is that of one process without sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.ranks import Ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
+
+import hookstats as hs
+
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this build of torch has no gloo", allow_module_level=True)
+pytest.importorskip("pyarrow")
+
+pytestmark = pytest.mark.check
+KINDS = ("input", "output", "grad_output", "param", "param_grad")
+SIZE = 4
+BATCH, SEQUENCE = 8, 4
+LAYERS = 8
+BY_HAND = ("data parallelism by hand",)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[list[Ranks]]:
+    started: list[Ranks] = []
+    yield started
+    for ranks in started:
+        ranks.close()
+
+
+@pytest.fixture
+def ranks(pool: list[Ranks], tmp_path: Path) -> Ranks:
+    if not pool or not pool[-1].alive:
+        pool.append(Ranks(tmp_path / "rendezvous", SIZE))
+    return pool[-1]
+
+
+class Model(nn.Module):
+    """What every kind of parallelism can split: rows, columns, a norm, an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 12)
+        self.act = nn.GELU()
+        self.down = nn.Linear(12, 8)
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.down(self.act(self.up(self.norm(x))))
+        y: Tensor = self.out(x)
+        return y
+
+
+def samples() -> Tensor:
+    return torch.randn(BATCH, SEQUENCE, 8, generator=torch.Generator().manual_seed(1))
+
+
+def train(
+    model: nn.Module, x: Tensor, out: Path, *, compiles: bool = False, **arguments: Any
+) -> None:
+    """One step; the loss is the mean over the elements that this process has."""
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with hs.watch(model, optimizer, KINDS, out=out, **arguments) as w:
+        call: Any = torch.compile(model, backend="aot_eager") if compiles else model
+        call(x).square().mean().backward()
+        optimizer.step()
+        for row in w.coverage():
+            assert row.error is None
+    if compiles:
+        torch.compiler.reset()  # for the tests that come, in the same process
+
+
+def mesh_of(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
+def ddp(rank: int, out: Path, compiles: bool = False) -> None:
+    model: nn.Module = nn.parallel.DistributedDataParallel(Model())
+    train(model, samples().chunk(SIZE)[rank], out, compiles=compiles)
+
+
+def by_hand(rank: int, out: Path) -> None:
+    """Data parallelism without a wrapper, which nothing tells hookstats of."""
+    model = Model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with hs.watch(model, optimizer, KINDS, out=out):
+        model(samples().chunk(SIZE)[rank]).square().mean().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= SIZE
+        optimizer.step()
+
+
+def context_parallel(rank: int, out: Path) -> None:
+    """Each rank has a part of every sequence."""
+    model = nn.parallel.DistributedDataParallel(Model())
+    mesh = mesh_of((1, SIZE), ("dp", "cp"))
+    train(model, samples().chunk(SIZE, 1)[rank], out, mesh=mesh)
+
+
+def fsdp1(rank: int, out: Path, use_orig_params: bool) -> None:
+    model = FullyShardedDataParallel(
+        Model(), device_id=torch.device("cpu"), use_orig_params=use_orig_params
+    )
+    train(model, samples().chunk(SIZE)[rank], out)
+
+
+def fsdp1_hybrid(rank: int, out: Path) -> None:
+    model = FullyShardedDataParallel(
+        Model(),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+        device_mesh=mesh_of((2, 2), ("replicate", "shard")),
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+    )
+    train(model, samples().chunk(SIZE)[rank], out)
+
+
+def fsdp2(rank: int, out: Path, shape: tuple[int, ...], checkpoints: bool = False) -> None:
+    model = Model()
+    if checkpoints:
+        model.up.forward = partial(checkpoint, model.up.forward, use_reentrant=False)
+    mesh = mesh_of(shape, ("replicate", "shard")[-len(shape) :])
+    fully_shard(model.up, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, samples().chunk(SIZE)[rank], out)
+
+
+def plan(sequence_parallel: bool, use_local_output: bool = True) -> dict[str, Any]:
+    if not sequence_parallel:
+        return {"up": ColwiseParallel(use_local_output=use_local_output), "down": RowwiseParallel()}
+    return {
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        "out": PrepareModuleInput(
+            input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+        ),
+    }
+
+
+def tensor_parallel(rank: int, out: Path, compiles: bool = False) -> None:
+    # In compiled code, plain tensors do not know of which DTensor they are parts.
+    model = parallelize_module(Model(), mesh_of((SIZE,), ("tp",)), plan(False, not compiles))
+    train(model, samples(), out, compiles=compiles)
+
+
+class SequenceModel(Model):
+    """The residual stream is a DTensor, cut along the sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh: Any = self.mesh
+        x = distribute_tensor(x, mesh, [Shard(1)])
+        return super().forward(x)
+
+
+def sequence_parallel(rank: int, out: Path) -> None:
+    mesh = mesh_of((SIZE,), ("tp",))
+    model: Any = parallelize_module(SequenceModel(), mesh, plan(True))
+    model.mesh = mesh
+    train(model, samples(), out)
+
+
+def fsdp2_tp(rank: int, out: Path) -> None:
+    mesh = mesh_of((2, 2), ("dp", "tp"))
+    model = parallelize_module(Model(), mesh["tp"], plan(False))
+    fully_shard(model, mesh=mesh["dp"])
+    train(model, samples().chunk(2)[rank // 2], out)
+
+
+class Stage(nn.Module):
+    """Some of the layers of a pipeline, by the names that they have in the whole."""
+
+    def __init__(self, first: int, end: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = {str(i): nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for i in range(LAYERS)}
+        self.layers = nn.ModuleDict({str(i): layers[str(i)] for i in range(first, end)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers.values():
+            x = layer(x)
+        return x
+
+
+def mean_square(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().mean()
+
+
+def pipeline(rank: int, out: Path, interleaved: bool) -> None:
+    stages = 2 * SIZE if interleaved else SIZE
+    size = LAYERS // stages
+    mine = range(rank, stages, SIZE)
+    parts = [Stage(i * size, (i + 1) * size) for i in mine]
+    made = [
+        PipelineStage(part, i, stages, torch.device("cpu"))
+        for i, part in zip(mine, parts, strict=True)
+    ]
+    schedule: Any
+    if interleaved:
+        schedule = ScheduleInterleaved1F1B(list(made), n_microbatches=SIZE, loss_fn=mean_square)
+    else:
+        schedule = Schedule1F1B(made[0], n_microbatches=SIZE, loss_fn=mean_square)
+    model = nn.Module()
+    model.layers = nn.ModuleDict({k: v for part in parts for k, v in part.layers.items()})
+    optimizer = SGD(model.parameters(), lr=0.1)
+    x = samples()
+    with hs.watch(model, optimizer, KINDS, out=out) as w:
+        arguments = (x,) if rank == 0 else ()
+        schedule.step(*arguments, target=torch.ones_like(x) if rank == SIZE - 1 else None)
+        optimizer.step()
+        for row in w.coverage():
+            assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
+            if row.kind == "output":
+                assert (row.observed, row.skipped) == (SIZE, {"shape inference": 1}), row
+
+
+def whole(out: Path, of_pipeline: bool = False) -> hs.StepRecord:
+    """The first step of one process."""
+    if of_pipeline:
+        model, x = Stage(0, LAYERS), samples()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with hs.watch(model, optimizer, KINDS, out=out):
+            mean_square(model(x), torch.ones_like(x)).backward()
+            optimizer.step()
+    else:
+        train(Model(), samples(), out)
+    return hs.open_run(out)[0]
+
+
+def assert_whole(
+    merged: hs.StepRecord,
+    one: hs.StepRecord,
+    scale: float,
+    absent: set[str],
+    *,
+    of_pipeline: bool,
+) -> None:
+    """As the record of one process, but for `absent` sites; gradients of outputs are multiplied by
+    `scale`, as the loss of a rank is the mean of what the rank has."""
+    assert {key for key in one if key not in merged} == {
+        k for k in one if f"{k[1]} {k[0]}" in absent
+    }
+    assert set(merged) <= set(one)
+    infos = {(site.name, site.kind): site for site in one.sites}
+    for site in merged.sites:
+        key = site.name, site.kind
+        mine, other = merged[key], one[key]
+        if site.channel_dim is None and infos[key].channel_dim is not None:
+            other = other.per_tensor()  # of FSDP1
+        else:
+            described = infos[key]
+            if of_pipeline:  # the tensor seen last is one of a micro-batch
+                described = described._replace(shape=site.shape)
+            assert site[:5] == described[:5], key
+        factor = scale if site.kind == "grad_output" else 1.0
+        for name in ("count", "nan", "posinf", "neginf", "zero"):
+            np.testing.assert_array_equal(
+                getattr(mine, name), getattr(other, name), str((key, name))
+            )
+        size = float(other.amax.max()) or 1.0
+        for name in ("mean", "std", "min", "max"):
+            np.testing.assert_allclose(
+                getattr(mine, name) * factor,
+                getattr(other, name),
+                rtol=1e-5,
+                atol=1e-5 * size,
+                err_msg=str((key, name)),
+            )
+        assert mine.tensor_hist is not None
+        assert int(mine.tensor_hist.slot_counts.sum()) == int(mine.count.sum())
+        if site.kind in ("input", "param") and site.name in ("norm", "norm.weight"):
+            assert other.tensor_hist is not None
+            assert torch.equal(mine.tensor_hist.slot_counts, other.tensor_hist.slot_counts)
+
+
+ROWS: dict[str, tuple[Any, tuple[Any, ...], float, set[str]]] = {
+    "DDP": (ddp, (), 1 / SIZE, set()),
+    "DDP, compiled": (ddp, (True,), 1 / SIZE, set()),
+    "data parallelism by hand": (by_hand, (), 1 / SIZE, set()),
+    "context parallelism": (context_parallel, (), 1 / SIZE, set()),
+    "FSDP1": (fsdp1, (True,), 1 / SIZE, set()),
+    "FSDP1, hybrid": (fsdp1_hybrid, (), 1 / SIZE, set()),
+    "FSDP2": (fsdp2, ((SIZE,),), 1 / SIZE, set()),
+    "FSDP2 with checkpoints": (fsdp2, ((SIZE,), True), 1 / SIZE, set()),
+    "HSDP": (fsdp2, ((2, 2),), 1 / SIZE, set()),
+    "tensor parallelism": (tensor_parallel, (), 1.0, set()),
+    "tensor parallelism, compiled": (tensor_parallel, (True,), 1.0, set()),
+    "pipeline, 1F1B": (pipeline, (False,), 1 / SIZE, set()),
+    "pipeline, interleaved": (pipeline, (True,), 1 / SIZE, set()),
+    "tensor and sequence parallelism": (
+        sequence_parallel,
+        (),
+        1.0,
+        # Sums of which each rank has a summand.
+        {"param_grad norm.weight", "param_grad norm.bias"},
+    ),
+    "FSDP2 and tensor parallelism": (fsdp2_tp, (), 1 / 2, set()),
+}
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.slow] * ("compiled" in row)) for row in ROWS]
+)
+def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, row: str) -> None:
+    function, arguments, scale, absent = ROWS[row]
+    ranks(function, tmp_path / "ranks", *arguments)
+    run = hs.open_run(tmp_path / "ranks")
+    of_pipeline = function is pipeline
+    merged, one = run[0], whole(tmp_path / "one", of_pipeline)
+    assert run.header.get("grad_scale", 1.0) == (1.0 if of_pipeline or row in BY_HAND else scale)
+    assert (run.ranks, run.ranks_of(0), merged.rank) == (list(range(SIZE)), list(range(SIZE)), None)
+    assert_whole(merged, one, scale, absent, of_pipeline=of_pipeline)
+    again = hs.open_run(tmp_path / "ranks")[0]
+    assert np.array_equal(again.moments, merged.moments, equal_nan=True)
+    # Series and tables are of the same numbers.
+    series = run.series()
+    table = {(r["site"], r["kind"]): r for r in run.table().to_pylist()}
+    for site, tensor in zip(merged.sites, merged.whole.mean.tolist(), strict=True):
+        key = site.name, site.kind
+        np.testing.assert_equal(series[key].mean.tolist(), [tensor])
+        np.testing.assert_equal(table[key]["tensor_mean"], tensor)
+        assert table[key]["rank"] is None
+        np.testing.assert_array_equal(series[key].channels.count[0], merged[key].count)
+
+
+def broken(rank: int, out: Path) -> None:
+    """A NaN in the samples of one rank, which the reduced gradients have on all ranks."""
+    x = samples().chunk(SIZE)[rank].clone()
+    if rank == 1:
+        x[0, 0, 0] = torch.nan
+    train(nn.parallel.DistributedDataParallel(Model()), x, out)
+
+
+def test_the_first_culprit_of_all_ranks_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(broken, tmp_path)
+    run = hs.open_run(tmp_path)
+    found = hs.insight.first_nonfinite(run)
+    assert found is not None
+    assert (found.site, found.kind, found.nan, found.rank) == ("norm", "input", 1, None)
+    assert hs.rules.replay(run)[0].message.startswith("non-finite: step 0: input of 'norm' has")
+    of_first = hs.insight.first_nonfinite(run.of_rank(0))
+    assert of_first is not None
+    assert (of_first.kind, of_first.rank) == ("param_grad", 0)
