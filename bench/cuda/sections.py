@@ -106,12 +106,17 @@ def reading(scale: Scale) -> Iterator[Case]:
 def skewed(scale: Scale) -> Iterator[Case]:
     """Data that is not normal, beside normal data."""
     for name, layout, dtype in _regimes(scale):
-        contents = tables.CONTENTS
-        samples = [_sample(scale, layout, dtype, each, len(contents)) for each in contents]
-        for asked, what in WHATS.items():
-            makers = [partial(peers.Update, sample, what) for sample in samples]
-            named = dict(zip(contents, makers, strict=True))
-            yield _on_device(scale, tables.SKEWED[asked], name, samples[0].bytes, named)
+        yield from _by_content(scale, name, layout, dtype)
+
+
+def _by_content(scale: Scale, name: str, layout: Layout, dtype: torch.dtype) -> Iterator[Case]:
+    """Of one regime, whose samples are given back before others are made."""
+    contents = tables.CONTENTS
+    samples = [_sample(scale, layout, dtype, each, len(contents)) for each in contents]
+    for asked, what in WHATS.items():
+        makers = [partial(peers.Update, sample, what) for sample in samples]
+        named = dict(zip(contents, makers, strict=True))
+        yield _on_device(scale, tables.SKEWED[asked], name, samples[0].bytes, named)
 
 
 def beside(scale: Scale) -> Iterator[Case]:
