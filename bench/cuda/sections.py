@@ -302,10 +302,10 @@ def transformer(scale: Scale) -> Iterator[Case]:
     """Training steps of two blocks, each Linear's output and its gradient observed."""
     torch.manual_seed(0)
     short = "bf16" if scale.device.type == "cuda" else "fp32"
-    like = {"device": scale.device, "dtype": DTYPES[short]}
-    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(**like)
+    device, dtype = scale.device, DTYPES[short]
+    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(device, dtype)
     length = min(4096, scale.tokens)
-    x = torch.randn(scale.tokens // length, length, scale.width, **like)
+    x = torch.randn(scale.tokens // length, length, scale.width, device=device, dtype=dtype)
     every = {"not watched": None, "every=1": 1, "every=10": 10}
     makers = {peer: partial(_Steps, scale, model, x, each) for peer, each in every.items()}
     name = f"{scale.width} wide, {scale.tokens} tokens, {short}"
