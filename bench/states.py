@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class State:
             counts = torch.zeros(*shape, bins.slots, dtype=torch.int64, device=device)
             return counts, bins.descriptor(device)
 
-        self.arguments = (
+        self.arguments: tuple[Any, ...] = (
             state.identity_moments(channels, device),
             state.identity_tallies(channels, device),
             *slots(what.bins),
@@ -50,10 +51,8 @@ class State:
 
     def statistics(self) -> Statistics:
         """What is in it by now, on the CPU."""
-        tensors = [None if each is None else each.cpu() for each in self.arguments]
+        tensors: list[Any] = [None if each is None else each.cpu() for each in self.arguments]
         moments, tallies, counts, _, channel_counts, _ = tensors
-        assert moments is not None
-        assert tallies is not None
         stats = ChannelStats(
             moments,
             tallies,

@@ -106,12 +106,17 @@ def reading(scale: Scale) -> Iterator[Case]:
 def skewed(scale: Scale) -> Iterator[Case]:
     """Data that is not normal, beside normal data."""
     for name, layout, dtype in _regimes(scale):
-        contents = tables.CONTENTS
-        samples = [_sample(scale, layout, dtype, each, len(contents)) for each in contents]
-        for asked, what in WHATS.items():
-            makers = [partial(peers.Update, sample, what) for sample in samples]
-            named = dict(zip(contents, makers, strict=True))
-            yield _on_device(scale, tables.SKEWED[asked], name, samples[0].bytes, named)
+        yield from _by_content(scale, name, layout, dtype)
+
+
+def _by_content(scale: Scale, name: str, layout: Layout, dtype: torch.dtype) -> Iterator[Case]:
+    """Of one regime, whose samples are given back before others are made."""
+    contents = tables.CONTENTS
+    samples = [_sample(scale, layout, dtype, each, len(contents)) for each in contents]
+    for asked, what in WHATS.items():
+        makers = [partial(peers.Update, sample, what) for sample in samples]
+        named = dict(zip(contents, makers, strict=True))
+        yield _on_device(scale, tables.SKEWED[asked], name, samples[0].bytes, named)
 
 
 def beside(scale: Scale) -> Iterator[Case]:
@@ -297,10 +302,10 @@ def transformer(scale: Scale) -> Iterator[Case]:
     """Training steps of two blocks, each Linear's output and its gradient observed."""
     torch.manual_seed(0)
     short = "bf16" if scale.device.type == "cuda" else "fp32"
-    like = {"device": scale.device, "dtype": DTYPES[short]}
-    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(**like)
+    device, dtype = scale.device, DTYPES[short]
+    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(device, dtype)
     length = min(4096, scale.tokens)
-    x = torch.randn(scale.tokens // length, length, scale.width, **like)
+    x = torch.randn(scale.tokens // length, length, scale.width, device=device, dtype=dtype)
     every = {"not watched": None, "every=1": 1, "every=10": 10}
     makers = {peer: partial(_Steps, scale, model, x, each) for peer, each in every.items()}
     name = f"{scale.width} wide, {scale.tokens} tokens, {short}"
