@@ -11,6 +11,7 @@ from typing import Any
 from support.soak_model import BATCH, WIDTHS
 
 from hookstats import Run, open_run
+from hookstats.runs.format import is_of_a_run
 
 WAITING = 15.0
 """The seconds before a kill whose steps may still be in memory: parts are written every five."""
@@ -178,8 +179,8 @@ def _why_absent(step: int, log: Log, gaps: dict[int, str]) -> str:
 
 def _check_files(out: Path) -> list[str]:
     """What is in the directory of a closed run that should not be there."""
-    allowed = {"run.json", "run-00000.json", "parts"}
-    extra = [path.name for path in out.iterdir() if path.name not in allowed]
+    names = [path.name for path in out.iterdir()]
+    extra = [name for name in names if not is_of_a_run(name) or name.startswith("lock-")]
     extra += [path.name for path in (out / "parts").iterdir() if path.suffix != ".parquet"]
     return [f"left over: {name}" for name in extra]
 
