@@ -92,8 +92,8 @@ MUTANTS = (
     Mutant(
         "the buffer of a step that was read is not given back",
         "hookstats/watching/flush.py",
-        "self.rank)\n        finally:\n            snapshot.release()",
-        "self.rank)\n        finally:\n            pass",
+        "            raise\n        finally:\n            snapshot.release()",
+        "            raise\n        finally:\n            pass",
         "tests/watching/test_flush.py::test_buffers_are_given_back_before_slow_sinks",
     ),
     Mutant(
