@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,20 @@ def test_going_back_makes_void_what_came_after(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert run.steps == [0, 1, 2, 4]
     assert RunWriter(tmp_path, HEADER, append=True).last_step == 4
+    write(tmp_path, 1).close()
+    assert run.steps == [0, 1]
+
+
+def test_a_step_that_comes_again_is_a_rewind(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600)
+    for record in (sample(0), sample(1), replace(sample(2), step=1)):
+        writer.write(record)
+    writer.close()
+    run = open_run(tmp_path)
+    assert run.steps == [0, 1]
+    assert_same(run[1], replace(sample(2), step=1))
+    (part,) = (tmp_path / "parts").iterdir()
+    assert b'"rewinds": [[2, 1]]' in part.read_bytes()
 
 
 def test_ranks_go_on_from_the_same_step(tmp_path: Path) -> None:

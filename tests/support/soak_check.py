@@ -11,6 +11,7 @@ from typing import Any
 from support.soak_model import BATCH, WIDTHS
 
 from hookstats import Run, open_run
+from hookstats.runs.format import is_of_a_run
 
 WAITING = 15.0
 """The seconds before a kill whose steps may still be in memory: parts are written every five."""
@@ -27,6 +28,8 @@ class Log:
         """By step, each time that it was closed."""
         self.samples: list[Line] = []
         self.faults: Counter[str] = Counter()
+        self.interrupted: set[int] = set()
+        """The steps that were open when an interrupt came."""
         self.closed: list[Line] = []
         self.problems: list[str] = []
         self._ends: list[tuple[float, float]] = []  # of watches: since when steps may be lost, when
@@ -46,6 +49,7 @@ class Log:
             self.faults[line["fault"]] += 1
         if "interrupted" in line:
             self.faults["interrupt"] += 1
+            self.interrupted.add(line["interrupted"])
         if line.get("fault") == "full":
             self._full_since = line["at"]
         elif line.get("fault") == "freed":  # what waited is written then
@@ -173,13 +177,15 @@ def _why_absent(step: int, log: Log, gaps: dict[int, str]) -> str:
         return "paused"
     if last["disturbed"]:
         return "lost by an interrupt"
+    if step + 1 in log.interrupted:  # the training may have been reading the step out
+        return "lost by an interrupt in the next step"
     return "lost by a kill or a full disk" if log.may_be_lost(last["at"]) else "unexplained"
 
 
 def _check_files(out: Path) -> list[str]:
     """What is in the directory of a closed run that should not be there."""
-    allowed = {"run.json", "run-00000.json", "parts"}
-    extra = [path.name for path in out.iterdir() if path.name not in allowed]
+    names = [path.name for path in out.iterdir()]
+    extra = [name for name in names if not is_of_a_run(name) or name.startswith("lock-")]
     extra += [path.name for path in (out / "parts").iterdir() if path.suffix != ".parquet"]
     return [f"left over: {name}" for name in extra]
 

@@ -31,6 +31,7 @@ def train(at: int) -> tuple[int, int, dict[int, float]]:
 
     forward(0)
     optimizer.step()
+    assert w.latest.step == 0  # read out: what is interrupted is the close alone
     forward(1)
     with Interrupt(at, KeyboardInterrupt) as interruption:
         optimizer.step()

@@ -1,0 +1,190 @@
+"""The mutants: bugs of one line each, and the narrow test that catches each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One bug."""
+
+    bug: str
+    """What goes wrong, in words."""
+    file: str
+    before: str
+    """A text that occurs once in the file."""
+    after: str
+    test: str
+    """What catches the bug: a test as pytest names it, or a program of tests/cpp."""
+
+
+MUTANTS = (
+    Mutant(
+        "the left edge of a bin belongs to the bin before",
+        "csrc/core/bins.h",
+        "if (x >= b.edges[middle]) {",
+        "if (x > b.edges[middle]) {",
+        "tests/cpp/test_core.cpp",
+    ),
+    Mutant(
+        "the right edge of the last bin is overflow",
+        "csrc/core/bins.h",
+        "edges[bins] = std::nextafter(edges[bins], INFINITY);",
+        "b.hi = std::nextafter(b.hi, -INFINITY);",
+        "tests/cpp/test_core.cpp",
+    ),
+    Mutant(
+        "float64 is rounded up, over the edge of a bin",
+        "csrc/core/bins.h",
+        "if (static_cast<double>(rounded) > magnitude) --bits;",
+        "",
+        "tests/cpp/test_core.cpp",
+    ),
+    Mutant(
+        "merging variances leaves out the distance of the means",
+        "csrc/core/state.h",
+        "into.m2 += from.m2 + delta * delta * (static_cast<double>(into.count) * share);",
+        "into.m2 += from.m2;",
+        "tests/cpp/test_core.cpp",
+    ),
+    Mutant(
+        "a sign in the merge of third moments",
+        "csrc/core/state.h",
+        "3.0 * (ahead * from.m2 - behind * into.m2)",
+        "3.0 * (ahead * from.m2 + behind * into.m2)",
+        "tests/cpp/test_core.cpp",
+    ),
+    Mutant(
+        "negative infinities are not merged",
+        "csrc/core/state.h",
+        "into.neginf += from.neginf;",
+        "",
+        "tests/cpp/test_core.cpp",
+    ),
+    Mutant(
+        "of several expanded dimensions the last one alone counts",
+        "csrc/core/channel_view.h",
+        "view.repeat *= sizes[d];",
+        "view.repeat = sizes[d];",
+        "tests/cpp/test_core.cpp",
+    ),
+    Mutant(
+        "a step's rows are not emptied when they are read",
+        "csrc/cpu/take.cpp",
+        "std::memcpy(rows, empty, sizeof empty);",
+        "",
+        "tests/cpp/test_take.cpp",
+    ),
+    Mutant(
+        "dead: also channels without finite values",
+        "hookstats/stats/derived.py",
+        'out: Array = (count > 0) & (columns("zero") == count)',
+        'out: Array = columns("zero") == count',
+        "tests/insight/test_insight_channels.py",
+    ),
+    Mutant(
+        "a merge term of the fourth moment is dropped",
+        "hookstats/stats/state.py",
+        "square * (6 * m2 + count * square)",
+        "square * (count * square)",
+        "tests/stats/test_derived.py::test_higher_moments_merge_in_any_split",
+    ),
+    Mutant(
+        "the buffer of a step that was read is not given back",
+        "hookstats/watching/flush.py",
+        "            raise\n        finally:\n            snapshot.release()",
+        "            raise\n        finally:\n            pass",
+        "tests/watching/test_flush.py::test_buffers_are_given_back_before_slow_sinks",
+    ),
+    Mutant(
+        "the error of a sink is swallowed",
+        "hookstats/watching/flush.py",
+        'self._fail(what, f"{type(error).__name__}: {error}; {outcome}")',
+        "pass",
+        "tests/watching/test_flush.py::test_a_sink_that_raises_is_disabled_and_the_others_go_on",
+    ),
+    Mutant(
+        "an interrupted step's number goes up although the step stays open",
+        "hookstats/watching/handle.py",
+        "self._step = step  # it is still open",
+        "pass",
+        "tests/watching/test_interrupted_steps.py",
+    ),
+    Mutant(
+        "a later process of the same number is taken for the writer",
+        "hookstats/runs/lock.py",
+        '_started(process) == owner.get("started") is not None',
+        "_started(process) is not None",
+        "tests/runs/test_lock.py::test_a_process_of_the_same_number_is_another_one",
+    ),
+    Mutant(
+        "a missing lock: a second watch takes the directory",
+        "hookstats/runs/writer.py",
+        "if self._locked and self._lock is None:",
+        "if False:",
+        "tests/runs/test_lock.py::test_two_watches_of_one_process",
+    ),
+    Mutant(
+        "of what came after a checkpoint the last step alone is made void",
+        "hookstats/runs/parts.py",
+        "while records and next(reversed(records)) >= back:",
+        "if records and next(reversed(records)) >= back:",
+        "tests/runs/test_append.py::test_going_back_makes_void_what_came_after",
+    ),
+    Mutant(
+        "a record that comes again is no rewind",
+        "hookstats/runs/part_writer.py",
+        "if rows.step <= self._before:",
+        "if rows.step < self._before:",
+        "tests/runs/test_append.py::test_a_step_that_comes_again_is_a_rewind",
+    ),
+    Mutant(
+        "old steps are thinned from the oldest on, not evenly",
+        "hookstats/runs/part_writer.py",
+        "older.sort(key=lambda number: (number & -number or math.inf, number))",
+        "older.sort()",
+        "tests/runs/test_max_bytes.py::test_old_steps_are_thinned_evenly_and_new_ones_kept",
+    ),
+    Mutant(
+        "a write that fails leaves its temporary file",
+        "hookstats/runs/files.py",
+        "            temporary.unlink()\n        raise",
+        "            pass\n        raise",
+        "tests/runs/test_writer.py::test_a_full_disk_leaves_nothing_behind_and_loses_nothing",
+    ),
+    Mutant(
+        "checksums are not compared",
+        "hookstats/runs/checksums.py",
+        'if f"{found:08x}".encode() != expected:',
+        "if len(expected) != 8:",
+        "tests/runs/test_damage.py::test_an_empty_record_has_checksums_too",
+    ),
+    Mutant(
+        "the footer is believed when it says how much a column holds",
+        "hookstats/runs/pages.py",
+        "decoded += max(here * _BYTES, size)",
+        "decoded += size",
+        "tests/runs/test_strangers.py::test_a_part_that_swells_is_refused_before_it_does",
+    ),
+    Mutant(
+        "a run of another model is continued",
+        "hookstats/runs/headers.py",
+        "if a == b or key in _MAY_DIFFER:",
+        "if True:",
+        "tests/runs/test_append.py::test_a_watch_of_another_model_does_not_go_on",
+    ),
+    Mutant(
+        "names are HTML in notebooks",
+        "hookstats/show/notebook.py",
+        "return html.escape(printable(text, lines=True))",
+        "return printable(text, lines=True)",
+        "tests/show/test_notebook.py",
+    ),
+    Mutant(
+        "steps that are not due are recorded, too",
+        "hookstats/watching/handle.py",
+        "self._arena.record(due and not self._paused and not self._closed)",
+        "self._arena.record(not self._paused and not self._closed)",
+        "tests/watching/test_watch.py::test_steps_are_numbered_and_every_nth_is_recorded",
+    ),
+)
