@@ -252,8 +252,8 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def trace_with_caller(code: CodeType) -> None:
-    """Have dynamo trace `code` as part of its caller, never for itself (2.13; without it: dynamo
-    compiles hooks that uncompiled code calls)."""
+    """Have dynamo trace `code` as part of its caller, never for itself (2.11, 2.13; without it:
+    dynamo compiles hooks that uncompiled code calls)."""
     with suppress(ImportError, AttributeError):
         from torch._C._dynamo.eval_frame import (
             _FrameAction,
@@ -274,14 +274,14 @@ def end_graph_at(function: Callable[..., object], reason: str) -> None:
 
 def mark_constant(function: Callable[..., object]) -> None:
     """Have dynamo run `function` while it traces, and take the result for a constant, as
-    torch.compiler.assume_constant_result does, which would import dynamo (2.13; without the mark:
-    dynamo traces the function, and breaks its graph there)."""
+    torch.compiler.assume_constant_result does, which would import dynamo (2.11, 2.13; without the
+    mark: dynamo traces the function, and breaks its graph there)."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_static_value(size: int) -> bool:
-    """Whether a size is the same in every run of the graph that is traced (2.13; required where
-    dynamo traces)."""
+    """Whether a size is the same in every run of the graph that is traced (2.11, 2.13; required
+    where dynamo traces)."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return has_static_value(size)
@@ -297,7 +297,7 @@ class Translation(NamedTuple):
 
 
 def current_translation() -> Translation | None:
-    """What dynamo traces on this thread (2.13; None without dynamo's parts)."""
+    """What dynamo traces on this thread (2.11, 2.13; None without dynamo's parts)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -317,8 +317,8 @@ def current_trace() -> object:
 
 
 def guard_identity(variable: str) -> None:
-    """Have the traced function's code serve this object in `variable` alone (2.13; without it:
-    dynamo counts the graphs of like modules as recompilations of one function, up to 8)."""
+    """Have the traced function's code serve this object in `variable` alone (2.11, 2.13; without
+    it: dynamo counts the graphs of like modules as recompilations of one function, up to 8)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo.guards import GuardBuilder, install_guard
         from torch._dynamo.source import LocalSource
@@ -328,8 +328,8 @@ def guard_identity(variable: str) -> None:
 
 
 def compiled_functions() -> Iterator[tuple[CodeType, list[str]]]:
-    """The code that dynamo compiled, with the guards of each result as text (2.13; without it: no
-    code, and functions compiled before a hook was set run without the hook)."""
+    """The code that dynamo compiled, with the guards of each result as text (2.11, 2.13; without
+    it: no code, and functions compiled before a hook was set run without the hook)."""
     # Not imported here: where dynamo is not loaded, nothing was compiled.
     if "torch._dynamo.convert_frame" not in sys.modules:
         return
@@ -343,7 +343,7 @@ def compiled_functions() -> Iterator[tuple[CodeType, list[str]]]:
 
 
 def forget_compiled(code: CodeType) -> None:
-    """Have dynamo compile `code` again at its next call (2.13; see `compiled_functions`)."""
+    """Have dynamo compile `code` again at its next call (2.11, 2.13; see `compiled_functions`)."""
     with suppress(ImportError):
         from torch._C._dynamo.eval_frame import reset_code
 

@@ -127,7 +127,9 @@ def test_close_leaves_nothing() -> None:
     call = torch.compile(model, fullgraph=True, backend="aot_eager")
     call(data()).sum().backward()
     w.close()
-    assert set(globals()) == before  # where dynamo leaves constants of what it traces
+    # Where dynamo leaves constants of what it traces; what it leaves of itself depends on torch.
+    left = {name: value for name, value in globals().items() if name not in before}
+    assert not [n for n, v in left.items() if "hookstats" in f"{n} {type(v).__module__}"]
     assert not model.linear._forward_hooks
     arena, module = weakref.ref(w._arena), weakref.ref(model)
     del w, model, call
