@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hookstats.tensors.edit import Edit, edit
     from hookstats.tensors.editor import EditError
     from hookstats.tensors.trace import Trace, trace
+    from hookstats.watching.config import load_config
     from hookstats.watching.handle import Watch
     from hookstats.watching.watch import watch
 
@@ -58,6 +59,7 @@ __all__ = [
     "channel_stats",
     "edit",
     "insight",
+    "load_config",
     "open_run",
     "pictures",
     "rules",
@@ -89,6 +91,7 @@ _HOMES = {
     "tensors.edit": ("Edit", "edit"),
     "tensors.editor": ("EditError",),
     "tensors.trace": ("Trace", "trace"),
+    "watching.config": ("load_config",),
     "watching.handle": ("Watch",),
     "watching.watch": ("watch",),
 }

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ from hookstats.cli.output import describe
 from hookstats.records.alike import did_you_mean
 from hookstats.stats.printable import printable
 
-COMMANDS = ("demo", "show", "top", "compare", "report", "export", "doctor")
+COMMANDS = ("demo", "run", "show", "top", "compare", "report", "export", "doctor")
 INTERRUPTED = 128 + 2  # what shells report for a command that SIGINT ended
 BROKEN_PIPE = 128 + 13  # and for one that SIGPIPE ended
 
@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
+    if options.command == "run":  # a script has errors, warnings and output of its own
+        run: Callable[[argparse.Namespace], int] = import_module("hookstats.cli.run").run
+        return run(options)
     if sys.stdout is None:  # `>&-`
         print(f"hookstats {options.command}: error: stdout is closed", file=sys.stderr)
         return 2

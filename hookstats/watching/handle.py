@@ -343,7 +343,9 @@ class Watch:
         """Note that an optimizer steps; the last one closes the step."""
         with self._arena.lock:  # in a backward, optimizers may step on several threads
             self._stepped.add(optimizer)
-            is_last = len(self._stepped) == len(self._optimizers)
+            is_last = all(
+                i in self._stepped or known() is None for i, known in enumerate(self._optimizers)
+            )
             if is_last:
                 self._stepped.clear()
         if is_last:

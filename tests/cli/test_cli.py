@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 def test_help_names_every_command() -> None:
     result = call("--help")
     assert (result.code, result.err) == (0, "")
-    assert COMMANDS == ("demo", "show", "top", "compare", "report", "export", "doctor")
+    assert COMMANDS == ("demo", "run", "show", "top", "compare", "report", "export", "doctor")
     for name in COMMANDS:
         assert re.search(rf"^    {name} ", result.out, re.MULTILINE)
 

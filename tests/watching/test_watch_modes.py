@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,18 @@ def test_an_optimizer_may_come_later(tmp_path: Path) -> None:
     w.close()
     with pytest.raises(ValueError, match="the watch is closed"):
         w.add_optimizer(SGD(model.parameters(), lr=0.1))
+
+
+def test_an_optimizer_that_is_gone_is_not_waited_for() -> None:
+    model = network()
+    first: Optimizer | None = SGD(model[0].parameters(), lr=0.1)
+    second = SGD(model.parameters(), lr=0.1)
+    with watch(model, [first, second], kinds=("output",)) as w:
+        first = None
+        gc.collect()
+        for step in range(2):
+            train(model, second)
+            assert w.latest.step == step
 
 
 def test_the_training_may_number_its_steps(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Callbacks for trainers, one file each over the public API; each imports its trainer."""

@@ -1,0 +1,152 @@
+"""Automatic: watches the models that a training script trains, without a line in the script.
+
+The script's optimizers are noted when they are made. At the first call of one of their models with
+gradients on, all wrapping is done, as by DDP or FSDP, and no code is compiled yet: then the modules
+that own the optimizers' parameters are watched. Until then, nn.Module's `__call__` looks for this
+moment; afterwards it is as it was.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hookstats._torch import is_compiled, takes_step_hooks
+from hookstats.watching.handle import Watch
+
+Begin = Callable[[dict[str, nn.Module], list[Optimizer]], Watch]
+"""Begins to watch models, by name, and optimizers."""
+
+
+class Automatic:
+    """Calls `begin` once, when the training of a script begins; as a context, while it is entered.
+
+    Whatever goes wrong is said on stderr, and the script goes on.
+    """
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._new: list[weakref.ref[Optimizer]] = []
+        self._init: Any = Optimizer.__init__
+        self._call: Any = nn.Module.__call__
+        self._waits = False
+        self.watch: Watch | None = None
+        """The watch; None while nothing is watched."""
+
+    def __enter__(self) -> Automatic:
+        original, note = self._init, self._note
+
+        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            note(optimizer)
+
+        Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        Optimizer.__init__ = self._init  # type: ignore[method-assign]
+        self._look(False)
+        if self.watch is not None:
+            self._attempt("closing the watch", self.watch.close)
+
+    def _note(self, optimizer: Optimizer) -> None:
+        self._new.append(weakref.ref(optimizer))
+        self._look(True)
+
+    def _look(self, looks: bool) -> None:
+        """Have the calls of modules look whether training begins, or not."""
+        if looks == self._waits:
+            return
+        self._waits = looks
+        original, look = self._call, self._look_at
+
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+                look(module)
+            return original(module, *args, **kwargs)
+
+        nn.Module.__call__ = __call__ if looks else original  # type: ignore[method-assign]
+
+    def _look_at(self, module: nn.Module) -> None:
+        """Watch what is trained, if `module` is part of it."""
+        new = [optimizer for optimizer in (one() for one in self._new) if optimizer is not None]
+        trained = {id(p) for optimizer in new for p in _parameters(optimizer)}
+        if new and not any(id(p) in trained for p in module.parameters()):
+            return
+        self._look(False)
+        self._new.clear()
+        if self.watch is None:
+            self._attempt("watching", lambda: self._watch(new, trained))
+        else:
+            self._attempt("watching an optimizer that came later", lambda: self._add(new))
+
+    def _watch(self, optimizers: list[Optimizer], trained: set[int]) -> None:
+        roots = _roots(trained)
+        if not roots:
+            _say("not watched: no module owns the parameters of the optimizers")
+            return
+        usable = [one for one in optimizers if takes_step_hooks(one)]
+        self.watch = self._begin(_named(roots), usable)
+
+    def _add(self, optimizers: Iterable[Optimizer]) -> None:
+        assert self.watch is not None
+        for optimizer in optimizers:
+            if takes_step_hooks(optimizer):
+                self.watch.add_optimizer(optimizer)
+
+    def _attempt(self, what: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:  # the script is to go on
+            _say(f"{what} failed: {type(error).__name__}: {error}")
+
+
+def _say(what: str) -> None:
+    print(f"hookstats run: {what}", file=sys.stderr)
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _roots(trained: set[int]) -> list[nn.Module]:
+    """The modules that own trained parameters and are part of no other module, largest first.
+
+    Of a module that torch.compile wraps, the module itself counts. A module whose trained
+    parameters all belong to modules before it, such as a view of some layers, is left out.
+    """
+    # Proxies say that they are what they stand for: `type` knows better.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    modules = [one for one in modules if "_modules" in one.__dict__ and not is_compiled(one)]
+    parts = {id(part) for one in modules for part in one._modules.values()}
+    owned = [
+        (frozenset(id(p) for p in one.parameters()) & trained, one)
+        for one in modules
+        if id(one) not in parts and not any(map(is_compiled, one.modules()))
+    ]
+    roots, covered = [], set[int]()
+    for mine, one in sorted(owned, key=lambda pair: -len(pair[0])):
+        if not mine <= covered:
+            covered |= mine
+            roots.append(one)
+    return roots
+
+
+def _named(roots: list[nn.Module]) -> dict[str, nn.Module]:
+    """Several modules by the names of their classes, in lower case; a single one has none."""
+    if len(roots) == 1:
+        return {"": roots[0]}
+    named: dict[str, nn.Module] = {}
+    for root in roots:
+        base = name = type(root).__name__.lower()
+        while name in named:
+            name = f"{base}_{len(named)}"
+        named[name] = root
+    return named

@@ -1,0 +1,110 @@
+"""WatchCallback: records a training run of Lightning's Trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from hookstats.integrations.shared import Numbering, close_at_exit, headline, run_directory
+from hookstats.watching.handle import Watch
+from hookstats.watching.watch import watch
+
+
+class WatchCallback(Callback):
+    """Records every step of a Trainer: ``Trainer(..., callbacks=[WatchCallback()])``.
+
+    Steps have the number that ``trainer.global_step`` has when they begin, as in its loggers. With
+    manual optimization and several optimizers, a step ends when all of them have stepped, and
+    numbers go up by as many. The loss and what the module logs are in the scalars. At the Trainer's
+    logging interval, its loggers get "hookstats/alerts" and "hookstats/grad_norm". Validation is
+    left out. Checkpoints have the place of the run, which a resumed training run continues.
+
+    Args:
+        out: the run directory; by default "hookstats" in the Trainer's `log_dir`, or else its
+            `default_root_dir`; "hookstats-1", ... where another training run left one.
+        **options: every other argument of `watch` but `optimizer` and `append`.
+    """
+
+    def __init__(self, out: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        self._out = out
+        self._options = options
+        self._resumed: str | None = None  # the run that a checkpoint names
+        self.watch: Watch | None = None
+        """The watch while training goes on; None before and after."""
+        self._path: str | None = None
+        self._numbering: Numbering | None = None
+        self._logged = 0  # the step when the loggers last got something
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Watch the module from now on."""
+        self._close()
+        resumed = trainer.global_step > 0
+        out = self._out
+        if out is None and resumed and self._resumed is not None:
+            out = self._resumed
+        elif out is None:
+            parent = trainer.log_dir or trainer.default_root_dir
+            out = run_directory(parent, resumed=resumed)
+        self._path = str(Path(out).resolve())
+        self.watch = watch(pl_module, trainer.optimizers, out=out, append=resumed, **self._options)
+        self._numbering = Numbering(self.watch)
+        self._logged = trainer.global_step
+        close_at_exit(self.watch)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Number the step that begins."""
+        if self._numbering is not None:
+            self._numbering.begin(trainer.global_step)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Keep the loss and what the module logged; give the loggers what there is."""
+        if self.watch is None:
+            return
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        values = {name: x for name, x in trainer.callback_metrics.items() if x.numel() == 1}
+        if loss is not None:  # for accumulation, the Trainer has divided it
+            automatic = pl_module.automatic_optimization
+            values["loss"] = loss * (trainer.accumulate_grad_batches if automatic else 1)
+        self.watch.log(values)
+        steps = trainer.global_step
+        if steps != self._logged and steps % trainer.log_every_n_steps == 0:
+            self._logged = steps  # several batches may make a step
+            found = headline(self.watch)
+            for logger in trainer.loggers:
+                logger.log_metrics(found, step=steps - 1)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the recording."""
+        self._close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """End the recording."""
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the Trainer's checkpoints: where the run is."""
+        return {"run": self._path}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the run that a checkpoint names, if training is resumed."""
+        self._resumed = state_dict.get("run")
+
+    def _close(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = self._numbering = None

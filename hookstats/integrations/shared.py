@@ -1,0 +1,72 @@
+"""What integrations share: where a run goes, what trainers log of it, when a watch is closed."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from hookstats.runs.format import rank_json
+from hookstats.watching.handle import Watch
+from hookstats.watching.world import current_rank
+
+_NAME = "hookstats"
+_HEADLINE = ("grad_norm", "watch_seconds")
+
+
+def run_directory(parent: str, *, resumed: bool) -> Path:
+    """Where the run of a trainer goes: "hookstats" in `parent`, or as `free_name` says."""
+    return free_name(Path(parent, _NAME), resumed=resumed)
+
+
+def free_name(path: Path, *, resumed: bool = False) -> Path:
+    """A name for a run that is free: `path`, or with "-1", "-2", ... at its end.
+
+    Each rank asks for its own files, since other ranks may have begun to write theirs.
+
+    resumed: whether a training run goes on: then the last name that is taken, if any is.
+    """
+    own = rank_json(current_rank())
+    last, name = None, path
+    for number in count(1):
+        if not (name / own).exists():
+            break
+        last, name = name, path.with_name(f"{path.name}-{number}")
+    return last if resumed and last is not None else name
+
+
+def headline(watch: Watch) -> dict[str, float]:
+    """What a trainer's log has of a watch: the number of alerts, and of the last recorded step the
+    norm of the gradients and what watching cost. Waits until that step is recorded."""
+    found = {f"{_NAME}/alerts": float(len(watch.alerts))}
+    with suppress(RuntimeError):  # no step is recorded yet
+        scalars = watch.latest.scalars
+        found.update({f"{_NAME}/{name}": scalars[name] for name in _HEADLINE if name in scalars})
+    return found
+
+
+class Numbering:
+    """Gives the steps of a watch the trainer's numbers, each when it is begun."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._begun: int | None = None
+
+    def begin(self, step: int) -> None:
+        """Number the open step, unless it is an open one that was numbered before."""
+        if self._watch.open_step != self._begun:
+            self._watch.set_step(step)
+            self._begun = step
+
+
+def close_at_exit(watch: Watch) -> None:
+    """Have `watch` closed when the interpreter ends, if it is still open, and there, then."""
+    atexit.register(_close, weakref.ref(watch))
+
+
+def _close(watch: weakref.ref[Watch]) -> None:
+    found = watch()
+    if found is not None:
+        found.close()

@@ -1,0 +1,174 @@
+"""hookstats run: unmodified scripts, watched; their results keep every bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from hookstats.runs.run import open_run
+
+TRAINING = """
+import hashlib, os, sys
+import torch
+from torch import nn
+
+mode = sys.argv[1]
+ranks = int(os.environ.get("WORLD_SIZE", "1"))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+average = torch.optim.swa_utils.AveragedModel(model)
+with torch.no_grad():
+    model(torch.randn(2, 4))  # before the optimizer
+if ranks > 1:
+    torch.distributed.init_process_group("gloo")
+if mode == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model[0])
+    fully_shard(model)
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+called = model
+if mode == "ddp":
+    called = nn.parallel.DistributedDataParallel(model)
+if mode == "compiled":
+    called = torch.compile(model, backend="aot_eager", fullgraph=True)
+if mode == "gan":
+    critic = nn.Linear(1, 1)
+    optimizers.append(torch.optim.Adam(critic.parameters()))
+for step in range(5):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    out = called(torch.randn(3, 4))
+    out = critic(out) if mode == "gan" else out
+    out.square().mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    if mode not in ("fsdp", "compiled"):
+        average.update_parameters(model)
+    model.eval()
+    with torch.no_grad():
+        model(1e3 * torch.ones(2, 4))
+    model.train()
+if mode == "later":
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+whole = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
+digest = hashlib.md5(b"".join(p.numpy().tobytes() for p in whole)).hexdigest()
+with open(f"result-{os.environ.get('RANK', 0)}", "w") as file:
+    print(digest, sys.argv[1:], __name__, file=file)
+if ranks > 1:
+    torch.distributed.destroy_process_group()
+if mode == "raises":
+    raise ValueError("of the script")
+if mode == "exits":
+    sys.exit(3)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "training.py"
+    path.write_text(TRAINING)
+    return path
+
+
+def run(script: Path, *arguments: str, ranks: int = 1, watched: bool = True) -> tuple[int, str]:
+    """The exit code and stderr of a training run; what each rank ended with is in result-RANK."""
+    words = [sys.executable]
+    if ranks > 1:
+        words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    words += ["-m", "hookstats", "run"] if watched else []
+    done = subprocess.run(
+        [*words, *arguments],
+        cwd=script.parent,
+        env={"PYTHONPATH": str(ROOT), "PATH": str(Path(sys.executable).parent)}
+        | {"OMP_NUM_THREADS": "1", "HOME": str(script.parent), "USER": "user"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stderr
+
+
+def results(script: Path) -> list[str]:
+    return [path.read_text() for path in sorted(script.parent.glob("result-*"))]
+
+
+def compare(script: Path, mode: str, ranks: int = 1) -> None:
+    """Run a training unwatched and watched into "run"; the results must be equal."""
+    code, errors = run(script, "training.py", mode, ranks=ranks, watched=False)
+    assert code == 0, errors
+    expected = results(script)
+    assert len(expected) == ranks
+    code, errors = run(script, "-o", "run", "training.py", mode, ranks=ranks)
+    assert code == 0, errors
+    assert results(script) == expected
+    assert errors.count("hookstats run: ") == ranks
+    assert "steps in run: hookstats show run" in errors
+
+
+def test_a_plain_loop(script: Path) -> None:
+    compare(script, "plain")
+    recorded = open_run(script.parent / "run")
+    assert recorded.steps == [0, 1, 2, 3, 4]
+    assert recorded.header["modules"].keys() == {"0", "1", "2"}
+    assert max(recorded[step]["0", "output"].amax.max() for step in recorded) < 100
+    assert recorded.closed
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("mode", ["compiled", "gan", "later"])
+def test_other_loops(script: Path, mode: str) -> None:
+    compare(script, mode)
+    recorded = open_run(script.parent / "run")
+    assert recorded.steps[:5] == [0, 1, 2, 3, 4]
+    names = {name for name, kind in recorded[4] if kind == "output"}
+    expected = {"0", "1", "2"}
+    if mode == "gan":
+        expected = {f"sequential.{name}" for name in expected} | {"linear"}
+    assert names == expected
+    if mode == "later":
+        assert recorded.coverage is not None
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_ranks(script: Path, mode: str) -> None:
+    compare(script, mode, ranks=2)
+    recorded = open_run(script.parent / "run")
+    assert recorded.ranks == [0, 1]
+    for rank in (0, 1):
+        assert recorded.steps_of(rank) == [0, 1, 2, 3, 4]
+        assert ("0.weight", "param_grad") in recorded.record(4, rank)
+
+
+@pytest.mark.check
+def test_scripts_end_as_they_do(script: Path) -> None:
+    (script.parent / "watch.toml").write_text('every = 2\nkinds = ["output"]')
+    code, errors = run(script, "--config", "watch.toml", "training.py", "raises")
+    assert code == 1
+    assert errors.strip().endswith("ValueError: of the script")
+    assert open_run(script.parent / "runs" / "training").steps == [0, 2, 4]
+    code, errors = run(script, "--every", "4", "-m", "training", "exits", "--kinds", "mine")
+    assert code == 3
+    assert open_run(script.parent / "runs" / "training-1").steps == [0, 4]
+    assert "['exits', '--kinds', 'mine'] __main__" in results(script)[0]
+
+
+@pytest.mark.check
+def test_what_cannot_be_watched_is_said(script: Path) -> None:
+    code, errors = run(script, "--include", "nothing", "training.py", "plain")
+    assert code == 0
+    assert "hookstats run: watching failed: ValueError: include = " in errors
+    assert "hookstats run: no training was watched" in errors
+    (script.parent / "idle.py").write_text("print(1)")
+    code, errors = run(script, "idle.py")
+    assert (code, errors) == (0, "hookstats run: no training was watched\n")
+    for wrong in (["none.py"], ["--config", "none.toml", "idle.py"]):
+        code, errors = run(script, *wrong)
+        assert code == 2
+        assert errors.startswith("hookstats run: error: ")

@@ -1,0 +1,281 @@
+"""The callbacks of trainers, with the real ones: training keeps its bits, steps are theirs."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hookstats.runs.run import Run, open_run
+
+pytestmark = [
+    pytest.mark.check,
+    # Of the trainers.
+    pytest.mark.filterwarnings("default"),
+]
+
+
+def skipped(run: Run, name: str) -> dict[str, int]:
+    assert run.coverage is not None
+    rows = run.coverage["rows"]
+    return next(row["skipped"] for row in rows if (row["name"], row["kind"]) == (name, "output"))
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def fit_transformers(out: Path, callbacks: list[Any], **options: Any) -> Any:
+    pytest.importorskip("accelerate")
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    resume = options.pop("resume", None)
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16)
+    model = GPT2LMHeadModel(config)
+    data = [
+        {"input_ids": torch.randint(32, (8,)), "labels": torch.randint(32, (8,))} for _ in range(16)
+    ]
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        max_steps=6,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_grad_norm=0.5,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=3,
+        save_steps=3,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+    trainer = Trainer(
+        model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=callbacks
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bf16": True, "gradient_checkpointing": True},
+        {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+    ],
+    ids=["plain", "bf16-checkpoints", "compiled"],
+)
+def test_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
+    plain = fit_transformers(tmp_path / "plain", [], **options)
+    from hookstats.integrations.transformers import WatchCallback
+
+    callback = WatchCallback(kinds=("output", "param_grad"))
+    watched = fit_transformers(tmp_path / "watched", [callback], **options)
+    assert same(plain.model.state_dict(), watched.model.state_dict())
+    assert callback.watch is None
+    run = open_run(tmp_path / "watched" / "hookstats")
+    assert run.closed
+    assert run.steps == [1, 2, 3, 4, 5, 6]
+    tokens = run[1]["transformer.h.0.ln_1", "output"].count.sum()
+    assert tokens == 2 * 2 * 8 * 16  # of two micro-batches
+    assert skipped(run, "transformer.h.0.ln_1")["evaluation"] == 2
+    scalars = run.scalars
+    assert scalars["loss"].steps.tolist() == [2, 4, 6]
+    assert scalars["eval_loss"].steps.tolist() == [3, 6]
+    logged = [entry for entry in watched.state.log_history if "loss" in entry]
+    assert scalars["loss"].values.tolist() == [entry["loss"] for entry in logged]
+    for entry in logged:
+        assert entry["hookstats/grad_norm"] == pytest.approx(
+            run[entry["step"]].scalars["grad_norm"]
+        )
+        assert scalars.at(entry["step"])["grad_norm_before_clipping"] == entry["grad_norm"]
+    assert (scalars["grad_norm"].values < 0.501).all()
+
+
+def test_transformers_resumes(tmp_path: Path) -> None:
+    whole = fit_transformers(tmp_path, [])
+    from hookstats.integrations.transformers import WatchCallback
+
+    callbacks = [WatchCallback()]
+    fit_transformers(tmp_path, callbacks)
+    checkpoint = str(tmp_path / "checkpoint-3")
+    resumed = fit_transformers(tmp_path, [WatchCallback()], resume=checkpoint)
+    assert same(whole.model.state_dict(), resumed.model.state_dict())
+    run = open_run(tmp_path / "hookstats")
+    assert run.steps == [1, 2, 3, 4, 5, 6]
+    assert run._parts.index[0][6].part.number > run._parts.index[0][3].part.number
+    assert not (tmp_path / "hookstats-1").exists()
+    fit_transformers(tmp_path, callbacks)  # from the beginning: another run
+    assert open_run(tmp_path / "hookstats-1").steps == [1, 2, 3, 4, 5, 6]
+
+
+def fit_lightning(
+    out: Path, callbacks: list[Any], *, manual: bool = False, **options: Any
+) -> tuple[Any, Any]:
+    lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = not manual
+            self.first = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+            self.last = nn.Linear(8, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = self.last(self.first(batch[0])).square().mean()
+            self.log("train_loss", loss)
+            if index == options.get("fails_at"):
+                raise ValueError("of the training")
+            if manual:
+                for optimizer in self.optimizers():
+                    optimizer.zero_grad()
+                self.manual_backward(loss)
+                for optimizer in self.optimizers():
+                    optimizer.step()
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("val_loss", self.last(self.first(1e3 * batch[0])).square().mean())
+
+        def configure_optimizers(self) -> Any:
+            if manual:
+                return [torch.optim.SGD(m.parameters(), lr=0.1) for m in (self.first, self.last)]
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    torch.manual_seed(0)
+    module = Module()
+    loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=4)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        callbacks=callbacks,
+        logger=CSVLogger(str(out)),
+        log_every_n_steps=2,
+        val_check_interval=4,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=options.get("epochs", 1),
+        accumulate_grad_batches=1 if manual else 2,
+    )
+    trainer.fit(module, loader, loader, ckpt_path=options.get("resume"))
+    return trainer, module
+
+
+def test_lightning(tmp_path: Path) -> None:
+    _, plain = fit_lightning(tmp_path / "plain", [])
+    from hookstats.integrations.lightning import WatchCallback
+
+    trainer, watched = fit_lightning(tmp_path, [WatchCallback()])
+    assert same(plain.state_dict(), watched.state_dict())
+    path = Path(trainer.log_dir, "hookstats")
+    run = open_run(path)
+    assert run.closed
+    assert run.steps == [0, 1, 2, 3]
+    assert run[1]["last", "output"].count.sum() == 8  # of two batches
+    assert max(run[step]["first.0", "output"].amax.max() for step in run) < 100
+    assert skipped(run, "last")["evaluation"] == 16
+    assert run.scalars["loss"].values == pytest.approx(run.scalars["train_loss"].values)
+    with Path(trainer.log_dir, "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["hookstats/grad_norm"]]
+    assert [row["step"] for row in rows] == ["1", "3"]
+    for row in rows:
+        norm = run[int(row["step"])].scalars["grad_norm"]
+        assert float(row["hookstats/grad_norm"]) == pytest.approx(norm)
+    checkpoint = str(tmp_path / "last.ckpt")
+    trainer.save_checkpoint(checkpoint)
+    fit_lightning(tmp_path, [WatchCallback()], resume=checkpoint, epochs=2)
+    assert open_run(path).steps == list(range(8))
+
+
+def test_lightning_with_several_optimizers(tmp_path: Path) -> None:
+    _, plain = fit_lightning(tmp_path / "plain", [], manual=True)
+    from hookstats.integrations.lightning import WatchCallback
+
+    callback = WatchCallback(out=tmp_path / "run", every=4)
+    trainer, watched = fit_lightning(tmp_path, [callback], manual=True)
+    assert same(plain.state_dict(), watched.state_dict())
+    run = open_run(tmp_path / "run")
+    assert trainer.global_step == 16
+    assert run.steps == [0, 4, 8, 12]
+    assert run.scalars["loss"].steps.tolist() == list(range(0, 16, 2))
+    assert ("first.0.weight", "param_grad") in run[4]
+    assert ("last.weight", "param_grad") in run[4]
+
+
+def test_lightning_closes_the_run_of_a_training_that_fails(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from hookstats.integrations.lightning import WatchCallback
+
+    callback = WatchCallback(out=tmp_path / "run")
+    with pytest.raises(ValueError, match="of the training"):
+        fit_lightning(tmp_path, [callback], fails_at=5)
+    run = open_run(tmp_path / "run")
+    assert run.closed
+    assert run.steps == [0, 1]
+
+
+class Tracker:
+    """What an Accelerator's trackers get."""
+
+    def __init__(self) -> None:
+        self.logged: dict[int, dict[str, float]] = {}
+
+    def __call__(self, values: dict[str, float], step: int) -> None:
+        self.logged[step] = values
+
+
+def fit_accelerate(out: Path, *, watched: bool, resumed: bool = False) -> tuple[Any, Tracker]:
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(
+        cpu=True, gradient_accumulation_steps=2, project_dir=str(out)
+    )
+    accelerator.log = tracker = Tracker()
+    model: Any = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer: Any = torch.optim.Adam(model.parameters())
+    loader: Any = DataLoader(torch.randn(16, 4), batch_size=2)  # type: ignore[arg-type]
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    w = None
+    if watched:
+        from hookstats.integrations.accelerate import watch
+
+        w = watch(accelerator, model, optimizer, log_every=2, append=resumed)
+    if resumed:
+        accelerator.load_state(str(out / "state"))
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = model(batch).square().mean()
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            if w is not None:
+                w.log(loss=loss)
+    if watched and not resumed:
+        accelerator.save_state(str(out / "state"))
+    if w is not None:
+        w.close()
+    return accelerator.unwrap_model(model), tracker
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    plain, _ = fit_accelerate(tmp_path, watched=False)
+    watched, tracker = fit_accelerate(tmp_path, watched=True)
+    assert same(plain.state_dict(), watched.state_dict())
+    run = open_run(tmp_path / "hookstats")
+    assert run.steps == [0, 1, 2, 3]
+    assert run[0]["0", "output"].count.sum() == 2 * 2 * 8
+    assert list(tracker.logged) == [0, 2]
+    for step, values in tracker.logged.items():
+        expected = {f"hookstats/{name}": x for name, x in run.scalars.at(step).items()}
+        assert values == pytest.approx(expected)
+    fit_accelerate(tmp_path, watched=True, resumed=True)
+    assert open_run(tmp_path / "hookstats").steps == list(range(8))
