@@ -22,17 +22,15 @@ call of `update_many_` folds in the gradients of all parameters of the optimizer
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Accumulator, Arena
-from hookstats.hooks.inert import Hook
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Widths
 from hookstats.kernels.ops import update_many_
@@ -41,38 +39,6 @@ from hookstats.stats.state import State
 
 if TYPE_CHECKING:
     from hookstats import _hooks
-
-
-class StepHook(Hook):
-    """Step hook of one optimizer: observes the parameters, then reports that the optimizer steps.
-
-    It is registered twice: `after` the step for calls with a closure, before it for all others.
-    """
-
-    __slots__ = ("_after", "_arena", "_batches", "_parameters", "_then")
-
-    def __init__(
-        self, arena: Arena, parameters: Parameters, then: Callable[[], None], *, after: bool
-    ) -> None:
-        self._arena = arena
-        self._parameters = parameters
-        self._then = then
-        self._after = after
-        self._batches = Batches()
-
-    def __call__(
-        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-        if (closure is not None) is not self._after:
-            return
-        if self._arena.recording:
-            self._parameters.observe(
-                [group["params"] for group in optimizer.param_groups],
-                self._batches,
-                getattr(optimizer, "grad_scale", None),
-            )
-        self._then()
 
 
 class Parameters:
@@ -86,8 +52,8 @@ class Parameters:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._watched: list[_Parameter] = []
-        self._by_id: dict[int, _Parameter] | None = None
+        self._watched: list[WatchedParameter] = []
+        self._by_id: dict[int, WatchedParameter] | None = None
         self._batches = Batches()
 
     def add(
@@ -95,7 +61,7 @@ class Parameters:
     ) -> None:
         """Watch the parameter `key` of `owner`, without keeping either alive."""
         identity = id(owner._parameters[key])
-        self._watched.append(_Parameter(weakref.ref(owner), key, identity, value, gradient))
+        self._watched.append(WatchedParameter(weakref.ref(owner), key, identity, value, gradient))
 
     def observe(
         self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None = None
@@ -138,7 +104,7 @@ class Parameters:
         self._by_id = None
 
 
-class _Parameter(NamedTuple):
+class WatchedParameter(NamedTuple):
     """A watched parameter and its sites."""
 
     owner: weakref.ref[nn.Module]
@@ -169,7 +135,9 @@ class _Parameter(NamedTuple):
                     )
 
 
-def _collect(watched: _Parameter, parameter: Tensor, batches: Batches, *, scaled: bool) -> None:
+def _collect(
+    watched: WatchedParameter, parameter: Tensor, batches: Batches, *, scaled: bool
+) -> None:
     if watched.value is not None:
         batches.add(watched.value.at(parameter), parameter, scaled=False)
     gradient = parameter.grad
@@ -185,7 +153,9 @@ def _collect(watched: _Parameter, parameter: Tensor, batches: Batches, *, scaled
         site.counts.missing += 1
 
 
-def _hand_on(watched: _Parameter | None, parameter: Tensor, native: _hooks.Parameters) -> None:
+def _hand_on(
+    watched: WatchedParameter | None, parameter: Tensor, native: _hooks.Parameters
+) -> None:
     """Tell the C++ half of the next parameter, watched or not."""
     if watched is None:
         native.add(parameter)

@@ -1,7 +1,8 @@
 """What follows from recorded statistics and histograms, without another pass over any tensor.
 
 Pure functions: `formats` (number formats), `channels` (odd channels), `coarse` (fewer bins),
-`layers` (from layer to layer: the first non-finite one, growth with depth, gradient to weight).
+`layers` (from layer to layer: the first non-finite one, growth with depth, gradient and update to
+weight).
 """
 
 from hookstats.insight.channels import constant, dead, outlier, saturated, saturation
@@ -13,6 +14,7 @@ from hookstats.insight.layers import (
     gradient_to_weight,
     growth,
     per_tensor,
+    update_to_weight,
 )
 
 __all__ = [
@@ -32,4 +34,5 @@ __all__ = [
     "saturated",
     "saturation",
     "under",
+    "update_to_weight",
 ]

@@ -102,13 +102,27 @@ def gradient_to_weight(record: StepRecord) -> dict[str, float]:
     makes. The kinds "param" and "param_grad" must be watched: parameters without both are left out.
     The ratio of a parameter of zeros is infinite, or NaN if the gradient is zero, too.
     """
+    return _to_weight(record, "param_grad")
+
+
+def _to_weight(record: StepRecord, what: str) -> dict[str, float]:
     rms = record.whole.rms
     index = {key: i for i, key in enumerate(record)}
     return {
-        name: float(rms[index[name, "param_grad"]] / rms[i])
+        name: float(rms[index[name, what]] / rms[i])
         for (name, kind), i in index.items()
-        if kind == "param" and (name, "param_grad") in index
+        if kind == "param" and (name, what) in index
     }
+
+
+def update_to_weight(record: StepRecord) -> dict[str, float]:
+    """For each parameter, the rms of what the optimizer changed divided by the rms of its values.
+
+    A rule of thumb is 1e-3 for weights. The kinds "param" and "update" must be watched: parameters
+    without both are left out. The ratio of a parameter of zeros is infinite, or NaN if nothing
+    changed. The values are those before the step.
+    """
+    return _to_weight(record, "update")
 
 
 def growth(record: StepRecord, kind: str = "output") -> float:

@@ -22,11 +22,13 @@ from hookstats.hooks.channels import channel_rule, parameter_rule
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.modules import InputHook, OutputHook
-from hookstats.hooks.parameters import Parameters, StepHook
+from hookstats.hooks.parameters import Parameters
 from hookstats.hooks.per_call import module_hook
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.silence import Silence
+from hookstats.hooks.steps import StepHook
+from hookstats.hooks.updates import Updates
 from hookstats.hooks.widths import Sites, Suffixes, Widths
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
@@ -79,6 +81,7 @@ class Watch:
         self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
         self._handles: list[RemovableHandle] = []
         self._parameters = Parameters(arena)
+        self._updates = Updates(arena)
         self._roots = Roots(models)
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
@@ -102,7 +105,7 @@ class Watch:
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         keeps = self if self._flusher.has_readers else None
         then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
-        step = partial(StepHook, self._arena, self._parameters, then)
+        step = partial(StepHook, self._arena, self._parameters, self._updates, then)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
@@ -123,6 +126,8 @@ class Watch:
         self._sites.append(list(sites.values()))
         owner, key = selection.owners[name]
         self._parameters.add(owner, key, sites.get("param"), sites.get("param_grad"))
+        if "update" in sites:
+            self._updates.add(owner, key, sites["update"])
 
     def _attach(self, name: str, module: nn.Module) -> None:
         rule = channel_rule(module, self._settings.channel_dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -89,11 +90,11 @@ def _is_replica(tensor: Any) -> bool:
 def learning_rates(optimizers: Iterable[Optimizer]) -> dict[str, float | OnDevice]:
     """The learning rate of each parameter group, as "lr/0", "lr/1", ..., over all optimizers."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return {
-        f"lr/{i}": as_scalar(f"lr/{i}", group["lr"])
-        for i, group in enumerate(groups)
-        if "lr" in group
-    }
+    found = {}
+    for i, group in enumerate(groups):
+        with suppress(KeyError, ValueError):  # an optimizer without rates, or with one per element
+            found[f"lr/{i}"] = as_scalar(f"lr/{i}", group["lr"])
+    return found
 
 
 class ScalarLog:

@@ -17,7 +17,7 @@ from hookstats.hooks.selection import Selection
 from hookstats.stats.arguments import check_integer, check_moments
 from hookstats.stats.bins import LinearBins, LogBins
 
-PARAMETER_KINDS = ("param", "param_grad")
+PARAMETER_KINDS = ("param", "param_grad", "update")
 KINDS = MODULE_KINDS + PARAMETER_KINDS
 """The kinds of tensors that can be watched."""
 

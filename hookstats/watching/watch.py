@@ -59,7 +59,10 @@ def watch(
         kinds: "input", "output": floating-point tensors of a module's calls. "grad_output": the
             gradients of its outputs. "grad_input": the gradients of its inputs, each the total over
             all uses of the tensor. "param", "param_grad": a parameter and its gradient as the
-            optimizer is about to use them, or as it left them if it is given a closure.
+            optimizer is about to use them, or as it left them if it is given a closure. "update":
+            what the optimizer changed in a parameter; in recorded steps this needs memory for a
+            copy of the watched parameters of an optimizer while it steps, and the step is closed
+            when the last optimizer is done.
         include: what to watch: a glob or a compiled regular expression for names of modules and
             parameters, a module type, a callable (name, module) -> bool, or several of these.
             By default every module without children and every parameter. A chosen module's

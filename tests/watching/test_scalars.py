@@ -243,6 +243,18 @@ def test_a_dropped_watch_keeps_its_scalars_and_is_freed(tmp_path: Path) -> None:
     assert open_run(tmp_path).scalars["loss"].values.tolist() == [1]
 
 
+def test_odd_learning_rates_are_left_out() -> None:
+    model, kept = network(), Kept()
+    optimizer = SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1)
+    optimizer.step = lambda: None  # type: ignore[assignment, method-assign]
+    with watch(model, optimizer, sinks=[kept]) as w:
+        optimizer.param_groups[0]["lr"] = torch.ones(3)
+        w.step()
+        del optimizer.param_groups[1]["lr"]
+        w.step()
+    assert [[n for n in v if n[:2] == "lr"] for v in kept.scalars.values()] == [["lr/1"], []]
+
+
 @pytest.mark.cuda
 def test_log_does_not_wait_for_the_device() -> None:
     model, kept = network().cuda(), Kept()

@@ -1,0 +1,74 @@
+"""Updates: what an optimizer's step changed in the parameters, as the parameters after it less
+those before.
+
+The parameters are copied before the step of their optimizer and the copies are freed after it: in
+recorded steps that takes as much memory as the watched parameters of that optimizer. An optimizer
+that is given a closure is observed in the same way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookstats._torch import DisableTorchFunction
+from hookstats.arena.arena import Arena
+from hookstats.hooks.parameters import Batches, WatchedParameter
+from hookstats.hooks.widths import Widths
+
+
+class Updates:
+    """The watched parameters, for the kind "update"."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._watched: list[WatchedParameter] = []
+        self._kept: dict[int, list[tuple[WatchedParameter, Tensor, Tensor]]] = {}
+        self._batches = Batches()
+
+    def __bool__(self) -> bool:
+        """Whether any update is watched."""
+        return bool(self._watched)
+
+    def add(self, owner: nn.Module, key: str, widths: Widths) -> None:
+        """Watch the parameter `key` of `owner`, without keeping either alive."""
+        identity = id(owner._parameters[key])
+        self._watched.append(
+            WatchedParameter(weakref.ref(owner), key, identity, value=widths, gradient=None)
+        )
+
+    def keep(self, optimizer: Optimizer) -> None:
+        """Copy the watched ones of the parameters that `optimizer` is about to change."""
+        with self._arena.lock, DisableTorchFunction(), torch.no_grad():
+            by_id = {id(watched.tensor()): watched for watched in self._watched}
+            kept = self._kept[id(optimizer)] = []
+            parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            for parameter in parameters:
+                watched = by_id.get(id(parameter))
+                if watched is None or watched.value is None or watched.value.first.error:
+                    continue
+                try:
+                    kept.append((watched, parameter, parameter.detach().clone()))
+                except Exception as error:  # such as no memory: training has what there is
+                    watched.value.first.disable(error)
+
+    def fold(self, optimizer: Optimizer) -> None:
+        """Fold in what `optimizer` changed since `keep`."""
+        kept = self._kept.pop(id(optimizer), [])
+        with self._arena.lock, DisableTorchFunction(), torch.no_grad():
+            try:
+                for watched, parameter, before in kept:
+                    assert watched.value is not None
+                    try:
+                        change = before.neg_().add_(parameter.detach())
+                    except Exception as error:  # the parameter became another
+                        watched.value.first.disable(error)
+                    else:
+                        self._batches.add(watched.value.at(change), change, scaled=False)
+                self._batches.fold(self._arena.front, None)
+            finally:
+                self._batches.let_go()

@@ -1,0 +1,125 @@
+"""The kind "update": what an optimizer changed, in the record of its step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.expected import assert_stats
+from support.modules import network
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from hookstats import insight
+from hookstats.records.record import StepRecord
+from hookstats.watching.watch import watch
+
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_the_update_of_a_step_is_in_its_record(foreach: bool) -> None:
+    torch.manual_seed(0)
+    model, records = network(), list[StepRecord]()
+    optimizer = Adam(model.parameters(), lr=0.1, foreach=foreach)
+    kinds = ("output", "param", "param_grad", "update")
+    with watch(model, optimizer, kinds=kinds, every=2, sinks=[records.append]) as w:
+        for step in range(4):
+            before = values(model)
+            optimizer.zero_grad()
+            model(torch.randn(2, 3)).square().sum().backward()
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+            optimizer.step()
+            w.log(loss=step)
+            assert w.latest.step == step // 2 * 2
+            if step % 2:
+                assert not w._updates._kept
+                continue
+            assert w.latest.scalars["loss"] == step
+            for name, after in values(model).items():
+                assert_stats(w.latest[name, "update"], [after - before[name]], 0)
+                assert_stats(w.latest[name, "param"], [before[name]], 0)
+                assert_stats(w.latest[name, "param_grad"], [gradients[name]], 0)
+            ratio = insight.update_to_weight(w.latest)
+            assert ratio.keys() == before.keys()
+            changed = values(model)["0.weight"] - before["0.weight"]
+            expected = (changed.norm() / before["0.weight"].norm()).item()
+            assert ratio["0.weight"] == pytest.approx(expected, rel=1e-5)
+        row = w.coverage()["0.weight", "update"]
+        assert (row.forwards, row.observed, row.error) == (2, 2, None)
+    assert [record.step for record in records] == [0, 2]
+    assert insight.update_to_weight(records[0]).keys() == before.keys()
+
+
+def test_closures_and_several_optimizers() -> None:
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.1), SGD(model[2].parameters(), lr=0.1)
+
+    def loss() -> Tensor:
+        model.zero_grad()
+        total: Tensor = model(torch.ones(2, 3)).square().sum()
+        total.backward()
+        return total
+
+    with watch(model, [first, second], kinds=("param_grad", "update")) as w:
+        for step in range(2):
+            before = values(model)
+            first.step(loss)
+            second.step()
+            assert w.latest.step == step
+            assert len(w.latest) == 8
+            for name, after in values(model).items():
+                assert_stats(w.latest[name, "update"], [after - before[name]], 0)
+
+
+def train(kinds: tuple[str, ...] | None, make: Callable[[Any], Optimizer]) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model = network()
+    optimizer = make(model.parameters())
+    w = None if kinds is None else watch(model, optimizer, kinds=kinds)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(2, 3)).square().sum().backward()
+        optimizer.step()
+    if w is not None:
+        w.close()
+    return values(model)
+
+
+@pytest.mark.parametrize("make", [Adam, lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True)])
+def test_training_keeps_its_bits(make: Callable[[Any], Optimizer]) -> None:
+    plain, watched = train(None, make), train(("update",), make)
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+def test_without_an_optimizer_there_are_no_updates(tmp_path: Path) -> None:
+    model = network()
+    with watch(model, kinds=("param", "update"), out=tmp_path) as w:
+        w.step()
+        assert {kind for _, kind in w.latest} == {"param"}
+
+
+def test_a_parameter_that_cannot_be_copied_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=("update",)) as w:
+        clone, largest = Tensor.clone, model[0].weight.shape
+
+        def refuse(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if tensor.shape == largest:
+                raise torch.OutOfMemoryError("no memory")
+            return clone(tensor, *args, **kwargs)
+
+        monkeypatch.setattr(Tensor, "clone", refuse)
+        model(torch.randn(2, 3)).sum().backward()
+        with pytest.warns(RuntimeWarning, match="no longer records update of '0.weight'"):
+            optimizer.step()
+        optimizer.step()
+        assert {name for name, _ in w.latest} == {"0.bias", "2.weight", "2.bias"}
