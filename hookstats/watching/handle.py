@@ -7,7 +7,6 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -238,7 +237,7 @@ class Watch:
             )
         record, closed = self._flusher.latest, self._log.closed
         if closed is not None and closed.step == record.step:  # some may have been logged since
-            record = replace(record, scalars={**record.scalars, **closed.resolved()})
+            record.complete({**record.scalars, **closed.resolved()})
         return record
 
     @property
