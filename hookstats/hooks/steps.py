@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from torch.optim import Optimizer
 
 from hookstats.arena.arena import Arena
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.parameters import Batches, Parameters
-from hookstats.hooks.updates import Updates
+
+
+class Follower(Protocol):
+    """What is observed around a step of an optimizer, if it is true."""
+
+    def keep(self, optimizer: Optimizer) -> None:
+        """Called before the step."""
+
+    def fold(self, optimizer: Optimizer) -> None:
+        """Called after the step, which is still open."""
 
 
 class StepHook(Hook):
     """Step hook of one optimizer: observes the parameters, then reports that the optimizer steps.
 
     It is registered twice: `after` the step for calls with a closure, before it for all others.
-    Where updates are watched, all steps are reported after they are done.
+    Where there are followers, all steps are reported after they are done.
     """
 
-    __slots__ = ("_after", "_arena", "_batches", "_parameters", "_then", "_updates")
+    __slots__ = ("_after", "_arena", "_batches", "_followers", "_parameters", "_then")
 
     def __init__(
         self,
         arena: Arena,
         parameters: Parameters,
-        updates: Updates,
+        followers: Sequence[Follower],
         then: Callable[[], None],
         *,
         after: bool,
     ) -> None:
         self._arena = arena
         self._parameters = parameters
-        self._updates = updates
+        self._followers = followers
         self._then = then
         self._after = after
         self._batches = Batches()
@@ -42,7 +52,7 @@ class StepHook(Hook):
     ) -> None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         is_its_time = (closure is not None) is self._after
-        updates = self._updates
+        followers = [follower for follower in self._followers if follower]
         if self._arena.recording:
             if is_its_time:
                 self._parameters.observe(
@@ -50,7 +60,7 @@ class StepHook(Hook):
                     self._batches,
                     getattr(optimizer, "grad_scale", None),
                 )
-            if updates:
-                (updates.fold if self._after else updates.keep)(optimizer)
-        if self._after if updates else is_its_time:
+            for follower in followers:
+                (follower.fold if self._after else follower.keep)(optimizer)
+        if self._after if followers else is_its_time:
             self._then()

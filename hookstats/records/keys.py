@@ -15,7 +15,7 @@ Key = tuple[str, str]
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 """The plain kinds of tensors of a module's calls."""
 
-PARAMETER_KINDS = ("param", "param_grad", "update")
+PARAMETER_KINDS = ("param", "param_grad", "update", "optimizer_state")
 """The plain kinds of tensors of a parameter."""
 
 _VALUES = {"grad_input": "input", "grad_output": "output", "param_grad": "param"}

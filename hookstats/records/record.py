@@ -73,6 +73,10 @@ class StepRecord(Mapping[Key, ChannelStats]):
     channel_hist: SparseCounts
     scalars: Mapping[str, float] = field(default_factory=dict)
 
+    def complete(self, scalars: Mapping[str, float]) -> None:
+        """Replace `scalars`: some are logged after the step was closed."""
+        object.__setattr__(self, "scalars", scalars)
+
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))
 

@@ -279,7 +279,7 @@ class Flusher:
         if step in self._norms:
             values.setdefault(GRADIENT_NORM, self._norms.pop(step))
         if self.latest is not None and self.latest.step == step:
-            self.latest = replace(self.latest, scalars=values)
+            self.latest.complete(values)
         self._write(lambda writer: writer.write_scalars(step, time, values))
         for sink in filter(_takes_scalars, self._sinks):
             write: Any = sink

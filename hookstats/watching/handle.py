@@ -7,7 +7,6 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -22,6 +21,7 @@ from hookstats.hooks.channels import channel_rule, parameter_rule
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.modules import InputHook, OutputHook
+from hookstats.hooks.optimizer_states import OptimizerStates
 from hookstats.hooks.parameters import Parameters
 from hookstats.hooks.per_call import module_hook
 from hookstats.hooks.roots import Roots
@@ -38,7 +38,7 @@ from hookstats.stats.arguments import check_integer
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
 from hookstats.watching.scalars import ScalarLog, as_scalar, learning_rates
-from hookstats.watching.settings import PARAMETER_KINDS, Settings, unwrapped
+from hookstats.watching.settings import OPTIMIZER_STATE, PARAMETER_KINDS, Settings, unwrapped
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
@@ -85,6 +85,7 @@ class Watch:
         self._handles: list[RemovableHandle] = []
         self._parameters = Parameters(arena)
         self._updates = Updates(arena)
+        self._states = OptimizerStates(arena)
         self._roots = Roots(models)
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
@@ -108,7 +109,7 @@ class Watch:
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         keeps = self if self._flusher.has_readers else None
         then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
-        step = partial(StepHook, self._arena, self._parameters, self._updates, then)
+        step = partial(StepHook, self._arena, self._parameters, (self._updates, self._states), then)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
@@ -131,6 +132,10 @@ class Watch:
         self._parameters.add(owner, key, sites.get("param"), sites.get("param_grad"))
         if "update" in sites:
             self._updates.add(owner, key, sites["update"])
+        if OPTIMIZER_STATE in self._settings.kinds:
+            states = Sites(self._arena, name, OPTIMIZER_STATE, rule)
+            self._sites.append([states])
+            self._states.add(owner, key, states)
 
     def _attach(self, name: str, module: nn.Module) -> None:
         rule = channel_rule(module, self._settings.channel_dim)
@@ -235,7 +240,7 @@ class Watch:
             )
         record, closed = self._flusher.latest, self._log.closed
         if closed is not None and closed.step == record.step:  # some may have been logged since
-            record = replace(record, scalars={**record.scalars, **closed.resolved()})
+            record.complete({**record.scalars, **closed.resolved()})
         return record
 
     @property

@@ -18,7 +18,8 @@ from hookstats.stats.arguments import check_integer, check_moments
 from hookstats.stats.bins import LinearBins, LogBins
 
 PARAMETER_KINDS = ("param", "param_grad", "update")
-KINDS = MODULE_KINDS + PARAMETER_KINDS
+OPTIMIZER_STATE = "optimizer_state"
+KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE)
 """The kinds of tensors that can be watched."""
 
 

@@ -67,8 +67,10 @@ def watch(
             all uses of the tensor. "param", "param_grad": a parameter and its gradient as the
             optimizer is about to use them, or as it left them if it is given a closure. "update":
             what the optimizer changed in a parameter; in recorded steps this needs memory for a
-            copy of the watched parameters of an optimizer while it steps, and the step is closed
-            when the last optimizer is done.
+            copy of the watched parameters of an optimizer while it steps. "optimizer_state": what
+            the optimizer keeps for a parameter, as the step left it; each tensor has a kind, such
+            as "optimizer_state.exp_avg". With either, a step is closed when the last optimizer is
+            done.
         include: what to watch: a glob or a compiled regular expression for names of modules and
             parameters, a module type, a callable (name, module) -> bool, or several of these.
             By default every module without children and every parameter. A chosen module's

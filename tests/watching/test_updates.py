@@ -123,3 +123,42 @@ def test_a_parameter_that_cannot_be_copied_is_left_out(monkeypatch: pytest.Monke
             optimizer.step()
         optimizer.step()
         assert {name for name, _ in w.latest} == {"0.bias", "2.weight", "2.bias"}
+
+
+def test_the_states_of_an_optimizer_are_sites() -> None:
+    model = network()
+    optimizer = Adam(model.parameters(), lr=0.1, amsgrad=True)
+    with watch(model, optimizer, kinds=("optimizer_state", "param_grad"), include="0*") as w:
+        for step in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(2, 3)).square().sum().backward()
+            optimizer.step()
+            assert w.latest.step == step
+            names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+            expected = {f"optimizer_state.{name}" for name in names} | {"param_grad"}
+            for parameter in ("weight", "bias"):
+                kinds = {kind for name, kind in w.latest if name == f"0.{parameter}"}
+                assert kinds == expected
+                state = optimizer.state[getattr(model[0], parameter)]
+                for name in names:
+                    found = w.latest[f"0.{parameter}", f"optimizer_state.{name}"]
+                    assert_stats(found, [state[name]], 0)
+        assert w.coverage()["0.bias", "optimizer_state.exp_avg"].observed == 2
+    plain = train(None, Adam)
+    watched = train(("optimizer_state", "update"), Adam)
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+def test_a_momentum_that_comes_later_and_an_optimizer_without_states() -> None:
+    model = network()
+    first = SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    second = SGD(model[2].parameters(), lr=0.1)
+    with watch(model, [first, second], kinds=("optimizer_state", "param")) as w:
+        for _ in range(2):
+            model(torch.randn(2, 3)).sum().backward()
+            first.step()
+            second.step()
+            states = [key for key in w.latest if key[1] != "param"]
+            assert states == [
+                (f"0.{name}", "optimizer_state.momentum_buffer") for name in ("weight", "bias")
+            ]

@@ -57,6 +57,8 @@ def test_every_kind() -> None:
         assert parameter.grad is not None
         assert_stats(latest[name, "param"], [values[name]], 0)
         assert_stats(latest[name, "param_grad"], [parameter.grad], 0)
+        change = parameter.detach() - values[name]
+        assert_stats(latest[name, "update"], [change], 0)
     assert Counter(kind for _, kind in latest) == {
         "input": 3,
         "output": 3,
@@ -64,6 +66,7 @@ def test_every_kind() -> None:
         "grad_output": 3,
         "param": 4,
         "param_grad": 4,
+        "update": 4,
     }
 
 

@@ -1,0 +1,61 @@
+"""OptimizerStates: the tensors that an optimizer keeps for parameters, as its step left them."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookstats._torch import DisableTorchFunction
+from hookstats.arena.arena import Arena
+from hookstats.hooks.parameters import Batches, WatchedParameter
+from hookstats.hooks.widths import Sites
+
+
+class OptimizerStates:
+    """The watched parameters, for the kinds "optimizer_state.exp_avg" and the like.
+
+    Numbers that are counted, such as the steps of Adam, are tensors without dimensions, and left
+    out.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._watched: list[tuple[WatchedParameter, Sites]] = []
+        self._batches = Batches()
+
+    def __bool__(self) -> bool:
+        """Whether any state is watched."""
+        return bool(self._watched)
+
+    def add(self, owner: nn.Module, key: str, sites: Sites) -> None:
+        """Watch the states of the parameter `key` of `owner`, without keeping either alive.
+
+        sites: by the path of a state, such as ".exp_avg".
+        """
+        identity = id(owner._parameters[key])
+        found = WatchedParameter(weakref.ref(owner), key, identity, value=None, gradient=None)
+        self._watched.append((found, sites))
+
+    def keep(self, optimizer: Optimizer) -> None:
+        """States are observed after the step alone."""
+
+    def fold(self, optimizer: Optimizer) -> None:
+        """Fold in the states that `optimizer` has for its watched parameters."""
+        with self._arena.lock, DisableTorchFunction(), torch.no_grad():
+            by_id = {id(watched.tensor()): sites for watched, sites in self._watched}
+            parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            try:
+                for parameter in parameters:
+                    sites = by_id.get(id(parameter))
+                    if sites is None or parameter not in optimizer.state:
+                        continue
+                    for name, state in optimizer.state[parameter].items():
+                        if isinstance(state, Tensor) and state.dim():
+                            self._batches.add(sites[f".{name}"].at(state), state, scaled=False)
+                self._batches.fold(self._arena.front, None)
+            finally:
+                self._batches.let_go()
