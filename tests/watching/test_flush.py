@@ -249,7 +249,7 @@ def test_a_step_that_cannot_be_read_out_is_a_gap(tmp_path: Path) -> None:
     flusher.close()
     assert [closed.released for closed in steps] == [1, 1, 1]
     run = open_run(tmp_path)
-    assert (run.steps, run.gaps_of()) == ([0, 2], {1: "error"})
+    assert (run.steps, run.gaps) == ([0, 2], {1: "error"})
 
 
 def test_a_sink_may_drain_and_close() -> None:
