@@ -46,16 +46,19 @@ class OptimizerStates:
     def fold(self, optimizer: Optimizer) -> None:
         """Fold in the states that `optimizer` has for its watched parameters."""
         with self._arena.lock, DisableTorchFunction(), torch.no_grad():
-            by_id = {id(watched.tensor()): sites for watched, sites in self._watched}
-            parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-            try:
-                for parameter in parameters:
-                    sites = by_id.get(id(parameter))
-                    if sites is None or parameter not in optimizer.state:
-                        continue
-                    for name, state in optimizer.state[parameter].items():
-                        if isinstance(state, Tensor) and state.dim():
-                            self._batches.add(sites[f".{name}"].at(state), state, scaled=False)
-                self._batches.fold(self._arena.front, None)
-            finally:
-                self._batches.let_go()
+            self._fold(optimizer)
+
+    def _fold(self, optimizer: Optimizer) -> None:
+        by_id = {id(watched.tensor()): sites for watched, sites in self._watched}
+        parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        try:
+            for parameter in parameters:
+                sites = by_id.get(id(parameter))
+                if sites is None or parameter not in optimizer.state:
+                    continue
+                for name, state in optimizer.state[parameter].items():
+                    if isinstance(state, Tensor) and state.dim():
+                        self._batches.add(sites[f".{name}"].at(state), state, scaled=False)
+            self._batches.fold(self._arena.front, None)
+        finally:
+            self._batches.let_go()

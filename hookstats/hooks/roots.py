@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.inert import Hook
+from hookstats.hooks.traced import hookstats_leaves_out
 
 
 class Roots:
@@ -52,6 +54,8 @@ class _CallHook(Hook):
         self._roots = roots
 
     def __call__(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        if is_dynamo_compiling() and hookstats_leaves_out():
+            return
         roots = self._roots
         if not roots.skips_evaluation or torch.is_grad_enabled() or module.training:
             roots.called = True

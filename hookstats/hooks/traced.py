@@ -91,7 +91,7 @@ class TracedHook:
 
     def observe(self, module: nn.Module, found: Iterable[Leaf]) -> None:
         """Put into the graph the calls that fold in the tensors `found`, and their gradients."""
-        if _hookstats_leaves_out():
+        if hookstats_leaves_out():
             return
         # Dynamo guards on what this reads; in training it reads no `training`.
         may_evaluate = not torch.is_grad_enabled() and not module.training
@@ -153,7 +153,7 @@ _traced_hooks: WeakValueDictionary[str, TracedHook] = WeakValueDictionary()
 
 
 @_while_tracing
-def _hookstats_leaves_out() -> bool:
+def hookstats_leaves_out() -> bool:
     """Whether the code is exported, or torch.func transforms it: nothing outside may be changed."""
     _allow_in_graph()  # here, since a trace runs this function first
     # Dynamo itself takes is_exporting() for True before torch 2.12, whatever it traces for.

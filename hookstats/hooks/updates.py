@@ -20,6 +20,9 @@ from hookstats.arena.arena import Arena
 from hookstats.hooks.parameters import Batches, WatchedParameter
 from hookstats.hooks.widths import Widths
 
+_Kept = tuple[WatchedParameter, Tensor, Tensor]
+"""A parameter, its tensor, and a copy of what it was."""
+
 
 class Updates:
     """The watched parameters, for the kind "update"."""
@@ -27,7 +30,7 @@ class Updates:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._watched: list[WatchedParameter] = []
-        self._kept: dict[int, list[tuple[WatchedParameter, Tensor, Tensor]]] = {}
+        self._kept: dict[int, list[_Kept]] = {}
         self._batches = Batches()
 
     def __bool__(self) -> bool:
@@ -49,26 +52,34 @@ class Updates:
             parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
             for parameter in parameters:
                 watched = by_id.get(id(parameter))
-                if watched is None or watched.value is None or watched.value.first.error:
-                    continue
-                try:
-                    kept.append((watched, parameter, parameter.detach().clone()))
-                except Exception as error:  # such as no memory: training has what there is
-                    watched.value.first.disable(error)
+                if watched is not None:
+                    _keep(watched, parameter, kept)
 
     def fold(self, optimizer: Optimizer) -> None:
         """Fold in what `optimizer` changed since `keep`."""
         kept = self._kept.pop(id(optimizer), [])
         with self._arena.lock, DisableTorchFunction(), torch.no_grad():
-            try:
-                for watched, parameter, before in kept:
-                    assert watched.value is not None
-                    try:
-                        change = before.neg_().add_(parameter.detach())
-                    except Exception as error:  # the parameter became another
-                        watched.value.first.disable(error)
-                    else:
-                        self._batches.add(watched.value.at(change), change, scaled=False)
-                self._batches.fold(self._arena.front, None)
-            finally:
-                self._batches.let_go()
+            self._fold(kept)
+
+    def _fold(self, kept: list[_Kept]) -> None:
+        try:
+            for watched, parameter, before in kept:
+                assert watched.value is not None
+                try:
+                    change = before.neg_().add_(parameter.detach())
+                except Exception as error:  # the parameter became another
+                    watched.value.first.disable(error)
+                else:
+                    self._batches.add(watched.value.at(change), change, scaled=False)
+            self._batches.fold(self._arena.front, None)
+        finally:
+            self._batches.let_go()
+
+
+def _keep(watched: WatchedParameter, parameter: Tensor, kept: list[_Kept]) -> None:
+    if watched.value is None or watched.value.first.error:
+        return
+    try:
+        kept.append((watched, parameter, parameter.detach().clone()))
+    except Exception as error:  # such as no memory: training has what there is
+        watched.value.first.disable(error)

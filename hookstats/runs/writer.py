@@ -151,11 +151,7 @@ class RunWriter:
             self._unlock()
             if error.filename is None:  # ours: says all there is to say
                 raise
-            raise OSError(
-                error.errno,
-                f"out = {str(self.path)!r}: expected a directory that can be made and written "
-                f"({error.strerror}: {error.filename})",
-            ) from error
+            raise self._unwritable(error) from error
 
     def _claim(self, append: bool) -> None:
         """Make the directory; refuse one with files that are not those of other ranks."""
@@ -255,6 +251,13 @@ class RunWriter:
     def _check_open(self) -> None:
         if not self._open:
             raise ValueError(f"{printable(str(self.path))}: the writer is closed")
+
+    def _unwritable(self, error: OSError) -> OSError:
+        return OSError(
+            error.errno,
+            f"out = {str(self.path)!r}: expected a directory that can be made and written "
+            f"({error.strerror}: {error.filename})",
+        )
 
     def _exists(self, what: str) -> FileExistsError:
         return FileExistsError(

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +56,15 @@ def everything() -> tuple[nn.Module, tuple[int, ...]]:
 class Training:
     """Steps of `everything`."""
 
-    def __init__(self, *, watched: bool, backward: bool = True) -> None:
+    def __init__(
+        self, *, watched: bool, backward: bool = True, kinds: Sequence[str] = KINDS
+    ) -> None:
         torch.manual_seed(0)
         self.model, shape = everything()
         self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         bins = hs.LinearBins(8, -1, 1)
         self.watch = (
-            hs.watch(self.model, self.optimizer, KINDS, bins=bins, channel_bins=bins)
+            hs.watch(self.model, self.optimizer, kinds, bins=bins, channel_bins=bins)
             if watched
             else None
         )
@@ -76,6 +79,11 @@ class Training:
             self.optimizer.step()
         elif self.watch is not None:
             self.watch.step()
+
+    def settle(self) -> None:
+        """Wait until the flush thread has all steps: training copies out what it is late for."""
+        if self.watch is not None:
+            self.watch._flusher.drain(disk=False)
 
     def close(self) -> None:
         if self.watch is not None:
