@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +11,7 @@ from hookstats.records.keys import parse_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.stats.derived import Columns, columns_of, dead, rms
+from hookstats.stats.derived import columns_of, dead, rms
 
 WINDOW = 32
 """How many earlier values of the rms are kept per tensor."""
@@ -26,7 +28,7 @@ class History:
     def __init__(self) -> None:
         self.tensors: ChannelStats
         """The statistics of whole tensors in this step: its "channels" are the sites; no hist."""
-        self.columns: Columns
+        self.columns: Callable[[str], Float64]
         """The columns of the state of whole tensors, [S] each; see `stats.derived`."""
         self.plain_kinds: tuple[str, ...]
         """The plain kind of each site."""

@@ -33,15 +33,18 @@ class Whole:
         Raises:
             KeyError: no rank has the step.
         """
-        found = []
+        found, missing = [], KeyError(f"step {step}: of no rank")
         for rank in self.ranks(step):
-            with suppress(KeyError):  # deleted or left out since
+            try:
                 found.append(self._read(step, rank))
+            except KeyError as error:  # deleted or left out since
+                missing = error
         if not found:
-            raise KeyError(f"step {step}: deleted since it was asked for")
+            raise missing
         return self._merge(found)
 
     def records(self) -> Iterator[StepRecord]:
-        """The records of all steps."""
+        """The records of all steps, but those that are deleted or left out meanwhile."""
         for step in self.steps():
-            yield self.record(step)
+            with suppress(KeyError):
+                yield self.record(step)

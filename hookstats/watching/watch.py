@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
@@ -20,9 +20,6 @@ from hookstats.watching.flush import Flusher, Sink
 from hookstats.watching.handle import Watch
 from hookstats.watching.settings import Settings, as_models, as_optimizers, check_sinks, together
 from hookstats.watching.world import current_rank, current_world
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 _LOG_BINS = LogBins()
 
