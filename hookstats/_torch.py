@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -202,8 +203,18 @@ def agree(key: str, value: str) -> str | None:
     with suppress(ImportError, AttributeError, RuntimeError, ValueError, NotImplementedError):
         from torch.distributed.distributed_c10d import _get_default_store
 
-        return bytes(_get_default_store().compare_set(key, "", value)).decode()
+        store = _get_default_store()
+        if not _waits_for_its_file(store):
+            return bytes(store.compare_set(key, "", value)).decode()
     return None
+
+
+def _waits_for_its_file(store: Any) -> bool:
+    """Whether a call of the store would wait, for half an hour, for a file that was removed."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:  # of a PrefixStore
+        store = inner
+    path = getattr(store, "path", None)  # of a FileStore
+    return path is not None and not Path(path).exists()
 
 
 def flat_padding(parameter: Tensor) -> int:

@@ -33,15 +33,19 @@ class Whole:
         Raises:
             KeyError: no rank has the step.
         """
-        found, missing = [], KeyError(f"step {step}: of no rank")
-        for rank in self.ranks(step):
-            try:
-                found.append(self._read(step, rank))
-            except KeyError as error:  # deleted or left out since
-                missing = error
+        answers = [self._answer(step, rank) for rank in self.ranks(step)]
+        found = [answer for answer in answers if isinstance(answer, StepRecord)]
         if not found:
-            raise missing
+            missing = [answer for answer in answers if isinstance(answer, KeyError)]
+            raise missing[-1] if missing else KeyError(f"step {step}: no rank has it")
         return self._merge(found)
+
+    def _answer(self, step: int, rank: int) -> StepRecord | KeyError:
+        """What a rank observed in a step; an error if that is deleted or left out since."""
+        try:
+            return self._read(step, rank)
+        except KeyError as error:
+            return error
 
     def records(self) -> Iterator[StepRecord]:
         """The records of all steps, but those that are deleted or left out meanwhile."""

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.check
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ranks]]:
+def pool() -> Iterator[list[Ranks]]:
     started: list[Ranks] = []
     yield started
     for ranks in started:
@@ -35,9 +35,9 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ranks]]:
 
 
 @pytest.fixture
-def ranks(pool: list[Ranks], tmp_path: Path) -> Ranks:
+def ranks(pool: list[Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     if not pool or not pool[-1].alive:
-        pool.append(Ranks(tmp_path / "rendezvous"))
+        pool.append(Ranks(tmp_path_factory.mktemp("ranks") / "rendezvous"))
     return pool[-1]
 
 

@@ -49,9 +49,9 @@ def pool() -> Iterator[list[Ranks]]:
 
 
 @pytest.fixture
-def ranks(pool: list[Ranks], tmp_path: Path) -> Ranks:
+def ranks(pool: list[Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     if not pool or not pool[-1].alive:
-        pool.append(Ranks(tmp_path / "rendezvous", SIZE))
+        pool.append(Ranks(tmp_path_factory.mktemp("ranks") / "rendezvous", SIZE))
     return pool[-1]
 
 

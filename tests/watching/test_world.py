@@ -1,0 +1,23 @@
+"""What the ranks of a process group know of it without waiting for each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import distributed
+
+from hookstats.watching.world import current_world
+
+
+def test_a_rendezvous_file_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    rendezvous = tmp_path / "rendezvous"
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
+    try:
+        world = current_world()
+        assert world is not None
+        assert world.keys() == {"size", "started"}
+        assert current_world() == world
+        rendezvous.unlink()
+        assert current_world() == {"size": 1}
+    finally:
+        distributed.destroy_process_group()
