@@ -131,6 +131,11 @@ class Shelf:
             marks = [[c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]]
         return take_(moments, tallies, counts, marks[0], folds, of_channels), in_graphs
 
+    def is_empty(self, rows: int, buffer: int) -> bool:
+        """Whether the first rows hold nothing; waits for the device."""
+        _, tallies, *_ = self._channels.first(rows, buffer)
+        return not any(bool(block.any()) for block in tallies)
+
     def clear(self, rows: int, sites: int, buffer: int, behind: torch.Event | None = None) -> None:
         """Make the first rows and sites empty again, after the event, or after all work so far."""
         if self._staging is None:

@@ -81,6 +81,7 @@ class Snapshot:
         self._reader = threading.Lock()  # held while the step is read out, or given up
         self._is_given_up = False
         self._taken: list[tuple[Taken, Tensor]] = []  # by part: what `Shelf.take` gave
+        self._taking = -1  # the part that is or was being taken
         self._by_site = calls.first(len(layout.infos), buffer)
         self._cut_short = under_way.first(len(layout.infos), buffer) > 0
         filled = self._by_site + self._cut_short
@@ -126,7 +127,8 @@ class Snapshot:
         """Copy the step out of the buffer, unless that was done, and give the buffer back.
 
         A thread that needs the buffer may do so while the one that is to read the step is busy.
-        What an interrupt or an error leaves undone, the next call does.
+        What an interrupt or an error leaves undone, the next call does. Where an interrupt threw
+        away what had left the rows already, the step is given up.
         """
         with self._reader:
             if not self._is_given_up:
@@ -146,8 +148,15 @@ class Snapshot:
             of_part = torch.from_numpy(folds[first : first + part.sites])
             first += part.sites
             if i == len(self._taken):
-                # One statement: what is taken is in the rows no more.
-                self._taken.append(part.shelf.take(part, self._buffer, of_part))
+                if self._taking == i and part.shelf.is_empty(part.rows, self._buffer):
+                    self._is_given_up = True
+                    return
+                self._take_part(i, of_part)
+
+    def _take_part(self, i: int, folds: Tensor) -> None:
+        self._taking = i
+        part = self._parts[i]
+        self._taken.append(part.shelf.take(part, self._buffer, folds))
 
     @property
     def waits(self) -> bool:

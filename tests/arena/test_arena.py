@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from hookstats.arena import arena as arenas
 from hookstats.arena.arena import Accumulator, Arena
+from hookstats.arena.shelf import Shelf
 from hookstats.arena.snapshot import Snapshot
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.stats.bins import Bins, LinearBins, LogBins
@@ -148,6 +150,31 @@ def test_swap_reads_the_step_before_out_if_nobody_did() -> None:
     for step, (snapshot, x) in enumerate(zip(snapshots, tensors, strict=True)):
         assert_stats(snapshot.to_record(step, 0)["a", "output"], [x], 1)
         snapshot.release()
+
+
+def test_what_an_interrupt_throws_away_is_no_record_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An interrupt comes when the operator is done, before anyone has what it took."""
+    arena = Arena(LogBins(), None)
+    site = accumulator(arena, "a", 1)
+    site.fold(torch.ones(4, 1), 1)
+    snapshot = arena.swap()
+    take = Shelf.take
+
+    def cut(*args: Any) -> Any:
+        take(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Shelf, "take", cut)
+        with pytest.raises(KeyboardInterrupt):
+            snapshot.take_out()
+    with pytest.raises(RuntimeError, match="an interrupt came"):
+        snapshot.to_record(0, 0)
+    assert snapshot.is_free.is_set()
+    site.fold(torch.ones(2, 1), 1)
+    assert (arena.swap().to_record(1, 0)["a", "output"].count == 2).all()
 
 
 def test_swap_waits_where_too_many_steps_wait(monkeypatch: pytest.MonkeyPatch) -> None:
