@@ -41,11 +41,12 @@ def train(steps: int, minutes: float, disk: Path, room: Path) -> None:
         done = steps_closed(log)
         # The last session ends by itself.
         killed_after = rng.randrange(share // 4, share) if session % 2 == 0 and left > share else 0
+        pause = min(1.0, share / 4000)  # a short session is over in seconds
         while child.poll() is None:
-            time.sleep(1.0)
+            time.sleep(pause)
             late = time.monotonic() > end
             if late or (killed_after and steps_closed(log) - done > killed_after):
-                time.sleep(rng.random())
+                time.sleep(rng.random() * pause)
                 child.send_signal(signal.SIGKILL)
                 child.wait()
                 break
