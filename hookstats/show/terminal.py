@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
+from hookstats.records.speeds import SPEEDS
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.show.grid import Cell, fits, print_grid, require_rich
 from hookstats.stats.printable import printable
@@ -33,7 +34,7 @@ def render(
     console has colours, non-finite values are red and many dead channels (`MANY_DEAD`) yellow. A
     terminal that is too narrow leaves out the shapes, then skewness and kurtosis, and elides names
     in the middle.
-    The numbers that training logged in the step follow.
+    The numbers that training logged in the step follow, without those of its speed.
     `summary.SiteSummary` defines the columns; "-" means that a site had no finite values. `sites`
     are the sites of the record to print, in their order; by default all.
 
@@ -51,8 +52,12 @@ def render(
             break
     text = columns.index("mean")
     print_grid(console, columns, cells, text=text, elided=2, title=title)
-    if record.scalars:
-        numbers = [f"{printable(name)} {format_number(x)}" for name, x in record.scalars.items()]
+    numbers = [
+        f"{printable(name)} {format_number(x)}"
+        for name, x in record.scalars.items()
+        if name not in SPEEDS
+    ]
+    if numbers:
         console.print(", ".join(numbers), markup=False, highlight=False)
 
 

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hookstats.arena.arena import Arena
-
-COST = "watch_seconds"
-"""The scalar: seconds in which hooks held their lock, and in which steps were closed, on the
-threads of the training, since the step before was closed. A device's own work is not in it."""
+from hookstats.records.speeds import COST
 
 
 class Cost:

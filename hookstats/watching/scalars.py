@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from hookstats._torch import is_dtensor, is_plain, local_shard
 from hookstats.arena.staging import event
 from hookstats.kernels.ops import ignore_captures
+from hookstats.records.speeds import RATE
 
 _POLL_SECONDS = 2e-4
 _BATCH_SECONDS = 0.25
@@ -131,7 +132,7 @@ class ScalarLog:
         themselves."""
         self.seal()
         now = time.monotonic()
-        timed = {} if self._first else {"steps_per_second": 1 / max(now - self._stepped, 1e-9)}
+        timed = {} if self._first else {RATE: 1 / max(now - self._stepped, 1e-9)}
         self._stepped, self._first = now, False
         closed = StepScalars(step, time.time(), {**values, **timed, **self._open})
         self._open, self.closed = {}, closed
