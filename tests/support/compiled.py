@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -133,3 +135,21 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).relu()
+
+
+def left_by_close() -> list[str]:
+    """What is left of a watch of a compiled model once it is closed and deleted."""
+    model = Small()
+    before = set(globals())
+    w = watch(model)
+    call = torch.compile(model, fullgraph=True, backend="aot_eager")
+    call(data()).sum().backward()
+    w.close()
+    # Where dynamo leaves constants of what it traces; what it leaves of itself depends on torch.
+    new = {name: value for name, value in globals().items() if name not in before}
+    left = [name for name, v in new.items() if "hookstats" in f"{name} {type(v).__module__}"]
+    left += ["hooks"] * bool(model.linear._forward_hooks)
+    alive = {"arena": weakref.ref(w._arena), "model": weakref.ref(model)}
+    del w, model, call
+    gc.collect()
+    return left + [name for name, found in alive.items() if found() is not None]
