@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -145,11 +146,22 @@ def left_by_close() -> list[str]:
     call = torch.compile(model, fullgraph=True, backend="aot_eager")
     call(data()).sum().backward()
     w.close()
-    # Where dynamo leaves constants of what it traces; what it leaves of itself depends on torch.
-    new = {name: value for name, value in globals().items() if name not in before}
-    left = [name for name, v in new.items() if "hookstats" in f"{name} {type(v).__module__}"]
-    left += ["hooks"] * bool(model.linear._forward_hooks)
-    alive = {"arena": weakref.ref(w._arena), "model": weakref.ref(model)}
-    del w, model, call
-    gc.collect()
+    # Where dynamo leaves constants of what it traces, beside modules and functions by name.
+    left = [
+        name
+        for name, value in globals().items()
+        if name not in before and type(value).__module__.startswith("hookstats")
+    ]
+    linear: Any = model.linear
+    left += ["hooks"] * bool(linear._forward_hooks)
+    alive: dict[str, weakref.ref[Any]] = {
+        "arena": weakref.ref(w._arena),
+        "model": weakref.ref(model),
+    }
+    del w, model, linear, call
+    for _ in range(20):  # other threads may hold the last reference for a moment
+        gc.collect()
+        if not any(found() for found in alive.values()):
+            break
+        time.sleep(0.1)
     return left + [name for name, found in alive.items() if found() is not None]
