@@ -68,13 +68,16 @@ def test_a_second_writer_is_refused_and_a_killed_one_restarts_at_once(tmp_path: 
 
 
 def test_two_watches_of_one_process(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
+    model, before = nn.Linear(2, 2), set(threading.enumerate())
     first = watch(model, out=tmp_path, append=True)
     with pytest.raises(FileExistsError, match=f"process {os.getpid()} on"):
         watch(model, out=tmp_path, append=True)
     first.close()
     watch(model, out=tmp_path, append=True).close()
-    assert [one for one in threading.enumerate() if one.name == "hookstats-lock"] == []
+    made = [one for one in set(threading.enumerate()) - before if one.name == "hookstats-lock"]
+    for thread in made:  # it was told to end
+        thread.join(10)
+    assert not [thread for thread in made if thread.is_alive()]
 
 
 def test_a_watch_that_is_refused_leaves_no_lock(tmp_path: Path) -> None:
