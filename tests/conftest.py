@@ -1,5 +1,6 @@
 """Settings of the tests that pyproject.toml cannot hold."""
 
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +13,10 @@ from hookstats.kernels import native
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("hookstats", deadline=None, print_blob=True)
 settings.load_profile("hookstats")
+
+
+# Shells have commands in the background ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

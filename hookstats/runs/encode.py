@@ -24,9 +24,6 @@ from hookstats.runs.format import (
 )
 from hookstats.stats.state import is_higher
 
-GROUP_BYTES = 4 << 20
-"""The size of a row group: bounds buffered memory, and what is read beside one step."""
-
 _TOGETHER = 64
 """How many records of a small model are encoded at once: one by one costs twenty times as much."""
 _BYTES_TOGETHER = 1 << 20
@@ -46,11 +43,21 @@ class Rows(NamedTuple):
 class PartBuilder:
     """A part to come: a Parquet file in memory, which is written to the disk as a whole."""
 
-    def __init__(self, schema: Any, encode: Callable[[Sequence[Any]], Any]) -> None:
-        """schema: of its rows, a pyarrow.Schema; encode: the contents of Rows as a record batch."""
+    def __init__(
+        self, schema: Any, encode: Callable[[Sequence[Any]], Any], bytes_per_group: int
+    ) -> None:
+        """Begin a part without rows.
+
+        Args:
+            schema: of its rows, a pyarrow.Schema.
+            encode: makes a record batch of the contents of Rows.
+            bytes_per_group: the size at which a row group ends; bounds buffered memory, and what
+                is read beside one step.
+        """
         pa = require_pyarrow()
         self.schema = schema
         self._encoder = encode
+        self._bytes_per_group = bytes_per_group
         self.records: list[tuple[int, int]] = []
         """The step of each record, or of its scalars, and its number of rows."""
         self._plain: list[Rows] = []  # not encoded yet, all of one kind
@@ -94,7 +101,7 @@ class PartBuilder:
         self._plain_bytes += rows.nbytes
         if len(self._plain) == _TOGETHER or self._plain_bytes >= _BYTES_TOGETHER:
             self._encode()
-        if self._waiting >= GROUP_BYTES:
+        if self._waiting >= self._bytes_per_group:
             self._end_group()
 
     def _encode(self) -> None:

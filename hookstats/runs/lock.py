@@ -30,13 +30,26 @@ class Lock:
     """The lock of a rank, held from now until `release`, or until the object or the process ends.
 
     A lock of a process on this machine is taken over at once if the process is gone; that of
-    another machine once its beat has not changed for `STALE_SECONDS`, by the clock of who waits.
+    another machine once its beat has not changed for `stale` seconds, by the clock of who waits.
+
+    Args:
+        run: the run directory.
+        rank: the rank whose files only one writer may write.
+        beat: the seconds from one beat of this lock to the next.
+        stale: the seconds after which another machine's writer whose beat stays the same is gone.
 
     Raises:
         FileExistsError: another writer of the rank is at work.
     """
 
-    def __init__(self, run: Path, rank: int) -> None:
+    def __init__(
+        self,
+        run: Path,
+        rank: int,
+        *,
+        beat: float = BEAT_SECONDS,
+        stale: float = STALE_SECONDS,
+    ) -> None:
         path = run / f"lock-{rank:05d}.json"
         token = uuid4().hex
         content = {
@@ -47,35 +60,42 @@ class Lock:
             "beat": 0,
         }
         released = threading.Event()
-        beat = threading.Thread(
-            target=_beat, args=(path, content, rank, released), name="hookstats-lock", daemon=True
+        thread = threading.Thread(
+            target=_beat,
+            args=(path, content, rank, released, beat),
+            name="hookstats-lock",
+            daemon=True,
         )
         # Before the file is there, so that an interrupt leaves none.
-        self.release = weakref.finalize(self, _release, path, token, released, beat)
+        self.release = weakref.finalize(self, _release, path, token, released, thread, beat)
         """Give the lock back; again does nothing."""
         while True:
             try:
                 write_file(path, to_json("lock", content), rank, new=True)
                 break
             except FileExistsError:
-                _take_away(path)
-        beat.start()
+                _take_away(path, stale)
+        thread.start()
 
 
-def _beat(path: Path, content: dict[str, Any], rank: int, released: threading.Event) -> None:
+def _beat(
+    path: Path, content: dict[str, Any], rank: int, released: threading.Event, seconds: float
+) -> None:
     """Count `beat` up until the lock is released, or somebody took it."""
-    while not released.wait(BEAT_SECONDS) and _token(path) == content["token"]:
+    while not released.wait(seconds) and _token(path) == content["token"]:
         content["beat"] += 1
         with suppress(OSError):  # the disk may be full; nobody can write then
             write_file(path, to_json("lock", content), rank)
 
 
-def _release(path: Path, token: str, released: threading.Event, beat: threading.Thread) -> None:
+def _release(
+    path: Path, token: str, released: threading.Event, thread: threading.Thread, seconds: float
+) -> None:
     if _read(path).get("process") != os.getpid():
         return  # not a child's, which was forked with the lock
     released.set()
-    if beat.is_alive() and beat is not threading.current_thread():
-        beat.join(BEAT_SECONDS)  # it may be writing the file
+    if thread.is_alive() and thread is not threading.current_thread():
+        thread.join(seconds)  # it may be writing the file
     _remove(path, token)
 
 
@@ -85,7 +105,7 @@ def _remove(path: Path, token: str) -> None:
             path.unlink()
 
 
-def _take_away(path: Path) -> None:
+def _take_away(path: Path, stale: float) -> None:
     """Remove the lock if its writer is gone.
 
     Raises:
@@ -94,7 +114,7 @@ def _take_away(path: Path) -> None:
     owner = _read(path)
     if not owner and not path.exists():
         return  # released meanwhile
-    if _is_alive(path, owner):
+    if _is_alive(path, owner, stale):
         raise FileExistsError(
             errno.EEXIST,
             f"out = {str(path.parent)!r}: process {owner.get('process')} on "
@@ -111,18 +131,18 @@ def _take_away(path: Path) -> None:
         away.unlink()
 
 
-def _is_alive(path: Path, owner: dict[str, Any]) -> bool:
+def _is_alive(path: Path, owner: dict[str, Any], stale: float) -> bool:
     """Whether the writer that has the lock is at work."""
     process = owner.get("process")
     if owner.get("host") == socket.gethostname() and isinstance(process, int):
         return process > 0 and _started(process) == owner.get("started") is not None
     warn(
-        f"hookstats: waiting for at most {STALE_SECONDS:g} s: {str(path.parent)!r} was written on "
+        f"hookstats: waiting for at most {stale:g} s: {str(path.parent)!r} was written on "
         f"{owner.get('host')!r}, perhaps is still"
     )
-    end = time.monotonic() + STALE_SECONDS
+    end = time.monotonic() + stale
     while time.monotonic() < end:
-        time.sleep(min(0.5, STALE_SECONDS / 10))
+        time.sleep(min(0.5, stale / 10))
         now = _read(path)
         if (now.get("token"), now.get("beat")) != (owner.get("token"), owner.get("beat")):
             return bool(now)

@@ -16,10 +16,21 @@ from hookstats.runs.files import remove_temporaries, write_file
 from hookstats.runs.footer import Footer, Gap, Session, footer_json, noted
 from hookstats.runs.format import PartName
 
-RETRY_SECONDS = 1.0
-"""The least time between two attempts to write a part that the disk did not take."""
 _PARTS_WAITING = 2
 """The number of parts whose bytes may wait in memory while the disk takes none."""
+
+
+class Pace(NamedTuple):
+    """When a part, a row group or a further attempt is due."""
+
+    seconds_per_part: float
+    """After so many seconds from its first step on, a part is written."""
+    bytes_per_part: float
+    """With so many bytes, a part is written."""
+    bytes_per_group: int
+    """With so many bytes, a row group of a part ends."""
+    seconds_per_retry: float
+    """The least time between two attempts to write a part that the disk did not take."""
 
 
 class PartWriter:
@@ -30,7 +41,7 @@ class PartWriter:
         rank: the rank that writes them.
         described: further metadata of each part, JSON-able.
         max_bytes: the most bytes that the parts may have together; None for any number.
-        seconds_per_part, bytes_per_part: as `RunWriter` describes them.
+        pace: when parts, row groups and further attempts are due.
     """
 
     def __init__(
@@ -39,8 +50,7 @@ class PartWriter:
         rank: int,
         described: Mapping[str, Any],
         max_bytes: int | None,
-        seconds_per_part: float,
-        bytes_per_part: float,
+        pace: Pace,
         started: str | None = None,
     ) -> None:
         """started: what tells the process group from others; see `footer.Session`."""
@@ -48,8 +58,7 @@ class PartWriter:
         self._rank = rank
         self._described = described
         self._max_bytes = max_bytes
-        self._seconds = seconds_per_part
-        self._bytes = bytes_per_part
+        self._pace = pace
         self._part: PartBuilder | None = None
         self._sealed: list[tuple[_Written, Any]] = []  # parts that are not on the disk yet
         self._parts: dict[int, _Written] = {}  # those that are, by number
@@ -90,7 +99,7 @@ class PartWriter:
     @property
     def is_full(self) -> bool:
         """Whether what waits for the disk has the memory that it may have."""
-        return self._failing and self._waiting >= _PARTS_WAITING * self._bytes
+        return self._failing and self._waiting >= _PARTS_WAITING * self._pace.bytes_per_part
 
     def takes(self, step: int) -> bool:
         """Whether `add` may be called for this step; otherwise the step is noted as lost."""
@@ -116,8 +125,8 @@ class PartWriter:
         if self._part is not None and self._part.schema is not schema:
             self._seal(self._part)
         if self._part is None:
-            self._part = PartBuilder(schema, encode)
-            self._due = time.monotonic() + self._seconds
+            self._part = PartBuilder(schema, encode, self._pace.bytes_per_group)
+            self._due = time.monotonic() + self._pace.seconds_per_part
         if self._started is not None and self._started not in (s.started for s in self._sessions):
             self._sessions.append(Session(self._next, rows.step, self._started))
         if rows.step <= self._before:
@@ -137,7 +146,9 @@ class PartWriter:
         if self._failing:
             due = now >= self._retry
         else:
-            due = part is not None and (part.nbytes >= self._bytes or now >= self._due)
+            due = part is not None and (
+                part.nbytes >= self._pace.bytes_per_part or now >= self._due
+            )
         if due:
             self.flush()
 
@@ -185,7 +196,9 @@ class PartWriter:
                 # The attempt before may have failed after the file had its name.
                 if not (taken and self._failing and path.read_bytes() == bytes(content)):
                     self._failing = True
-                    self._retry = time.monotonic() + max(self._seconds, RETRY_SECONDS)
+                    self._retry = time.monotonic() + max(
+                        self._pace.seconds_per_part, self._pace.seconds_per_retry
+                    )
                     raise
             self._parts[part.name.number] = part
             del self._sealed[0]

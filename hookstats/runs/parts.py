@@ -78,6 +78,7 @@ class Parts:
         self._footers: dict[PartName, Footer] = {}  # in order of rank and writing
         self._groups: OrderedDict[tuple[PartName, int], Group] = OrderedDict()  # last used last
         self._cached = 0  # bytes in _groups
+        self._most_cached = _CACHE_BYTES
         self._known: dict[int, tuple[Any, Int64, tuple[SiteInfo, ...]]] = {}  # see _sites
 
     def look(self) -> OSError | ValueError | None:
@@ -281,7 +282,7 @@ class Parts:
                 found = read_group(file, group, footer, name.rank, self._bins)
             self._cached += found.nbytes
         self._groups[name, group] = found
-        while len(self._groups) > 1 and self._cached > _CACHE_BYTES:
+        while len(self._groups) > 1 and self._cached > self._most_cached:
             _, oldest = self._groups.popitem(last=False)
             self._cached -= oldest.nbytes
         return found

@@ -43,7 +43,7 @@ from hookstats.runs.headers import (
 )
 from hookstats.runs.lock import Lock
 from hookstats.runs.part_file import read_footer
-from hookstats.runs.part_writer import PartWriter
+from hookstats.runs.part_writer import Pace, PartWriter
 from hookstats.runs.scalars import encode_scalars, scalar_rows
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
@@ -65,8 +65,8 @@ class RunWriter:
     start before or after other ranks. A writer is not for several threads at once.
 
     Where the disk takes no part, the records wait in memory, and each `write` and `flush_if_due`
-    tries again, at most once in `RETRY_SECONDS`. Once the bytes of two parts wait, further records
-    are lost: `lost` counts them, and the next part says which records they were.
+    tries again, at most once in `seconds_per_retry`. Once the bytes of two parts wait, further
+    records are lost: `lost` counts them, and the next part says which records they were.
 
     Scalars go into parts of their own, in the same way.
 
@@ -84,14 +84,14 @@ class RunWriter:
         world: how many ranks there are (`size`), and a text that is equal on all ranks and greater
             for process groups that started later (`started`); None if nothing is known.
         locked: whether other writers of the rank that are locked, too, are kept out; see `lock`.
+        seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry: see `Pace`.
 
     Raises:
         FileExistsError: `out` holds another run, or anything else, or another writer is at work.
         OSError: `out` cannot be made or written; NotADirectoryError where it is a file.
         ValueError: `out` is no path; JSON cannot represent the header, the header differs from that
             of the run to continue, or the latter is damaged; a bad rank, max_bytes,
-            seconds_per_part or
-            bytes_per_part.
+            seconds_per_part, bytes_per_part, bytes_per_group or seconds_per_retry.
         ImportError: pyarrow is not installed.
     """
 
@@ -107,8 +107,12 @@ class RunWriter:
         world: Mapping[str, Any] | None = None,
         seconds_per_part: float = 5.0,
         bytes_per_part: int = 32 << 20,
+        bytes_per_group: int = 4 << 20,
+        seconds_per_retry: float = 1.0,
     ) -> None:
-        _check_arguments(rank, max_bytes, seconds_per_part, bytes_per_part)
+        seconds = {"seconds_per_part": seconds_per_part, "seconds_per_retry": seconds_per_retry}
+        sizes = {"bytes_per_part": bytes_per_part, "bytes_per_group": bytes_per_group}
+        _check_arguments(rank, max_bytes, seconds, sizes)
         require_pyarrow()
         self.path = check_path("out", out)
         self.rank = rank
@@ -125,23 +129,14 @@ class RunWriter:
         to_json("header", self._run)
         scalars = None if max_bytes is None else max_bytes // _SCALARS_SHARE
         of_records = None if max_bytes is None else max_bytes - (scalars or 0)
+        most = min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
+        pace = Pace(seconds_per_part, most, bytes_per_group, seconds_per_retry)
         self._records = PartWriter(
-            self.path / PARTS,
-            rank,
-            self._described,
-            of_records,
-            seconds_per_part,
-            min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST),
-            self._started,
+            self.path / PARTS, rank, self._described, of_records, pace, self._started
         )
-        self._scalars = PartWriter(
-            self.path / SCALARS,
-            rank,
-            {},
-            scalars,
-            seconds_per_part,
-            min(bytes_per_part, max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST)),
-        )
+        most = min(bytes_per_part, max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST))
+        pace = pace._replace(bytes_per_part=most)
+        self._scalars = PartWriter(self.path / SCALARS, rank, {}, scalars, pace)
         self._open = True
         self._locked = locked
         self._lock: Lock | None = None
@@ -353,13 +348,18 @@ class RunWriter:
 
 
 def _check_arguments(
-    rank: int, max_bytes: int | None, seconds_per_part: float, bytes_per_part: int
+    rank: int,
+    max_bytes: int | None,
+    seconds: Mapping[str, float],
+    sizes: Mapping[str, int],
 ) -> None:
     if rank < 0:
         raise ValueError(f"rank = {rank}: expected 0 or more")
     if max_bytes is not None and not max_bytes >= 1:
         raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
-    if not 0 <= seconds_per_part <= threading.TIMEOUT_MAX:
-        raise ValueError(f"seconds_per_part = {seconds_per_part}: expected 0 or more, finite")
-    if not bytes_per_part >= 1:
-        raise ValueError(f"bytes_per_part = {bytes_per_part}: expected 1 or more")
+    for name, value in seconds.items():
+        if not 0 <= value <= threading.TIMEOUT_MAX:
+            raise ValueError(f"{name} = {value}: expected 0 or more, finite")
+    for name, size in sizes.items():
+        if not size >= 1:
+            raise ValueError(f"{name} = {size}: expected 1 or more")

@@ -122,14 +122,17 @@ def test_a_frame_follows_the_run(tmp_path: Path) -> None:
     assert watched.alerts == []
 
 
-def test_of_a_long_run_the_last_steps_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view, "RECENT", 3)
-    run = write_run(tmp_path / "run", *map(growing, range(3, 10)))
+def test_of_a_long_run_the_last_steps_are_read(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        *(
+            record_of({("a", "output"): (torch.full((2, 2), float(step)), 1)}, step)
+            for step in range(304)
+        ),
+    )
     result = call("top", run)
-    assert result.words[0] == f"{run}: step 9, 7 recorded, the first 4 not read, closed"
-    assert result.words[5] == "doubles output ▃▅█ 512 +300% 0 0/4"
+    assert result.words[0] == f"{run}: step 303, 304 recorded, the first 4 not read, closed"
+    assert result.words[3].startswith("a output ▁")
 
 
 @contextmanager

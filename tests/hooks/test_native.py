@@ -264,14 +264,18 @@ def test_a_tensor_may_lose_its_memory_during_a_large_kernel(
 
 def test_a_tensor_may_change_during_the_kernel_of_the_one_before(one_thread: None) -> None:
     model = Lambda(lambda *tensors: tensors)
-    with watch(model, kinds=("output",), include="", channel_dim=None) as w:
-        model(torch.ones(LARGE), torch.ones(LARGE))
-        x, other = torch.ones(LARGE), torch.ones(LARGE)
-        with once_the_gil_is_given_up(lambda: replace(other)):
-            model(x, other)
-        assert w.coverage()["", "output"].observed == 2
-        coverage = w.coverage()["", "output[1]"]
-        assert (coverage.observed, coverage.skipped) == (1, {"changed by another thread": 1})
+    for _ in range(100):  # on a busy machine the other thread may come too late
+        with watch(model, kinds=("output",), include="", channel_dim=None) as w:
+            model(torch.ones(LARGE), torch.ones(LARGE))
+            x, other = torch.ones(LARGE), torch.ones(LARGE)
+            with once_the_gil_is_given_up(lambda other=other: replace(other)):
+                model(x, other)
+            assert w.coverage()["", "output"].observed == 2
+            coverage = w.coverage()["", "output[1]"]
+            if coverage.skipped:
+                break
+            assert coverage.observed == 2
+    assert (coverage.observed, coverage.skipped) == (1, {"changed by another thread": 1})
 
 
 @pytest.mark.parametrize("change", [swap, replace])

@@ -13,7 +13,6 @@ from support.expected import assert_adds_up, assert_stats
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookstats.hooks import per_call
 from hookstats.watching.watch import watch
 
 HOOKED = ("input", "grad_input", "output", "grad_output")
@@ -69,15 +68,14 @@ def test_numbers_go_on_over_the_micro_batches_of_a_step(hooks_in: str) -> None:
         assert list(w.latest) == [("act@0[7ch]", "output")]
 
 
-def test_further_calls_are_merged(hooks_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_call, "MAX_CALLS", 2)
+def test_further_calls_are_merged(hooks_in: str) -> None:
     act = nn.Tanh()
     with watch(act, kinds=("output",), per_call=True) as w:
-        for _ in range(5):
+        for _ in range(67):
             act(torch.ones(2, 3))
         w.step()
-        assert list(w.latest) == [("@0", "output"), ("@1", "output"), ("@...", "output")]
-        assert w.latest.observed.tolist() == [1, 1, 3]
+        assert list(w.latest) == [(f"@{i}", "output") for i in (*range(64), "...")]
+        assert w.latest.observed.tolist() == [1] * 64 + [3]
 
 
 def test_recomputations_are_not_numbered(hooks_in: str) -> None:

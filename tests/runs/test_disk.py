@@ -139,7 +139,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     for module in (writer, part_writer):
         monkeypatch.setattr(module, "write_file", write_file)
-    monkeypatch.setattr(part_writer, "RETRY_SECONDS", 0.0)
     return full
 
 
@@ -155,10 +154,11 @@ def write(out: RunWriter, steps: Iterable[int]) -> int:
 
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
+AT_ONCE = {"seconds_per_part": 0.0, "seconds_per_retry": 0.0}
 
 
 def test_what_the_disk_did_not_take_is_written_later(tmp_path: Path, disk: set[str]) -> None:
-    out = RunWriter(tmp_path, HEADER, seconds_per_part=0)
+    out = RunWriter(tmp_path, HEADER, **AT_ONCE)
     write(out, range(3))
     disk.add("full")
     assert write(out, range(3, 9)) == 6
@@ -182,7 +182,7 @@ def test_what_the_disk_did_not_take_is_written_later(tmp_path: Path, disk: set[s
 def test_a_file_that_was_written_but_not_synced_is_no_other_writers(
     tmp_path: Path, disk: set[str]
 ) -> None:
-    out = RunWriter(tmp_path, HEADER, seconds_per_part=0)
+    out = RunWriter(tmp_path, HEADER, **AT_ONCE)
     disk.add("unsynced")
     assert write(out, [0]) == 1
     disk.clear()
@@ -192,7 +192,7 @@ def test_a_file_that_was_written_but_not_synced_is_no_other_writers(
 
 
 def test_the_steps_of_a_long_failure_are_gaps(tmp_path: Path, disk: set[str]) -> None:
-    out = RunWriter(tmp_path, HEADER, seconds_per_part=0, bytes_per_part=20_000)
+    out = RunWriter(tmp_path, HEADER, **AT_ONCE, bytes_per_part=20_000)
     write(out, range(3))
     disk.add("full")
     assert write(out, range(3, 60)) == 57
@@ -220,7 +220,7 @@ def test_the_steps_of_a_long_failure_are_gaps(tmp_path: Path, disk: set[str]) ->
 def test_a_record_that_goes_back_is_kept_although_the_disk_is_full(
     tmp_path: Path, disk: set[str]
 ) -> None:
-    out = RunWriter(tmp_path, HEADER, seconds_per_part=0, bytes_per_part=1)
+    out = RunWriter(tmp_path, HEADER, **AT_ONCE, bytes_per_part=1)
     write(out, range(5))
     disk.add("full")
     write(out, [5, 6, 7, 2, 3, 4])  # 5 waits, 6 and 7 are lost, and training goes back

@@ -18,7 +18,6 @@ from support.paths import python_path
 from torch import nn
 
 from hookstats import open_run, watch
-from hookstats.runs import lock
 from hookstats.runs.lock import Lock
 
 SCRIPT = """
@@ -95,26 +94,21 @@ def other_host(run: Path, **changes: Any) -> Path:
     return path
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks that run forty times faster."""
-    monkeypatch.setattr(lock, "STALE_SECONDS", 0.75)
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.125)
+QUICK = {"stale": 0.75, "beat": 0.125}
+"""Clocks that run forty times faster."""
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_writer_elsewhere_that_no_longer_beats_is_gone(tmp_path: Path) -> None:
     path = other_host(tmp_path)
     start = time.monotonic()
     with pytest.warns(RuntimeWarning, match=r"waiting for at most 0.75 s: .* on 'elsewhere'"):
-        mine = Lock(tmp_path, 0)
+        mine = Lock(tmp_path, 0, **QUICK)
     assert time.monotonic() - start >= 0.75
     assert json.loads(path.read_text())["process"] == os.getpid()
     mine.release()
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_writer_elsewhere_that_beats_is_not(tmp_path: Path) -> None:
     path = other_host(tmp_path)
     timer = threading.Timer(0.3, other_host, [tmp_path], {"beat": 4})
@@ -123,14 +117,13 @@ def test_a_writer_elsewhere_that_beats_is_not(tmp_path: Path) -> None:
         pytest.warns(RuntimeWarning, match="waiting"),
         pytest.raises(FileExistsError, match="process 1 on 'elsewhere' writes this run"),
     ):
-        Lock(tmp_path, 0)
+        Lock(tmp_path, 0, **QUICK)
     timer.join()
     assert json.loads(path.read_text())["host"] == "elsewhere"
 
 
-@pytest.mark.usefixtures("quick")
 def test_the_beat_counts_up_until_the_lock_is_dropped(tmp_path: Path) -> None:
-    mine = Lock(tmp_path, 3)
+    mine = Lock(tmp_path, 3, **QUICK)
     path = tmp_path / "lock-00003.json"
     deadline = time.monotonic() + 20
     while json.loads(path.read_text())["beat"] < 2:

@@ -19,8 +19,6 @@ from support.written import write_run
 
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import SparseCounts
-from hookstats.runs import encode as encode_module
-from hookstats.runs import parts as parts_module
 from hookstats.runs.format import FORMAT_VERSION, part_schema
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -275,9 +273,8 @@ def test_format_2_is_read_with_its_ranks_and_rewinds() -> None:
     assert run.thinned == 0
 
 
-def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(encode_module, "GROUP_BYTES", 10_000)
-    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600)
+def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600, bytes_per_group=10_000)
     for step in range(10):
         writer.write(sample(step))
     writer.close()
@@ -289,10 +286,10 @@ def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path, monkeypat
     assert run["scalar", "*"]["scalar", "output"].steps.tolist() == list(range(10))
 
 
-def test_memory_for_parts_is_bounded(tmp_path: Path, monkeypatch) -> None:
+def test_memory_for_parts_is_bounded(tmp_path: Path) -> None:
     write_run(tmp_path, *(sample(step) for step in range(4)))
     run = open_run(tmp_path)
-    monkeypatch.setattr(parts_module, "_CACHE_BYTES", 2 * run.table().nbytes // 4)
+    run._parts._most_cached = 2 * run.table().nbytes // 4
     for step in (0, 1, 2, 3, 0, 3):
         assert_same(run[step], sample(step))
         assert 1 <= len(run._parts._groups) <= 2
