@@ -31,6 +31,7 @@ def test_it_says_what_is_in_use() -> None:
     assert lines.keys() >= OPTIONAL.keys()
 
 
+@pytest.mark.check
 def test_a_limited_instruction_set_is_said() -> None:
     lines = report(spawn("doctor", ATEN_CPU_CAPABILITY="default"))
     assert lines["CPU kernels"] == (

@@ -209,7 +209,7 @@ def test_a_site_that_fails_while_traced_is_disabled(monkeypatch: pytest.MonkeyPa
         assert w.coverage()["linear", "output"].skipped == {"disabled": 1}
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.check)])
 def test_dynamic_shapes(dynamic: bool | None) -> None:
     def inputs() -> Callable[[], Tensor]:
         sizes = itertools.count(5)
@@ -254,6 +254,7 @@ def test_graph_breaks(backend: str) -> None:
     assert_same(compiled.records[-1], eager.records[-1])
 
 
+@pytest.mark.check
 def test_reduce_overhead() -> None:
     model = Small()
     with watch(model) as w:

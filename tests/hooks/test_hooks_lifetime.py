@@ -73,6 +73,7 @@ def test_a_graph_that_is_never_gone_through_is_let_go() -> None:
     w.close()
 
 
+@pytest.mark.check
 def test_live_tensors_do_not_grow() -> None:
     model, w = model_and_watch()
 
