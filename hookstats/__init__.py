@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hookstats.tensors.trace import Trace, trace
     from hookstats.watching.config import load_config
     from hookstats.watching.handle import Watch
+    from hookstats.watching.reduce import Reduce
     from hookstats.watching.watch import watch
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Histogram",
     "LinearBins",
     "LogBins",
+    "Reduce",
     "Run",
     "Series",
     "SiteSeries",
@@ -93,6 +95,7 @@ _HOMES = {
     "tensors.trace": ("Trace", "trace"),
     "watching.config": ("load_config",),
     "watching.handle": ("Watch",),
+    "watching.reduce": ("Reduce",),
     "watching.watch": ("watch",),
 }
 _MODULES = {

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
+from support.ranks import RANKS, Pool, Ranks
 
 from hookstats.kernels import native
 
@@ -40,6 +41,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def pool(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pool]:
+    """Processes of one gloo group, `SIZE` of the test's module."""
+    made = Pool(tmp_path_factory.mktemp("ranks"), getattr(request.module, "SIZE", RANKS))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ranks(pool: Pool) -> Ranks:
+    return pool.ranks()
 
 
 @pytest.fixture(params=["c++", pytest.param("python", marks=pytest.mark.check)])

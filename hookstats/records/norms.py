@@ -12,6 +12,9 @@ from hookstats.records.keys import plain_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.stats.state import COUNT, M2, MEAN, NAN, NEGINF, POSINF
 
+GRADIENT_NORM = "grad_norm"
+"""The scalar that has `gradient_norm`, unless the training logs one by that name."""
+
 
 def gradient_norm(record: StepRecord) -> float | None:
     """The L2 norm of the watched parameters' gradients, as the optimizer was about to use them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,19 +71,21 @@ def read_group(file: PartFile, group: int, footer: Footer, rank: int, bins: RunB
     table = file.read(names, group).combine_chunks()
     check_rows(table, footer, rank, first)
     check_values(table, bins)
-    return _decode(table, bins.channel_bins, higher)
+    return decode(table, bins.channel_bins)
 
 
 def empty_group(extras: Extras) -> Group:
     """No rows, of a part with these optional columns."""
     nothing = part_schema(extras=extras).empty_table().combine_chunks()
-    return _decode(nothing, None, HIGHER_COLUMNS if extras.higher else ())
+    return decode(nothing, None)
 
 
-def _decode(table: Any, channel_bins: Bins | None, higher: Sequence[str]) -> Group:
+def decode(table: Any, channel_bins: Bins | None) -> Group:
+    """The rows of a table in one chunk, whose columns are those of a part, or more."""
     columns = {name: table.column(name).chunk(0) for name in table.column_names}
     owners = _offsets(columns["count"])
-    moments, tallies = to_state({name: _values(columns[name]) for name in (*COLUMNS, *higher)})
+    names = [name for name in (*COLUMNS, *HIGHER_COLUMNS) if name in columns]
+    moments, tallies = to_state({name: _values(columns[name]) for name in names})
     channel_hist = SparseCounts.empty(len(tallies))
     if channel_bins is not None:
         starts = _offsets(columns["channel_hist_slots"])

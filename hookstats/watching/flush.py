@@ -14,17 +14,15 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from hookstats.arena import arena
-from hookstats.records.norms import gradient_norm
+from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
+from hookstats.watching.reduce import Exchange
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.world import current_rank
 
 Sink = Callable[[StepRecord], object]
-
-GRADIENT_NORM = "grad_norm"
-"""The scalar that has `gradient_norm`, unless the training logs one by that name."""
 
 
 class ClosedStep(Protocol):
@@ -57,7 +55,13 @@ class Flusher:
     A forked child does not have the flush thread: its steps are released and not recorded.
     """
 
-    def __init__(self, writer: RunWriter | None, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self,
+        writer: RunWriter | None,
+        sinks: Sequence[Sink] = (),
+        exchange: Exchange | None = None,
+    ) -> None:
+        """exchange: merges what `latest` and the sinks get; what is written stays this rank's."""
         self.latest: StepRecord | None = None
         """The last recorded step; None until there is one."""
         self.failures: dict[str, str] = {}
@@ -67,6 +71,7 @@ class Flusher:
         """Called when the interpreter ends, before what was submitted is recorded."""
         self._writer = writer
         self._sinks = list(sinks)
+        self._exchange = exchange
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[_Step | _Skip | _Scalars | _Drain | _Close] = SimpleQueue()
@@ -266,12 +271,30 @@ class Flusher:
             if norm is not None:
                 values.setdefault(GRADIENT_NORM, norm)
                 self._norms[step] = norm
-        self.latest = record
+        given = None if self._exchange else record
+        if given is not None:
+            self.latest = given
         self._write(lambda writer: writer.write(record))
         if self._writer is not None and self._writer.lost:
             what = f"keeping the steps for out = {str(self._writer.path)!r}"
             self._fail(what, f"too many wait for the disk; steps from {step} on are lost")
-        self._todo.extend(partial(self._give, sink, record) for sink in self._sinks)
+        if self._exchange is not None and self._exchange.is_due(step):
+            given = self._merged(self._exchange, record)
+        if given is not None:
+            self.latest = given
+            self._todo.extend(partial(self._give, sink, given) for sink in self._sinks)
+
+    def _merged(self, exchange: Exchange, record: StepRecord) -> StepRecord | None:
+        """The record of all ranks; that of this rank once the ranks do not merge any more."""
+        made: list[StepRecord | None] = []
+        what, outcome = "merging the records of all ranks", "each rank goes on with its own"
+        if not self._attempt(what, outcome, lambda: made.append(exchange(record))):
+            self._exchange = None
+            return record
+        (merged,) = made
+        if merged is not None and GRADIENT_NORM in merged.scalars:
+            self._norms[record.step] = merged.scalars[GRADIENT_NORM]
+        return merged
 
     def _record_scalars(self, scalars: StepScalars) -> None:
         step, time, _ = scalars

@@ -18,6 +18,7 @@ from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
 from hookstats.watching.handle import Watch
+from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import Settings, as_models, as_optimizers, check_sinks, together
 from hookstats.watching.world import current_rank, current_world
 
@@ -44,6 +45,7 @@ def watch(
     per_call: bool = False,
     modes: str = "auto",
     mesh: DeviceMesh | None = None,
+    reduce: Reduce | None = None,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
@@ -106,6 +108,9 @@ def watch(
             begin with "tp" (tensor parallelism), nor of parameters along "ep" (experts). Along "pp"
             (stages) are other modules, along "cp" and "sp" sequences are spread, along all others
             batches.
+        reduce: how the ranks' records are merged during the training, for `Watch.latest`, sinks and
+            rules; None to merge them when the run is read. Watching then begins and ends as it does
+            on the other ranks.
 
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
@@ -118,7 +123,8 @@ def watch(
             `out` that is to be continued has other settings, such as other `moments`.
         OSError: `out` cannot be written, holds another run and `append` is false, or another watch
             of this rank writes to `out`.
-        ImportError: `out` is given and pyarrow is not installed.
+        RuntimeError: `reduce` is given, and another rank does not watch with it.
+        ImportError: `out` or `reduce` is given and pyarrow is not installed.
     """
     models = as_models(model)
     optimizers = as_optimizers(optimizer)
@@ -126,6 +132,8 @@ def watch(
         kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call
     ).checked()
     check_sinks(sinks)
+    if not (reduce is None or isinstance(reduce, Reduce)):
+        raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
     monitor = Monitor(rules)
     selection = select(together(models), kinds, include, exclude, "watch")
     if not set(kinds).isdisjoint(MODULE_KINDS):
@@ -134,6 +142,7 @@ def watch(
     header = settings.header(models, selection)
     if spread.batches is not None:
         header["grad_scale"] = 1 / spread.batches
+    exchange = None if reduce is None else Exchange(reduce)
     writer, step = None, 0
     if out is not None:
         writer = RunWriter(
@@ -146,7 +155,7 @@ def watch(
             world=current_world(),
         )
         step = 0 if writer.last_step is None else writer.last_step + 1
-    flusher = Flusher(writer, (*sinks, monitor) if rules else sinks)
+    flusher = Flusher(writer, (*sinks, monitor) if rules else sinks, exchange)
     return Watch(
         models.values(), selection, optimizers, settings, header, flusher, monitor, step, spread
     )

@@ -66,6 +66,27 @@ class Ranks:
             process.join()
 
 
+class Pool:
+    """Ranks for one test after the other; new ones where a test ended the old ones."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._folder = folder
+        self._size = size
+        self._started: list[Ranks] = []
+
+    def ranks(self) -> Ranks:
+        """Ranks that are alive."""
+        if not self._started or not self._started[-1].alive:
+            rendezvous = self._folder / f"rendezvous-{len(self._started)}"
+            self._started.append(Ranks(rendezvous, self._size))
+        return self._started[-1]
+
+    def close(self) -> None:
+        """End the processes."""
+        for ranks in self._started:
+            ranks.close()
+
+
 def _serve(rank: int, size: int, rendezvous: Path, pipe: Connection) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(

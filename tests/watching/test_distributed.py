@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,6 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 
 pytestmark = pytest.mark.check
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[list[Ranks]]:
-    started: list[Ranks] = []
-    yield started
-    for ranks in started:
-        ranks.close()
-
-
-@pytest.fixture
-def ranks(pool: list[Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    if not pool or not pool[-1].alive:
-        pool.append(Ranks(tmp_path_factory.mktemp("ranks") / "rendezvous"))
-    return pool[-1]
 
 
 def regression() -> nn.Sequential:

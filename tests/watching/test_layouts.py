@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,6 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("this build of torch has no gloo", allow_module_level=True)
 
 pytestmark = pytest.mark.check
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[list[Ranks]]:
-    started: list[Ranks] = []
-    yield started
-    for ranks in started:
-        ranks.close()
-
-
-@pytest.fixture
-def ranks(pool: list[Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    if not pool or not pool[-1].alive:
-        pool.append(Ranks(tmp_path_factory.mktemp("ranks") / "rendezvous"))
-    return pool[-1]
 
 
 def network() -> Any:

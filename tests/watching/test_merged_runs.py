@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,21 +37,6 @@ SIZE = 4
 BATCH, SEQUENCE = 8, 4
 LAYERS = 8
 BY_HAND = ("data parallelism by hand",)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[list[Ranks]]:
-    started: list[Ranks] = []
-    yield started
-    for ranks in started:
-        ranks.close()
-
-
-@pytest.fixture
-def ranks(pool: list[Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    if not pool or not pool[-1].alive:
-        pool.append(Ranks(tmp_path_factory.mktemp("ranks") / "rendezvous", SIZE))
-    return pool[-1]
 
 
 class Model(nn.Module):

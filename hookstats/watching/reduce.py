@@ -1,0 +1,244 @@
+"""Reduce, Exchange: ranks merge their records while they train, over a process group of their own.
+
+Three collectives a step, whatever the number of layers: sizes; each rank's share of the sites from
+all ranks; the merged shares to all ranks. They run on the flush threads, beside the training.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from hookstats.records.norms import GRADIENT_NORM, gradient_norm
+from hookstats.records.ranks import Merger
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.records.subset import subset
+from hookstats.runs.format import require_pyarrow
+from hookstats.runs.message import Message, from_bytes, to_bytes
+from hookstats.stats.arguments import check_integer
+
+_SPARE = 1 << 16  # bytes by which a merged share may grow from one step to the next
+_RANK = 1 << 32  # the place of a site: its rank times this, and its place in the rank's record
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """How `watch` merges the records of all ranks while they train.
+
+    `Watch.latest`, sinks and rules then have the whole model, on every rank of the mesh, in each
+    step that is merged. What is written to `out` stays each rank's own, for all recorded steps.
+
+    Args:
+        mesh: the ranks that merge; None for all. Each rank that is in it must watch with it.
+        every: recorded steps that are multiples of it are merged.
+        channels: whether channels are merged, or only whole tensors: 80 bytes a tensor.
+        timeout: seconds to wait for the other ranks. Where one does not answer, merging ends with a
+            warning; training and recording go on, and each rank has its own records again.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+
+    mesh: DeviceMesh | None = None
+    every: int = 1
+    channels: bool = True
+    timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not (self.mesh is None or isinstance(self.mesh, DeviceMesh)):
+            raise ValueError(f"mesh = {self.mesh!r}: expected a DeviceMesh or None")
+        object.__setattr__(self, "every", check_integer("every", self.every, 1))
+        if not isinstance(self.channels, bool):
+            raise ValueError(f"channels = {self.channels!r}: expected True or False")
+        if not (isinstance(self.timeout, (int, float)) and 0 < self.timeout < 1e6):
+            raise ValueError(f"timeout = {self.timeout!r}: expected seconds, more than 0")
+
+
+class Exchange:
+    """A rank's end of the merging.
+
+    Raises:
+        ValueError: torch.distributed is not initialised.
+        RuntimeError: a rank of the mesh has no exchange within the timeout.
+        ImportError: pyarrow is not installed.
+    """
+
+    def __init__(self, reduce: Reduce) -> None:
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise ValueError("reduce: expected torch.distributed to be initialised before watch()")
+        require_pyarrow()
+        self.reduce = reduce
+        self.sent = 0
+        """The bytes that this rank has given to others."""
+        ranks = None if reduce.mesh is None else reduce.mesh.mesh.flatten().tolist()
+        # Of its own, so that no collective of the training waits behind these; ranks outside of
+        # the mesh need not know of it.
+        try:
+            self._group = distributed.new_group(
+                ranks,
+                timeout=timedelta(seconds=reduce.timeout),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"reduce = {reduce}: a rank did not come within {reduce.timeout:g} s; expected all "
+                "ranks of the mesh to call watch() with it"
+            ) from error
+        self._rank = distributed.get_rank(self._group)
+        self._ranks = distributed.get_world_size(self._group)
+        self._merge_shares, self._merge_ranks = Merger(), Merger()
+        self._merged_before = 0  # bytes of this rank's share of the last merged record
+
+    def is_due(self, step: int) -> bool:
+        """Whether a recorded step is to be merged."""
+        return step % self.reduce.every == 0
+
+    def __call__(self, record: StepRecord) -> StepRecord | None:
+        """The record of the whole model; None if other ranks did not record the step.
+
+        Raises:
+            RuntimeError: a rank does not answer.
+        """
+        own = record if self.reduce.channels else _of_tensors(record)
+        outgoing = self._shares(own)
+        sizes = self._agree(record.step, outgoing)
+        if sizes is None:
+            return None
+        incoming = self._swap(outgoing, sizes)
+        share = self._merge(record, incoming)
+        shares = self._gather(share, sizes)
+        if shares is None:
+            return None
+        return self._whole(record, shares)
+
+    def _shares(self, record: StepRecord) -> list[NDArray[np.uint8]]:
+        """The sites of a record for each rank, which merges them."""
+        owners = np.array([_owner(site.name, site.kind) for site in record.sites], np.int64)
+        owners %= self._ranks
+        return [
+            _nothing() if not len(places) else to_bytes(Message(subset(record, places), places))
+            for places in (np.flatnonzero(owners == rank) for rank in range(self._ranks))
+        ]
+
+    def _agree(self, step: int, outgoing: Sequence[NDArray[np.uint8]]) -> Int64 | None:
+        """What each rank sends to each, in bytes, [ranks, 1 + ranks]; None if not all have the
+        step. Column 0: the last merged share of each rank."""
+        head = [step, self._merged_before, *(len(share) for share in outgoing)]
+        while True:
+            heads = self._all_gather(torch.tensor(head, device="cpu"))
+            newest = int(heads[:, 0].max())
+            if step < newest:
+                return None
+            if (heads[:, 0] == newest).all():
+                return np.asarray(heads[:, 1:].numpy(), np.int64)
+
+    def _swap(self, outgoing: Sequence[NDArray[np.uint8]], sizes: Int64) -> list[NDArray[np.uint8]]:
+        """What each rank has for this one."""
+        sent = np.concatenate(outgoing)
+        counts = sizes[:, 1 + self._rank].tolist()
+        received = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
+        distributed.all_to_all_single(
+            received,
+            torch.from_numpy(sent),
+            counts,
+            [len(share) for share in outgoing],
+            group=self._group,
+        )
+        self.sent += len(sent) - len(outgoing[self._rank])
+        return np.split(received.numpy(), np.cumsum(counts)[:-1])
+
+    def _merge(self, record: StepRecord, incoming: Sequence[NDArray[np.uint8]]) -> Message | None:
+        """This rank's share of the sites, merged over all ranks."""
+        found = [
+            (rank, self._read(record, content))
+            for rank, content in enumerate(incoming)
+            if len(content)
+        ]
+        if not found:
+            return None
+        merged = self._merge_shares([message.record for _, message in found])
+        places: dict[tuple[str, str], int] = {}
+        for rank, message in found:
+            for place, site in zip(message.places.tolist(), message.record.sites, strict=True):
+                places.setdefault((site.name, site.kind), rank * _RANK + place)
+        return Message(merged, np.array([places[key] for key in merged], np.int64))
+
+    def _gather(self, share: Message | None, sizes: Int64) -> list[NDArray[np.uint8]] | None:
+        """The merged shares of all ranks; None if one outgrew what it was given room for.
+
+        All ranks know the room: the sum of what was merged is enough for any share, but most need
+        no more than in the step before.
+        """
+        content = _nothing() if share is None else to_bytes(share)
+        enough = sizes[:, 1:].sum(axis=0) + _SPARE
+        before = sizes[:, 0]
+        room = int(np.where(before > 0, np.minimum(before + _SPARE, enough), enough).max())
+        padded = np.zeros(8 + room, np.uint8)
+        padded[:8] = np.frombuffer(np.int64(len(content)).tobytes(), np.uint8)
+        if len(content) <= room:
+            padded[8 : 8 + len(content)] = content
+        gathered = self._all_gather(torch.from_numpy(padded)).numpy()
+        self.sent += len(padded)
+        self._merged_before = len(content)
+        lengths = [int(each[:8].view(np.int64)[0]) for each in gathered]
+        if max(lengths) > room:
+            return None
+        return [each[8 : 8 + length] for each, length in zip(gathered, lengths, strict=True)]
+
+    def _whole(self, record: StepRecord, shares: Sequence[NDArray[np.uint8]]) -> StepRecord:
+        """The sites of all shares, in the order of the ranks and their records."""
+        found = [self._read(record, content) for content in shares if len(content)]
+        if not found:
+            return replace(record, rank=None)
+        whole = self._merge_ranks([message.record for message in found])
+        order = np.argsort(np.concatenate([message.places for message in found]))
+        merged = replace(subset(whole, order), scalars=dict(record.scalars))
+        norm = gradient_norm(merged)
+        if norm is not None:
+            merged.complete({**merged.scalars, GRADIENT_NORM: norm})
+        return merged
+
+    def _read(self, record: StepRecord, content: NDArray[np.uint8]) -> Message:
+        channel_bins = record.channel_bins if self.reduce.channels else None
+        return from_bytes(content, record.step, record.bins, channel_bins)
+
+    def _all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        """[ranks, ...]"""
+        gathered = torch.empty((self._ranks, *own.shape), dtype=own.dtype, device="cpu")
+        distributed.all_gather(list(gathered.unbind()), own, group=self._group)
+        return gathered
+
+
+def _owner(name: str, kind: str) -> int:
+    """A number that is the same on all ranks, whatever sites they have."""
+    return zlib.crc32(f"{name}\0{kind}".encode(errors="surrogatepass"))
+
+
+def _nothing() -> NDArray[np.uint8]:
+    return np.zeros(0, np.uint8)
+
+
+def _of_tensors(record: StepRecord) -> StepRecord:
+    """The record with each tensor as one channel."""
+    rows = len(record)
+    whole: Any = record.whole
+    return replace(
+        record,
+        sites=tuple(site._replace(channels=1, channel_dim=None) for site in record.sites),
+        offsets=np.arange(rows + 1, dtype=np.int64),
+        moments=whole.moments.numpy(),
+        tallies=whole.tallies.numpy(),
+        channel_bins=None,
+        channel_hist=SparseCounts.empty(rows),
+    )
