@@ -14,6 +14,7 @@ REASONS: dict[str, str]
 class Arena:
     recording: bool
     skips_evaluation: bool
+    routes: bool
     front: int
     @property
     def seconds(self) -> float: ...
@@ -45,10 +46,14 @@ class Site:
     ) -> None: ...
 
 class OutputHook:
-    def __init__(self, arena: Arena, python: object, values: Any, gradients: Any) -> None: ...
+    def __init__(
+        self, arena: Arena, python: object, values: Any, gradients: Any, router: object
+    ) -> None: ...
 
 class InputHook:
-    def __init__(self, arena: Arena, python: object, values: Any, gradients: Any) -> None: ...
+    def __init__(
+        self, arena: Arena, python: object, values: Any, gradients: Any, router: object
+    ) -> None: ...
 
 class Parameters:
     def __init__(self, arena: Arena) -> None: ...

@@ -27,7 +27,7 @@ from torch._C import (
     _get_tracing_state,
     _has_storage,
 )
-from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch._C._autograd import _get_sequence_nr, _top_saved_tensors_default_hooks
 from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
@@ -50,6 +50,19 @@ DisableTorchDispatch = _DisableTorchDispatch
 
 current_graph_task_id = _current_graph_task_id
 """The running backward's number on this thread, -1 outside of a backward (2.13; required)."""
+
+sequence_number = _get_sequence_nr
+"""The number of the next autograd node on this thread: nodes made later have greater ones (2.13;
+required)."""
+
+
+def current_node_number() -> int | None:
+    """The sequence number of the autograd node that runs on this thread (2.13); None without one,
+    or in a torch that does not tell."""
+    node = getattr(torch._C, "_current_autograd_node", lambda: None)()
+    number = None if node is None else getattr(node, "_sequence_nr", lambda: None)()
+    return None if number is None else int(number)
+
 
 has_storage = _has_storage
 """Whether a tensor has a storage; wrappers have none (2.13; required)."""

@@ -190,7 +190,7 @@ def _hook(scale: Scale, name: str, xs: list[Tensor], many: peers.UpdateMany) -> 
             assert count == xs[0].numel() * (made + 1), "observations"  # the step's own, too
 
         def observe() -> None:
-            w._parameters.observe(groups, batches)
+            w._observers.parameters.observe(groups, batches)
 
         makers = {
             "update_many_": lambda: Calls(many.run, 1, scale.device, lambda _: many.check()),

@@ -67,6 +67,8 @@ struct Arena {
   std::atomic<bool> recording{false};
   // Whether Python is to look at calls without gradients, which may be evaluation.
   std::atomic<bool> skips_evaluation{false};
+  // Whether calls may be of phases, which Python tells.
+  std::atomic<bool> routes{false};
   int front = 0;  // the buffer to fill; guarded by the mutex
   TimedMutex mutex;
 

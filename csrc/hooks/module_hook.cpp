@@ -67,17 +67,21 @@ void await(const std::shared_ptr<Site>& site, const at::Tensor& x) {
 }  // namespace
 
 ModuleHook::ModuleHook(std::shared_ptr<Arena> arena, py::object python, py::object values,
-                       py::object gradients)
+                       py::object gradients, py::object router)
     : arena_(std::move(arena)),
       python_(std::move(python)),
       values_(std::move(values)),
-      gradients_(std::move(gradients)) {}
+      gradients_(std::move(gradients)),
+      router_(std::move(router)) {}
 
 PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   auto* hook = static_cast<ModuleHook*>(instance->simple_value_holder[0]);
   // Before the macro, which sets up a handler of warnings: a hook that is off must cost nothing.
   if (!hook->arena_->recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
+  if (hook->arena_->routes && !hook->router_.is_none()) {
+    return PyObject_Call(hook->router_.ptr(), args, kwargs);
+  }
   HANDLE_TH_ERRORS
   bool done = false;
   try {

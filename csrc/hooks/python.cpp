@@ -60,8 +60,9 @@ void set_traced(py::type type, const py::function& traced) {
 template <class Hook>
 void define_hook(py::module_& m, const char* name) {
   py::class_<Hook>(m, name, py::dynamic_attr())
-      .def(py::init<std::shared_ptr<Arena>, py::object, py::object, py::object>(), py::arg("arena"),
-           py::arg("python"), py::arg("values"), py::arg("gradients"));
+      .def(py::init<std::shared_ptr<Arena>, py::object, py::object, py::object, py::object>(),
+           py::arg("arena"), py::arg("python"), py::arg("values"), py::arg("gradients"),
+           py::arg("router"));
 }
 
 }  // namespace
@@ -82,6 +83,9 @@ PYBIND11_MODULE(_hooks, m) {
       .def_property(
           "skips_evaluation", [](const Arena& a) { return a.skips_evaluation.load(); },
           [](Arena& a, bool skips) { a.skips_evaluation = skips; })
+      .def_property(
+          "routes", [](const Arena& a) { return a.routes.load(); },
+          [](Arena& a, bool routes) { a.routes = routes; })
       .def_property_readonly("seconds", [](const Arena& a) { return a.mutex.seconds(); })
       .def_readwrite("front", &Arena::front)
       // Python uses an arena as it would use a threading.RLock.

@@ -201,6 +201,11 @@ class Arena:
         if self.native is not None:
             self.native.skips_evaluation = True
 
+    def route(self) -> None:
+        """Have routers tell from now on which hook gets a call."""
+        if self.native is not None:
+            self.native.routes = True
+
     def seconds(self) -> float | None:
         """How long threads have held the lock so far: what hooks cost the training. None without
         C++ hooks, as Python's locks cannot tell."""

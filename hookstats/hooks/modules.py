@@ -131,14 +131,19 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
         site.counts.skip(reason)
 
 
-def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
-    """The callable to register with a module: the C++ hook for `hook`, or `hook` itself."""
+def fastest(
+    hook: OutputHook | InputHook, router: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """The callable that does what `hook` does: the C++ hook for it, or `hook` itself.
+
+    router: handles the calls where the arena routes them, and all without C++ hooks.
+    """
     arena = hook.arena.native
     if native.hooks is None or arena is None:
-        return hook
+        return router or hook
     kind = native.hooks.OutputHook if isinstance(hook, OutputHook) else native.hooks.InputHook
-    front = kind(arena, hook, hook.values, hook.gradients)
-    front.python = hook
+    front = kind(arena, hook, hook.values, hook.gradients, router)
+    front.python = router or hook
     return cast(Callable[..., Any], front)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
@@ -16,8 +16,11 @@ from hookstats.hooks.channels import Rule
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
+from hookstats.hooks.phases import Phases
+from hookstats.hooks.router import Routed, Router
 from hookstats.hooks.spread import Spread
 from hookstats.hooks.widths import Sites, Suffixes
+from hookstats.records.keys import in_phase
 
 MAX_CALLS = 64
 """How many calls of a module in a step are told apart; all further ones are merged."""
@@ -34,16 +37,15 @@ class PerCall(Hook):
     """
 
     __slots__ = (
-        "__weakref__",
         "_arena",
         "_calls",
-        "_first",
         "_fronts",
         "_hooks",
         "_make",
         "_step",
         "_trace",
         "_traced",
+        "first",
     )
 
     def __init__(self, arena: Arena, make: Callable[[str], ModuleHook]) -> None:
@@ -57,13 +59,13 @@ class PerCall(Hook):
         self._trace: object = None
         self._traced = itertools.count()
         self._at(0)
-        self._first = self._hooks[0]
-        self._first.traced.for_call = weakref.WeakMethod(self._key_of_call)
+        self.first = self._hooks[0]
+        """The hook of the first call, which dynamo traces."""
 
     def __call__(self, *args: Any) -> None:
         if self._arena.recording:
             if is_dynamo_compiling():
-                self._first(*args)
+                self.first(*args)
             else:
                 self._front()(*args)
 
@@ -85,7 +87,7 @@ class PerCall(Hook):
                 self._fronts.append(fastest(hook))
         return self._fronts[call]
 
-    def _key_of_call(self) -> str:
+    def key_of_call(self) -> str:
         """The key of the hook for the next call that dynamo traces."""
         trace = current_trace()
         if self._trace is not trace:
@@ -108,23 +110,36 @@ def module_hook(
     spread: Spread | None = None,
     *,
     per_call: bool,
+    phases: Phases,
 ) -> Callable[..., Any] | None:
     """The callable to register with a module; None if none of the hook's kinds is watched.
 
-    sites: what the hook feeds is added there.
+    sites: what the hook feeds is added there, also later, for the calls and phases that come.
     """
     values = "output" if type is OutputHook else "input"
     watched = [kind if kind in kinds else None for kind in (values, f"grad_{values}")]
     if not any(watched):
         return None
 
-    def make(suffix: str) -> ModuleHook:
-        suffixes: defaultdict[str, Suffixes] = defaultdict(Suffixes)
+    widths: dict[str, defaultdict[str, Suffixes]] = {}  # the same in all phases
+
+    def make(phase: str, suffix: str) -> ModuleHook:
+        suffixes = widths.setdefault(suffix, defaultdict(Suffixes))
         made = [
-            None if kind is None else Sites(arena, name + suffix, kind, rule, suffixes, spread)
+            None
+            if kind is None
+            else Sites(arena, name + suffix, in_phase(phase, kind), rule, suffixes, spread)
             for kind in watched
         ]
         sites.extend(one for one in made if one is not None)
         return type(arena, *made)
 
-    return PerCall(arena, make) if per_call else fastest(make(""))
+    def routed(phase: str) -> Routed:
+        if per_call:
+            calls = PerCall(arena, partial(make, phase))
+            return Routed(calls, calls.first, calls.key_of_call)
+        hook = make(phase, "")
+        return Routed(fastest(hook), hook, lambda: hook.traced.key)
+
+    router = Router(arena, phases, routed)
+    return router if per_call else fastest(router.first, router)

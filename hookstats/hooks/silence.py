@@ -24,11 +24,11 @@ class Silence:
         self._arena = arena
         self.failures: dict[str, str] = {}
         """What is not recorded, and the compiled code that leaves it out."""
-        self._silent: defaultdict[type[nn.Module], list[Sites]] = defaultdict(list)
+        self._silent: defaultdict[type[nn.Module], list[list[Sites]]] = defaultdict(list)
         self._looks = 0
 
-    def add(self, module: nn.Module, sites: Sites) -> None:
-        """Expect calls of `module`, which `sites` are to count."""
+    def add(self, module: nn.Module, sites: list[Sites]) -> None:
+        """Expect calls of `module`, which `sites`, also those added later, are to count."""
         self._silent[type(module)].append(sites)
 
     def look(self) -> None:
@@ -41,7 +41,11 @@ class Silence:
         if not self._silent or self._looks & (self._looks - 1):
             return
         with self._arena.lock:
-            called = [cls for cls, known in self._silent.items() if any(s.called for s in known)]
+            called = [
+                cls
+                for cls, known in self._silent.items()
+                if any(sites.called for made in known for sites in made)
+            ]
         for cls in called:
             del self._silent[cls]
         callers = list(compiled_callers(self._silent))

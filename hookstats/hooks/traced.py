@@ -34,6 +34,7 @@ from hookstats.arena.graph_states import AWAITED
 from hookstats.hooks.dynamo import look_at_tracer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
+from hookstats.hooks.phases import Phases
 from hookstats.hooks.readable import short
 from hookstats.hooks.sites import Site
 from hookstats.hooks.views import View, awaited_base
@@ -85,6 +86,8 @@ class TracedHook:
         self.arena = arena
         self.values = values
         self.gradients = gradients
+        self.phases = Phases()
+        """Tells the phase of a call, on which dynamo guards."""
         self.for_call: Callable[[], Callable[[], str] | None] = lambda: None
         """A weak reference to what gives the key of the hook for the next call of the module; None
         where this hook takes all calls."""
@@ -95,7 +98,7 @@ class TracedHook:
             return
         # Dynamo guards on what this reads; in training it reads no `training`.
         may_evaluate = not torch.is_grad_enabled() and not module.training
-        key = _hookstats_key(self.key)
+        key = _hookstats_key(self.key, self.phases.now, may_evaluate)
         for path, tensor in found:
             spread = _is_dtensor(tensor)
             dtensor: Any = tensor
@@ -169,8 +172,11 @@ def _hookstats_fixed_dim(key: str, path: str, ndim: int) -> int | None:
 
 
 @_while_tracing
-def _hookstats_key(key: str) -> str:
-    """The key of the hook for this call of the module whose hook has `key`."""
+def _hookstats_key(key: str, phase: str, may_evaluate: bool) -> str:
+    """The key of the hook for this call of the module whose hook has `key`.
+
+    phase, may_evaluate: what the result depends on, for the guards of dynamo.
+    """
     next_key = _traced_hooks[key].for_call()
     return key if next_key is None else next_key()
 

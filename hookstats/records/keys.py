@@ -1,4 +1,8 @@
-"""Keys: the (name, kind) of a site; the grammar of kinds, labels of sites, the matching of keys."""
+"""Keys: the (name, kind) of a site; the grammar of kinds, labels of sites, the matching of keys.
+
+A kind is a phase and a colon (nothing for training), a plain kind, and the path of a leaf:
+"output", "grad_output.logits", "fake:output[1]".
+"""
 
 from __future__ import annotations
 
@@ -18,17 +22,28 @@ MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 PARAMETER_KINDS = ("param", "param_grad", "update", "optimizer_state")
 """The plain kinds of tensors of a parameter."""
 
+EVALUATION = "evaluation"
+"""The phase of an evaluation's calls, where these are kept apart."""
+
+_PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _VALUES = {"grad_input": "input", "grad_output": "output", "param_grad": "param"}
 _GRADIENTS = {values: gradient for gradient, values in _VALUES.items()}
 
 
 class Kind(NamedTuple):
-    """Which tensor of a module or parameter: a plain kind, and the path of a leaf."""
+    """Which tensor of a module or parameter: a plain kind, the path of a leaf, and the phase."""
 
     plain: str
     """One of `MODULE_KINDS` or `PARAMETER_KINDS`."""
     path: str | None
     """The path as in `hooks.leaves`, "" for the first leaf; None if the kind has no path."""
+    phase: str | None = None
+    """In which phase the module was called; None in training."""
+
+    @property
+    def base(self) -> str:
+        """The kind without the path of the leaf."""
+        return in_phase(self.phase, self.plain)
 
     @property
     def is_gradient(self) -> bool:
@@ -38,20 +53,45 @@ class Kind(NamedTuple):
     @property
     def values(self) -> str:
         """The kind of the values that this is the gradient of; the kind itself if it has values."""
-        return _VALUES.get(self.plain, self.plain) + (self.path or "")
+        return in_phase(self.phase, _VALUES.get(self.plain, self.plain)) + (self.path or "")
 
     @property
     def gradient(self) -> str:
         """The kind of the gradient of these values; the kind itself if it is a gradient."""
-        return _GRADIENTS.get(self.plain, self.plain) + (self.path or "")
+        return in_phase(self.phase, _GRADIENTS.get(self.plain, self.plain)) + (self.path or "")
 
 
 @cache
 def parse_kind(kind: str) -> Kind:
-    """The parts of a kind, such as "output", "output[1]", "grad_output.logits"."""
+    """The parts of a kind, such as "output", "output[1]", "fake:grad_output.logits"."""
+    phase, kind = split_phase(kind)
     plain = re.split(r"[.\[]", kind, maxsplit=1)[0]
     path = kind.removeprefix(plain)
-    return Kind(plain, leaf_path(path) if path else None)
+    return Kind(plain, leaf_path(path) if path else None, phase)
+
+
+def in_phase(phase: str | None, kind: str) -> str:
+    """`kind` in a phase; None or "": in training."""
+    return f"{phase}:{kind}" if phase else kind
+
+
+def split_phase(kind: str) -> tuple[str | None, str]:
+    """The phase of a kind, None in training, and the kind without it."""
+    phase, colon, rest = kind.partition(":")
+    return (phase, rest) if colon and _PHASE.fullmatch(phase) else (None, kind)
+
+
+def check_phase(name: object) -> str:
+    """`name`, if it can be that of a phase.
+
+    Raises:
+        ValueError: it has other characters than a kind's phase can have.
+    """
+    if not (isinstance(name, str) and _PHASE.fullmatch(name)):
+        raise ValueError(
+            f"phase = {name!r}: expected letters, digits, '_' and '-', a letter or '_' first"
+        )
+    return name
 
 
 def leaf_path(path: str) -> str:
@@ -63,7 +103,7 @@ def leaf_path(path: str) -> str:
 
 
 def plain_kind(kind: str) -> str:
-    """The kind of a tensor without the path of its leaf: "output" of "output[1]"."""
+    """The kind of a tensor without phase and path: "output" of "fake:output[1]"."""
     return parse_kind(kind).plain
 
 
@@ -76,7 +116,8 @@ def label(name: str) -> str:
 def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:
     """A function that returns which of `keys` a name and a kind mean, if any.
 
-    A plain kind, such as "output" or "output[0]", means the only or the first tensor of several.
+    A plain kind, such as "output" or "output[0]", means the only or the first tensor of several,
+    in training; "fake:output" the same in the phase "fake".
     """
     # Gradients come in any order: theirs is that of the values, where those were observed.
     rank = {key: i for i, key in enumerate(keys)}
@@ -89,15 +130,15 @@ def finder(keys: Iterable[Key]) -> Callable[[str, str], Key | None]:
     for name, kind in sorted(
         rank, key=lambda key: values.get((key[0], parse_kind(key[1]).values), rank[key])
     ):
-        first.setdefault((name, plain_kind(kind)), (name, kind))
+        first.setdefault((name, parse_kind(kind).base), (name, kind))
 
     def find(name: str, kind: str) -> Key | None:
         if (name, kind) in rank:
             return name, kind
         meant = parse_kind(kind)
         if not meant.path:
-            return first.get((name, meant.plain))
-        exact = (name, meant.plain + meant.path)
+            return first.get((name, meant.base))
+        exact = (name, meant.base + meant.path)
         return exact if exact in rank else None
 
     return find

@@ -98,9 +98,10 @@ class Vanishing(Rule):
 
     The l2 norm is less than `ratio` times the greatest norm of the same kind nearer to the loss, or
     zero. Unlike an rms, a norm does not depend on the number of elements in a layer. The rule looks
-    at gradients of outputs in backward order, and at gradients of parameters with two or more
-    dimensions in the optimizer's order reversed. The gradient of a bias may be zero on principle,
-    before a batch norm or a softmax. The alert's value is the ratio of the two norms.
+    at gradients of outputs in backward order, each phase by itself, and at gradients of parameters
+    with two or more dimensions in the optimizer's order reversed. The gradient of a bias may be
+    zero on principle, before a batch norm or a softmax. The alert's value is the ratio of the two
+    norms.
     """
 
     name: ClassVar[str] = "vanishing"
@@ -114,13 +115,16 @@ class Vanishing(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         norms = np.where(history.columns("count") > 0, l2_norm(history.columns), np.nan)
-        gradients = [i for i, kind in enumerate(history.plain_kinds) if kind == "grad_output"]
+        gradients: dict[str | None, list[int]] = {}  # by phase
+        for i, kind in enumerate(history.plain_kinds):
+            if kind == "grad_output":
+                gradients.setdefault(parse_kind(record.sites[i].kind).phase, []).append(i)
         parameters = [
             i
             for i, site in enumerate(record.sites)
             if site.kind == "param_grad" and len(site.shape) > 1
         ]
-        for sites in (gradients, parameters[::-1]):
+        for sites in (*gradients.values(), parameters[::-1]):
             norm = norms[sites]
             largest = np.fmax.accumulate(norm)
             for i in np.flatnonzero(norm < self.ratio * largest).tolist():

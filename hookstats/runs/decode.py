@@ -9,18 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.groups import per_site
+from hookstats.records.keys import check_phase, in_phase
 from hookstats.records.layout import Cut, Layout, parse_meshes, parse_placements
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_columns, to_state
 from hookstats.runs.footer import Footer
-from hookstats.runs.format import LAYOUT_COLUMNS, SPARSE_COLUMNS, Extras, part_schema
+from hookstats.runs.format import (
+    LAYOUT_COLUMNS,
+    PHASE_COLUMN,
+    SPARSE_COLUMNS,
+    Extras,
+    part_schema,
+)
 from hookstats.runs.part_file import PartFile
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import TALLIES
 
-DESCRIBED = ("site", "kind", "channel_dim", "shape", "dtype", *LAYOUT_COLUMNS)
-"""The columns that say what a site is; of the layout, only where a part has them."""
+DESCRIBED = ("site", "kind", PHASE_COLUMN, "channel_dim", "shape", "dtype", *LAYOUT_COLUMNS)
+"""The columns that say what a site is; the phase and the layout only where a part has them."""
 
 _COUNTS = {
     *("observed", "hist_counts", "channel_hist_counts", *TALLIES),
@@ -65,7 +72,8 @@ class Group:
 def read_group(file: PartFile, group: int, footer: Footer, rank: int, bins: RunBins) -> Group:
     """Decode a row group of a part; loops over columns alone."""
     higher = HIGHER_COLUMNS if footer.extras.higher else ()
-    described = [name for name in DESCRIBED if footer.extras.layout or name not in LAYOUT_COLUMNS]
+    there = part_schema(footer.version, footer.extras).names
+    described = [name for name in DESCRIBED if name in there]
     names = ["step", "rank", *described, "observed", *COLUMNS, *higher, *SPARSE_COLUMNS]
     first = sum(footer.groups[:group])
     table = file.read(names, group).combine_chunks()
@@ -183,11 +191,21 @@ def sites_of(described: Any, channels: Int64) -> tuple[SiteInfo, ...]:
     columns = {name: described.column(name).to_pylist() for name in described.column_names}
     nothing = [None] * described.num_rows
     layouts = zip(*(columns.get(name, nothing) for name in LAYOUT_COLUMNS), strict=True)
-    names = ("site", "kind", "channel_dim", "shape", "dtype")
+    phases = columns.get(PHASE_COLUMN, nothing)
+    kinds = [
+        kind if phase is None else in_phase(check_phase(phase), kind)
+        for phase, kind in zip(phases, columns["kind"], strict=True)
+    ]
+    names = ("channel_dim", "shape", "dtype")
     return tuple(
         SiteInfo(name, kind, count, dim, tuple(shape), dtype, _layout(*layout))
         for name, kind, dim, shape, dtype, count, layout in zip(
-            *(columns[name] for name in names), channels.tolist(), layouts, strict=True
+            columns["site"],
+            kinds,
+            *(columns[name] for name in names),
+            channels.tolist(),
+            layouts,
+            strict=True,
         )
     )
 

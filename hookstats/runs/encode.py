@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hookstats.records.groups import per_site
+from hookstats.records.keys import split_phase
 from hookstats.records.layout import Layout, mesh_text, placements_text
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
@@ -17,6 +18,7 @@ from hookstats.runs.columns import to_columns
 from hookstats.runs.format import (
     LAYOUT_COLUMNS,
     PART_KEY,
+    PHASE_COLUMN,
     SUMS_KEY,
     Extras,
     part_schema,
@@ -153,7 +155,8 @@ def rows_of(record: StepRecord) -> Rows:
 def schema_of(record: StepRecord) -> Any:
     """The schema of the rows of a record; the same object for records that are alike."""
     layout = any(site.layout for site in record.sites)
-    schema = part_schema(extras=Extras(is_higher(record.moments), layout))
+    phases = any(phase is not None for phase, _ in (split_phase(s.kind) for s in record.sites))
+    schema = part_schema(extras=Extras(is_higher(record.moments), layout, phases))
     return merged_schema(schema) if record.rank is None else schema
 
 
@@ -273,11 +276,13 @@ def _nbytes(record: StepRecord) -> int:
 @lru_cache(maxsize=2)
 def _encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
     """The columns that describe sites; kept, since most steps have equal sites."""
-    schema = part_schema(extras=Extras(layout=True))
+    schema = part_schema(extras=Extras(layout=True, phases=True))
     layouts = [site.layout for site in sites]
+    kinds = [split_phase(site.kind) for site in sites]
     values: dict[str, list[Any]] = {
         "site": [site.name for site in sites],
-        "kind": [site.kind for site in sites],
+        "kind": [kind for _, kind in kinds],
+        PHASE_COLUMN: [phase for phase, _ in kinds],
         "channel_dim": [site.channel_dim for site in sites],
         "shape": [list(site.shape) for site in sites],
         "dtype": [site.dtype for site in sites],

@@ -73,10 +73,15 @@ def footer_json(
     gaps: Sequence[Gap],
     sessions: Sequence[Session],
     bins: Mapping[str, Any],
+    requires: Sequence[str] = (),
 ) -> str:
-    """The metadata of a new part, as `read_footer` reads them."""
+    """The metadata of a new part, as `read_footer` reads them.
+
+    requires: the features without which the part would be misread.
+    """
     about = {
         "format_version": FORMAT_VERSION,
+        **({"requires": requires} if requires else {}),
         "rank": rank,
         "records": records,
         "written": written,

@@ -23,7 +23,8 @@ FORMAT_VERSION = 3
 3: one header per rank, checksums, optional column groups, `requires`.
 """
 
-FEATURES: frozenset[str] = frozenset()
+PHASES = "phases"
+FEATURES: frozenset[str] = frozenset([PHASES])
 """The features that this reader knows among those that a run may require of its readers."""
 
 RUN_JSON = "run.json"
@@ -59,6 +60,10 @@ LAYOUT_COLUMNS = ("global_shape", "shards", "mesh", "placements")
 """The columns that say which part of a distributed tensor a row is about."""
 
 
+PHASE_COLUMN = "phase"
+"""The column that says in which phase a module was called; null: in training."""
+
+
 class Extras(NamedTuple):
     """Which optional groups of columns a part has."""
 
@@ -66,6 +71,8 @@ class Extras(NamedTuple):
     """Third and fourth moments."""
     layout: bool = False
     """`LAYOUT_COLUMNS`."""
+    phases: bool = False
+    """`PHASE_COLUMN`."""
 
 
 _NO_EXTRAS = Extras()
@@ -91,6 +98,7 @@ def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> A
 
     text = pa.dictionary(pa.int32(), pa.string())
     statistics = (*COLUMNS, *(HIGHER_COLUMNS if extras.higher else ()))
+    phase = (field(PHASE_COLUMN, text),)
     layout = (
         field("global_shape", list_of(pa.int64())),
         field("shards", list_of(pa.int64())),
@@ -103,6 +111,7 @@ def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> A
             field("rank", pa.int32()),
             field("site", text),
             field("kind", text),
+            *(phase if extras.phases else ()),
             field("channel_dim", pa.int32()),
             field("shape", list_of(pa.int64())),
             field("dtype", text),
@@ -118,7 +127,7 @@ def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> A
     )
 
 
-_NULLABLE = (*HIGHER_COLUMNS, *LAYOUT_COLUMNS, "channel_dim")
+_NULLABLE = (*HIGHER_COLUMNS, *LAYOUT_COLUMNS, PHASE_COLUMN, "channel_dim")
 
 
 @cache
@@ -146,7 +155,8 @@ def extras_of(stored: Any, version: int) -> Extras:
     """
     names, extras = set(stored.names), Extras()
     if version > 2:
-        extras = Extras(*(not names.isdisjoint(each) for each in (HIGHER_COLUMNS, LAYOUT_COLUMNS)))
+        groups = (HIGHER_COLUMNS, LAYOUT_COLUMNS, (PHASE_COLUMN,))
+        extras = Extras(*(not names.isdisjoint(each) for each in groups))
     check_schema(stored, part_schema(version, extras))
     return extras
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hookstats.runs.encode import PartBuilder, Rows
 from hookstats.runs.files import remove_temporaries, write_file
 from hookstats.runs.footer import Footer, Gap, Session, footer_json, noted
-from hookstats.runs.format import PartName
+from hookstats.runs.format import PHASE_COLUMN, PHASES, PartName
 
 _PARTS_WAITING = 2
 """The number of parts whose bytes may wait in memory while the disk takes none."""
@@ -214,6 +214,7 @@ class PartWriter:
             self._gaps,
             self._sessions,
             self._described,
+            [PHASES] if PHASE_COLUMN in part.schema.names else (),
         )
         content = part.finish(about)
         name = PartName(self._rank, self._number, part.records[0][0])

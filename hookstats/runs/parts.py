@@ -201,6 +201,10 @@ class Parts:
         found = [footer.extras for footer in self._mine()]
         return part_schema(extras=Extras(*map(any, zip(*found, strict=True))))
 
+    def has_phases(self, name: PartName) -> bool:
+        """Whether a part has the column of phases."""
+        return self._known_footer(name).extras.phases
+
     def all_higher(self, names: Iterable[PartName]) -> bool:
         """Whether all parts of these names have the columns of third and fourth moments."""
         return all(self._known_footer(name).extras.higher for name in names)
@@ -238,7 +242,7 @@ class Parts:
             if footer.version == 1:
                 table = with_tensors(table)
             for column in set(columns) - set(table.column_names):  # moments that it does not have
-                field = part_schema(extras=Extras(True, True)).field(column)
+                field = part_schema(extras=Extras(True, True, True)).field(column)
                 nulls = require_pyarrow().nulls(table.num_rows, field.type)
                 table = table.append_column(field, nulls)
             table = table.select(columns).unify_dictionaries().combine_chunks()

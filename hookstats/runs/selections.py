@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, finder, hint
+from hookstats.records.keys import Key, check_phase, finder, hint, in_phase
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.runs.columns import HIGHER_COLUMNS
 from hookstats.runs.encode import encode_table, join_tables
-from hookstats.runs.format import TENSOR_COLUMNS, PartName
+from hookstats.runs.format import PHASE_COLUMN, TENSOR_COLUMNS, PartName
 from hookstats.runs.index import Where
 from hookstats.runs.parts import Parts
 from hookstats.runs.whole import Whole
@@ -200,19 +200,35 @@ def _find(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, in
 
 
 def _rows(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, int]) -> _Rows:
-    table = parts.read(name, ("step", "site", "kind"))  # the steps are compared
+    phased = (PHASE_COLUMN,) if parts.has_phases(name) else ()
+    table = parts.read(name, ("step", "site", "kind", *phased))  # the steps are compared
     mask = parts.rows(name, records)
-    names, kinds = (table.column(c).combine_chunks() for c in ("site", "kind"))
-    width = max(1, len(kinds.dictionary))
-    codes = names.indices.to_numpy().astype(np.int64) * width + kinds.indices.to_numpy()
+    codes = np.zeros(table.num_rows, np.int64)
+    texts: list[list[str | None]] = []
+    for column in ("site", *phased, "kind"):
+        found = table.column(column).combine_chunks()
+        texts.append([*found.dictionary.to_pylist(), None])
+        indices = found.indices.fill_null(len(texts[-1]) - 1).to_numpy()
+        codes = codes * len(texts[-1]) + indices
     codes, first, inverse = np.unique(codes[mask], return_index=True, return_inverse=True)
-    texts, kind_texts = names.dictionary.to_pylist(), kinds.dictionary.to_pylist()
-    named = [(texts[code // width], kind_texts[code % width]) for code in codes.tolist()]
+    named = [_key(code, texts) for code in codes.tolist()]
     number = np.empty(len(codes), np.int64)
     for i in np.argsort(first).tolist():
         number[i] = keys.setdefault(named[i], len(keys))
     steps = np.repeat([where.step for where in records], [where.rows for where in records])
     return _Rows(name, mask, steps.astype(np.int64), number[inverse])
+
+
+def _key(code: int, texts: list[list[str | None]]) -> Key:
+    """The key of a row, of which `code` has the numbers of its texts: name, phase, kind."""
+    found = []
+    for known in reversed(texts):
+        code, place = divmod(code, len(known))
+        found.append(known[place])
+    kind, *phase, name = found
+    if phase and phase[0] is not None:
+        kind = in_phase(check_phase(phase[0]), str(kind))
+    return str(name), str(kind)
 
 
 def _in_order(

@@ -118,9 +118,9 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
                 pass
             case _:
                 raise KeyError(f"{key!r}: expected (name, kind), two strings")
-        plain, path = parse_kind(kind)
+        plain, path, phase = parse_kind(kind)
         kinds = self._recorder.kinds
-        if name not in self._hooks or plain not in kinds:
+        if name not in self._hooks or plain not in kinds or phase is not None:
             names = ((name, kind) for name in self._hooks for kind in kinds)
             raise KeyError(f"{key!r} is not captured: {hint(names, name, kind, (name,))}")
         calls = self.calls(name)
@@ -213,7 +213,7 @@ class Capture(_Captured, Mapping[tuple[str, str], list[Any]]):
             ) from None
         tensor = tensor[0] if isinstance(tensor, tuple) else tensor
         if tensor is None:
-            plain, path = parse_kind(kind)
+            plain, path, _ = parse_kind(kind)
             leaves = self.calls(name)[call].leaves(plain)
             reason = leaves.get(path or "", next(iter(leaves.values()), NO_TENSOR))
             raise ValueError(

@@ -130,7 +130,7 @@ def _edit_tensor(tensor: Tensor, fn: EditFunction, kind: str | None) -> Edit:
 
 
 def _edit_module(module: nn.Module, fn: EditFunction, kind: str) -> Edit:
-    name, path = _parse(kind)
+    name, path, _ = _parse(kind)
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError("target: a ScriptModule takes no hooks; expected an nn.Module")
     check_model(module)
@@ -148,7 +148,7 @@ def _edit_module(module: nn.Module, fn: EditFunction, kind: str) -> Edit:
 def _parse(kind: str) -> Kind:
     """The parts of a kind that can be edited; a ValueError for any other kind."""
     found = parse_kind(kind) if isinstance(kind, str) else None
-    if found is None or found.plain not in KINDS:
+    if found is None or found.plain not in KINDS or found.phase is not None:
         close = difflib.get_close_matches(str(kind), KINDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         if kind == "grad_input":

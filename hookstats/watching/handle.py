@@ -6,39 +6,33 @@ import copy
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.arena.arena import Arena
-from hookstats.hooks.channels import channel_rule, parameter_rule
 from hookstats.hooks.coverage import Coverage
-from hookstats.hooks.dynamo import tidy
-from hookstats.hooks.modules import InputHook, OutputHook
-from hookstats.hooks.optimizer_states import OptimizerStates
-from hookstats.hooks.parameters import Parameters
-from hookstats.hooks.per_call import module_hook
+from hookstats.hooks.dynamo import break_graphs, tidy
+from hookstats.hooks.phases import Phases
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
-from hookstats.hooks.silence import Silence
 from hookstats.hooks.spread import Spread
 from hookstats.hooks.steps import StepHook
-from hookstats.hooks.updates import Updates
-from hookstats.hooks.widths import Sites, Suffixes, Widths
+from hookstats.records.keys import check_phase
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
+from hookstats.watching.observers import Observers
 from hookstats.watching.scalars import ScalarLog, as_scalar, learning_rates
-from hookstats.watching.settings import OPTIMIZER_STATE, PARAMETER_KINDS, Settings, unwrapped
+from hookstats.watching.settings import Settings, unwrapped
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
@@ -75,30 +69,29 @@ class Watch:
         self._arena.while_waiting = flusher.overtake
         self._flusher = flusher
         self._monitor = monitor
-        self._spread = spread
         self._step = first_step
         self._paused = False
         self._recorded = False  # whether hooks observed at any time in the open step
         self._closed = False
         self._discarded = 0
-        self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
         self._handles: list[RemovableHandle] = []
-        self._parameters = Parameters(arena)
-        self._updates = Updates(arena)
-        self._states = OptimizerStates(arena)
         self._roots = Roots(models)
+        self._phases = Phases(self._roots.is_evaluation)
+        if settings.modes == "both":
+            self._phases.keeps_evaluation = self._roots.skips_evaluation = True
+            arena.route()
+        self._observers = Observers(arena, settings, spread, self._phases)
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._silence = Silence(arena)
         self._stepped: set[int] = set()
         try:
             self._handles += self._roots.attach()
             for name, module in selection.modules.items():
-                self._attach(name, module)
+                self._handles += self._observers.attach(name, module)
             for name in selection.parameters:
-                self._add_parameter(selection, name)
+                self._observers.add_parameter(selection, name)
             for optimizer in optimizers:
                 self._add_optimizer(optimizer)
         except BaseException:
@@ -109,7 +102,8 @@ class Watch:
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         keeps = self if self._flusher.has_readers else None
         then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
-        step = partial(StepHook, self._arena, self._parameters, (self._updates, self._states), then)
+        seen = self._observers
+        step = partial(StepHook, self._arena, seen.parameters, (seen.updates, seen.states), then)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
@@ -117,43 +111,7 @@ class Watch:
         self._optimizers.append(weakref.ref(optimizer))
         if self._settings.modes == "auto":
             self._roots.skips_evaluation = True
-            self._arena.leave_out(self._roots.is_evaluation)
-
-    def _add_parameter(self, selection: Selection, name: str) -> None:
-        rule = parameter_rule(selection.parameters[name])
-        suffixes = Suffixes()
-        sites = {
-            kind: Widths(self._arena, name, kind, rule, suffixes, self._spread)
-            for kind in PARAMETER_KINDS
-            if kind in self._settings.kinds
-        }
-        self._sites.append(list(sites.values()))
-        owner, key = selection.owners[name]
-        self._parameters.add(owner, key, sites.get("param"), sites.get("param_grad"))
-        if "update" in sites:
-            self._updates.add(owner, key, sites["update"])
-        if OPTIMIZER_STATE in self._settings.kinds:
-            states = Sites(self._arena, name, OPTIMIZER_STATE, rule)
-            self._sites.append([states])
-            self._states.add(owner, key, states)
-
-    def _attach(self, name: str, module: nn.Module) -> None:
-        rule = channel_rule(module, self._settings.channel_dim)
-        made: list[Sites] = []  # and those of later calls
-        kinds, per_call = self._settings.kinds, self._settings.per_call
-        before, after = (
-            module_hook(kind, self._arena, name, kinds, rule, made, self._spread, per_call=per_call)
-            for kind in (InputHook, OutputHook)
-        )
-        self._sites.append(made)
-        if isinstance(module, torch.jit.ScriptModule):
-            return
-        for one in made:
-            self._silence.add(module, one)
-        if before is not None:
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        if after is not None:
-            self._handles.append(module.register_forward_hook(after))
+            self._arena.leave_out(self._phases.leaves_out)
 
     def step(self) -> None:
         """Close a step by hand: once per iteration if `watch` was given no optimizer.
@@ -167,8 +125,28 @@ class Watch:
         """
         self._check_open()
         if not self._optimizers and self._arena.recording:
-            self._parameters.observe_all()
+            self._observers.parameters.observe_all()
         self._close_step()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """In this context, calls of modules are in a phase: ``with watch.phase("fake"): ...``.
+
+        Each phase has statistics of its own, whose kinds begin with its name: "fake:output". So
+        those of a module with several roles, such as the discriminator of a GAN, stay apart.
+        Gradients belong to the phase of their forward, wherever the backward runs, and so does the
+        recomputation of a checkpoint. All calls count, those of an evaluation, too. An inner phase
+        replaces the outer one. Parameters, their gradients and updates have no phases.
+
+        Args:
+            name: letters, digits, "_" and "-", a letter or "_" first.
+
+        Raises:
+            ValueError: the name has other characters, or the watch is closed.
+        """
+        self._check_open()
+        check_phase(name)
+        self._arena.route()
+        return self._phases.within(name)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Keep numbers of the step, such as its loss: ``log(loss=loss)``, ``log({"eval/f1": f1})``.
@@ -251,22 +229,20 @@ class Watch:
 
     def coverage(self) -> Coverage:
         """What was observed, skipped and missed so far, by site."""
-        with self._arena.lock:
-            rows = [row for group in self._sites for sites in group for row in sites.rows()]
         return Coverage(
-            rows=tuple(rows),
+            rows=tuple(self._observers.rows()),
             steps=self._step,
             discarded=self._discarded,
             stalls=self._arena.stalls,
-            failures=self._silence.failures | self._flusher.failures | self._monitor.failures,
+            failures=self._observers.silence.failures
+            | self._flusher.failures
+            | self._monitor.failures,
         )
 
     def __repr__(self) -> str:
-        # As in the coverage, a module's kind counts as one site until it has tensors.
-        sites = sum(max(1, len(one.sites())) for group in self._sites for one in group)
         state = ", closed" if self._closed else ", paused" if self._paused else ""
         return (
-            f"Watch({self._header['model']}: {sites} sites, {self._step} steps, "
+            f"Watch({self._header['model']}: {len(self._observers)} sites, {self._step} steps, "
             f"{len(self._monitor.alerts)} alerts{state})"
         )
 
@@ -374,7 +350,7 @@ class Watch:
             return  # replays of the graph will close no steps
         step, front = self._step, self._arena.front
         self._stepped.clear()
-        self._parameters.look_again()
+        self._observers.parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
         optimizers = filter(None, [optimizer() for optimizer in self._optimizers])
         values = {**learning_rates(optimizers), **self._cost.since()}
@@ -393,7 +369,7 @@ class Watch:
                 self._step = step  # it is still open
             raise
         if recorded:
-            self._silence.look()
+            self._observers.silence.look()
         self._recorded = False
         self._schedule()
         if self._recorded and not recorded:
@@ -409,6 +385,9 @@ class Watch:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the watch is closed: expected an open one, from another watch()")
+
+
+break_graphs(Watch.phase, "a phase of hookstats is made")
 
 
 def _has_begun(roots: Roots, arena: Arena) -> bool:

@@ -23,8 +23,8 @@ KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE)
 """The kinds of tensors that can be watched."""
 
 
-MODES = ("auto", "all")
-"""Which calls are recorded: those that are not of an evaluation, or all."""
+MODES = ("auto", "all", "both")
+"""Which calls are recorded: those that are not of an evaluation, all together, or both, apart."""
 
 
 class Settings(NamedTuple):
@@ -54,7 +54,7 @@ class Settings(NamedTuple):
         if not isinstance(self.per_call, bool):
             raise ValueError(f"per_call = {self.per_call!r}: expected True or False")
         if self.modes not in MODES:
-            raise ValueError(f"modes = {self.modes!r}: expected {' or '.join(map(repr, MODES))}")
+            raise ValueError(f"modes = {self.modes!r}: expected {', '.join(map(repr, MODES))}")
         return self._replace(
             every=check_integer("every", self.every, 1), moments=check_moments(self.moments)
         )

@@ -99,7 +99,8 @@ def watch(
         modes: "auto": where an optimizer closes the steps, calls while gradients are off and the
             model (each, if there are several) is in eval mode are of an evaluation; they are
             skipped, and `coverage` counts them. Without an optimizer all calls count. "all": all
-            calls count, and those of an evaluation are merged into the open step.
+            calls count, and those of an evaluation are merged into the open step. "both": those of
+            an evaluation are kept apart, in the open step, with kinds such as "evaluation:output".
         per_call: whether the calls of a module in a step are sites of their own: `name@0`,
             `name@1`, and so on, and `name@...` from the 65th on. In compiled code, the calls in one
             graph are numbered.

@@ -295,8 +295,8 @@ def test_another_parameter_in_the_place_of_a_dead_one() -> None:
     other = nn.Parameter(torch.ones(3))
     optimizer = Idle([*model, other])
     with watch(model, optimizer, kinds=("param",)) as w:
-        first, second = w._parameters._watched
-        w._parameters._by_id = {id(model[0]): first, id(other): second}
+        first, second = w._observers.parameters._watched
+        w._observers.parameters._by_id = {id(model[0]): first, id(other): second}
         optimizer.step()
         assert list(w.latest) == [("0", "param")]
 

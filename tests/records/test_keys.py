@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookstats.records.keys import Kind, finder, label, leaf_path, parse_kind, plain_kind
+from hookstats.records.keys import Kind, finder, in_phase, label, leaf_path, parse_kind, plain_kind
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,29 @@ def test_a_kind_knows_its_gradient_and_its_values() -> None:
         ("output[1]", "grad_output[1]"),
         ("input.mask", "grad_input.mask"),
         ("param", "param_grad"),
+        ("fake:output[1]", "fake:grad_output[1]"),
     ):
         assert parse_kind(values).gradient == parse_kind(gradient).gradient == gradient
         assert parse_kind(values).values == parse_kind(gradient).values == values
         assert parse_kind(gradient).is_gradient
         assert not parse_kind(values).is_gradient
+
+
+def test_a_phase_stands_before_the_kind() -> None:
+    assert parse_kind("fake:output[0]") == Kind("output", "", "fake")
+    assert parse_kind("b-2:input['a:b']") == Kind("input", "['a:b']", "b-2")
+    assert parse_kind("input['a:b']") == Kind("input", "['a:b']")
+    assert parse_kind("fake:output[1]").base == "fake:output"
+    assert plain_kind("fake:grad_output.x") == "grad_output"
+    assert in_phase("", "output") == in_phase(None, "output") == "output"
+
+
+def test_a_plain_kind_means_a_tensor_of_training() -> None:
+    keys = [("a", "fake:output[1]"), ("a", "output"), ("b", "fake:output")]
+    find = finder(keys)
+    assert find("a", "output") == ("a", "output")
+    assert find("a", "fake:output") == ("a", "fake:output[1]")
+    assert find("b", "output") is None
 
 
 def test_only_the_path_of_a_first_leaf_goes_without_saying() -> None:

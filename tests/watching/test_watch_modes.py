@@ -78,7 +78,7 @@ def test_what_is_no_evaluation_counts() -> None:
             model(torch.ones(2, 3))
         train(model, optimizer)
         assert w.latest["0", "output"].count.sum() == 16
-    with pytest.raises(ValueError, match="modes = 'train': expected 'auto' or 'all'"):
+    with pytest.raises(ValueError, match="modes = 'train': expected 'auto', 'all', 'both'"):
         watch(model, modes="train")
 
 

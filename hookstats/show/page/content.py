@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, label, plain_kind
+from hookstats.records.keys import Key, label, parse_kind
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64
 from hookstats.rules import Alert
@@ -115,11 +115,14 @@ def _say_bins(bins: Bins | None) -> str | None:
 
 def _describe(run: Run, site: SiteInfo) -> dict[str, Any]:
     modules = run.header.get("modules", {})
-    owner = site.name.rpartition(".")[0] if plain_kind(site.kind).startswith("param") else site.name
+    kind = parse_kind(site.kind)
+    owner = site.name.rpartition(".")[0] if kind.plain.startswith("param") else site.name
     return {
         "name": site.name,
         "kind": site.kind,
-        "plain": plain_kind(site.kind),
+        "plain": kind.plain,
+        "leaf": kind.path or "",
+        "phase": kind.phase,
         "module": modules.get(owner),
         "shape": list(site.shape),
         "dtype": site.dtype,

@@ -175,8 +175,7 @@ class Heatmap {
 }
 
 function label(site) {
-  const leaf = site.kind.slice(site.plain.length);
-  return labelOf(site.name) + leaf;
+  return labelOf(site.name) + site.leaf + (site.phase ? ` ${site.phase}` : "");
 }
 
 // encoder.layers.0.norm -> e.layers.0.norm -> e.l.0.norm -> e.l.0.no…: names stay different.

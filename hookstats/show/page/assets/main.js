@@ -70,7 +70,7 @@ function counterpart(kind) {
   const owner = ({ name, plain }) => (plain.startsWith("param") ? name.slice(0, Math.max(0, name.lastIndexOf("."))) : name);
   const now = data.sites[chosen.site];
   const same = (test) => rows.find((s) => test(data.sites[s]));
-  return same((site) => site.name === now.name) ?? same((site) => owner(site) === owner(now)) ??
+  return same((site) => site.name === now.name && site.phase === now.phase) ?? same((site) => site.name === now.name) ?? same((site) => owner(site) === owner(now)) ??
     rows.reduce((best, s) => (Math.abs(s - chosen.site) < Math.abs(best - chosen.site) ? s : best), rows[0]);
 }
 
@@ -135,7 +135,7 @@ function drawDetail() {
   const span = data.spans[chosen.column];
   byId("detail-title").textContent = `${label(site)}`;
   const dim = site.channelDim === null ? "one channel" : `${plural(site.channels, "channel")} in dimension ${site.channelDim}`;
-  byId("detail-about").textContent = [site.plain, site.module, `${site.dtype} [${site.shape.join(", ")}]`, dim].filter(Boolean).join(" · ");
+  byId("detail-about").textContent = [site.phase, site.plain, site.module, `${site.dtype} [${site.shape.join(", ")}]`, dim].filter(Boolean).join(" · ");
   byId("when").textContent = stepsOf(span) + (span[2] > 1 ? ` (${span[2]} merged)` : "");
   byId("earlier").disabled = chosen.column === 0;
   byId("later").disabled = chosen.column === data.columns - 1;

@@ -1,0 +1,262 @@
+"""Phases: the same module in several roles, and evaluation kept apart from training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support.modules import network
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
+
+import hookstats as hs
+from hookstats.runs.format import FEATURES, NewerError
+from hookstats.watching.watch import watch
+
+pytestmark = pytest.mark.usefixtures("hooks_in")
+
+
+def ones(value: float) -> Tensor:
+    return torch.full((2, 3), value)
+
+
+@pytest.mark.parametrize("per_call", [False, True])
+def test_a_module_in_two_roles_has_two_sets_of_sites(per_call: bool) -> None:
+    """Gradients are of the phase of their forward, though the backward runs outside of it."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    kinds = ("input", "output", "grad_output", "grad_input", "param_grad")
+    first = "0@0" if per_call else "0"
+    with watch(model, optimizer, kinds=kinds, per_call=per_call) as w:
+        for step in range(3):
+            optimizer.zero_grad()
+            real = model(ones(1.0))
+            with w.phase("fake"):
+                fake = model(ones(5.0))
+            (real.sum() - 2 * fake.sum()).backward()
+            optimizer.step()
+            record = w.latest
+            assert record[first, "input"].amax.max() == 1
+            assert record[first, "fake:input"].amax.max() == 5
+            gradient = record[first, "grad_output"].mean
+            assert torch.equal(record[first, "fake:grad_output"].mean, -2 * gradient), step
+            assert record["0.weight", "param_grad"].count.sum() == 12
+            assert not [kind for name, kind in record if name == "0.weight" and ":" in kind]
+        row = w.coverage()[first, "fake:grad_output"]
+        assert (row.forwards, row.observed, row.missing) == (3, 3, 0)
+
+
+def test_phases_nest_and_end_with_an_error() -> None:
+    model = network()
+    with watch(model, kinds=("output",), include="0") as w:
+        with w.phase("a"):
+            model(ones(1.0))
+            with w.phase("b-2"):
+                model(ones(1.0))
+                model(ones(1.0))
+            model(ones(1.0))
+        with pytest.raises(KeyError), w.phase("a"):
+            raise KeyError
+        model(ones(1.0))
+        w.step()
+        record = w.latest
+        assert dict(zip(record, record.observed.tolist(), strict=True)) == {
+            ("0", "a:output"): 2,
+            ("0", "b-2:output"): 2,
+            ("0", "output"): 1,
+        }
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "1", "x.y", None, 3])
+def test_a_phase_needs_a_name_that_keys_can_have(name: Any) -> None:
+    model = network()
+    with watch(model) as w, pytest.raises(ValueError, match=r"phase = .*: expected letters"):
+        w.phase(name)
+    with pytest.raises(ValueError, match="closed"):
+        w.phase("fake")
+
+
+def test_calls_of_a_phase_count_without_gradients_too() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=("output",), include="0") as w:
+        model(ones(1.0)).sum().backward()
+        model.eval()
+        with torch.no_grad():
+            model(ones(1.0))
+            with w.phase("validation"):
+                model(ones(1.0))
+        model.train()
+        optimizer.step()
+        assert list(w.latest) == [("0", "output"), ("0", "validation:output")]
+        assert w.coverage()["0", "output"].skipped == {"evaluation": 1}
+        assert w.coverage()["0", "validation:output"].observed == 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_modes_both_keeps_an_evaluation_apart(compiled: bool) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    with watch(model, optimizer, kinds=("input", "output"), include="0", modes="both") as w:
+        for _ in range(2):
+            call(ones(1.0)).sum().backward()
+            optimizer.step()
+            record = w.latest
+            assert record["0", "input"].amax.max() == 1
+            assert record["0", "input"].count.sum() == 6
+            model.eval()
+            with torch.no_grad():
+                for _ in range(3):
+                    call(ones(7.0))
+            model.train()
+        assert record["0", "evaluation:input"].amax.max() == 7
+        assert record["0", "evaluation:output"].count.sum() == 24
+        assert w.coverage()["0", "output"].skipped == {}
+        assert w.coverage()["0", "evaluation:output"].observed == 6
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_calls_are_of_their_phase(backend: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, kinds=("input", "output", "grad_output")) as w:
+        call = torch.compile(model, backend=backend, fullgraph=True)
+        for _ in range(3):
+            real = call(ones(1.0))
+            with w.phase("fake"):
+                fake = call(ones(5.0))
+            (real.sum() - 2 * fake.sum()).backward()
+            optimizer.step()
+            record = w.latest
+            assert record["0", "input"].amax.max() == 1
+            assert record["0", "fake:input"].amax.max() == 5
+            gradient = record["0", "grad_output"].mean
+            assert torch.allclose(record["0", "fake:grad_output"].mean, -2 * gradient)
+        assert w.coverage()["0", "fake:output"].observed == 3
+
+
+def test_a_step_that_is_compiled_as_a_whole_has_its_phases() -> None:
+    model = nn.Linear(3, 4)
+    with watch(model, kinds=("input",)) as w:
+
+        @torch.compile(backend="eager")
+        def step() -> Tensor:
+            real = model(ones(1.0))
+            with w.phase("fake"):
+                fake = model(ones(5.0))
+            return real + fake
+
+        for _ in range(2):
+            step()
+            w.step()
+            assert w.latest["", "input"].amax.max() == 1
+            assert w.latest["", "fake:input"].amax.max() == 5
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputation_is_of_the_phase_of_its_forward(reentrant: bool) -> None:
+    block = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+    optimizer = SGD(block.parameters(), lr=0.1)
+    with watch(block, optimizer, kinds=("output",), include="0") as w:
+        for _ in range(2):
+            x = ones(1.0).requires_grad_()
+            real = checkpoint(block, x, use_reentrant=reentrant)
+            with w.phase("fake"):
+                fake = [checkpoint(block, x, use_reentrant=reentrant) for _ in range(2)]
+            last = checkpoint(block, x, use_reentrant=reentrant)
+            (real + sum(fake) + last).sum().backward()
+            optimizer.step()
+        coverage = w.coverage()
+        assert coverage["0", "output"].skipped == {"recomputation": 4}
+        assert coverage["0", "fake:output"].skipped == {"recomputation": 4}
+        assert coverage["0", "fake:output"].observed == 4
+
+
+def test_training_keeps_every_bit() -> None:
+    def train(watched: bool) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = network()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        w = watch(model, optimizer) if watched else None
+        for _ in range(3):
+            optimizer.zero_grad()
+            real = model(torch.randn(4, 3))
+            if w is None:
+                fake = model(torch.randn(4, 3))
+            else:
+                with w.phase("fake"):
+                    fake = model(torch.randn(4, 3))
+            (real.square().mean() - fake.mean()).backward()
+            optimizer.step()
+        if w is not None:
+            w.close()
+        return [*model.parameters(), torch.get_rng_state()]
+
+    for mine, theirs in zip(train(True), train(False), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> hs.Run:
+    """Steps 0 to 3 of two phases, of which step 2 has one alone."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    kinds = ("output", "grad_output", "param_grad")
+    with watch(model, optimizer, kinds=kinds, include="0", out=tmp_path / "run") as w:
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = model(ones(1.0)).sum()
+            if step != 2:
+                with w.phase("fake"):
+                    loss = loss + 3 * model(ones(2.0)).sum()
+            loss.backward()
+            optimizer.step()
+    return hs.open_run(tmp_path / "run")
+
+
+def test_a_run_is_read_as_it_was_recorded(run: hs.Run) -> None:
+    assert list(run[1]) == [
+        ("0", "output"),
+        ("0", "fake:output"),
+        ("0", "fake:grad_output"),
+        ("0", "grad_output"),
+        ("0.weight", "param_grad"),
+        ("0.bias", "param_grad"),
+    ]
+    fake = run["0", "fake:output"]
+    assert list(fake) == [("0", "fake:output")]
+    assert fake["0", "fake:output"].steps.tolist() == [0, 1, 3]
+    assert run["0", "output"]["0", "output"].steps.tolist() == [0, 1, 2, 3]
+    assert set(run["0", "fake:*"]) == {("0", "fake:output"), ("0", "fake:grad_output")}
+    assert run[3]["0", "fake:output"].count.sum() == 8
+    with pytest.raises(KeyError, match="did you mean 'fake:output'"):
+        run["0", "fak:output"]
+
+
+def test_tables_have_the_phase_in_a_column(run: hs.Run) -> None:
+    rows = run.table().select(["step", "site", "kind", "phase"]).to_pylist()
+    assert [row["phase"] for row in rows if row["step"] == 2] == [None] * 4
+    found = {(row["site"], row["kind"], row["phase"]) for row in rows}
+    assert ("0", "output", "fake") in found
+    assert ("0", "output", None) in found
+    assert not any(":" in row["kind"] for row in rows)
+
+
+def test_parts_with_phases_are_refused_by_who_does_not_know_them(
+    run: hs.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = {}
+    for path in sorted((run.path / "parts").iterdir()):
+        metadata = pq.read_metadata(path).metadata  # type: ignore[no-untyped-call]
+        about[path.name] = json.loads(metadata[b"hookstats"])
+    needs = [part.get("requires") for part in about.values()]
+    assert needs == [["phases"], None, ["phases"]]
+    monkeypatch.setattr("hookstats.runs.format.FEATURES", FEATURES - {"phases"})
+    with pytest.raises(NewerError, match="requires 'phases'"):
+        hs.open_run(run.path)[0]
