@@ -21,7 +21,7 @@ LOG = """
 
 
 def row(torch: str, tests: str = "1 passed") -> matrix.Row:
-    return matrix.Row(torch, "3.11.7", "built", "built", "built", "ok", tests, "2026-01-02")
+    return matrix.Row(torch, "3.11.7", *["built"] * 3, "ok", tests, "not tried", "2026-01-02")
 
 
 def test_what_a_build_says() -> None:
@@ -61,6 +61,18 @@ def test_the_page_has_a_table() -> None:
     lines = matrix.table_of(matrix.PAGE.read_text()).splitlines()
     assert lines[0] == f"| {' | '.join(matrix.COLUMNS)} |"
     assert all(line.count(" | ") == len(matrix.COLUMNS) - 1 for line in lines[2:])
+
+
+def test_a_fresh_copy_of_the_sources_keeps_what_was_built_alone(tmp_path: Path) -> None:
+    for stale in ("hookstats/_C.abi3.so", "stale.py", "build/objects/sums.o"):
+        (tmp_path / stale).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / stale).touch()
+    matrix.lay_sources(tmp_path)
+    assert not (tmp_path / "hookstats" / "_C.abi3.so").exists()
+    assert not (tmp_path / "stale.py").exists()
+    assert (tmp_path / "build" / "objects" / "sums.o").is_file()
+    for name in ("setup.py", "hookstats/kernels/native.py", "csrc/core/state.h"):
+        assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()
 
 
 def test_a_version_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
