@@ -121,15 +121,16 @@ def run(*command: str | Path, cwd: Path, log: Path, check: bool = True, **enviro
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     clean["PATH"] = f"{Path(command[0]).parent}{os.pathsep}{clean['PATH']}"
     clean |= environment
-    done = subprocess.run(
-        command, cwd=cwd, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    said = f"$ {shlex.join(map(str, command))}\n{done.stdout}"
-    with log.open("a") as file:
-        file.write(said)
+    with log.open("a+") as file:  # as it comes, for whoever waits
+        file.write(f"$ {shlex.join(map(str, command))}\n")
+        file.flush()
+        begin = file.tell()
+        done = subprocess.run(command, cwd=cwd, env=clean, stdout=file, stderr=subprocess.STDOUT)
+        file.seek(begin)
+        said = file.read()
     if check and done.returncode != 0:
         raise Failure(f"{shlex.join(map(str, command))}: exit code {done.returncode}; see {log}")
-    return done.stdout if done.returncode == 0 or not check else said
+    return said
 
 
 def lay_sources(tree: Path) -> None:
@@ -160,10 +161,10 @@ class Trial:
         self._version = version
         self._tree = room / "tree"
         self._python = self.room / "venv" / "bin" / "python"
-        self._log = self.room / "log.txt"
+        self.log = self.room / "log.txt"
         self._workers = ("-n", str(jobs), "--dist", "worksteal")
         self.room.mkdir(parents=True, exist_ok=True)
-        self._log.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
 
     def row(self, tests: Sequence[str], wheel: Path | None) -> Row:
         """Install, build, ask and test."""
@@ -184,7 +185,7 @@ class Trial:
         """A build's log."""
         if not self._python.is_file():
             command = (Path(sys.executable), "-m", "venv", self.room / "venv")
-            run(*command, cwd=self.room, log=self._log)
+            run(*command, cwd=self.room, log=self.log)
         pins = self.room / "pins.txt"
         listed = (ROOT / "constraints.txt").read_text()
         others = re.sub(r"(?m)^(torch|setuptools)==.*\n", "", listed)
@@ -214,7 +215,7 @@ class Trial:
     def _ask(self, *arguments: str | Path, check: bool = True, **environment: str) -> str:
         """The output of this version's Python, which is added to the log."""
         command = (self._python, *arguments)
-        return run(*command, cwd=self._tree, log=self._log, check=check, **environment)
+        return run(*command, cwd=self._tree, log=self.log, check=check, **environment)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -232,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         room = (given.keep or Path(folder)).resolve()
         for version in given.torch or VERSIONS:
             trial = Trial(version, room, given.jobs)
+            print(f"matrix: torch {version}: see {trial.log}", flush=True)
             try:
                 row = trial.row(given.tests, wheel)
             except Failure as failure:
