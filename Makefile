@@ -1,6 +1,7 @@
 # hookstats: `make help` lists the targets. They need Python, a C++20 compiler and pip alone.
 #
-# TORCH, TESTS, KEEP  of `make matrix`: the versions, the tests, and the folder where environments stay
+# TORCH, TESTS, WHEEL, KEEP  of `make matrix`: the versions, the tests, a wheel to try beside each
+#         version, and the folder where environments stay
 # PYTHON  the interpreter of a new .venv (python3)
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
@@ -68,7 +69,7 @@ define run_parts
 endef
 
 .PHONY: help demo test check fuzz soak mutants full cuda-compile pytest pytest-check pytest-full build lint format docs clean
-.PHONY: matrix bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
+.PHONY: matrix wheel bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -168,7 +169,17 @@ gpu-check:  ## On a machine with a GPU: build, test, sanitize and measure the CU
 
 matrix:  ## Every torch, or TORCH=2.15.0, in a fresh environment: build, doctor, tests (5-8 GB each, in turn)
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) -m bench.matrix $(if $(TORCH),--torch $(TORCH)) \
-	  $(if $(TESTS),--tests $(TESTS)) $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
+	  $(if $(TESTS),--tests $(TESTS)) $(if $(WHEEL),--wheel "$(WHEEL)") \
+	  $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
+
+wheel: $(STAMPS)/wheel | $(LOGS)  ## Build a manylinux wheel for this Python into dist/, for every torch >= 2.10
+	rm -rf build/wheel build/lib* build/bdist*
+	$(BIN)/python -m pip --disable-pip-version-check wheel -v --no-build-isolation --no-deps \
+	  --wheel-dir build/wheel . >$(LOGS)/wheel.log 2>&1 || { cat $(LOGS)/wheel.log; exit 1; }
+	@grep -o 'hookstats: .*' $(LOGS)/wheel.log
+	$(BIN)/python -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
+	  --wheel-dir dist build/wheel/*.whl >>$(LOGS)/wheel.log 2>&1 || { tail $(LOGS)/wheel.log; exit 1; }
+	@ls dist/*.whl
 
 clean:  ## Remove all build products; .venv stays
 	rm -rf build dist *.egg-info hookstats/*.so $(STAMPS)
@@ -194,8 +205,8 @@ $(STAMPS)/operators: $(BUILD_FILES) | $(STAMPS)/torch $(LOGS)
 	@grep '^hookstats:' $(LOGS)/build.log
 	touch $@
 
-# The package, editable, with an extra: demo, test, dev or bench.
-$(STAMPS)/demo $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/bench: pyproject.toml constraints.txt | $(STAMPS)/operators
+# The package, editable, with an extra: demo, test, dev, wheel or bench.
+$(STAMPS)/demo $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/wheel $(STAMPS)/bench: pyproject.toml constraints.txt | $(STAMPS)/operators
 	grep -v '^torch==' $(PINS) >$(STAMPS)/pins || true
 	$(BIN)/python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" >>$(STAMPS)/pins
 	$(PIP) --constraint $(STAMPS)/pins --no-build-isolation --editable ".[$(@F)]"

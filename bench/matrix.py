@@ -3,8 +3,9 @@
 `make matrix` runs this for all of `VERSIONS`, `make matrix TORCH=2.15.0` for one. A version is
 installed, hookstats is built against it from a copy of the sources, `hookstats doctor` and the
 tests run, and docs/compatibility.md gets the version's row; rows of versions that did not run stay.
-What a version takes on the disk, up to 8 GB, is removed when its row is written, unless `--keep`
-names the folder where environments stay and are used again.
+`--wheel` names a wheel of `make wheel`, which is installed beside each version, too, and tried
+there. What a version takes on the disk, up to 8 GB, is removed when its row is written, unless
+`--keep` names the folder where environments stay and are used again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,32 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
 VERSIONS = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 BEGIN, END = "<!-- the table of make matrix -->\n", "<!-- end of the table -->\n"
-COLUMNS = ("torch", "Python", "operators", "C++ hooks", "CUDA kernels", "doctor", "tests", "on")
+COLUMNS = (
+    "torch",
+    "Python",
+    "operators",
+    "C++ hooks",
+    "CUDA kernels",
+    "doctor",
+    "tests",
+    "wheel",
+    "on",
+)
+WHEEL = """
+import sys, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import hookstats
+    from hookstats.kernels import native
+assert hookstats.__file__.startswith(sys.argv[1]), hookstats.__file__
+said = [str(warning.message) for warning in caught if "hookstats" in str(warning.message)]
+assert len(said) == (native.hooks is None), said
+assert all(f"torch {native.made_for()}" in text and "pip install ." in text for text in said), said
+print("wheel of", native.made_for(), "Python" if native.hooks is None else "C++")
+"""
+"""What is asked of the wheel in the folder that is the argument: for which torch its hooks are, and
+which hooks serve. The Python hooks must come with one warning that says how to build the others."""
+WHEEL_TESTS = ("tests/kernels", "tests/project/test_readme.py")
 
 
 class Failure(Exception):
@@ -43,6 +69,7 @@ class Row(NamedTuple):
     cuda: str
     doctor: str
     tests: str
+    wheel: str
     on: str
 
     def line(self) -> str:
@@ -88,24 +115,35 @@ def release(text: str) -> tuple[int, ...]:
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def run(*command: str | Path, cwd: Path, log: Path, check: bool = True) -> str:
+def run(*command: str | Path, cwd: Path, log: Path, check: bool = True, **environment: str) -> str:
     """The output of a command, both streams, which is added to a log."""
     # Nothing of the environment that runs this is to be found by the other one.
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     clean["PATH"] = f"{Path(command[0]).parent}{os.pathsep}{clean['PATH']}"
-    done = subprocess.run(
-        command, cwd=cwd, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    said = f"$ {shlex.join(map(str, command))}\n{done.stdout}"
-    with log.open("a") as file:
-        file.write(said)
+    clean |= environment
+    with log.open("a+") as file:  # as it comes, for whoever waits
+        file.write(f"$ {shlex.join(map(str, command))}\n")
+        file.flush()
+        begin = file.tell()
+        done = subprocess.run(command, cwd=cwd, env=clean, stdout=file, stderr=subprocess.STDOUT)
+        file.seek(begin)
+        said = file.read()
     if check and done.returncode != 0:
         raise Failure(f"{shlex.join(map(str, command))}: exit code {done.returncode}; see {log}")
-    return done.stdout if done.returncode == 0 or not check else said
+    return said
 
 
-def copy_sources(tree: Path) -> None:
-    """Bring a copy of the sources up to date: what git knows and what it does not ignore."""
+def lay_sources(tree: Path) -> None:
+    """A fresh copy of the sources: what git knows and what it does not ignore.
+
+    What an earlier build left in `build` stays: nvcc's objects serve every torch.
+    """
+    tree.mkdir(parents=True, exist_ok=True)
+    for entry in tree.iterdir():
+        if entry.is_dir() and entry.name != "build":
+            shutil.rmtree(entry)
+        elif entry.is_file():
+            entry.unlink()
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -115,40 +153,69 @@ def copy_sources(tree: Path) -> None:
             shutil.copy2(source, target)
 
 
-def try_version(version: str, room: Path, tests: Sequence[str], jobs: int) -> Row:
-    """Install, build, ask and test one version in the folder `room`."""
-    tree, python, log = room / "tree", room / "venv" / "bin" / "python", room / "log.txt"
-    room.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)
-    copy_sources(tree)
-    if not python.is_file():
-        run(Path(sys.executable), "-m", "venv", room / "venv", cwd=room, log=log)
-    pins = room / "pins.txt"
-    constraints = re.sub(
-        r"(?m)^(torch|setuptools)==.*\n", "", (ROOT / "constraints.txt").read_text()
-    )
-    pins.write_text(f"{constraints}\ntorch=={version}\n")
-    pip = (
-        python,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--no-cache-dir",
-        "-c",
-        pins,
-    )
-    run(*pip, f"torch=={version}", "setuptools>=77", "ninja", cwd=tree, log=log)
-    install = run(*pip, "-v", "--no-build-isolation", "--editable", ".[test]", cwd=tree, log=log)
-    names = "import sys, torch; print(torch.__version__, sys.version.split()[0])"
-    torch_version, python_version = run(python, "-c", names, cwd=tree, log=log).split()[-2:]
-    doctor = run(python, "-m", "hookstats", "doctor", cwd=tree, log=log, check=False)
-    broken = re.findall(r"^(.*?) +BROKEN: ", doctor, re.MULTILINE)
-    workers = ("-n", str(jobs), "--dist", "worksteal")
-    said = run(python, "-m", "pytest", "-q", *workers, *tests, cwd=tree, log=log, check=False)
-    today = datetime.date.today().isoformat()
-    state = f"broken: {', '.join(broken)}" if broken else "ok"
-    return Row(torch_version, python_version, *built(install), state, tested(said, tests), today)
+class Trial:
+    """One version: its folder, with an environment and a log, beside the copy of the sources."""
+
+    def __init__(self, version: str, room: Path, jobs: int) -> None:
+        self.room = room / version
+        self._version = version
+        self._tree = room / "tree"
+        self._python = self.room / "venv" / "bin" / "python"
+        self.log = self.room / "log.txt"
+        self._workers = ("-n", str(jobs), "--dist", "worksteal")
+        self.room.mkdir(parents=True, exist_ok=True)
+        self.log.unlink(missing_ok=True)
+
+    def row(self, tests: Sequence[str], wheel: Path | None) -> Row:
+        """Install, build, ask and test."""
+        lay_sources(self._tree)
+        install = self._install()
+        names = "import sys, torch; print(torch.__version__, sys.version.split()[0])"
+        torch_version, python_version = self._ask("-c", names).split()[-2:]
+        doctor = self._ask("-m", "hookstats", "doctor", check=False)
+        broken = re.findall(r"^(.*?) +BROKEN: ", doctor, re.MULTILINE)
+        state = f"broken: {', '.join(broken)}" if broken else "ok"
+        said = self._ask("-m", "pytest", "-q", *self._workers, *tests, check=False)
+        tried = "not tried" if wheel is None else self._try_wheel(wheel)
+        today = datetime.date.today().isoformat()
+        parts = built(install)
+        return Row(torch_version, python_version, *parts, state, tested(said, tests), tried, today)
+
+    def _install(self) -> str:
+        """A build's log."""
+        if not self._python.is_file():
+            command = (Path(sys.executable), "-m", "venv", self.room / "venv")
+            run(*command, cwd=self.room, log=self.log)
+        pins = self.room / "pins.txt"
+        listed = (ROOT / "constraints.txt").read_text()
+        others = re.sub(r"(?m)^(torch|setuptools)==.*\n", "", listed)
+        pins.write_text(f"{others}\ntorch=={self._version}\n")
+        pip = ("-m", "pip", "--disable-pip-version-check", "install", "--no-cache-dir", "-c", pins)
+        self._ask(*pip, f"torch=={self._version}", "setuptools>=77", "ninja")
+        return self._ask(*pip, "-v", "--no-build-isolation", "--editable", ".[test]")
+
+    def _try_wheel(self, wheel: Path) -> str:
+        """What serves of a wheel, put before the build on the search path, and its tests."""
+        folder = self.room / "wheel"
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = ("-m", "pip", "--disable-pip-version-check", "install", "--no-deps")
+        self._ask(*pip, "--target", folder, wheel)
+        # Safe: or else Python would look for hookstats in the sources first.
+        first = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+        said = self._ask("-c", WHEEL, folder, check=False, **first).strip()
+        found = re.search(r"^wheel of (\S+) (\S+)$", said, re.MULTILINE)
+        if found is None:
+            return f"broken: {said.rpartition(chr(10))[2]}"
+        if found[2] == "Python":
+            first["HOOKSTATS_HOOKS"] = "python"  # without the warning, an error in tests
+        tests = ("-m", "pytest", "-q", *self._workers, *WHEEL_TESTS)
+        counts = tested(self._ask(*tests, check=False, **first), ())
+        return f"of {found[1]}: {found[2]} hooks, {counts}"
+
+    def _ask(self, *arguments: str | Path, check: bool = True, **environment: str) -> str:
+        """The output of this version's Python, which is added to the log."""
+        command = (self._python, *arguments)
+        return run(*command, cwd=self._tree, log=self.log, check=check, **environment)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,19 +225,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", nargs="*", default=[], help="what pytest runs; default: all")
     parser.add_argument("--keep", type=Path, help="the folder where environments stay")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="pytest's workers")
+    parser.add_argument("--wheel", type=Path, help="a wheel that is tried beside each version")
     given = parser.parse_args(arguments)
+    wheel = given.wheel and given.wheel.resolve(strict=True)
     failed = False
-    for version in given.torch or VERSIONS:
-        with tempfile.TemporaryDirectory(prefix="hookstats-") as folder:
-            room = (given.keep or Path(folder)).resolve() / version
+    with tempfile.TemporaryDirectory(prefix="hookstats-") as folder:
+        room = (given.keep or Path(folder)).resolve()
+        for version in given.torch or VERSIONS:
+            trial = Trial(version, room, given.jobs)
+            print(f"matrix: torch {version}: see {trial.log}", flush=True)
             try:
-                row = try_version(version, room, given.tests, given.jobs)
+                row = trial.row(given.tests, wheel)
             except Failure as failure:
                 print(f"matrix: torch {version}: {failure}", flush=True)
                 failed = True
-                continue
-            PAGE.write_text(with_row(PAGE.read_text(), row))
-            print(row.line(), end="", flush=True)
+            else:
+                PAGE.write_text(with_row(PAGE.read_text(), row))
+                print(row.line(), end="", flush=True)
+            if given.keep is None:
+                shutil.rmtree(trial.room)
     print(table_of(PAGE.read_text()), end="")
     return int(failed)
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from hookstats.stats.state import State
 
-TORCH_VERSION: str
 PARAMS_SIZE: int
 REASONS: dict[str, str]
 

@@ -67,8 +67,10 @@ void define_hook(py::module_& m, const char* name) {
 
 }  // namespace
 
+// Python looks for this text in the file, since a library for another torch may not load.
+[[gnu::used]] constexpr char kMadeFor[] = "hookstats hooks for torch " TORCH_VERSION;
+
 PYBIND11_MODULE(_hooks, m) {
-  m.attr("TORCH_VERSION") = TORCH_VERSION;
   m.attr("PARAMS_SIZE") = sizeof(UpdateParams);
   m.attr("REASONS") = reasons();
 

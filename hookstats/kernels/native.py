@@ -6,12 +6,16 @@ import os
 import re
 import sysconfig
 import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-_REBUILD = "run `pip install .`, or `make clean build` in a checkout, to build them"
+_REBUILD = (
+    "run `pip install .` in the sources of hookstats, or `make clean build` in a checkout, "
+    "to build them"
+)
 
 
 def _first() -> str:
@@ -22,21 +26,31 @@ def _first() -> str:
     return f"install python{version}-dev (on Fedora, python3-devel) for Python.h, then "
 
 
+def made_for() -> str | None:
+    """The version of torch that the library of the C++ hooks was built for, such as "2.13.0"; None
+    where there is no library.
+
+    The version is read in the file: a library for another torch need not load, and may do harm.
+    """
+    for suffix in EXTENSION_SUFFIXES:
+        library = Path(__file__).parents[1] / f"_hooks{suffix}"
+        if library.is_file():
+            found = re.search(rb"hookstats hooks for torch (\d+\.\d+\.\d+)", library.read_bytes())
+            return found[1].decode() if found else "of no known version"
+    return None
+
+
 def _load() -> tuple[ModuleType | None, str | None]:
     """The module of the C++ hooks, or the reason that there is none."""
     if os.environ.get("HOOKSTATS_HOOKS") == "python":
         return None, "HOOKSTATS_HOOKS=python in the environment"
+    version, running = made_for(), re.match(r"\d+\.\d+\.\d+", torch.__version__)
+    if version is not None and (running is None or running[0] != version):
+        return None, f"they are for torch {version}, not {torch.__version__}; {_REBUILD} again"
     try:
         from hookstats import _hooks
-    except ImportError as error:  # not built, or for another torch or Python
-        problem = " ".join(str(error).split())
-        if "undefined symbol" in problem:
-            problem = f"they were built for another torch than {torch.__version__} ({problem})"
-        return None, f"{problem}; {_first()}{_REBUILD}"
-    running = re.match(r"\d+\.\d+\.\d+", torch.__version__)
-    if running is None or running[0] != _hooks.TORCH_VERSION:
-        built = f"they were built for torch {_hooks.TORCH_VERSION}, not {torch.__version__}"
-        return None, f"{built}; {_REBUILD} again"
+    except ImportError as error:  # not built, or damaged
+        return None, f"{' '.join(str(error).split())}; {_first()}{_REBUILD}"
     return _hooks, None
 
 

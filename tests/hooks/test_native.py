@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,12 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.modules import Lambda
+from support.paths import ROOT
 from torch import Tensor, nn
 
 from hookstats import LinearBins, StepRecord
@@ -366,17 +369,21 @@ with hookstats.watch(model) as w:
 """
 
 
-def test_hooks_for_another_torch_are_refused_once_and_python_serves() -> None:
-    fake = (
-        "import sys, types\n"
-        "module = types.ModuleType('hookstats._hooks')\n"
-        "module.TORCH_VERSION = '2.9.1'\n"
-        "sys.modules['hookstats._hooks'] = module\n"
-    )
-    done = python(fake + STEP)
-    assert done.stdout == "None [1.0, 1.0, 1.0]\n", done.stderr
+def test_hooks_for_another_torch_are_not_loaded_and_python_serves(tmp_path: Path) -> None:
+    package = tmp_path / "hookstats"
+    shutil.copytree(ROOT / "hookstats", package, ignore=shutil.ignore_patterns("__pycache__"))
+    (library,) = package.glob("_hooks*.so")
+    version = str(native.made_for())
+    other = "9" * (len(version) - 4) + ".9.9"
+    made_for = "hookstats hooks for torch "
+    content = library.read_bytes()
+    assert content.count((made_for + version).encode()) == 1
+    library.write_bytes(content.replace((made_for + version).encode(), (made_for + other).encode()))
+    elsewhere = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    done = python(elsewhere + STEP + "print('hookstats._hooks' in sys.modules)")
+    assert done.stdout == "None [1.0, 1.0, 1.0]\nFalse\n", done.stderr
     assert done.stderr.count("RuntimeWarning") == 1
-    assert f"built for torch 2.9.1, not {torch.__version__}" in done.stderr
+    assert f"they are for torch {other}, not {torch.__version__}; run `pip inst" in done.stderr
     assert "make clean build" in done.stderr
 
 

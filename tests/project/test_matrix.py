@@ -21,7 +21,7 @@ LOG = """
 
 
 def row(torch: str, tests: str = "1 passed") -> matrix.Row:
-    return matrix.Row(torch, "3.11.7", "built", "built", "built", "ok", tests, "2026-01-02")
+    return matrix.Row(torch, "3.11.7", *["built"] * 3, "ok", tests, "not tried", "2026-01-02")
 
 
 def test_what_a_build_says() -> None:
@@ -63,6 +63,18 @@ def test_the_page_has_a_table() -> None:
     assert all(line.count(" | ") == len(matrix.COLUMNS) - 1 for line in lines[2:])
 
 
+def test_a_fresh_copy_of_the_sources_keeps_what_was_built_alone(tmp_path: Path) -> None:
+    for stale in ("hookstats/_C.abi3.so", "stale.py", "build/objects/sums.o"):
+        (tmp_path / stale).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / stale).touch()
+    matrix.lay_sources(tmp_path)
+    assert not (tmp_path / "hookstats" / "_C.abi3.so").exists()
+    assert not (tmp_path / "stale.py").exists()
+    assert (tmp_path / "build" / "objects" / "sums.o").is_file()
+    for name in ("setup.py", "hookstats/kernels/native.py", "csrc/core/state.h"):
+        assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()
+
+
 def test_a_version_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
     (tmp_path / "0.0.0" / "venv" / "bin").mkdir(parents=True)
     python = tmp_path / "0.0.0" / "venv" / "bin" / "python"
@@ -72,7 +84,9 @@ def test_a_version_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
     before = matrix.PAGE.read_text()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stdout.startswith("matrix: torch 0.0.0: ")
-    assert "exit code 1; see " in done.stdout.splitlines()[0]
+    begun, failed = done.stdout.splitlines()[:2]
+    assert begun == f"matrix: torch 0.0.0: see {tmp_path / '0.0.0' / 'log.txt'}"
+    assert failed.startswith("matrix: torch 0.0.0: ")
+    assert "exit code 1; see " in failed
     assert "no matching distribution" in (tmp_path / "0.0.0" / "log.txt").read_text()
     assert matrix.PAGE.read_text() == before
