@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from operator import is_not
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from hookstats.records.groups import over_site, per_site
 from hookstats.records.keys import PARAMETER_KINDS, Key, plain_kind
 from hookstats.records.layout import REPLICATE, UNKNOWN, Axis, Layout, shard_dim
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.stats.state import combine
 
 _Sites = tuple[SiteInfo, ...]
 
@@ -54,10 +57,15 @@ class Merger:
         plan = self._plans[twins]
         first = records[0]
         columns = min(record.moments.shape[1] for record in records)
-        moments = np.concatenate([record.moments[:, :columns] for record in records])
-        tallies = np.concatenate([record.tallies for record in records])
         rows = plan.rows
-        moments, tallies = per_site(moments[rows.order], tallies[rows.order], rows.bounds)
+        some = list(zip(records, plan.scattered, strict=True))
+        moments, tallies = per_site(
+            np.concatenate([record.moments[each, :columns] for record, each in some])[rows.order],
+            np.concatenate([record.tallies[each] for record, each in some])[rows.order],
+            rows.bounds,
+        )
+        for stack in plan.stacks:
+            _merge_stack(records, stack, moments, tallies)
         observed = np.concatenate([record.observed for record in records])[plan.of_sites.order]
         return StepRecord(
             step=first.step,
@@ -70,7 +78,7 @@ class Merger:
             bins=first.bins,
             hist=_added([record.hist for record in records], plan.of_sites),
             channel_bins=first.channel_bins,
-            channel_hist=_added([record.channel_hist for record in records], rows),
+            channel_hist=_channel_hist(records, plan),
         )
 
 
@@ -94,13 +102,53 @@ def _gather(of_input: Int64, outputs: int) -> _Gather:
     return _Gather(order, bounds.astype(np.int64), of_input)
 
 
+class _Stack(NamedTuple):
+    """A site of which all parts have all channels, and in all many: the parts are merged as they
+    lie in the records, in a quarter of the time."""
+
+    rows: slice
+    """Of the output."""
+    records: tuple[int, ...]
+    spans: tuple[slice, ...]
+    """The rows in each of these records."""
+
+
 class _Plan(NamedTuple):
     """How the rows of records become those of one."""
 
     sites: _Sites
     offsets: Int64
     of_sites: _Gather
+    scattered: list[Int64]
+    """Of each record, the rows that are in no stack."""
     rows: _Gather
+    """Where these go."""
+    stacks: list[_Stack]
+    of_rows: Int64
+    """The output row of each row of all records; -1 for none."""
+
+
+_STACKED = 4096
+"""From so many rows of a site on, a loop over sites costs less than to sort rows."""
+
+
+def _channel_hist(records: Sequence[StepRecord], plan: _Plan) -> SparseCounts:
+    rows = int(plan.offsets[-1])
+    if records[0].channel_bins is None:
+        return SparseCounts.empty(rows)
+    return _added([record.channel_hist for record in records], _gather(plan.of_rows, rows))
+
+
+def _merge_stack(
+    records: Sequence[StepRecord], stack: _Stack, moments: Float64, tallies: Int64
+) -> None:
+    columns = moments.shape[1]
+    parts = [(records[i], rows) for i, rows in zip(stack.records, stack.spans, strict=True)]
+    merged = combine(
+        torch.from_numpy(np.stack([record.moments[rows, :columns] for record, rows in parts])),
+        torch.from_numpy(np.stack([record.tallies[rows] for record, rows in parts])),
+    )
+    moments[stack.rows], tallies[stack.rows] = merged[0].numpy(), merged[1].numpy()
 
 
 def _twins(records: Sequence[StepRecord], sites: Mapping[Key, list[_Part]]) -> Iterator[_Twin]:
@@ -148,21 +196,36 @@ def _plan(
     of_sites = np.full(first_site[-1], -1, np.int64)
     of_rows = np.full(base[-1], -1, np.int64)
     sites: list[SiteInfo] = []
+    stacks: list[_Stack] = []
+    stacked = np.zeros(base[-1], bool)
     offsets = [0]
     for key, parts in by_key.items():
         kept = _distinct(key, parts, twins)
         info, places = _placed([part.info for part in kept])
-        for part, place in zip(kept, places, strict=True):
+        starts = [int(first_row[part.record][part.site]) for part in kept]
+        for part, start, place in zip(kept, starts, places, strict=True):
             of_sites[first_site[part.record] + part.site] = len(sites)
-            start = base[part.record] + first_row[part.record][part.site]
+            start += int(base[part.record])
             of_rows[start : start + part.info.channels] = offsets[-1] + place
+        whole = np.arange(info.channels)
+        if len(kept) * info.channels >= _STACKED and all(np.array_equal(p, whole) for p in places):
+            spans = tuple(slice(start, start + info.channels) for start in starts)
+            in_records = tuple(part.record for part in kept)
+            stacks.append(
+                _Stack(slice(offsets[-1], offsets[-1] + info.channels), in_records, spans)
+            )
+            for record, span in zip(in_records, spans, strict=True):
+                stacked[base[record] + span.start : base[record] + span.stop] = True
         sites.append(info)
         offsets.append(offsets[-1] + info.channels)
     return _Plan(
         tuple(sites),
         np.array(offsets, np.int64),
         _gather(of_sites, len(sites)),
-        _gather(of_rows, offsets[-1]),
+        [np.flatnonzero(~stacked[a:b]) for a, b in pairwise(base.tolist())],
+        _gather(of_rows[~stacked], offsets[-1]),
+        stacks,
+        of_rows,
     )
 
 

@@ -100,6 +100,41 @@ def test_other_parts_are_merged_and_replicas_count_once(dim: int | None) -> None
         assert_merged(records[2:], x, dim)
 
 
+@pytest.mark.parametrize("parts", [2, 3])
+def test_sites_of_many_channels_beside_others(parts: int) -> None:
+    """They are merged as they lie in the records, the others row by row."""
+    large, small = values(6, 2100), values(6, 5, seed=1)
+    large[:2, 7] = torch.nan  # a channel that one rank has no value of
+    records = [
+        record_of(
+            {
+                ("small", "output"): (small.chunk(parts)[rank], -1),
+                ("large", "output"): (large.chunk(parts)[rank], -1),
+                ("last", "output"): (small.chunk(parts)[rank], None),
+            },
+            rank=rank,
+            moments=4,
+        )
+        for rank in range(parts)
+    ]
+    whole = record_of(
+        {
+            ("small", "output"): (small, -1),
+            ("large", "output"): (large, -1),
+            ("last", "output"): (small, None),
+        },
+        rank=0,
+        moments=4,
+    )
+    merged = Merger()(records)
+    assert_same(
+        replace(merged, rank=0),
+        replace(whole, observed=merged.observed, sites=merged.sites),
+        rtol=1e-12,
+    )
+    assert [site.channels for site in merged.sites] == [5, 2100, 1]
+
+
 def test_a_batch_along_the_channels_is_put_side_by_side() -> None:
     x = values(9)
     records = [
