@@ -120,7 +120,7 @@ def run(*command: str | Path, cwd: Path, log: Path, check: bool = True, **enviro
     # Nothing of the environment that runs this is to be found by the other one.
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     clean["PATH"] = f"{Path(command[0]).parent}{os.pathsep}{clean['PATH']}"
-    clean |= environment
+    clean |= {"PYTHONUNBUFFERED": "1", **environment}
     with log.open("a+") as file:  # as it comes, for whoever waits
         file.write(f"$ {shlex.join(map(str, command))}\n")
         file.flush()
