@@ -1,5 +1,6 @@
 """Settings of the tests that pyproject.toml cannot hold."""
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,15 @@ def pool(
 @pytest.fixture
 def ranks(pool: Pool) -> Ranks:
     return pool.ranks()
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Python reports and drops a signal's exception in a callback of the garbage collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(params=["c++", pytest.param("python", marks=pytest.mark.check)])

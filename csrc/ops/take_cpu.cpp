@@ -1,12 +1,16 @@
-// hookstats::take_ on the CPU: check the blocks, allocate the results, move the rows.
+// hookstats::take_ on the CPU: check the blocks, size the results, move the rows.
+#include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/stableivalue_conversions.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/shim_utils.h>
 
+#include <array>
+#include <cstddef>
+#include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "core/marks.h"
@@ -48,63 +52,95 @@ void check_marks(const std::vector<Tensor>& counts, const std::vector<Tensor>& m
   }
 }
 
-// The first entries, without a copy: most of the remaining memory was never written to. Memory from
-// the heap rather than the system stays with the result, at worst 16 times the entries.
-Tensor first_of(Tensor tensor, int64_t length) {
-  return torch::stable::narrow(tensor, 0, 0, length);
+// The results, in the order of `into`.
+enum Result : size_t {
+  kMoments,
+  kTallies,
+  kOffsets,
+  kSlots,
+  kCounts,
+  kChannelOffsets,
+  kChannelSlots,
+  kChannelCounts
+};
+constexpr std::array kResultTypes{ScalarType::Double, ScalarType::Long, ScalarType::Long,
+                                  ScalarType::Int,    ScalarType::Long, ScalarType::Long,
+                                  ScalarType::Int,    ScalarType::Long};
+
+// An attempt that failed may have left sizes, but not those of the offsets, which come last.
+void check_into(const std::vector<Tensor>& into) {
+  STD_TORCH_CHECK(into.size() == kResultTypes.size(), "into has ", into.size(),
+                  " tensors; expected ", kResultTypes.size());
+  for (size_t i = 0; i < into.size(); ++i) {
+    STD_TORCH_CHECK(into[i].is_cpu() && into[i].scalar_type() == kResultTypes[i] &&
+                        (i != kOffsets || into[i].numel() == 0),
+                    "into[", i, "] is ", into[i].scalar_type(), " ", shape_of(into[i]),
+                    "; expected ", i == kOffsets ? "an empty" : "a", " CPU tensor of ",
+                    kResultTypes[i]);
+  }
+}
+
+// Gives a result its size, and returns where its data are. A smaller size keeps the first entries,
+// where they are: most of the remaining memory was never written to. Memory from the heap rather
+// than the system stays with the result, at worst 16 times the entries.
+template <class T>
+T* resize(const Tensor& result, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+  using torch::stable::detail::from;
+  std::array stack{from(result), from(sizes), from(std::nullopt)};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::resize_", "", stack.data(), TORCH_ABI_VERSION));
+  (void)torch::stable::detail::to<Tensor>(stack[0]);  // owns what the call returned
+  return static_cast<T*>(result.mutable_data_ptr());
 }
 
 template <class T>
-Tensor take_columns(const std::vector<Tensor>& blocks, int64_t rows, int64_t columns,
-                    ScalarType dtype,
-                    void (*take)(T* rows, int64_t count, T* columns, int64_t first,
-                                 int64_t total)) {
-  Tensor taken = torch::stable::new_empty(blocks.front(), {columns, rows}, dtype);
+void move_columns(const std::vector<Tensor>& blocks, T* columns, int64_t rows,
+                  void (*take)(T* rows, int64_t count, T* columns, int64_t first, int64_t total)) {
   int64_t first = 0;
   for (const Tensor& block : blocks) {
-    take(static_cast<T*>(block.mutable_data_ptr()), block.size(0),
-         static_cast<T*>(taken.mutable_data_ptr()), first, rows);
+    take(static_cast<T*>(block.mutable_data_ptr()), block.size(0), columns, first, rows);
     first += block.size(0);
   }
-  return taken;
 }
 
-struct Sparse {
-  Tensor offsets, slots, counts;
+// Histograms whose marks are complete.
+struct Dense {
+  std::vector<cpu::Histograms> blocks;
+  std::vector<std::vector<int64_t>> own_marks;
+  int64_t rows = 0, most = 0;  // entries
 };
 
 // `marks` and `folds` are null where all counts must be looked at.
-Sparse take_counts(const std::vector<Tensor>& blocks, const std::vector<Tensor>* marks,
-                   const int64_t* folds, const Tensor& like) {
-  std::vector<cpu::Histograms> histograms;
-  std::vector<std::vector<int64_t>> own_marks(marks == nullptr ? blocks.size() : 0);
-  int64_t rows = 0, most = 0;
+Dense marked(const std::vector<Tensor>& blocks, const std::vector<Tensor>* marks,
+             const int64_t* folds) {
+  Dense dense;
+  dense.own_marks.resize(marks == nullptr ? blocks.size() : 0);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const int64_t count = blocks[i].size(0), width = blocks[i].size(1);
-    if (marks == nullptr) own_marks[i].resize(static_cast<size_t>(count * mark_columns(width)));
-    histograms.push_back({static_cast<int64_t*>(blocks[i].mutable_data_ptr()),
-                          marks == nullptr ? own_marks[i].data()
-                                           : static_cast<int64_t*>((*marks)[i].mutable_data_ptr()),
-                          count, width});
-    most += cpu::complete_marks(histograms[i], folds == nullptr ? nullptr : folds + rows);
-    rows += count;
+    if (marks == nullptr)
+      dense.own_marks[i].resize(static_cast<size_t>(count * mark_columns(width)));
+    dense.blocks.push_back({static_cast<int64_t*>(blocks[i].mutable_data_ptr()),
+                            marks == nullptr
+                                ? dense.own_marks[i].data()
+                                : static_cast<int64_t*>((*marks)[i].mutable_data_ptr()),
+                            count, width});
+    dense.most +=
+        cpu::complete_marks(dense.blocks[i], folds == nullptr ? nullptr : folds + dense.rows);
+    dense.rows += count;
   }
-  const Sparse sparse{torch::stable::new_empty(like, {rows + 1}, ScalarType::Long),
-                      torch::stable::new_empty(like, {most}, ScalarType::Int),
-                      torch::stable::new_empty(like, {most}, ScalarType::Long)};
-  cpu::SparseCounts into{static_cast<int64_t*>(sparse.offsets.mutable_data_ptr()),
-                         static_cast<int32_t*>(sparse.slots.mutable_data_ptr()),
-                         static_cast<int64_t*>(sparse.counts.mutable_data_ptr())};
-  into.offsets[0] = 0;
-  for (const cpu::Histograms& each : histograms) cpu::take_counts(each, into);
-  return {sparse.offsets, first_of(sparse.slots, into.entries),
-          first_of(sparse.counts, into.entries)};
+  return dense;
 }
 
-using Taken = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+// Returns the number of entries.
+int64_t move_counts(const Dense& dense, cpu::SparseCounts into) {
+  into.offsets[0] = 0;
+  for (const cpu::Histograms& each : dense.blocks) cpu::take_counts(each, into);
+  return into.entries;
+}
 
-Taken take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vector<Tensor> counts,
-               std::vector<Tensor> marks, Tensor folds, std::vector<Tensor> channel_counts) {
+void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vector<Tensor> counts,
+              std::vector<Tensor> marks, Tensor folds, std::vector<Tensor> channel_counts,
+              std::vector<Tensor> into) {
   STD_TORCH_CHECK(!moments.empty(), "moments has no blocks; expected one or more");
   const bool higher = moments.front().dim() == 2 && moments.front().size(1) == kHigherColumns;
   const int64_t columns = higher ? kHigherColumns : kMomentColumns;
@@ -121,20 +157,28 @@ Taken take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::ve
                   "folds is ", folds.scalar_type(), " ", shape_of(folds),
                   "; expected a contiguous CPU tensor of ", ScalarType::Long, " [", histograms,
                   "], one per histogram of counts");
-  const Tensor& like = tallies.front();
-  // First what allocates most, so that running out of memory loses least.
-  const Sparse tensor =
-      take_counts(counts, &marks, static_cast<const int64_t*>(folds.const_data_ptr()), like);
-  const Sparse channel = take_counts(channel_counts, nullptr, nullptr, like);
-  return {take_columns(moments, rows, columns, ScalarType::Double,
-                       higher ? cpu::take_moments<HigherChannel> : cpu::take_moments<Channel>),
-          take_columns(tallies, rows, kTallyColumns, ScalarType::Long, cpu::take_tallies),
-          tensor.offsets,
-          tensor.slots,
-          tensor.counts,
-          channel.offsets,
-          channel.slots,
-          channel.counts};
+  check_into(into);
+  const Dense tensor = marked(counts, &marks, static_cast<const int64_t*>(folds.const_data_ptr()));
+  const Dense channel = marked(channel_counts, nullptr, nullptr);
+  // All memory comes before the first row is moved, so that running out of memory loses nothing.
+  auto* const slots = resize<int32_t>(into[kSlots], {tensor.most});
+  auto* const values = resize<int64_t>(into[kCounts], {tensor.most});
+  auto* const channel_offsets = resize<int64_t>(into[kChannelOffsets], {channel.rows + 1});
+  auto* const channel_slots = resize<int32_t>(into[kChannelSlots], {channel.most});
+  auto* const channel_values = resize<int64_t>(into[kChannelCounts], {channel.most});
+  auto* const moment_columns = resize<double>(into[kMoments], {columns, rows});
+  auto* const tally_columns = resize<int64_t>(into[kTallies], {kTallyColumns, rows});
+  auto* const offsets = resize<int64_t>(into[kOffsets], {tensor.rows + 1});  // says: it is taken
+  move_columns(moments, moment_columns, rows,
+               higher ? cpu::take_moments<HigherChannel> : cpu::take_moments<Channel>);
+  move_columns(tallies, tally_columns, rows, cpu::take_tallies);
+  const int64_t entries = move_counts(tensor, {offsets, slots, values});
+  const int64_t channel_entries =
+      move_counts(channel, {channel_offsets, channel_slots, channel_values});
+  resize<int32_t>(into[kSlots], {entries});
+  resize<int64_t>(into[kCounts], {entries});
+  resize<int32_t>(into[kChannelSlots], {channel_entries});
+  resize<int64_t>(into[kChannelCounts], {channel_entries});
 }
 
 }  // namespace

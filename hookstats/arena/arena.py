@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookstats.arena.flag import Flag
 from hookstats.arena.graph_states import GraphSite, GraphState
 from hookstats.arena.rows import Counters, offsets_of
 from hookstats.arena.shelf import Shelf
@@ -260,7 +261,7 @@ class Arena:
             self._half.front, self._back_is_free = 1 - self.front, is_free
             return snapshot
 
-    def _close(self, is_lent: Callable[[threading.Event], bool]) -> Snapshot:
+    def _close(self, is_lent: Callable[[Flag], bool]) -> Snapshot:
         """What is in the open step."""
         layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)
         return Snapshot(layout, self.calls, self.under_way, self.front, is_lent)
@@ -334,10 +335,10 @@ class Stuck(Exception):
     """Nobody has read steps out for `PATIENCE`."""
 
 
-def _free() -> threading.Event:
-    event = threading.Event()
-    event.set()
-    return event
+def _free() -> Flag:
+    flag = Flag()
+    flag.set()
+    return flag
 
 
 class Accumulator:

@@ -33,6 +33,15 @@ class Part(NamedTuple):
     event: torch.Event | None
 
 
+class Reading:
+    """What was read of a part so far. Who reads makes it first: an interrupt loses nothing then."""
+
+    def __init__(self) -> None:
+        self.taken = Taken.none()
+        self.staged: tuple[list[list[Tensor]], Tensor] | None = None
+        """Of a device other than the CPU: its rows on the host, and its part's `in_graphs`."""
+
+
 class Shelf:
     """The states on one device: a row per channel and a row per tensor, in order of arrival."""
 
@@ -109,32 +118,36 @@ class Shelf:
             None if self._staging is None else event(self.device),
         )
 
-    def take(self, part: Part, buffer: int, folds: Tensor) -> tuple[Taken, Tensor]:
+    def take(self, part: Part, buffer: int, folds: Tensor, reading: Reading) -> Tensor:
         """Take the states of the part's rows and sites out, and leave the rows empty.
+
+        After an interrupt or an error, another call with the same `reading` does the rest.
 
         folds: int64 [sites]: the number of tensors that hooks folded in; -1 where graphs may have
             folded in others.
-        Also returns `in_graphs` on the CPU. Devices other than the CPU do all work after the part's
+        Returns `in_graphs` on the CPU. Devices other than the CPU do all work after the part's
         event.
         """
-        moments, tallies, *channel_counts = self._channels.first(part.rows, buffer)
-        counts, *marks = self._tensors.first(part.sites, buffer) or [[]]
-        groups = [moments, tallies, counts, *(channel_counts or [[]])]
-        in_graphs = part.in_graphs
+        groups, in_graphs = self._groups(part, buffer), part.in_graphs
         if self._staging is not None:
             with self._staging.work(part.event):
-                groups = [[self._staging.copy(block) for block in group] for group in groups]
-                in_graphs = self._staging.copy(in_graphs)
+                if reading.staged is None:
+                    copies = [[self._staging.copy(block) for block in group] for group in groups]
+                    reading.staged = copies, self._staging.copy(in_graphs)
                 self._clear(part.rows, part.sites, buffer)
-        moments, tallies, counts, of_channels = groups
-        if not marks:  # all counts are looked at
-            marks = [[c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]]
-        return take_(moments, tallies, counts, marks[0], folds, of_channels), in_graphs
+            groups, in_graphs = reading.staged
+        if not reading.taken.is_there:
+            moments, tallies, counts, marks, channel_counts = groups
+            if not marks:  # all counts are looked at
+                marks = [c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]
+            take_(moments, tallies, counts, marks, folds, channel_counts, reading.taken)
+        return in_graphs
 
-    def is_empty(self, rows: int, buffer: int) -> bool:
-        """Whether the first rows hold nothing; waits for the device."""
-        _, tallies, *_ = self._channels.first(rows, buffer)
-        return not any(bool(block.any()) for block in tallies)
+    def _groups(self, part: Part, buffer: int) -> list[list[Tensor]]:
+        """The part's blocks: moments, tallies, counts, marks and the counts of channels."""
+        moments, tallies, *channel_counts = self._channels.first(part.rows, buffer)
+        counts, marks = (*self._tensors.first(part.sites, buffer), [], [])[:2]
+        return [moments, tallies, counts, marks, *(channel_counts or [[]])]
 
     def clear(self, rows: int, sites: int, buffer: int, behind: torch.Event | None = None) -> None:
         """Make the first rows and sites empty again, after the event, or after all work so far."""

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookstats.arena.flag import Flag
 from hookstats.arena.rows import Counters, offsets_of
-from hookstats.arena.shelf import Shelf
-from hookstats.kernels.ops import Taken
+from hookstats.arena.shelf import Reading, Shelf
 from hookstats.records.merge import joined
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64, SparseCounts
@@ -66,22 +66,22 @@ class Snapshot:
         calls: Counters,
         under_way: Counters,
         buffer: int,
-        is_lent: Callable[[threading.Event], bool],
+        is_lent: Callable[[Flag], bool],
     ) -> None:
         """calls, under_way: those of the arena.
 
-        is_lent: whether the arena waits for this event, because it has lent the buffer.
+        is_lent: whether the arena waits for this flag, because it has lent the buffer.
         """
         self._layout = layout
         self._counters = calls, under_way
         self._buffer = buffer
         self._is_lent = is_lent
-        self.is_free = threading.Event()
+        self.is_free = Flag()
         """Whether the buffer is empty and given back."""
         self._reader = threading.Lock()  # held while the step is read out, or given up
         self._is_given_up = False
-        self._taken: list[tuple[Taken, Tensor]] = []  # by part: what `Shelf.take` gave
-        self._taking = -1  # the part that is or was being taken
+        self._readings: list[Reading] = []  # by part, once it is to be read
+        self._in_graphs: list[Tensor] = []  # of the parts that were read: what `Shelf.take` gave
         self._by_site = calls.first(len(layout.infos), buffer)
         self._cut_short = under_way.first(len(layout.infos), buffer) > 0
         filled = self._by_site + self._cut_short
@@ -101,8 +101,8 @@ class Snapshot:
         if self._is_given_up:
             raise RuntimeError("an interrupt came while the step was closed")
         infos, (order, offsets, _), bins, channel_bins, higher = self._layout
-        taken, by_site = [rows for rows, _ in self._taken], self._by_site.copy()
-        for part, (_, in_graphs) in zip(self._parts, self._taken, strict=True):
+        taken, by_site = [reading.taken for reading in self._readings], self._by_site.copy()
+        for part, in_graphs in zip(self._parts, self._in_graphs, strict=True):
             by_site[part.graph_sites] += in_graphs.numpy()
         by_site[self._cut_short] = 0
         if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
@@ -127,8 +127,7 @@ class Snapshot:
         """Copy the step out of the buffer, unless that was done, and give the buffer back.
 
         A thread that needs the buffer may do so while the one that is to read the step is busy.
-        What an interrupt or an error leaves undone, the next call does. Where an interrupt threw
-        away what had left the rows already, the step is given up.
+        What an interrupt or an error leaves undone, the next call does.
         """
         with self._reader:
             if not self._is_given_up:
@@ -136,8 +135,10 @@ class Snapshot:
                 self.release()
 
     def _take(self) -> None:
-        if len(self._taken) == len(self._parts):
+        if len(self._in_graphs) == len(self._parts):
             return
+        if not self._readings:
+            self._readings = [Reading() for _ in self._parts]
         folds = self._by_site.copy()
         folds[self._cut_short] = -1
         for part in self._parts:
@@ -147,16 +148,10 @@ class Snapshot:
         for i, part in enumerate(self._parts):
             of_part = torch.from_numpy(folds[first : first + part.sites])
             first += part.sites
-            if i == len(self._taken):
-                if self._taking == i and part.shelf.is_empty(part.rows, self._buffer):
-                    self._is_given_up = True
-                    return
-                self._take_part(i, of_part)
-
-    def _take_part(self, i: int, folds: Tensor) -> None:
-        self._taking = i
-        part = self._parts[i]
-        self._taken.append(part.shelf.take(part, self._buffer, folds))
+            if i == len(self._in_graphs):
+                reading = self._readings[i]
+                self._in_graphs.append(part.shelf.take(part, self._buffer, of_part, reading))
+                reading.staged = None
 
     @property
     def waits(self) -> bool:
@@ -166,7 +161,7 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """The bytes that were copied out."""
-        return sum(x.nbytes for rows, _ in self._taken for x in rows)
+        return sum(x.nbytes for reading in self._readings for x in reading.taken)
 
     def release(self) -> None:
         """Empty the buffer and give it back, if it is lent."""
@@ -176,7 +171,7 @@ class Snapshot:
 
     def clear(self) -> None:
         """Empty the buffer."""
-        for part in self._parts[len(self._taken) :]:
+        for part in self._parts[len(self._in_graphs) :]:
             part.shelf.clear(part.rows, part.sites, self._buffer, part.event)
         for counters in self._counters:
             counters.clear(len(self._layout.infos), self._buffer)
@@ -184,7 +179,7 @@ class Snapshot:
     def give_up(self) -> None:
         """Release the buffer, unless the step was read out."""
         with self._reader:
-            self._is_given_up = self._is_given_up or len(self._taken) < len(self._parts)
+            self._is_given_up = self._is_given_up or len(self._in_graphs) < len(self._parts)
             self.release()
 
 

@@ -92,7 +92,7 @@ a call that is refused changes no state, and the error names the argument and it
 
 
 class Taken(NamedTuple):
-    """The states that `take_` took out, by column."""
+    """The states that `take_` took out, by column; on the CPU."""
 
     moments: Tensor
     """float64 [5, rows], or [7, rows] with the higher ones."""
@@ -111,6 +111,24 @@ class Taken(NamedTuple):
     channel_counts: Tensor
     """int64: as `counts`."""
 
+    @classmethod
+    def none(cls) -> Taken:
+        """Nothing yet, in memory that `take_` sizes."""
+        return cls(*[torch.empty(0, dtype=dtype, device="cpu") for dtype in _TAKEN_TYPES])
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `take_` has taken the states out."""
+        return len(self.offsets) > 0
+
+
+_TAKEN_TYPES = (
+    torch.float64,
+    torch.int64,
+    *(torch.int64, torch.int32, torch.int64),
+    *(torch.int64, torch.int32, torch.int64),
+)
+
 
 _WORD_SLOTS = 64 * 16  # an int64 has 64 marks, each of 16 slots
 
@@ -127,8 +145,13 @@ def take_(
     marks: list[Tensor],
     folds: Tensor,
     channel_counts: list[Tensor],
-) -> Taken:
-    """Take the states out of their rows and leave the rows empty; needs no GIL.
+    into: Taken,
+) -> None:
+    """Take the states out of their rows, and leave the rows empty; needs no GIL.
+
+    An interrupt that comes meanwhile, and is raised when this returns, loses nothing: `into`, which
+    the caller has, says by `is_there` whether the states are in it or still in their rows. They
+    are in their rows where this raises, too.
 
     moments, tallies: one or more blocks [rows, 5] on the CPU, with the same number of rows in all.
     counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
@@ -136,9 +159,10 @@ def take_(
         writers with marks counted, then the marks.
     folds: int64 [histograms]: the number of tensors that were folded into each row of counts, -1 if
         unknown. All slots of a histogram are looked at unless all its folds are marked.
+    into: `Taken.none()`, which gets the states.
     """
     operator = torch.ops.hookstats.take_
-    return Taken(*operator(moments, tallies, counts, marks, folds, channel_counts))
+    operator(moments, tallies, counts, marks, folds, channel_counts, into)
 
 
 def entries(params_size: int) -> dict[str, int]:

@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 import time
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from hookstats.arena import arena
+from hookstats.arena.flag import Flag
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
 from hookstats.runs.writer import RunWriter
@@ -76,13 +78,15 @@ class Flusher:
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[_Step | _Skip | _Scalars | _Drain | _Close] = SimpleQueue()
         self._thread = self._new_thread()
+        self._begun = False  # whether somebody started the thread
+        self._running = Flag()
         self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
         self._calling: _Call | None = None
         self._overtaking = threading.Lock()  # held while a sink's call ends or is overtaken
         self._pid = os.getpid()
         self._closed = False
         # Not the thread's is_alive, which an interrupted join may make false too early.
-        self._ended = threading.Event()
+        self._ended = Flag()
 
     def submit(self, snapshot: ClosedStep, step: int, scalars: StepScalars | None = None) -> None:
         """Have `snapshot` recorded as `step`, with the scalars that it has so far; never waits.
@@ -108,9 +112,12 @@ class Flusher:
         if os.getpid() != self._pid:
             self._fail("recording in a forked process", "no flush thread; its steps are lost")
             return
-        if self._thread.ident is None:
+        if not self._begun:
             atexit.register(self._at_exit)
-            self._thread.start()
+            # Thread.start waits for the new thread, in a way that an interrupt can break.
+            start_new_thread(self._start, (self._thread,))
+            self._begun = True
+            self._running.wait(arena.PATIENCE)
         self._queue.put(request)
 
     def _at_exit(self) -> None:
@@ -136,7 +143,7 @@ class Flusher:
         A drain to the disk ends a part; frequent drains make a run of many small files.
         """
         if self._can_wait():
-            done = threading.Event()
+            done = Flag()
             self._ask(_Drain(done, disk), done)
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
@@ -144,12 +151,13 @@ class Flusher:
         if os.getpid() != self._pid:
             return
         self._closed = True
-        if self._thread.ident is None:
+        if not self._begun:
             self._end_here(coverage)
             return
         if self._can_wait():
             self._ask(_Close(coverage), self._ended)
-            self._thread.join()
+            if self._thread.ident is not None:  # it could be started
+                self._thread.join()
         else:
             self._queue.put(_Close(coverage))
 
@@ -158,7 +166,7 @@ class Flusher:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        if self._thread.ident is None:
+        if not self._begun:
             self._end_here(coverage)
         else:
             self._queue.put(_Close(coverage))
@@ -169,7 +177,7 @@ class Flusher:
         while self._todo:
             self._todo.popleft()()
 
-    def _ask(self, request: _Drain | _Close, answered: threading.Event) -> None:
+    def _ask(self, request: _Drain | _Close, answered: Flag) -> None:
         """Wait for the thread's answer; ask again every five seconds, as a request may be lost."""
         while not (answered.is_set() or self._ended.is_set()):
             self._queue.put(request)
@@ -195,12 +203,17 @@ class Flusher:
 
     def _replace_thread(self) -> None:
         thread = self._new_thread()
-        try:
-            thread.start()  # it waits for the lock
-        except RuntimeError:  # the interpreter ends
-            self._ended.set()
-        else:
+        self._start(thread)  # it waits for the lock
+        if not self._ended.is_set():
             self._thread = thread
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError:
+            if thread.ident is None:  # the interpreter ends; else an interrupt had it started twice
+                self._ended.set()
+                self._running.set()
 
     def is_current_thread(self) -> bool:
         """Whether a sink, or what the sink calls, asks."""
@@ -210,11 +223,12 @@ class Flusher:
         return threading.Thread(target=self._run, name="hookstats-flush", daemon=True)
 
     def _can_wait(self) -> bool:
-        """Whether the flush thread exists, and this thread can wait for it."""
-        is_there = self._thread.ident is not None and os.getpid() == self._pid
+        """Whether the flush thread was started, and this thread can wait for it."""
+        is_there = self._begun and os.getpid() == self._pid
         return is_there and not self.is_current_thread()
 
     def _run(self) -> None:
+        self._running.set()
         with self._overtaking:  # until the thread that was overtaken is not the current one
             pass
         try:
@@ -413,7 +427,7 @@ class _Call(NamedTuple):
 
 
 class _Drain(NamedTuple):
-    done: threading.Event
+    done: Flag
     disk: bool
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from hookstats.kernels.ops import mark_columns, take_
+from hookstats.kernels.ops import Taken, mark_columns, take_
 from hookstats.records.sparse import SparseCounts
 from hookstats.stats.state import identity_moments
 
@@ -41,7 +41,9 @@ def test_rows_come_out_and_nothing_is_left(
     channel_dense = [torch.tensor(block) for block in channel_counts]
     marks = [torch.zeros(len(block), mark_columns(19), dtype=int) for block in dense]
     folds = torch.ones(sum(len(block) for block in dense), dtype=int)
-    taken = take_(moments, tallies, dense, marks, folds, channel_dense)
+    taken = Taken.none()
+    take_(moments, tallies, dense, marks, folds, channel_dense, taken)
+    assert taken.is_there
     assert torch.equal(taken.moments, expected[0])
     assert torch.equal(taken.tallies, expected[1])
     for found, blocks_of_counts in ((taken[2:5], counts), (taken[5:8], channel_counts)):
@@ -63,6 +65,7 @@ GOOD: dict[str, Any] = {
     "marks": [torch.zeros(2, 2, dtype=torch.int64)],
     "folds": torch.zeros(2, dtype=torch.int64),
     "channel_counts": [],
+    "into": Taken.none(),
 }
 
 
@@ -79,18 +82,29 @@ GOOD: dict[str, Any] = {
         ({"folds": torch.zeros(3, dtype=int)}, r"folds is Long \[3\]; expected .* Long \[2\]"),
         ({"folds": torch.zeros(2)}, r"folds is Float \[2\]"),
         ({"channel_counts": [torch.zeros(4, 2, dtype=int).T]}, "channel_counts has a block"),
+        ({"into": Taken.none()[:7]}, "into has 7 tensors; expected 8"),
+        (
+            {"into": Taken.none()._replace(slots=torch.zeros(0))},
+            r"into\[3\] is Float \[0\]; expected a CPU tensor of Int",
+        ),
+        (
+            {"into": Taken.none()._replace(offsets=torch.zeros(3, dtype=int))},
+            r"into\[2\] is Long \[3\]; expected an empty CPU tensor of Long",
+        ),
     ],
 )
 def test_other_blocks_are_refused(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         take_(**{**GOOD, **bad})
+    assert not GOOD["into"].is_there
 
 
 def test_marks_past_the_slots_mean_nothing() -> None:
     counts = torch.ones(3, 17, dtype=torch.int64)
     marks = torch.tensor([[1, -1]]).repeat(3, 1)  # room for 64 marks, of which 2 are of slots
     channels, folds = rows(1, 0), torch.ones(3, dtype=torch.int64)
-    taken = take_([channels[0]], [channels[1]], [counts], [marks], folds, [])
+    taken = Taken.none()
+    take_([channels[0]], [channels[1]], [counts], [marks], folds, [], taken)
     assert taken.slots.tolist() == [*range(17)] * 3
     assert taken.counts.tolist() == [1] * 51
     assert not counts.any()
@@ -100,4 +114,4 @@ def test_marks_past_the_slots_mean_nothing() -> None:
 def test_opcheck() -> None:
     operator = torch.ops.hookstats.take_.default
     utils = ("test_schema", "test_autograd_registration")  # it is not for graphs: no fake kernel
-    torch.library.opcheck(operator, tuple(GOOD.values()), test_utils=utils)
+    torch.library.opcheck(operator, (*GOOD.values(),), test_utils=utils)

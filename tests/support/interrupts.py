@@ -1,9 +1,10 @@
-"""Raises an error at one chosen line of hookstats' Python, as Ctrl-C would, or at one chosen
-allocation, as a full memory would."""
+"""Raises an error at one chosen line of hookstats' Python, as Ctrl-C would, at one chosen
+allocation, as a full memory would, or by a real signal, after a time."""
 
 from __future__ import annotations
 
 import dis
+import signal
 import sys
 from contextlib import ExitStack
 from functools import cache, partial
@@ -107,6 +108,27 @@ class FullMemory(TorchDispatchMode):
             if self.calls == self.at:
                 self.where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
                 raise MemoryError("injected")
+
+
+class Alarm:
+    """Raises KeyboardInterrupt in the main thread at a random moment, as Ctrl-C does."""
+
+    def __init__(self) -> None:
+        self._armed = False
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def set(self, seconds: float) -> None:
+        self._armed = True
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def off(self) -> None:
+        self._armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _ring(self, *_: object) -> None:
+        if self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
 
 
 @cache

@@ -28,8 +28,6 @@ class Log:
         """By step, each time that it was closed."""
         self.samples: list[Line] = []
         self.faults: Counter[str] = Counter()
-        self.interrupted: set[int] = set()
-        """The steps that were open when an interrupt came."""
         self.closed: list[Line] = []
         self.problems: list[str] = []
         self._ends: list[tuple[float, float]] = []  # of watches: since when steps may be lost, when
@@ -49,7 +47,6 @@ class Log:
             self.faults[line["fault"]] += 1
         if "interrupted" in line:
             self.faults["interrupt"] += 1
-            self.interrupted.add(line["interrupted"])
         if line.get("fault") == "full":
             self._full_since = line["at"]
         elif line.get("fault") == "freed":  # what waited is written then
@@ -177,8 +174,6 @@ def _why_absent(step: int, log: Log, gaps: dict[int, str]) -> str:
         return "paused"
     if last["disturbed"]:
         return "lost by an interrupt"
-    if step + 1 in log.interrupted:  # the training may have been reading the step out
-        return "lost by an interrupt in the next step"
     return "lost by a kill or a full disk" if log.may_be_lost(last["at"]) else "unexplained"
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.interrupts import Alarm
 from support.soak_model import BATCH, FaultError, Net, Truth
 
 import hookstats as hs
@@ -31,27 +31,6 @@ from hookstats.watching.handle import Watch
 
 SAMPLES = 500
 """The steps from one look at memory, threads and handles to the next."""
-
-
-class Alarm:
-    """Raises KeyboardInterrupt in the main thread at a random moment, as Ctrl-C does."""
-
-    def __init__(self) -> None:
-        self._armed = False
-        signal.signal(signal.SIGALRM, self._ring)
-
-    def set(self, seconds: float) -> None:
-        self._armed = True
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
-    def off(self) -> None:
-        self._armed = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _ring(self, *_: object) -> None:
-        if self._armed:
-            self._armed = False
-            raise KeyboardInterrupt
 
 
 class Session:
