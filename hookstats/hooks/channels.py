@@ -75,6 +75,16 @@ def parameter_rule(parameter: Tensor) -> Rule:
     return lambda ndim: 0 if ndim == own > 0 else None
 
 
+class WithIntegers:
+    """A rule for tensors that may have integers, which are one channel as a whole."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def __call__(self, ndim: int) -> int | None:
+        return self._rule(ndim)
+
+
 def whole(ndim: int) -> int | None:
     """The rule for tensors that are one channel as a whole."""
     return None

@@ -44,6 +44,7 @@ class Selection:
         self.parameters: dict[str, nn.Parameter] = {}
         self.owners: dict[str, tuple[nn.Module, str]] = {}
         """The module that has each chosen parameter, and the module's name for it."""
+        self._excluded = excluded
         self._names: list[str] = []
         self._module_names: list[str] = []
         seen: set[nn.Parameter] = set()
@@ -63,6 +64,10 @@ class Selection:
                 if wanted and not excluded.parameter(full, name, module):
                     self.parameters[full] = parameter
                     self.owners[full] = module, key
+
+    def excludes(self, name: str, module: nn.Module) -> bool:
+        """Whether `exclude` matches a module."""
+        return self._excluded.module(name, module)
 
     def has(self, name: str, parameters: bool) -> bool:
         """Whether a module in the model has that name, chosen or not.

@@ -11,7 +11,7 @@ from torch import Tensor
 from hookstats._torch import DisableTorchFunction, Placed, has_storage, is_dtensor, is_plain
 from hookstats.arena.arena import Accumulator, Arena
 from hookstats.arena.graph_states import AWAITED, FOLDED, GraphSite, GraphState
-from hookstats.hooks.channels import Rule
+from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
 from hookstats.hooks.readable import local_part, short, unreadable
 from hookstats.hooks.spread import Spread
@@ -274,9 +274,9 @@ class Site:
         accumulator.info = info
         return accumulator
 
-    def channel_dim(self, ndim: int) -> int | None:
+    def channel_dim(self, ndim: int, dtype: torch.dtype) -> int | None:
         """The dimension of the channels in tensors of `ndim` dimensions; None: there is one."""
-        return self._rule(ndim)
+        return self._rule(ndim) if dtype.is_floating_point else None
 
     def row(self) -> SiteCoverage:
         """The site's row of the coverage."""
@@ -304,12 +304,13 @@ def channels_of(
     rule: Rule, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[int | None, int] | str:
     """The channel dimension and the number of channels of such tensors, or why to skip them."""
-    if not dtype.is_floating_point or dtype not in DTYPES:
+    takes = dtype.is_floating_point or isinstance(rule, WithIntegers)
+    if not takes or dtype not in DTYPES:
         return f"dtype {short(dtype)}"
     if device.type == "meta":
         return reasons.META
     ndim = len(shape)
-    dim = rule(ndim)
+    dim = rule(ndim) if dtype.is_floating_point else None
     if dim is not None and not -ndim <= dim < ndim:
         return f"no dimension {dim}"
     channels = 1 if dim is None else shape[dim]

@@ -104,7 +104,7 @@ class TracedHook:
             dtensor: Any = tensor
             part = dtensor.to_local() if spread else tensor
             ndim = tensor.dim()
-            dim = _hookstats_fixed_dim(key, path, ndim)
+            dim = _hookstats_fixed_dim(key, path, ndim, tensor.dtype)
             if dim is not None and -ndim <= dim < ndim:
                 _constant(part.shape[dim])
             shape = tuple([_constant(n) if has_static_value(n) else -1 for n in part.shape])
@@ -164,11 +164,11 @@ def hookstats_leaves_out() -> bool:
 
 
 @_while_tracing
-def _hookstats_fixed_dim(key: str, path: str, ndim: int) -> int | None:
+def _hookstats_fixed_dim(key: str, path: str, ndim: int, dtype: torch.dtype) -> int | None:
     hook = _traced_hooks[key]
     sites = hook.gradients if hook.values is None else hook.values
     with hook.arena.lock:
-        return None if sites is None else sites[path].fixed_dim(ndim)
+        return None if sites is None else sites[path].fixed_dim(ndim, dtype)
 
 
 @_while_tracing
@@ -220,7 +220,8 @@ def _hookstats_plan(
             if isinstance(found, str):
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
             else:
-                plan.value = site.channel_dim(len(shape)), found.state, found.folded, recomputed
+                dim = site.channel_dim(len(shape), dtype)
+                plan.value = dim, found.state, found.folded, recomputed
         if hook.gradients is not None:
             site = _site(hook.gradients[path], shape, dtype, device)
             recomputed = site.graph.counter(RECOMPUTATION, device) if in_checkpoint else None
@@ -230,7 +231,7 @@ def _hookstats_plan(
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
             else:
                 awaited = site.graph.counter(AWAITED, device)
-                dim = site.channel_dim(len(shape))
+                dim = site.channel_dim(len(shape), dtype)
                 partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
                 plan.gradient = dim, found.state, found.folded, awaited, partial, recomputed
     return plan

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from hookstats._torch import jit_tracing_state
 from hookstats.arena.arena import Arena
-from hookstats.hooks.channels import Rule, whole
+from hookstats.hooks.channels import Rule, WithIntegers, whole
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.readable import local_shape, unreadable
 from hookstats.hooks.sites import Site, channels_of
@@ -124,12 +124,15 @@ class Widths:
         suffix = self._suffixes.of(found[1])
         return self._sites.get(suffix) or self._site(suffix)
 
-    def fixed_dim(self, ndim: int) -> int | None:
+    def fixed_dim(self, ndim: int, dtype: torch.dtype) -> int | None:
         """The dimension that has to be of one size in a compiled graph, if any."""
-        return None if self._suffixes.full else self._rule(ndim)
+        of_channels = dtype.is_floating_point and not self._suffixes.full
+        return self._rule(ndim) if of_channels else None
 
     def _site(self, suffix: str) -> Site:
-        rule = whole if suffix == WHOLE else self._rule
+        rule = self._rule
+        if suffix == WHOLE:
+            rule = WithIntegers(whole) if isinstance(rule, WithIntegers) else whole
         name, widths = self._name + suffix, weakref.ref(self)
         site = Site(self._arena, name, self._kind, rule, widths, self._spread)
         if plain_kind(self._kind) in ("grad_input", "grad_output"):

@@ -23,7 +23,8 @@ from hookstats.runs.headers import (
 )
 from hookstats.runs.index import Where
 from hookstats.runs.parts import Parts
-from hookstats.runs.scalars import Scalars
+from hookstats.runs.rank_scalars import RankScalars
+from hookstats.runs.scalars import Scalars, ScalarsByName
 from hookstats.runs.series import Series, span
 from hookstats.runs.whole import Whole
 from hookstats.stats.arguments import check_path
@@ -90,15 +91,28 @@ class Run:
             self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged, rank=rank
         )
         self._whole = Whole(self._parts, self._read)
-        first = self._headed[0]
-        self.scalars = Scalars(self.path, first, skip_damaged=skip_damaged)
-        """The numbers that the lowest rank logged: ``run.scalars["loss"].values``; also of steps
-        that are not recorded."""
+        self._scalars: dict[int, Scalars] = {}
+        self.scalars: ScalarsByName = self._scalars_of(self._headed)[0]
+        """The numbers that were logged: ``run.scalars["loss"].values``; also of steps that are not
+        recorded. Those of several ranks are merged as `RankScalars` says."""
+        if rank is None and len(self._headed) > 1:
+            self.scalars = RankScalars(lambda: self._scalars_of(self._headed), self._merged)
 
     @property
     def _headed(self) -> list[int]:
         """The ranks whose files these are, ascending."""
         return headed_ranks(self.path) if self.rank is None else [self.rank]
+
+    def _scalars_of(self, ranks: list[int]) -> list[Scalars]:
+        for rank in ranks:
+            if rank not in self._scalars:
+                self._scalars[rank] = Scalars(self.path, rank, skip_damaged=self._skip_damaged)
+        return [self._scalars[rank] for rank in ranks]
+
+    def _merged(self, step: int) -> StepRecord | None:
+        """What all ranks recorded in a step; None where none did."""
+        self._parts.refresh()
+        return self._whole.record(step) if self._whole.ranks(step) else None
 
     def _unite_headers(self) -> dict[str, Any]:
         headers = [read_rank_json(self.path, rank)["header"] for rank in self._headed]

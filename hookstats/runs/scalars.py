@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,20 +34,16 @@ class ScalarSeries(NamedTuple):
     """float64 [n]: when each step was closed, in seconds since 1970, UTC."""
 
 
-class Scalars(Mapping[str, ScalarSeries]):
-    """The scalars of one rank of a run, by name; each call sees the parts that exist at that time.
+class ScalarsByName(Mapping[str, ScalarSeries]):
+    """Scalars by name; each call sees the parts that exist at that time."""
 
-    ``run.scalars["loss"].values``; `table` has all of them. What is of steps that became void,
-    since training went back to a checkpoint, is left out.
-    """
+    @abstractmethod
+    def _read(self) -> dict[str, ScalarSeries]:
+        """All scalars that there are now; the same object while there are no others."""
 
-    def __init__(self, run: Path, rank: int, *, skip_damaged: bool) -> None:
-        self._run = run
-        self._rank = rank
-        self._skip_damaged = skip_damaged
-        self._damaged: set[PartName] = set()
-        self._known: dict[PartName, tuple[Footer, Any]] = {}  # parts never change
-        self._series: dict[str, ScalarSeries] | None = None
+    @abstractmethod
+    def table(self) -> Any:
+        """All scalars as a pyarrow.Table: step, rank, name, value, time."""
 
     def __getitem__(self, name: str) -> ScalarSeries:
         """One scalar; a KeyError suggests similar names."""
@@ -87,8 +84,23 @@ class Scalars(Mapping[str, ScalarSeries]):
                 found[name] = float(series.values[at])
         return found
 
+
+class Scalars(ScalarsByName):
+    """The scalars of one rank of a run, by name.
+
+    ``run.scalars["loss"].values``; `table` has all of them. What is of steps that became void,
+    since training went back to a checkpoint, is left out.
+    """
+
+    def __init__(self, run: Path, rank: int, *, skip_damaged: bool) -> None:
+        self._run = run
+        self._rank = rank
+        self._skip_damaged = skip_damaged
+        self._damaged: set[PartName] = set()
+        self._known: dict[PartName, tuple[Footer, Any]] = {}  # parts never change
+        self._series: dict[str, ScalarSeries] | None = None
+
     def table(self) -> Any:
-        """All scalars as a pyarrow.Table: step, rank, name, value, time."""
         self._look()
         index = index_of({name: footer for name, (footer, _) in self._known.items()})
         steps: dict[PartName, set[int]] = {}
@@ -141,7 +153,7 @@ class Scalars(Mapping[str, ScalarSeries]):
 class _OfStep(Mapping[str, float]):
     """The scalars of one step, read when they are first asked for."""
 
-    def __init__(self, scalars: Scalars, step: int) -> None:
+    def __init__(self, scalars: ScalarsByName, step: int) -> None:
         self._scalars = scalars
         self._step = step
 

@@ -51,6 +51,7 @@ class Watch:
     def __init__(
         self,
         models: Iterable[nn.Module],
+        doors: Mapping[str, nn.Module],
         selection: Selection,
         optimizers: Sequence[Optimizer],
         settings: Settings,
@@ -60,7 +61,10 @@ class Watch:
         first_step: int,
         spread: Spread,
     ) -> None:
-        """header: that of the run directory, `Settings.header`."""
+        """doors: the models whose own inputs are recorded, by name.
+
+        header: that of the run directory, `Settings.header`.
+        """
         self._settings = settings
         self._header = header
         self._arena = arena = Arena(
@@ -88,6 +92,8 @@ class Watch:
         self._stepped: set[int] = set()
         try:
             self._handles += self._roots.attach()
+            for name, model in doors.items():
+                self._handles += self._observers.attach_door(name, model)
             for name, module in selection.modules.items():
                 self._handles += self._observers.attach(name, module)
             for name in selection.parameters:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.arena.arena import Arena
-from hookstats.hooks.channels import channel_rule, parameter_rule
+from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.modules import InputHook, OutputHook
 from hookstats.hooks.optimizer_states import OptimizerStates
@@ -58,19 +59,14 @@ class Observers:
             self.states.add(owner, key, states)
 
     def attach(self, name: str, module: nn.Module) -> Iterator[RemovableHandle]:
-        """Register the hooks of a module; a ScriptModule takes none."""
-        rule = channel_rule(module, self._settings.channel_dim)
+        """Register the hooks of a module, as the settings say; a ScriptModule takes none."""
         made: list[Sites] = []  # and those of later calls
-        kinds, per_call = self._settings.kinds, self._settings.per_call
-        before, after = (
-            module_hook(
-                *(kind, self._arena, name, kinds, rule, made, self._spread),
-                per_call=per_call,
-                phases=self._phases,
-            )
-            for kind in (InputHook, OutputHook)
-        )
         self._sites.append(made)
+        rule = channel_rule(module, self._settings.channel_dim)
+        kinds = self._settings.kinds
+        before, after = (
+            self._hook(kind, name, kinds, rule, made) for kind in (InputHook, OutputHook)
+        )
         if isinstance(module, torch.jit.ScriptModule):
             return
         if made:
@@ -79,6 +75,27 @@ class Observers:
             yield module.register_forward_pre_hook(before, with_kwargs=True)
         if after is not None:
             yield module.register_forward_hook(after)
+
+    def attach_door(self, name: str, model: nn.Module) -> Iterator[RemovableHandle]:
+        """Register the hook of a model's inputs, integers included."""
+        made: list[Sites] = []
+        self._sites.append(made)
+        rule = WithIntegers(channel_rule(model, self._settings.channel_dim))
+        hook = self._hook(InputHook, name, ("input",), rule, made)
+        if hook is not None:
+            yield model.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def _hook(
+        self,
+        type: type[InputHook] | type[OutputHook],
+        name: str,
+        kinds: Collection[str],
+        rule: Rule,
+        made: list[Sites],
+    ) -> Callable[..., Any] | None:
+        per_call = self._settings.per_call
+        settled = type, self._arena, name, kinds, rule, made, self._spread
+        return module_hook(*settled, per_call=per_call, phases=self._phases)
 
     def rows(self) -> list[SiteCoverage]:
         """The rows of the coverage."""

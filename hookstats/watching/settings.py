@@ -22,6 +22,8 @@ OPTIMIZER_STATE = "optimizer_state"
 KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE)
 """The kinds of tensors that can be watched."""
 
+KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")
+"""What is watched by default, beside the inputs of the models."""
 
 MODES = ("auto", "all", "both")
 """Which calls are recorded: those that are not of an evaluation, all together, or both, apart."""
@@ -142,6 +144,16 @@ def as_models(model: Any) -> dict[str, nn.Module]:
 
 class _Together(nn.Module):
     """Several models as one module, which is never called: it gives their sites names."""
+
+
+def doors_of(models: Mapping[str, nn.Module], selection: Selection) -> dict[str, nn.Module]:
+    """The models whose own inputs are recorded by default, by name: all that are not excluded and
+    take hooks."""
+    return {
+        name: model
+        for name, model in models.items()
+        if not (isinstance(model, torch.jit.ScriptModule) or selection.excludes(name, model))
+    }
 
 
 def together(models: Mapping[str, nn.Module]) -> nn.Module:

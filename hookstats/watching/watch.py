@@ -19,7 +19,15 @@ from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
 from hookstats.watching.handle import Watch
 from hookstats.watching.reduce import Exchange, Reduce
-from hookstats.watching.settings import Settings, as_models, as_optimizers, check_sinks, together
+from hookstats.watching.settings import (
+    KINDS_BY_DEFAULT,
+    Settings,
+    as_models,
+    as_optimizers,
+    check_sinks,
+    doors_of,
+    together,
+)
 from hookstats.watching.world import current_rank, current_world
 
 _LOG_BINS = LogBins()
@@ -28,7 +36,7 @@ _LOG_BINS = LogBins()
 def watch(
     model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    kinds: Collection[str] = ("output", "grad_output", "param_grad"),
+    kinds: Collection[str] | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
     bins: LinearBins | LogBins | None = _LOG_BINS,
@@ -61,14 +69,17 @@ def watch(
             given a closure. Of several optimizers, the last one that has not stepped since closes
             the step. Without an optimizer, `Watch.step` does. Of a wrapper, such as Accelerate's,
             the optimizer in it counts.
-        kinds: "input", "output": floating-point tensors of a module's calls. "grad_output": the
-            gradients of its outputs. "grad_input": the gradients of its inputs, each the total over
-            all uses of the tensor. "param", "param_grad": a parameter and its gradient as the
-            optimizer is about to use them, or as it left them if it is given a closure. "update":
-            what the optimizer changed in a parameter; in recorded steps this needs memory for a
-            copy of the watched parameters of an optimizer while it steps. "optimizer_state": what
-            the optimizer keeps for a parameter, as the step left it; each tensor has a kind, such
-            as "optimizer_state.exp_avg". With either, a step is closed when the last optimizer is
+        kinds: by default "output", "grad_output" and "param_grad", and, unless `include` says what
+            to watch, the "input" of the model as a whole, so that a bad batch is seen at the door:
+            its integers, such as token ids, too, as whole tensors. "input", "output":
+            floating-point tensors of a module's calls. "grad_output": the gradients of its outputs.
+            "grad_input": the gradients of its inputs, each the total over all uses of the tensor.
+            "param", "param_grad": a parameter and its gradient as the optimizer is about to use
+            them, or as it left them if it is given a closure. "update": what the optimizer changed
+            in a parameter; in recorded steps this needs memory for a copy of the watched parameters
+            of an optimizer while it steps. "optimizer_state": what the optimizer keeps for a
+            parameter, as the step left it; each tensor has a kind, such as
+            "optimizer_state.exp_avg". With either, a step is closed when the last optimizer is
             done.
         include: what to watch: a glob or a compiled regular expression for names of modules and
             parameters, a module type, a callable (name, module) -> bool, or several of these.
@@ -129,6 +140,8 @@ def watch(
     """
     models = as_models(model)
     optimizers = as_optimizers(optimizer)
+    by_default = kinds is None and include is None
+    kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
         kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call
     ).checked()
@@ -137,8 +150,9 @@ def watch(
         raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
     monitor = Monitor(rules)
     selection = select(together(models), kinds, include, exclude, "watch")
+    doors = doors_of(models, selection) if by_default else {}
     if not set(kinds).isdisjoint(MODULE_KINDS):
-        make_reachable(selection.modules)
+        make_reachable(selection.modules | doors)
     spread = Spread(models.values(), mesh)
     header = settings.header(models, selection)
     if spread.batches is not None:
@@ -158,5 +172,6 @@ def watch(
         step = 0 if writer.last_step is None else writer.last_step + 1
     flusher = Flusher(writer, (*sinks, monitor) if rules else sinks, exchange)
     return Watch(
-        models.values(), selection, optimizers, settings, header, flusher, monitor, step, spread
+        *(models.values(), doors, selection, optimizers, settings, header),
+        *(flusher, monitor, step, spread),
     )

@@ -70,7 +70,7 @@ def test_a_huge_site_is_refused_with_its_size_and_the_others_go_on() -> None:
                 optimizer.step()
             said += [str(one.message) for one in caught]
             assert_stats(w.latest["2", "output"], [y], -1)
-            assert len(w.latest) == 3 * 2 + 4
+            assert len(w.latest) == 1 + 3 * 2 + 4
         assert [bool(re.search(refused, message)) for message in said] == [True]
         coverage = w.coverage()
         assert coverage["0.weight", "param_grad"].skipped == {"disabled": 2}

@@ -166,7 +166,7 @@ def test_optimizers_in_the_backward() -> None:
             assert_gradients(w.latest, expected)
             # The gradient of the first layer's output comes before those of its parameters.
             assert (w.latest.observed == 1).all()
-            assert len(w.latest) == 10
+            assert len(w.latest) == 11
         assert all(row.observed == 3 and row.missing == 0 for row in w.coverage())
 
 

@@ -83,3 +83,34 @@ def test_a_run_without_scalars_has_none(tmp_path: Path) -> None:
     assert not (tmp_path / "scalars").exists()
     assert dict(run.scalars) == {}
     assert run[0].scalars == {}
+
+
+def test_scalars_of_ranks_are_merged(tmp_path: Path) -> None:
+    logged = [
+        {"loss": 1.0, "lr/0": 0.1, "steps_per_second": 5.0, "watch_seconds": 0.1},
+        {"loss": 4.0, "lr/0": 0.1, "steps_per_second": 4.0, "watch_seconds": 0.2, "late": 7.0},
+    ]
+    writers = [RunWriter(tmp_path, HEADER, rank=rank, seconds_per_part=0) for rank in (0, 1)]
+    for rank, writer in enumerate(writers):
+        for step in range(2 + rank):  # one rank is ahead
+            writer.write_scalars(step, 100.0 * rank + step, logged[rank])
+    run = open_run(tmp_path)
+    assert run.scalars.at(1) == {
+        "loss": 2.5,
+        "lr/0": 0.1,
+        "steps_per_second": 4.0,
+        "watch_seconds": 0.2,
+        "late": 7.0,
+    }
+    assert run.scalars["loss"].steps.tolist() == [0, 1, 2]
+    assert run.scalars["loss"].values.tolist() == [2.5, 2.5, 4.0]
+    assert run.scalars["loss"].times.tolist() == [100, 101, 102]
+    assert run.of_rank(0).scalars["loss"].values.tolist() == [1, 1]
+    table = run.scalars.table()
+    assert table.num_rows == 15
+    assert table["rank"].null_count == 15
+    assert table["step"].to_pylist() == sorted(table["step"].to_pylist())
+    for writer in writers:
+        writer.write_scalars(3, 300.0, {"loss": 8.0})
+        writer.close()
+    assert run.scalars["loss"].values.tolist() == [2.5, 2.5, 4.0, 8.0]

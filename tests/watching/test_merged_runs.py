@@ -26,6 +26,7 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import hookstats as hs
+from hookstats.records.norms import gradient_norm
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this build of torch has no gloo", allow_module_level=True)
@@ -320,6 +321,10 @@ def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, row
     assert run.header.get("grad_scale", 1.0) == (1.0 if of_pipeline or row in BY_HAND else scale)
     assert (run.ranks, run.ranks_of(0), merged.rank) == (list(range(SIZE)), list(range(SIZE)), None)
     assert_whole(merged, one, scale, absent, of_pipeline=of_pipeline)
+    if not absent:
+        norm = gradient_norm(one)
+        assert merged.scalars["grad_norm"] == pytest.approx(norm, rel=1e-5)
+        assert run.scalars["grad_norm"].values == pytest.approx(np.array([norm]), rel=1e-5)
     again = hs.open_run(tmp_path / "ranks")[0]
     assert np.array_equal(again.moments, merged.moments, equal_nan=True)
     # Series and tables are of the same numbers.

@@ -73,6 +73,7 @@ def test_the_default_kinds_and_the_order_of_sites() -> None:
         model(torch.randn(5, 3)).sum().backward()
         optimizer.step()
         assert list(w.latest) == [
+            ("", "input"),
             ("0", "output"),
             ("1", "output"),
             ("2", "output"),
@@ -255,7 +256,7 @@ def test_pause_and_resume() -> None:
     assert row.skipped == {"step not recorded": 1}
     w.close()
     assert [record.step for record in records] == [0, 3, 4]
-    assert {kind for _, kind in records[-1]} == {"output"}
+    assert {kind for _, kind in records[-1]} == {"input", "output"}
 
 
 def test_latest() -> None:

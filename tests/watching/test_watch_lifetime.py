@@ -113,7 +113,7 @@ def test_a_watch_goes_on_without_its_handle() -> None:
     model(torch.randn(2, 3)).sum().backward()
     optimizer.step()
     assert done.wait(10)
-    assert len(records[0]) == 10
+    assert len(records[0]) == 11
 
 
 def test_a_dropped_model_takes_its_watch_along() -> None:
