@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from hookstats.arena import arena
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
+from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
 from hookstats.watching.reduce import Exchange
@@ -112,6 +113,10 @@ class Flusher:
             atexit.register(self._at_exit)
             self._thread.start()
         self._queue.put(request)
+
+    def write_alerts(self, told: Sequence[Told]) -> None:
+        """Have the run keep alerts; rules call this on the thread, as they check a step."""
+        self._write(lambda writer: writer.write_alerts(told))
 
     def _at_exit(self) -> None:
         self.before_exit()

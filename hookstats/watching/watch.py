@@ -13,13 +13,14 @@ from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
 from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
-from hookstats.rules import Monitor, Rule
+from hookstats.rules import Monitor, Rules, as_rules
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
 from hookstats.watching.handle import Watch
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import Settings, as_models, as_optimizers, check_sinks, together
+from hookstats.watching.setup import setup_of
 from hookstats.watching.world import current_rank, current_world
 
 _LOG_BINS = LogBins()
@@ -39,7 +40,7 @@ def watch(
     append: bool = False,
     max_bytes: int | None = None,
     sinks: Sequence[Sink] = (),
-    rules: str | Sequence[Rule] = (),
+    rules: Rules = (),
     *,
     moments: int = 2,
     per_call: bool = False,
@@ -135,7 +136,7 @@ def watch(
     check_sinks(sinks)
     if not (reduce is None or isinstance(reduce, Reduce)):
         raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
-    monitor = Monitor(rules)
+    chosen = as_rules(rules)
     selection = select(together(models), kinds, include, exclude, "watch")
     if not set(kinds).isdisjoint(MODULE_KINDS):
         make_reachable(selection.modules)
@@ -144,6 +145,10 @@ def watch(
     if spread.batches is not None:
         header["grad_scale"] = 1 / spread.batches
     exchange = None if reduce is None else Exchange(reduce)
+    setup = setup_of(selection, optimizers) if chosen else None
+    if setup is not None:
+        header["setup"] = setup.to_dict()
+    monitor = Monitor(chosen, setup)
     writer, step = None, 0
     if out is not None:
         writer = RunWriter(
@@ -156,7 +161,8 @@ def watch(
             world=current_world(),
         )
         step = 0 if writer.last_step is None else writer.last_step + 1
-    flusher = Flusher(writer, (*sinks, monitor) if rules else sinks, exchange)
+    flusher = Flusher(writer, (*sinks, monitor) if chosen else sinks, exchange)
+    monitor.keep = flusher.write_alerts
     return Watch(
         models.values(), selection, optimizers, settings, header, flusher, monitor, step, spread
     )
