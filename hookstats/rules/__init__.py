@@ -13,7 +13,7 @@ from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
 from hookstats.rules.monitor import Monitor, Rules, as_rules, default_rules, replay
-from hookstats.rules.peers import Depth, Peers
+from hookstats.rules.peers import Collapse, Depth, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
@@ -23,6 +23,7 @@ __all__ = [
     "Alert",
     "Attention",
     "Clipping",
+    "Collapse",
     "DeadChannels",
     "Depth",
     "Exploding",

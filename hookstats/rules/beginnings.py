@@ -45,7 +45,7 @@ class Initialisation(Rule):
 
     name: ClassVar[str] = "initialisation"
 
-    most: float = 8.0
+    most: float = 6.0
     least: float = 1 / 32
     octaves: float = 3.5
 

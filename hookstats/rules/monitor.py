@@ -17,7 +17,7 @@ from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
-from hookstats.rules.peers import Depth, Peers
+from hookstats.rules.peers import Collapse, Depth, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
@@ -44,6 +44,7 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Saturation,
     Peers,
     Depth,
+    Collapse,
     Exploding,
     SuddenShift,
     DeadChannels,

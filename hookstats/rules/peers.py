@@ -10,12 +10,14 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from hookstats.records.alerts import Alert
+from hookstats.records.groups import over_site
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.beginnings import role
 from hookstats.rules.history import History
-from hookstats.rules.rule import Rule, at_least
+from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.stats.state import M2
 
 _FLOOR = 2.0**-60
 """What stands for an rms of zero."""
@@ -149,3 +151,38 @@ class Depth(Rule):
     def _most(self, kind: str) -> float:
         """The octaves by which a kind may grow: gradients grow in sound networks, too."""
         return self.growth if kind == "output" else 1.6 * self.growth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collapse(Rule):
+    """The output of a layer hardly depends on the sample.
+
+    Within its channels, the output deviates from the channel's mean by `share` of its rms or less:
+    what enters has been lost on the way, as in deep networks of sigmoids (Glorot and Bengio, 2010),
+    and biases are left. The rule looks at outputs of `channels` channels or more that are not
+    constant. The alert is about the first in execution order; its value is the share.
+    """
+
+    name: ClassVar[str] = "collapse"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    share: float = 0.015
+    channels: int = 8
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(self, "share")
+        at_least(self, 1, "channels")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        within = over_site(np.add, record.moments[:, M2], record.offsets, 0.0)
+        counts = history.columns("count")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.sqrt(within / counts) / history.rms
+        many = (np.diff(record.offsets) >= self.channels) & (counts >= 4 * np.diff(record.offsets))
+        for i in np.flatnonzero(many & (share > 0) & (share <= self.share)).tolist():
+            if history.plain_kinds[i] == "output":
+                says = f"hardly depends on the sample: it deviates by {share[i]:.2%} of its rms"
+                yield self.alert(record, i, says, share[i])
+                return

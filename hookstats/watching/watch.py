@@ -40,7 +40,7 @@ def watch(
     append: bool = False,
     max_bytes: int | None = None,
     sinks: Sequence[Sink] = (),
-    rules: Rules = (),
+    rules: Rules = "default",
     *,
     moments: int = 2,
     per_call: bool = False,
@@ -90,8 +90,10 @@ def watch(
             below. The newest quarter stays whole; every second older part is deleted, then every
             second of those that remain, and so on. `Run.thinned` counts the deleted steps.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
-        rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`: they check each
-            recorded step, on the same thread as sinks, and warn once when a problem starts.
+        rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
+            or as a Rule; False or () for none. They check each recorded step, on the same thread as
+            sinks, and warn once when a problem starts; `Watch.incidents` and the run have all that
+            they say. What the parameters are before the first step is read here, once.
         moments: 4 for third and fourth central moments, too: records, runs, tables and plots then
             have `skewness` and `kurtosis`, as ``scipy.stats.skew`` and ``scipy.stats.kurtosis``
             define these with ``bias=True``; the kurtosis is the excess, 0 for a normal
@@ -148,6 +150,7 @@ def watch(
     setup = setup_of(selection, optimizers) if chosen else None
     if setup is not None:
         header["setup"] = setup.to_dict()
+        header["rules"] = [rule.name for rule in chosen]
     monitor = Monitor(chosen, setup)
     writer, step = None, 0
     if out is not None:
