@@ -2,43 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hookstats.cli.output import count
+from hookstats.records.alerts import SCALAR, Incident, incidents_of
+from hookstats.records.keys import Key
+from hookstats.rules import Alert, replay
+from hookstats.runs.run import Run
 from hookstats.show.grid import require_rich
 from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from hookstats.rules import Alert
-
-STYLES = {"error": "bold red", "warning": "yellow"}
+STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
-def print_alerts(console: Console, alerts: Sequence[Alert], limit: int) -> None:
-    """Print the number of alerts, and the first `limit` of them, which have the cause."""
+def alerts_of(run: Run, rules: str | None) -> list[Alert]:
+    """What the rules said while the run was recorded, or what `rules` say of its steps now."""
+    return run.alerts if rules is None else replay(run, rules)
+
+
+def print_alerts(
+    console: Console, alerts: Sequence[Alert], limit: int, chosen: Collection[Key] | None = None
+) -> None:
+    """Print the number of incidents, and the first `limit` of them.
+
+    chosen: print those alone that have an alert about one of these sites, or about a scalar, and
+        how many others there are.
+    """
     console.print()
-    for line in alert_lines(console, alerts, limit):
+    for line in alert_lines(console, alerts, limit, chosen):
         console.print(line, soft_wrap=not console.is_terminal)
 
 
 def alert_lines(
-    console: Console, alerts: Sequence[Alert], limit: int, cut: bool = False
+    console: Console,
+    alerts: Sequence[Alert],
+    limit: int,
+    chosen: Collection[Key] | None = None,
+    *,
+    cut: bool = False,
 ) -> Iterator[RenderableType]:
     """The lines of `print_alerts`: coloured by severity, in a terminal as a list with dashes.
 
-    cut: in a terminal, keep one line of each alert.
+    cut: in a terminal, keep one line of each incident.
     """
-    if not alerts:
-        yield "no alerts"
+    incidents = incidents_of(alerts)
+    shown = [one for one in incidents if chosen is None or _is_about(one, chosen)]
+    others = len(incidents) - len(shown)
+    elsewhere = f" here, {others} about other layers" if others else ""
+    if not shown:
+        yield f"no incidents{elsewhere}"
         return
-    first = f", the first {limit}" if limit < len(alerts) else ""
-    yield f"{count(len(alerts), 'alert')}{first}:"
+    first = f", the first {limit}" if limit < len(shown) else ""
+    yield f"{count(len(shown), 'incident')}{elsewhere}{first}:"
     rich = require_rich()
-    for alert in alerts[:limit]:
-        message = rich.text.Text(printable(alert.message), STYLES[alert.severity])
+    for incident in shown[:limit]:
+        message = rich.text.Text(printable(str(incident)), STYLES[incident.severity])
         if not console.is_terminal:
             yield message
             continue
@@ -47,3 +69,9 @@ def alert_lines(
         marked.add_column(no_wrap=cut, overflow="ellipsis" if cut else "fold")
         marked.add_row("-", message)
         yield marked
+
+
+def _is_about(incident: Incident, chosen: Collection[Key]) -> bool:
+    return any(
+        alert.kind == SCALAR or (alert.site, alert.kind) in chosen for alert in incident.alerts
+    )

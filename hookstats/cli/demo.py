@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-from hookstats import rules
 from hookstats.cli.alerts import print_alerts
 from hookstats.cli.inputs import open_path
 from hookstats.cli.output import stdout
@@ -41,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         f"\n{len(recorded.steps)} steps of {len(record)} sites recorded in {seconds:.1f} s, "
         f"accuracy {accuracy:.1%}"
     )
-    print_alerts(console, rules.replay(recorded), ALERTS)
+    print_alerts(console, recorded.alerts, ALERTS)
     report = page.write(recorded, beside(out))
     print(
         f"\nplanted: most biases of {BAD_LAYER!r} are -20, so that its ReLU never opens\n"

@@ -12,7 +12,7 @@ from hookstats.stats.printable import printable
 
 def run(options: argparse.Namespace) -> int:
     recorded = open_path(options.run, rank=options.rank)
-    out = page.write(recorded, options.out or beside(options.run))
+    out = page.write(recorded, options.out or beside(options.run), options.rules)
     print(printable(str(out)))
     return 0
 

@@ -1,11 +1,10 @@
-"""Prints one step of a run as a table, and the alerts up to that step."""
+"""Prints one step of a run as a table, and the incidents up to that step."""
 
 from __future__ import annotations
 
 import argparse
 
-from hookstats import rules
-from hookstats.cli.alerts import print_alerts
+from hookstats.cli.alerts import alerts_of, print_alerts
 from hookstats.cli.inputs import check_chosen, choose, open_path, read_step
 from hookstats.cli.output import stdout
 from hookstats.records.summary import summarise
@@ -24,7 +23,8 @@ def run(options: argparse.Namespace) -> int:
         sites.sort(key=SORTS[options.sort])
     render(record, console, sites)
     if options.alerts > 0:
-        alerts = rules.replay(recorded)
-        alerts = [a for a in alerts if a.step <= record.step and (a.site, a.kind) in chosen]
-        print_alerts(console, alerts, options.alerts)
+        alerts = alerts_of(recorded, options.rules)
+        alerts = [alert for alert in alerts if alert.step <= record.step]
+        selected = chosen if options.layer or options.kind else None
+        print_alerts(console, alerts, options.alerts, selected)
     return 0

@@ -27,7 +27,9 @@ BUDGET = 0.8
 
 def run(options: argparse.Namespace) -> int:
     console = stdout()
-    view = View(open_path(options.run, rank=options.rank), options.layer, options.kind)
+    view = View(
+        open_path(options.run, rank=options.rank), options.layer, options.kind, options.rules
+    )
     if options.once or not console.is_terminal:
         view.read()
         _print_once(view, console, options.limit)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from hookstats import rules
 from hookstats.cli.alerts import alert_lines
 from hookstats.cli.inputs import check_chosen, choose
 from hookstats.records.keys import Key, label
 from hookstats.records.summary import SiteSummary, summarise
+from hookstats.rules import Alert, Monitor, Setup
 from hookstats.runs.format import PARTS
 from hookstats.runs.run import Run
 from hookstats.show.grid import Cell, grid, require_rich
@@ -28,7 +28,7 @@ WINDOW = 12
 RECENT = 300
 """The most steps that are read at once: in a long run the present matters more than the past."""
 ALERTS = 4
-"""The number of alerts shown."""
+"""The number of incidents shown."""
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -40,8 +40,11 @@ class View:
         run: Run,
         layers: list[str] | None = None,
         kinds: list[str] | None = None,
+        rules: str | None = None,
     ) -> None:
+        """rules: check the steps that are read, instead of reading what the run's rules said."""
         self.run = run
+        self._rules = rules
         self._layers, self._kinds = layers, kinds
         self._recorded = 0
         self._unread = 0
@@ -50,11 +53,13 @@ class View:
     def _forget(self) -> None:
         self.sites: list[SiteSummary] = []
         """The sites of the step that was read last."""
-        self.alerts: list[rules.Alert] = []
+        self.alerts: list[Alert] = []
+        self._chosen: Collection[Key] | None = None
         self._step: int | None = None
         self._passed = 0
         self._curves: dict[Key, deque[float]] = {}
-        self._monitor = rules.Monitor("default")
+        setup = Setup.from_header(self.run.header)
+        self._monitor = None if self._rules is None else Monitor(self._rules, setup)
 
     def read(self, seconds: float = math.inf) -> bool:
         """Read new steps for about so many seconds; returns whether more are left to read.
@@ -75,6 +80,8 @@ class View:
             self._unread -= 1
             if time.monotonic() > end:
                 break
+        if self._monitor is None:
+            self.alerts = self.run.alerts
         return self._unread > 0
 
     def _take(self, step: int) -> None:
@@ -86,8 +93,9 @@ class View:
         for site in self.sites:
             curve = self._curves.setdefault((site.name, site.kind), deque(maxlen=WINDOW))
             curve.append(site.rms)
-        found = self._monitor.examine(record)
-        self.alerts += [alert for alert in found if (alert.site, alert.kind) in chosen]
+        if self._monitor is not None:
+            self.alerts += self._monitor.examine(record)
+        self._chosen = chosen if self._layers or self._kinds else None
 
     def frame(self, console: Console, rows: int) -> Iterator[RenderableType]:
         """What to print, from top to bottom; the table has at most `rows` rows."""
@@ -100,7 +108,7 @@ class View:
         if rows < len(self.sites):
             yield f"... and {len(self.sites) - rows} more"
         yield ""
-        yield from alert_lines(console, self.alerts, ALERTS, cut=True)
+        yield from alert_lines(console, self.alerts, ALERTS, self._chosen, cut=True)
 
     def _headline(self) -> str:
         rank = "" if self.run.rank is None else f", rank {self.run.rank}"

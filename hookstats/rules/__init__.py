@@ -4,26 +4,55 @@
 thread; `replay` checks the steps of a stored run. A rule of your own is a subclass of Rule.
 """
 
+from hookstats.records.alerts import Alert, Incident
+from hookstats.rules.attention import Attention
+from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Saturation
+from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
-from hookstats.rules.monitor import Monitor, default_rules, replay
-from hookstats.rules.rule import Alert, Rule, RuleError, RuleWarning
+from hookstats.rules.inputs import Inputs, RepeatedInputs
+from hookstats.rules.loss import Loss
+from hookstats.rules.monitor import Monitor, Rules, as_rules, default_rules, replay
+from hookstats.rules.peers import Collapse, Depth, Peers
+from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
+from hookstats.rules.rule import Rule, RuleError, RuleWarning
+from hookstats.rules.setup import Setup
 from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
 
 __all__ = [
     "Alert",
+    "Attention",
+    "Clipping",
+    "Collapse",
     "DeadChannels",
+    "Depth",
     "Exploding",
     "FP8Risk",
     "History",
+    "Incident",
+    "Initialisation",
+    "Inputs",
+    "LearningRate",
+    "Loss",
+    "LossScale",
     "Monitor",
     "NonFinite",
+    "Peers",
+    "RepeatedInputs",
+    "Rounding",
     "Rule",
     "RuleError",
     "RuleWarning",
+    "Rules",
     "Saturation",
+    "Setup",
     "SuddenShift",
+    "Underflow",
+    "Untrained",
+    "UpdateSize",
     "Vanishing",
+    "WeightDecay",
+    "as_rules",
     "default_rules",
     "replay",
 ]

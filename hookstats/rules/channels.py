@@ -10,10 +10,11 @@ import numpy as np
 
 from hookstats.insight.channels import MARGIN, saturation
 from hookstats.insight.layers import per_tensor
+from hookstats.records.alerts import Alert
 from hookstats.records.keys import parse_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
-from hookstats.rules.rule import Alert, Rule, at_least, fraction
+from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.stats.derived import amax
 
 
@@ -24,23 +25,27 @@ class DeadChannels(Rule):
     A channel is dead in a step if all its finite values are zero (`insight.dead`). The rule counts
     a channel that was dead in `steps` recorded steps in a row, with `values` zeros or more in all,
     so that channels do not look dead because batches are small. A dead channel of an output carries
-    no signal, as behind a ReLU that never opens; a dead channel of a gradient receives none. There
-    is an alert if the counted channels are at least `share` of the tensor's channels, and at least
-    two. The alert's value is their share, its channel the first of them; the message also says how
-    many channels are dead in this step, as tables and reports count them. If gradients are watched,
-    outputs without a gradient are left out: inputs may have channels that are always zero.
+    no signal, as behind a ReLU that never opens; a dead channel of a gradient receives none. A
+    warning is given if the counted channels are at least `share` of the tensor's channels, and at
+    least two; a note if they are at least `few` of the channels of an output, where a layer has
+    `width` channels or more, as some units of narrow layers often die. The alert's value is their
+    share, its channel the first of them; the message also says how many channels are dead in this
+    step, as tables and reports count them. If gradients are watched, outputs without a gradient are
+    left out: inputs may have channels that are always zero.
     """
 
     name: ClassVar[str] = "dead channels"
 
     share: float = 0.5
+    few: float = 0.15
+    width: int = 12
     steps: int = 10
     values: int = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fraction(self, "share")
-        at_least(self, 1, "steps", "values")
+        fraction(self, "share", "few")
+        at_least(self, 1, "width", "steps", "values")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         lasting = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)
@@ -54,7 +59,9 @@ class DeadChannels(Rule):
         ):
             info = record.sites[site]
             kind = parse_kind(info.kind)
-            if count < max(2, self.share * info.channels):
+            many = count >= max(2, self.share * info.channels)
+            some = info.channels >= self.width and count >= max(2, self.few * info.channels)
+            if not (many or (some and kind.plain == "output")):
                 continue
             if kind.plain == "output":
                 if gradients and (info.name, kind.gradient) not in record:
@@ -74,6 +81,7 @@ class DeadChannels(Rule):
                 f"all {those} have been zero for {self.steps} steps or more, so they {what}",
                 count / info.channels,
                 channel,
+                "warning" if many else "note",
             )
 
 

@@ -2,95 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+import difflib
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
+from hookstats.records.alerts import SCALAR, SEVERITIES, Alert, Grouping, Incident, Severity
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
+from hookstats.rules.attention import Attention
+from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Saturation
+from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
-from hookstats.rules.rule import Alert, Rule, RuleError, RuleWarning
+from hookstats.rules.inputs import Inputs, RepeatedInputs
+from hookstats.rules.loss import Loss
+from hookstats.rules.peers import Collapse, Depth, Peers
+from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
+from hookstats.rules.rule import Rule, RuleError, RuleWarning
+from hookstats.rules.setup import Setup
 from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
+from hookstats.runs.alerts import Told
 from hookstats.runs.run import Run
 from hookstats.stats.warning import warn
 
 _NAMED = 3  # tensors, of several with an alert in one step
 
+_DEFAULT: tuple[type[Rule], ...] = (
+    Initialisation,
+    Untrained,
+    WeightDecay,
+    LearningRate,
+    Clipping,
+    UpdateSize,
+    Rounding,
+    LossScale,
+    Inputs,
+    RepeatedInputs,
+    NonFinite,
+    Attention,
+    Saturation,
+    Peers,
+    Depth,
+    Collapse,
+    Exploding,
+    SuddenShift,
+    DeadChannels,
+    Vanishing,
+    Underflow,
+    Loss,
+    FP8Risk,
+)
+"""Causes before symptoms: of the findings in a step, the first is taken for the cause of others."""
+
+Rules = str | bool | Rule | type[Rule] | Sequence[Rule | type[Rule]]
+"""What stands for rules: "default", "all" or True; one or several, each a Rule or its class;
+False or () for none."""
+
 
 def default_rules() -> tuple[Rule, ...]:
     """All rules, with their own thresholds; their action is to warn."""
-    return (
-        NonFinite(),
-        Exploding(),
-        Vanishing(),
-        DeadChannels(),
-        Saturation(),
-        SuddenShift(),
-        FP8Risk(),
-    )
+    return tuple(rule() for rule in _DEFAULT)
 
 
-def replay(run: Run, rules: str | Sequence[Rule] = "default") -> list[Alert]:
+def as_rules(rules: Any) -> tuple[Rule, ...]:
+    """The rules that `rules` stands for, see `Rules`.
+
+    Raises:
+        ValueError: it stands for none; the message suggests what was meant.
+    """
+    if isinstance(rules, bool):
+        return default_rules() if rules else ()
+    if isinstance(rules, str):
+        if rules in ("default", "all"):
+            return default_rules()
+        return (_named(rules, rules),)
+    several = [rules] if isinstance(rules, (Rule, type)) else rules
+    if not isinstance(several, Sequence):
+        raise ValueError(f'rules = {rules!r}: expected "default", or rules')
+    return tuple(_one(rule, rules) for rule in several)
+
+
+def _one(rule: Any, rules: Any) -> Rule:
+    if isinstance(rule, Rule):
+        return rule
+    if isinstance(rule, type) and issubclass(rule, Rule):
+        return rule()
+    if isinstance(rule, str):
+        return _named(rule, rules)
+    raise ValueError(f'rules = {rules!r}: expected "default", or rules such as NonFinite()')
+
+
+def _named(name: str, rules: Any) -> Rule:
+    """A rule by its name in alerts or by that of its class."""
+    known = {"default": None} | {r.name: r for r in _DEFAULT} | {r.__name__: r for r in _DEFAULT}
+    found = known.get(name)
+    if found is not None:
+        return found()
+    lower = {known_name.lower(): known_name for known_name in known}
+    close = difflib.get_close_matches(name.lower(), lower, 1)
+    meant = f"; did you mean {lower[close[0]]!r}?" if close else ""
+    raise ValueError(f'rules = {rules!r}: expected "default", or rules such as "loss"{meant}')
+
+
+def replay(run: Run, rules: Rules = "default") -> list[Alert]:
     """The alerts that the rules would have given, had they seen what the run has.
 
     In a run of several ranks these see the whole model; in ``run.of_rank(r)`` what the rank saw.
-    No action is taken. A rule that fails is disabled, with a warning.
+    No action is taken. A rule that fails is disabled, with a warning. What the rules did give
+    while the run was recorded is `Run.alerts`.
 
     Raises:
-        ValueError: rules is neither "default" nor a sequence of Rule.
+        ValueError: rules stands for no rules.
     """
-    monitor = Monitor(rules)
-    for step in run.steps:
-        monitor.examine(run[step])
+    monitor = Monitor(rules, Setup.from_header(run.header))
+    scalars = run.scalars
+    recorded = set(run.steps)
+    for step in sorted(recorded | set(scalars.steps)):
+        if step in recorded:
+            monitor.examine(run[step])
+        else:
+            monitor.examine_scalars(step, scalars.at(step))
     return monitor.alerts
 
 
 class Monitor:
     """A sink that reports alerts: each finding once, as `Rule` says.
 
-    A rule that fails, or whose action fails, is disabled with one RuntimeWarning; the other rules
-    go on.
+    Of an incident (see `Incident`) it warns once, of the cause; and once more where a consequence
+    is worse. Of notes it does not warn. A rule that fails, or whose action fails, is disabled with
+    one RuntimeWarning; the other rules go on.
+
+    Args:
+        rules: "default", or some rules; see `Rules`.
+        setup: what training begins with; without it, rules that need it say nothing.
 
     Raises:
-        ValueError: rules is neither "default" nor a sequence of Rule.
+        ValueError: rules stands for no rules.
     """
 
-    def __init__(self, rules: str | Sequence[Rule] = "default") -> None:
-        chosen = default_rules() if rules == "default" else rules
-        if not (isinstance(chosen, Sequence) and all(isinstance(rule, Rule) for rule in chosen)):
-            raise ValueError(
-                f'rules = {rules!r}: expected "default" or a sequence of Rule{_meant(rules)}'
-            )
+    def __init__(self, rules: Rules = "default", setup: Setup | None = None) -> None:
         self.alerts: list[Alert] = []
         """All alerts so far."""
         self.failures: dict[str, str] = {}
         """The rules that failed, with the error of each."""
-        self._rules = [rule for rule in chosen if isinstance(rule, Rule)]
-        self._history = History()
+        self.keep: Callable[[Sequence[Told]], object] = lambda told: None
+        """Called with new alerts; a run directory keeps them."""
+        self._rules = list(as_rules(rules))
+        self._history = History(setup)
+        self._grouping = Grouping()
         self._findings: dict[tuple[int, Hashable], _Finding] = {}
         self._to_raise: Alert | None = None
+        self._seen: dict[int, Collection[str]] = {}  # the scalars that a record had, by step
+        self._said: dict[int, Severity] = {}  # the worst severity warned of, by incident
 
     def __repr__(self) -> str:
         return f"Monitor({', '.join(rule.name for rule in self._rules)})"
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether there are any rules."""
+        return bool(self._rules)
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """The alerts so far by their causes."""
+        return self._grouping.incidents()
+
     def __call__(self, record: StepRecord) -> None:
         """Check a step, and act on the alerts."""
-        for rule, alerts in self._examine(record):
-            if rule.action == "raise":
-                self._to_raise = self._to_raise or alerts[0]
-            elif rule.action == "warn":
-                warn(_together(alerts), RuleWarning)
-            else:
-                try:
-                    for alert in alerts:
-                        rule.action(alert)
-                except Exception as error:
-                    self._disable(rule, error)
+        self._act(self._examine(record))
+
+    def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
+        """Check the scalars of a step that its record did not have, and act on the alerts."""
+        seen = self._seen.pop(step, ())
+        for earlier in [other for other in self._seen if other < step]:
+            del self._seen[earlier]
+        self._act(self._examine_scalars(step, {k: v for k, v in values.items() if k not in seen}))
 
     def examine(self, record: StepRecord) -> list[Alert]:
-        """The alerts of the next step, which are added to `alerts`; no action is taken."""
-        return [alert for _, alerts in self._examine(record) for alert in alerts]
+        """The alerts of the next step, with its scalars, which are added to `alerts`; no action is
+        taken."""
+        return [alert for _, alerts in self._examine(record) for alert, _ in alerts]
+
+    def examine_scalars(self, step: int, values: Mapping[str, float]) -> list[Alert]:
+        """The alerts about the scalars of a step, in the same way."""
+        return [a for _, alerts in self._examine_scalars(step, values) for a, _ in alerts]
 
     def raise_pending(self) -> None:
         """Raise the first alert of a rule with the action "raise", once."""
@@ -98,26 +195,92 @@ class Monitor:
         if alert is not None:
             raise RuleError(alert)
 
-    def _examine(self, record: StepRecord) -> list[tuple[Rule, list[Alert]]]:
+    def _act(self, given: _Given) -> None:
+        for rule, alerts in given:
+            if rule.action == "raise":
+                self._to_raise = self._to_raise or alerts[0][0]
+            elif rule.action == "warn":
+                alerts.sort(key=lambda each: not each[1])  # the news first
+                if alerts[0][1]:
+                    warn(_together([alert for alert, _ in alerts]), RuleWarning)
+            else:
+                try:
+                    for alert, _ in alerts:
+                        rule.action(alert)
+                except Exception as error:
+                    self._disable(rule, error)
+
+    def _examine(self, record: StepRecord) -> _Given:
+        values = dict(record.scalars)
+        self._seen[record.step] = values.keys()
+        self._history.push_scalars(values)
         self._history.push(record)
-        given: list[tuple[Rule, list[Alert]]] = []
+
+        def look(rule: Rule) -> Iterable[Alert]:
+            yield from rule.check(record, self._history)
+            yield from rule.check_scalars(record.step, values, self._history)
+
+        def may_show(rule: Rule, key: Any) -> bool:
+            return rule.scope != "site" or key in record or _is_of(key, values)
+
+        return self._check(look, record.step, may_show)
+
+    def _examine_scalars(self, step: int, values: Mapping[str, float]) -> _Given:
+        self._history.push_scalars(values)
+
+        def may_show(rule: Rule, key: Any) -> bool:
+            return _is_of(key, values)
+
+        return self._check(
+            lambda rule: rule.check_scalars(step, values, self._history), step, may_show
+        )
+
+    def _check(
+        self,
+        look: Callable[[Rule], Iterable[Alert]],
+        step: int,
+        may_show: Callable[[Rule, Any], bool],
+    ) -> _Given:
+        given: _Given = []
+        told: list[Told] = []
         for rule in self._rules.copy():
             try:
-                found = list(rule.check(record, self._history))
+                found = list(look(rule))
             except Exception as error:
                 self._disable(rule, error)
                 continue
-            alerts = self._begun(rule, found, record)
-            if alerts:
-                given.append((rule, alerts))
-                self.alerts += alerts
+            alerts = self._begun(rule, found, step, may_show)
+            if not alerts:
+                continue
+            self.alerts += alerts
+            new = []
+            for alert in alerts:
+                number, is_cause = self._grouping.add(alert)
+                told.append(Told(alert, number, is_cause, thresholds(rule)))
+                new.append((alert, self._is_news(alert, number)))
+            given.append((rule, new))
+        if told:
+            self.keep(told)
         return given
 
-    def _begun(self, rule: Rule, found: Sequence[Alert], record: StepRecord) -> list[Alert]:
+    def _is_news(self, alert: Alert, incident: int) -> bool:
+        """Whether to warn of an alert: of causes, and of consequences that are worse."""
+        before, now = (_ORDER[each] for each in (self._said.get(incident, "note"), alert.severity))
+        if now > before:
+            self._said[incident] = alert.severity
+        return now > before
+
+    def _begun(
+        self,
+        rule: Rule,
+        found: Sequence[Alert],
+        step: int,
+        may_show: Callable[[Rule, Any], bool],
+    ) -> list[Alert]:
         """The findings that were not reported yet."""
         now = {(id(rule), _key(rule, alert)): alert for alert in reversed(found)}
         for key, finding in self._findings.items():
-            if key[0] == id(rule) and key not in now and _may_show(rule, key[1], record):
+            if key[0] == id(rule) and key not in now and may_show(rule, key[1]):
                 finding.streak, finding.open = 0, False
         alerts = []
         for alert in found:
@@ -127,9 +290,9 @@ class Monitor:
             finding = self._findings.setdefault(key, _Finding())
             finding.streak += 1
             # Before the last alert: the training went back to a checkpoint.
-            waited = finding.told is None or not 0 <= record.step - finding.told < rule.every
+            waited = finding.told is None or not 0 <= step - finding.told < rule.every
             if finding.streak >= rule.patience and waited and not finding.open:
-                finding.told, finding.open = record.step, True
+                finding.told, finding.open = step, True
                 alerts.append(alert)
         return alerts
 
@@ -139,15 +302,21 @@ class Monitor:
         warn(f"hookstats: rule {rule.name!r} failed: {why}; the rule is disabled")
 
 
-def _meant(rules: object) -> str:
-    """What was probably meant by `rules`, which are none; "" where nobody knows."""
-    if rules is True or rules == "all":
-        return '; did you mean rules="default", which are all rules?'
-    several = rules if isinstance(rules, Sequence) else [rules]
-    for rule in several:
-        if isinstance(rule, type) and issubclass(rule, Rule):
-            return f"; {rule.__name__} is a class: did you mean [{rule.__name__}()]?"
-    return "; did you mean it in a list?" if isinstance(rules, Rule) else ""
+_Given = list[tuple[Rule, list[tuple[Alert, bool]]]]
+"""Per rule the alerts that it gave in a step, each with whether to warn of it."""
+
+_ORDER = {severity: i for i, severity in enumerate(SEVERITIES)}
+
+
+def _is_of(key: Any, values: Mapping[str, float]) -> bool:
+    """Whether a finding is about one of these scalars."""
+    return isinstance(key, tuple) and key[1] == SCALAR and key[0] in values
+
+
+def thresholds(rule: Rule) -> dict[str, Any]:
+    """The thresholds of a rule by name, without its action."""
+    named = {field.name: getattr(rule, field.name) for field in fields(rule)}
+    return {name: value for name, value in named.items() if name != "action"}
 
 
 @dataclass
@@ -164,12 +333,7 @@ def _key(rule: Rule, alert: Alert) -> Hashable:
     """The key that two alerts of a rule share if they are about one finding."""
     if rule.scope == "site":
         return alert.site, alert.kind
-    return plain_kind(alert.kind) if rule.scope == "kind" else None
-
-
-def _may_show(rule: Rule, key: Any, record: StepRecord) -> bool:
-    """Whether the step could have had the finding again."""
-    return rule.scope != "site" or key in record
+    return plain_kind(alert.kind) if rule.scope == "kind" else alert.severity
 
 
 def _together(alerts: Sequence[Alert]) -> str:

@@ -1,39 +1,18 @@
-"""Rule: the base of all rules; Alert: what a rule found in a step."""
+"""Rule: the base of all rules."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from hookstats.records.alerts import SCALAR, Alert, Severity
+from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.printable import printable
-
-Severity = Literal["warning", "error"]
-
-
-@dataclass(frozen=True)
-class Alert:
-    """What a rule found in one tensor of one step.
-
-    `site` and `kind` name the tensor as records do. `channel` is the channel that the alert is
-    about, or the first of several; None if the alert is about the whole tensor. `value` is the
-    number that went beyond the threshold; each rule says which number. `message` says all of this
-    in one sentence. `rank` is the rank that found it; None for the whole model.
-    """
-
-    step: int
-    rank: int | None
-    site: str
-    kind: str
-    channel: int | None
-    rule: str
-    value: float
-    message: str
-    severity: Severity
 
 
 class RuleWarning(RuntimeWarning):
@@ -95,6 +74,15 @@ class Rule(ABC):
         A rule changes nothing here, and knows nothing but the arguments.
         """
 
+    def check_scalars(
+        self, step: int, values: Mapping[str, float], history: History
+    ) -> Iterable[Alert]:
+        """The findings in the scalars of a step, recorded or not; `history.scalars` ends with it.
+
+        Scalars come after the record of their step, and now and then after those of later ones.
+        """
+        return ()
+
     def alert(
         self,
         record: StepRecord,
@@ -106,16 +94,33 @@ class Rule(ABC):
     ) -> Alert:
         """An alert about the site with this index in `record`; `says` completes the sentence."""
         info = record.sites[site]
-        where = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "")
+        return self.about(
+            (info.name, info.kind), record.step, record.rank, says, value, channel, severity
+        )
+
+    def about(
+        self,
+        key: Key,
+        step: int,
+        rank: int | None,
+        says: str,
+        value: float,
+        channel: int | None = None,
+        severity: Severity = "warning",
+    ) -> Alert:
+        """An alert about a tensor that the record need not have, or about a scalar."""
+        name, kind = key
+        where = f"step {step}" + (f", rank {rank}" if rank else "")
+        what = name if kind == SCALAR else f"{printable(kind)} of {name!r}"
         return Alert(
-            step=record.step,
-            rank=record.rank,
-            site=info.name,
-            kind=info.kind,
+            step=step,
+            rank=rank,
+            site=name,
+            kind=kind,
             channel=channel,
             rule=self.name,
             value=float(value),
-            message=f"{self.name}: {where}: {printable(info.kind)} of {info.name!r} {says}",
+            message=f"{self.name}: {where}: {what} {says}",
             severity=severity,
         )
 

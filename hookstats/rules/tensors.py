@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from hookstats.insight.formats import FORMATS, best_scale, over, under
 from hookstats.insight.layers import first_nonfinite, per_tensor
+from hookstats.records.alerts import Alert, Severity
 from hookstats.records.keys import parse_kind, plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
-from hookstats.rules.rule import Alert, Rule, at_least, fraction
+from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.stats.bins import LogBins
 from hookstats.stats.derived import amax, columns_of, l2_norm
 
@@ -25,9 +26,11 @@ from hookstats.stats.derived import amax, columns_of, l2_norm
 class NonFinite(Rule):
     """NaN or infinite values; the alert is about the first tensor in execution order with any.
 
-    The alert is an error if the tensor has values, and a warning if it has gradients: a loss scaler
-    makes gradients overflow now and then, and skips the step. The alert's value is the number of
-    the tensor's non-finite values.
+    The alert is an error if the tensor has values; if gradients of parameters are not finite, which
+    the optimizer takes as they are; and if two steps running have non-finite values. Gradients of
+    outputs alone are a warning, and a note where tensors are fp16: a loss scaler makes gradients
+    overflow now and then, and skips the step. The alert's value is the number of the tensor's
+    non-finite values.
     """
 
     name: ClassVar[str] = "non-finite"
@@ -49,8 +52,16 @@ class NonFinite(Rule):
             says,
             sum(counts.values()),
             first.channel,
-            "warning" if parse_kind(first.kind).is_gradient else "error",
+            self._severity(record, history, first.kind),
         )
+
+    def _severity(self, record: StepRecord, history: History, kind: str) -> Severity:
+        taken = np.array([plain == "param_grad" for plain in history.plain_kinds])
+        scaled = any(site.dtype == "float16" for site in record.sites)
+        lasting = history.nonfinite_steps >= (3 if scaled else 2)
+        if not parse_kind(kind).is_gradient or (history.nonfinite & taken).any() or lasting:
+            return "error"
+        return "note" if scaled else "warning"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +157,7 @@ class SuddenShift(Rule):
     by `deviations` times its usual deviation: the median absolute deviation of log2(rms), times
     1.4826 as an estimate of the standard deviation (Hampel 1974). The rule needs `steps` earlier
     steps, 32 at most, to know what is usual. Gradients shrink as training converges, and gradients
-    of activations leap in sound training runs, too: both are left out, and so are zeros. If several
+    of activations leap in sound training runs, too: both are left out. If several
     tensors of a kind shift in a step, the alert is about the first in execution order. The alert's
     value is the signed number of octaves.
     """
@@ -177,7 +188,7 @@ class SuddenShift(Rule):
         gradient = history.gradient
         parameter = np.array([kind == "param_grad" for _, kind in record], bool)
         up = (shift > least) & (~gradient | parameter)
-        down = np.isfinite(now) & (shift < -least) & ~gradient
+        down = (shift < -least) & ~gradient
         for site, others in _first_of_kind(record, enough & (up | down)):
             times = f"{2.0 ** shift[site]:.3g} times its median over the steps before"
             says = f"has an rms of {history.rms[site]:.3g}, {times}{_and(others)}"
@@ -200,7 +211,8 @@ class FP8Risk(Rule):
     Learning", Micikevicius et al., 2022). The scale of each tensor is the power of two that loses
     the least (`insight.best_scale`). By default only tensors of 16 or 8 bits are looked at: whoever
     trains in 32 bits is not about to use fp8. Gradients of parameters are left out, as no
-    multiplication takes them. The alert's value is the lost share. The rule needs LogBins.
+    multiplication takes them. The alert is a note; its value is the lost share. The rule needs
+    LogBins.
     """
 
     name: ClassVar[str] = "fp8 risk"
@@ -233,6 +245,7 @@ class FP8Risk(Rule):
                 f"scale, 2**{np.log2(scale):.0f}: {lost_under:.1%} would become zero, "
                 f"{lost_over:.1%} would be too large",
                 lost_under + lost_over,
+                severity="note",
             )
 
     def _lost(

@@ -215,6 +215,11 @@ def rank_json(rank: int) -> str:
     return f"run-{rank:05d}.json"
 
 
+def alerts_jsonl(rank: int) -> str:
+    """The name of the file with a rank's alerts."""
+    return f"alerts-{rank:05d}.jsonl"
+
+
 def listed_ranks(names: Collection[str]) -> list[int]:
     """The ranks that have a file of their own among the files of a run directory, ascending."""
     found = ((name, _RANK_NAME.fullmatch(name)) for name in names)
@@ -223,10 +228,7 @@ def listed_ranks(names: Collection[str]) -> list[int]:
 
 
 def is_of_a_run(name: str) -> bool:
-    """Whether a file or directory of this name, in a run directory, belongs to the format.
-
-    Alerts are specified, and left alone by this version.
-    """
+    """Whether a file or directory of this name, in a run directory, belongs to the format."""
     return name in (RUN_JSON, PARTS, SCALARS) or bool(_OF_A_RANK.fullmatch(name))
 
 

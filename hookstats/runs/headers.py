@@ -20,7 +20,7 @@ from hookstats.runs.format import (
 from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
 from hookstats.stats.printable import printable
 
-_MAY_DIFFER = ("torch", "every", "grad_scale")
+_MAY_DIFFER = ("torch", "every", "grad_scale", "setup", "rules")
 _ABSENT = {"moments": 2}
 """By entry of a header, what its absence means, where this is not null."""
 _TEXTS = ("created", "closed", "hookstats")
@@ -176,7 +176,7 @@ def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
 def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:
     """Raise a ValueError that names the first setting in which two headers differ.
 
-    what: where `theirs` is from. The version of torch, `every` and `grad_scale` may differ.
+    what: where `theirs` is from. What `_MAY_DIFFER` has may differ.
     """
     theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
     for key in [*ours, *(key for key in theirs if key not in ours)]:

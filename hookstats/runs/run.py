@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from hookstats.records.alerts import Alert, Incident, incidents_of
 from hookstats.records.alike import did_you_mean
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
+from hookstats.runs.alerts import read_alerts
 from hookstats.runs.encode import encode_table, merged_schema
 from hookstats.runs.format import RUN_JSON, require_pyarrow
 from hookstats.runs.headers import (
@@ -179,6 +182,34 @@ class Run:
     def damaged(self) -> dict[str, str]:
         """The damaged parts that were left out so far, and what is wrong with each."""
         return dict(self._parts.damaged)
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """What the rules said while the run was recorded, by step; of all ranks.
+
+        Raises:
+            ValueError: a file of alerts is damaged; the message names it.
+        """
+        found = [alert for rank in self._headed for alert in self._alerts_of(rank)]
+        return found if len(self._headed) == 1 else sorted(found, key=lambda alert: alert.step)
+
+    def _alerts_of(self, rank: int) -> list[Alert]:
+        try:
+            return read_alerts(self.path, rank)
+        except ValueError as error:
+            if not self._skip_damaged:
+                raise
+            warnings.warn(f"hookstats: left out: {error}", RuntimeWarning, stacklevel=3)
+            return []
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """The alerts by their causes: what several ranks found of one cause is one incident.
+
+        Raises:
+            ValueError: as of `alerts`.
+        """
+        return incidents_of(self.alerts)
 
     @property
     def plot(self) -> Plots:

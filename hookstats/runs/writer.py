@@ -11,11 +11,12 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from hookstats.records.record import StepRecord
+from hookstats.runs.alerts import AlertFile, Told
 from hookstats.runs.encode import encode, rows_of, schema_of
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
 from hookstats.runs.format import (
@@ -137,6 +138,7 @@ class RunWriter:
         most = min(bytes_per_part, max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST))
         pace = pace._replace(bytes_per_part=most)
         self._scalars = PartWriter(self.path / SCALARS, rank, {}, scalars, pace)
+        self._alerts = AlertFile(self.path, rank)
         self._open = True
         self._locked = locked
         self._lock: Lock | None = None
@@ -279,6 +281,7 @@ class RunWriter:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         if self._records.takes(record.step):
             self._records.add(rows_of(record), schema_of(record), encode)
+        self._alerts.at(record.step)
         self.flush_if_due()
 
     def skip(self, step: int, reason: str) -> None:
@@ -301,6 +304,16 @@ class RunWriter:
             )
         self.flush_if_due()
 
+    def write_alerts(self, told: Sequence[Told]) -> None:
+        """Append alerts; they are on the disk when this returns.
+
+        Raises:
+            ValueError: the writer is closed.
+            OSError: they cannot be written; they are kept for the next attempt.
+        """
+        self._check_open()
+        self._alerts.write(told)
+
     @property
     def lost(self) -> int:
         """How many records were dropped because the disk took none."""
@@ -321,6 +334,7 @@ class RunWriter:
         """Put all that is pending, if anything, on the disk, where it is when this returns."""
         self._records.flush()
         self._scalars.flush()
+        self._alerts.flush()
         self._say_thinned()
 
     def _say_thinned(self) -> None:

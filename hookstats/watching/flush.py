@@ -18,6 +18,7 @@ from hookstats.arena import arena
 from hookstats.arena.flag import Flag
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
+from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
 from hookstats.watching.reduce import Exchange
@@ -119,6 +120,10 @@ class Flusher:
             self._begun = True
             self._running.wait(arena.PATIENCE)
         self._queue.put(request)
+
+    def write_alerts(self, told: Sequence[Told]) -> None:
+        """Have the run keep alerts; rules call this on the thread, as they check a step."""
+        self._write(lambda writer: writer.write_alerts(told))
 
     def _at_exit(self) -> None:
         self.before_exit()

@@ -25,7 +25,7 @@ from hookstats.hooks.spread import Spread
 from hookstats.hooks.steps import StepHook
 from hookstats.records.keys import check_phase
 from hookstats.records.record import StepRecord
-from hookstats.rules import Alert, Monitor, RuleError
+from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.watching.cost import Cost
@@ -232,6 +232,12 @@ class Watch:
         """The alerts of all rules so far; waits until the last closed step is recorded."""
         self._flusher.drain(disk=False)
         return tuple(self._monitor.alerts)
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """The alerts by their causes, see `Incident`; waits as `alerts` does."""
+        self._flusher.drain(disk=False)
+        return self._monitor.incidents
 
     def coverage(self) -> Coverage:
         """What was observed, skipped and missed so far, by site."""

@@ -13,7 +13,7 @@ from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
 from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
-from hookstats.rules import Monitor, Rule
+from hookstats.rules import Monitor, Rules, as_rules
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
@@ -28,6 +28,7 @@ from hookstats.watching.settings import (
     doors_of,
     together,
 )
+from hookstats.watching.setup import setup_of
 from hookstats.watching.world import current_rank, current_world
 
 _LOG_BINS = LogBins()
@@ -47,7 +48,7 @@ def watch(
     append: bool = False,
     max_bytes: int | None = None,
     sinks: Sequence[Sink] = (),
-    rules: str | Sequence[Rule] = (),
+    rules: Rules = "default",
     *,
     moments: int = 2,
     per_call: bool = False,
@@ -100,8 +101,10 @@ def watch(
             below. The newest quarter stays whole; every second older part is deleted, then every
             second of those that remain, and so on. `Run.thinned` counts the deleted steps.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
-        rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`: they check each
-            recorded step, on the same thread as sinks, and warn once when a problem starts.
+        rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
+            or as a Rule; False or () for none. They check each recorded step, on the same thread as
+            sinks, and warn once when a problem starts; `Watch.incidents` and the run have all that
+            they say. What the parameters are before the first step is read here, once.
         moments: 4 for third and fourth central moments, too: records, runs, tables and plots then
             have `skewness` and `kurtosis`, as ``scipy.stats.skew`` and ``scipy.stats.kurtosis``
             define these with ``bias=True``; the kurtosis is the excess, 0 for a normal
@@ -148,7 +151,7 @@ def watch(
     check_sinks(sinks)
     if not (reduce is None or isinstance(reduce, Reduce)):
         raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
-    monitor = Monitor(rules)
+    chosen = as_rules(rules)
     selection = select(together(models), kinds, include, exclude, "watch")
     doors = doors_of(models, selection) if by_default else {}
     if not set(kinds).isdisjoint(MODULE_KINDS):
@@ -158,6 +161,11 @@ def watch(
     if spread.batches is not None:
         header["grad_scale"] = 1 / spread.batches
     exchange = None if reduce is None else Exchange(reduce)
+    setup = setup_of(selection, optimizers) if chosen else None
+    if setup is not None:
+        header["setup"] = setup.to_dict()
+        header["rules"] = [rule.name for rule in chosen]
+    monitor = Monitor(chosen, setup)
     writer, step = None, 0
     if out is not None:
         writer = RunWriter(
@@ -170,7 +178,8 @@ def watch(
             world=current_world(),
         )
         step = 0 if writer.last_step is None else writer.last_step + 1
-    flusher = Flusher(writer, (*sinks, monitor) if rules else sinks, exchange)
+    flusher = Flusher(writer, (*sinks, monitor) if chosen else sinks, exchange)
+    monitor.keep = flusher.write_alerts
     return Watch(
         *(models.values(), doors, selection, optimizers, settings, header),
         *(flusher, monitor, step, spread),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from support.commands import call, healthy, write_run
 from support.samples import record_of, sample
 
 from hookstats import open_run, rules
+from hookstats.records.alerts import Alert, incidents_of
 from hookstats.records.record import StepRecord
+from hookstats.runs.alerts import AlertFile, Told
 
 
 @pytest.fixture
@@ -118,14 +121,27 @@ def sick(step: int) -> StepRecord:
 
 def test_alerts_are_those_of_the_steps_so_far(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(sick, range(6)))
-    expected = [alert.message for alert in rules.replay(open_run(run))]
-    assert any("'head'" in message and "step 3" in message for message in expected)
-    result = call("show", run)
-    after = result.words.index(f"{len(expected)} alert{'s' * (len(expected) > 1)}:")
-    assert result.words[after + 1 :] == expected
-    assert call("show", run, "--step", 2).words[-1] == "no alerts"
-    assert call("show", run, "--layer", "body").words[-1] == "no alerts"
-    assert "alert" not in call("show", run, "--alerts", 0).out
+    first, *others = rules.replay(open_run(run))
+    assert "'head'" in first.message
+    assert first.step == 3
+    expected = first.message + f"; {len(others)} consequences" * bool(others)
+    show = partial(call, "show", run, "--rules", "default")
+    assert show().words[-2:] == ["1 incident:", expected]
+    assert show("--step", 2).words[-1] == "no incidents"
+    assert show("--layer", "body").words[-1] == "no incidents here, 1 about other layers"
+    assert "incident" not in show("--alerts", 0).out
+    # Nobody watched this run by rules.
+    assert call("show", run).words[-1] == "no incidents"
+
+
+def test_alerts_are_those_that_the_run_has(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", *map(sick, range(3)))
+    alert = Alert(1, 0, "body", "output", None, "mine", 1.0, "mine: step 1: beware", "note")
+    AlertFile(run, 0).write([Told(alert, 0, True, {})])
+    assert call("show", run).words[-2:] == ["1 incident:", "mine: step 1: beware"]
+    assert call("top", run).words[-2:] == ["1 incident:", "mine: step 1: beware"]
+    assert call("show", run, "--step", 0).words[-1] == "no incidents"
+    assert call("show", run, "--rules", "non-finite").words[-1] == "no incidents"
 
 
 def test_the_first_alerts_are_shown_as_they_have_the_cause(tmp_path: Path) -> None:
@@ -135,9 +151,9 @@ def test_the_first_alerts_are_shown_as_they_have_the_cause(tmp_path: Path) -> No
     ]
     records = [record_of(layers, step) for step, layers in enumerate(died)]
     run = write_run(tmp_path / "run", *records)
-    alerts = [alert.message for alert in rules.replay(open_run(run))]
-    assert len(alerts) > 4
-    for command, limit in (("show", 2), ("top", 4)):
-        result = call(command, run, *(["--alerts", limit] if command == "show" else []))
-        assert f"{len(alerts)} alerts, the first {limit}:" in result.words
-        assert result.out.splitlines()[-limit:] == alerts[:limit]
+    found = [str(incident) for incident in incidents_of(rules.replay(open_run(run)))]
+    assert found
+    for limit in (1, len(found)):
+        result = call("show", run, "--alerts", limit, "--rules", "default")
+        assert result.out.splitlines()[-limit:] == found[:limit]
+    assert call("top", run, "--rules", "default").out.splitlines()[-1] in found

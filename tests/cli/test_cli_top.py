@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from support.commands import call, healthy, write_run
 from support.samples import BINS, record_of
 
 from hookstats.cli import top, view
+from hookstats.records.alerts import incidents_of
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -42,7 +44,8 @@ def growing(step: int) -> StepRecord:
 
 def test_once_prints_one_frame(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(growing, range(6)), close=False)
-    result = call("top", run, "--once")
+    once = partial(call, "top", run, "--rules", "default")
+    result = once("--once")
     assert (result.code, result.err) == (0, "")
     assert re.fullmatch(rf"{run}: step 5, 6 recorded, written \d+ s ago", result.words[0])
     assert result.words[2:4] == ["non-", "layer kind rms, last 12 rms change finite dead"]
@@ -53,14 +56,14 @@ def test_once_prints_one_frame(tmp_path: Path) -> None:
     ]
     alerts = result.words[result.words.index("") + 7 :]
     assert any("step 4" in words and "'sick'" in words for words in alerts)
-    assert call("top", run).words[1:] == result.words[1:]  # a pipe is not watched
+    assert once().words[1:] == result.words[1:]  # a pipe is not watched
 
 
 def test_a_closed_run_and_a_run_without_steps(tmp_path: Path) -> None:
     closed = write_run(tmp_path / "closed", growing(0))
     result = call("top", closed)
     assert result.words[0] == f"{closed}: step 0, 1 recorded, closed"
-    assert result.words[-1] == "no alerts"
+    assert result.words[-1] == "no incidents"
     empty = write_run(tmp_path / "empty", close=False)
     assert call("top", empty) == (0, f"{empty}: no step yet\n", "")
 
@@ -69,7 +72,7 @@ def test_sites_are_chosen_and_limited(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(growing, range(6)))
     result = call("top", run, "--layer", "d*", "--layer", "rest")
     assert [words.split()[0] for words in result.words[4:6]] == ["doubles", "rest"]
-    assert result.words[-1] == "no alerts"
+    assert result.words[-1] == "no incidents"
     result = call("top", run, "--limit", 1)
     assert result.words[5] == "... and 2 more"
     result = call("top", run, "--layer", "double")
@@ -100,7 +103,7 @@ def test_a_frame_follows_the_run(tmp_path: Path) -> None:
     """New parts are taken in, in portions; a step back to a checkpoint begins anew."""
     header = {"bins": BINS, "channel_bins": growing(0).channel_bins}
     writer = RunWriter(tmp_path / "run", header, seconds_per_part=0)
-    watched = view.View(open_run(tmp_path / "run"))
+    watched = view.View(open_run(tmp_path / "run"), rules="default")
     assert not watched.read()
     assert watched.sites == []
     for step in range(3):
@@ -187,7 +190,7 @@ def test_a_small_terminal_has_a_line_for_each_layer(
         return record_of(data, number, channel_bins=None)
 
     monkeypatch.chdir(tmp_path)
-    watched = view.View(open_run(write_run(Path("run"), *map(step, range(3)))))
+    watched = view.View(open_run(write_run(Path("run"), *map(step, range(3)))), rules="default")
     watched.read()
     assert watched.alerts
     file = io.StringIO()
@@ -196,8 +199,9 @@ def test_a_small_terminal_has_a_line_for_each_layer(
     lines = file.getvalue().splitlines()
     assert len(lines) == 24
     assert max(map(len, lines)) <= 80
-    # A headline, the head of the table, the number of sites left out, and the alerts.
-    rows = lines[4 : 24 - 1 - 1 - 1 - min(len(watched.alerts), view.ALERTS)]
+    # A headline, the head of the table, the number of sites left out, and the incidents.
+    incidents = len(incidents_of(watched.alerts))
+    rows = lines[4 : 24 - 1 - 1 - 1 - min(incidents, view.ALERTS)]
     assert len(rows) >= 13
     assert len({row.split()[0] for row in rows}) == len(rows)
     assert all(row.startswith("tr") and " grad_output " in row for row in rows)
@@ -211,7 +215,7 @@ def test_the_live_view_refreshes_and_quits(tmp_path: Path, how: str) -> None:
     writer = RunWriter(tmp_path / "run", header, seconds_per_part=0)
     writer.write(healthy(0))
     with live(tmp_path / "run", rows=9, columns=80) as (process, terminal):
-        frame = read_until(terminal, "no alerts")
+        frame = read_until(terminal, "no incidents")
         assert "step 0, 1 recorded" in frame
         assert "... and 4 more" in frame  # the terminal is 9 lines high
         writer.write(healthy(1))

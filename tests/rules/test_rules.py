@@ -26,6 +26,7 @@ from hookstats.rules import (
     Saturation,
     SuddenShift,
     Vanishing,
+    as_rules,
     default_rules,
 )
 from hookstats.rules.history import WINDOW
@@ -197,7 +198,8 @@ def test_sudden_shift_is_beyond_what_is_usual() -> None:
     assert not alerts(SuddenShift(), steps(10.0))  # not 4 octaves
     assert not alerts(SuddenShift(), steps(40.0, spread=3.0))  # usual
     assert not alerts(SuddenShift(), steps(40.0, n=19))  # too little is known
-    assert not alerts(SuddenShift(), steps(0.0))
+    assert alerts(SuddenShift(), steps(0.0))  # nothing comes out any more
+    assert not alerts(SuddenShift(), steps(0.0, kind="param_grad"))
     assert alerts(SuddenShift(), steps(40.0, kind="param_grad"))
     assert not alerts(SuddenShift(), steps(1 / 40, kind="param_grad"))  # converges
     assert not alerts(SuddenShift(), steps(40.0, kind="grad_output"))
@@ -254,14 +256,11 @@ def test_rules_take_odd_records(rule: Rule) -> None:
         (lambda: Saturation(share=NAN), "share = nan: expected a fraction above 0, up to 1"),
         (lambda: SuddenShift(octaves=-1), "octaves = -1: expected 0 or more"),
         (lambda: FP8Risk(share=1.5), "share = 1.5: expected a fraction above 0, up to 1"),
-        (lambda: Monitor("all"), "rules = 'all': expected \"default\" or a sequence of Rule"),
-        (lambda: Monitor("all"), 'did you mean rules="default", which are all rules'),
-        (lambda: watch(nn.Linear(1, 1), rules=True), 'rules = True: .* did you mean rules="defau'),
-        (lambda: Monitor([NonFinite]), r"NonFinite is a class: did you mean \[NonFinite\(\)\]"),
-        (lambda: Monitor(NonFinite), r"NonFinite is a class: did you mean \[NonFinite\(\)\]"),
-        (lambda: Monitor(NonFinite()), "did you mean it in a list"),
-        (lambda: Monitor([NonFinite]), r"rules = \[.*\]: expected \"default\" or a sequence"),
-        (lambda: watch(nn.Linear(1, 1), rules=3), 'rules = 3: expected "default" or a seq'),
+        (lambda: Monitor("defualt"), "rules = 'defualt': .*; did you mean 'default'?"),
+        (lambda: Monitor(["nonfinite"]), r"rules = \['nonfinite'\]: .*; did you mean 'NonFinite'?"),
+        (lambda: Monitor("explodng"), "rules = 'explodng': .*; did you mean 'Exploding'?"),
+        (lambda: Monitor([int]), 'expected "default", or rules such as NonFinite'),
+        (lambda: watch(nn.Linear(1, 1), rules=3), 'rules = 3: expected "default", or rules'),
     ],
 )
 def test_what_is_refused(make: Any, says: str) -> None:
@@ -308,3 +307,24 @@ def test_saturation_agrees_with_the_values() -> None:
     stats = channel_stats(x)
     true = (x.abs() >= 15 / 16 * stats.amax.float()).double().mean().item()
     assert alert.value == pytest.approx(true, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [
+        ("loss", ["loss"]),
+        (["Exploding", "loss"], ["exploding", "loss"]),
+        (NonFinite, ["non-finite"]),
+        ([NonFinite, SuddenShift()], ["non-finite", "sudden shift"]),
+        (NonFinite(), ["non-finite"]),
+        (False, []),
+        ((), []),
+    ],
+)
+def test_what_stands_for_rules(rules: Any, names: list[str]) -> None:
+    assert [rule.name for rule in as_rules(rules)] == names
+
+
+@pytest.mark.parametrize("rules", ["default", "all", True])
+def test_what_stands_for_all_rules(rules: Any) -> None:
+    assert as_rules(rules) == default_rules()

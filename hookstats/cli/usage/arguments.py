@@ -33,6 +33,16 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """Add the option for rules that check the run now."""
+    parser.add_argument(
+        "--rules",
+        metavar="RULES",
+        help="check the steps now, by 'default' or one rule such as 'loss' (default: print what "
+        "the rules said while the run was recorded)",
+    )
+
+
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose sites."""
     parser.add_argument(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hookstats.cli.usage.arguments import add_rank, add_run
+from hookstats.cli.usage.arguments import add_rank, add_rules, add_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,3 +23,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the file to write or replace (default: RUN.html, beside the run)",
     )
     add_rank(parser)
+    add_rules(parser)

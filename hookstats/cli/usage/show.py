@@ -1,4 +1,4 @@
-"""show: print one step of a run as a table, and the alerts up to that step.
+"""show: print one step of a run as a table, and the incidents up to that step.
 
 examples:
   hookstats show runs/a
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from hookstats.cli.usage.arguments import add_rank, add_run, add_selection, natural
+from hookstats.cli.usage.arguments import add_rank, add_rules, add_run, add_selection, natural
 from hookstats.show.sorts import SORTS
 
 ALERTS = 10
@@ -32,10 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sort by this column, greatest first (default: in order of execution)",
     )
     add_rank(parser)
+    add_rules(parser)
     parser.add_argument(
         "--alerts",
         type=natural,
         default=ALERTS,
         metavar="N",
-        help=f"print at most the first N alerts (default: {ALERTS})",
+        help=f"print at most the first N incidents (default: {ALERTS})",
     )

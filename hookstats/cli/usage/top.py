@@ -1,4 +1,4 @@
-"""top: watch a run while training writes it: changing layers, non-finite values, alerts.
+"""top: watch a run while training writes it: changing layers, non-finite values, incidents.
 
 The view is refreshed as parts of the run arrive; press q or Ctrl-C to quit. "change" is the change
 of the rms over the last 12 recorded steps, which the curve draws from zero upwards. Layers with
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 
-from hookstats.cli.usage.arguments import add_rank, add_run, add_selection, natural
+from hookstats.cli.usage.arguments import add_rank, add_rules, add_run, add_selection, natural
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_selection(parser)
     add_rank(parser)
+    add_rules(parser)
     parser.add_argument("--limit", type=natural, metavar="N", help="show at most N sites")
     parser.add_argument("--once", action="store_true", help="print one frame and exit")

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from hookstats.rules import Monitor
+from hookstats.rules import Monitor, Rules, Setup
 from hookstats.runs.run import Run
 from hookstats.show.notebook import about_html
 from hookstats.show.overview import overview
@@ -18,19 +18,28 @@ from hookstats.stats.printable import printable
 _SCRIPTS = ("decode", "format", "colours", "statistics", "heatmap", "charts", "panels", "main")
 
 
-def render(run: Run) -> str:
+def render(run: Run, rules: Rules | None = None) -> str:
     """The report of a run, as the text of an HTML file.
 
     The file is self-contained: it loads no other file, and opens from a disk. A long run is shown
     in at most 240 columns, each of which merges neighbouring steps, and the page says so. Steps
     that have alerts get columns of their own, up to as many again. Every step is read once.
 
+    rules: None shows the alerts that were given while the run was recorded (`Run.alerts`); rules
+        check its steps now instead.
+
     Raises:
-        ValueError: the run has no steps.
+        ValueError: the run has no steps, or rules stands for no rules.
     """
-    monitor = Monitor("default")
-    view = overview(run, each=monitor.examine)
-    payload = content(run, view, monitor.alerts, monitor.failures)
+    if rules is None:
+        alerts = run.alerts
+        steps = {alert.step for alert in alerts}
+        view = overview(run, each=lambda record: record.step in steps)
+        payload = content(run, view, alerts)
+    else:
+        monitor = Monitor(rules, Setup.from_header(run.header))
+        view = overview(run, each=monitor.examine)
+        payload = content(run, view, monitor.alerts, monitor.failures)
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(run.path.resolve().name)),
         style=_asset("page.css"),
@@ -40,15 +49,15 @@ def render(run: Run) -> str:
     )
 
 
-def write(run: Run, path: str | os.PathLike[str]) -> Path:
+def write(run: Run, path: str | os.PathLike[str], rules: Rules | None = None) -> Path:
     """Write the report of `render` to `path`, and return the path.
 
     Raises:
-        ValueError: the run has no steps.
+        ValueError: as of `render`.
         OSError: `path` cannot be written.
     """
     path = Path(path)
-    path.write_text(render(run), encoding="utf-8")
+    path.write_text(render(run, rules), encoding="utf-8")
     return path
 
 

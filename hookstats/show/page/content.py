@@ -31,7 +31,7 @@ _CHANNEL_LEVELS = 20
 _CHANNEL_CELLS = 450_000  # at most so many channels * columns, over all sites
 _MAX_CHANNELS = 256
 _MAX_ALERTS = 1000
-_SEVERITIES = ("error", "warning", "info")
+_SEVERITIES = ("error", "warning", "note")
 
 _CHOICE = ("rms", "std", "amax", "mean", "min", "max")
 """The statistics that a page offers, in this order."""

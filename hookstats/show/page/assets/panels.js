@@ -69,7 +69,7 @@ function showLegend(scale, statistic, relative, marked) {
   }
 }
 
-const MARKS = { error: ["■", "Error"], warning: ["▲", "Warning"], info: ["●", "Note"] };
+const MARKS = { error: ["■", "Error"], warning: ["▲", "Warning"], note: ["●", "Note"] };
 
 function showAlerts(data, go) {
   const list = byId("alert-list");
@@ -80,7 +80,7 @@ function showAlerts(data, go) {
   }
   title.append(` (${integer(data.alertsInAll)})`);
   const items = data.alerts.map((alert, n) => {
-    const [mark, word] = MARKS[alert.severity] ?? MARKS.info;
+    const [mark, word] = MARKS[alert.severity] ?? MARKS.note;
     // The message repeats the line above it: rule, step, kind and name.
     const what = alert.message.split(`${alert.kind} of '${alert.name}' `).at(-1);
     const button = element("button", { type: "button", class: "alert", "data-alert": n },

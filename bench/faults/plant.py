@@ -1,0 +1,222 @@
+"""What faults do to a training run: each function here makes one that `faults.py` plants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+
+import torch
+from torch import Tensor, nn
+
+from bench.faults.models import Batch, Training
+
+Start = Callable[[Training], None]
+"""Changes a training run once, before its first step, or before the step of the fault."""
+Changed = Callable[[Training, Tensor, Tensor], Batch]
+"""Changes the inputs and targets of a step."""
+
+
+def both(first: Start, second: Start) -> Start:
+    """One change and then another."""
+
+    def plant(t: Training) -> None:
+        first(t)
+        second(t)
+
+    return plant
+
+
+def scaled(pattern: str, factor: float, rows: tuple[float, float] = (0.0, 1.0)) -> Start:
+    """Multiply parameters by `factor`; of each, the rows between two fractions of them."""
+
+    def plant(t: Training) -> None:
+        with torch.no_grad():
+            for name, parameter in t.model.named_parameters():
+                if fnmatch(name, pattern):
+                    first, end = (round(part * len(parameter)) for part in rows)
+                    parameter[first:end] *= factor
+
+    return plant
+
+
+def filled(pattern: str, value: float, rows: tuple[float, float] = (0.0, 1.0)) -> Start:
+    """Set parameters to `value`; of each, the rows between two fractions of them."""
+
+    def plant(t: Training) -> None:
+        with torch.no_grad():
+            for name, parameter in t.model.named_parameters():
+                if fnmatch(name, pattern):
+                    first, end = (round(part * len(parameter)) for part in rows)
+                    parameter[first:end] = value
+
+    return plant
+
+
+def group(**values: float | bool) -> Start:
+    """Set what all groups of the optimizer have: `lr`, `weight_decay`, `maximize`."""
+
+    def plant(t: Training) -> None:
+        for one in t.optimizer.param_groups:
+            one.update(values)
+
+    return plant
+
+
+def faster(factor: float) -> Start:
+    """Multiply the learning rate."""
+
+    def plant(t: Training) -> None:
+        for one in t.optimizer.param_groups:
+            one["lr"] *= factor
+
+    return plant
+
+
+def without(pattern: str) -> Start:
+    """Leave parameters out of the optimizer."""
+
+    def plant(t: Training) -> None:
+        out = {id(p) for name, p in t.model.named_parameters() if fnmatch(name, pattern)}
+        for one in t.optimizer.param_groups:
+            one["params"] = [p for p in one["params"] if id(p) not in out]
+
+    return plant
+
+
+def frozen(pattern: str) -> Start:
+    """Have parameters require no gradient, and drop the gradients that they have."""
+
+    def plant(t: Training) -> None:
+        for name, parameter in t.model.named_parameters():
+            if fnmatch(name, pattern):
+                parameter.requires_grad_(False)
+                parameter.grad = None
+
+    return plant
+
+
+def replaced(names: Sequence[str], make: Callable[[], nn.Module]) -> Start:
+    """Put other modules in the places of some."""
+
+    def plant(t: Training) -> None:
+        for name in names:
+            owner, _, key = name.rpartition(".")
+            setattr(t.model.get_submodule(owner), key, make())
+
+    return plant
+
+
+def with_shortcut(factor: float) -> Start:
+    """Multiply the shortcuts of residual blocks."""
+
+    def plant(t: Training) -> None:
+        for module in t.model.modules():
+            if hasattr(module, "shortcut"):
+                module.shortcut = factor
+
+    return plant
+
+
+class WithoutEpsilon(nn.Module):
+    """A batch norm that divides by the deviation, whatever it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised channels, of images [batch, channels, height, width]."""
+        deviation, mean = torch.std_mean(x, (0, 2, 3), keepdim=True)
+        return (x - mean) / deviation
+
+
+def cut(name: str) -> Start:
+    """Detach the output of a module, so that no gradient passes."""
+
+    def plant(t: Training) -> None:
+        module = t.model.get_submodule(name)
+        forward = module.forward
+        module.forward = lambda *x: forward(*x).detach()
+
+    return plant
+
+
+def with_loss(change: Callable[[Tensor], Tensor]) -> Start:
+    """Change the loss."""
+
+    def plant(t: Training) -> None:
+        loss = t.loss
+        t.loss = lambda model, x, y: change(loss(model, x, y))
+
+    return plant
+
+
+def without_log_softmax(t: Training) -> None:
+    """Take the logarithm of probabilities, which may be zero."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        probabilities = (100 * model(x)).softmax(-1)
+        return -probabilities.gather(-1, y[:, None]).log().mean()
+
+    t.loss = loss
+
+
+def without_clipping(t: Training) -> None:
+    """Clip no gradients."""
+    t.clip = None
+
+
+def without_scaler(t: Training) -> None:
+    """Scale no loss."""
+    t.scaler = None
+
+
+def without_zeroing(t: Training) -> None:
+    """Have gradients add up from step to step."""
+    t.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+
+
+def stale_momentum(t: Training) -> None:
+    """Go on with the momentum of another run: the same sizes in another order, 30 times larger."""
+    for state in t.optimizer.state.values():
+        for name in ("momentum_buffer", "exp_avg"):
+            if name in state:
+                state[name].copy_(30 * state[name].flatten().roll(1).view_as(state[name]))
+
+
+def of_inputs(change: Callable[[Tensor], Tensor]) -> Changed:
+    """Change the inputs."""
+
+    def plant(t: Training, x: Tensor, y: Tensor) -> Batch:
+        return change(x.clone()), y
+
+    return plant
+
+
+def with_nan(x: Tensor) -> Tensor:
+    """One pixel is NaN."""
+    x[0, 0, 3, 3] = torch.nan
+    return x
+
+
+def half_lost(x: Tensor) -> Tensor:
+    """The right half of each image is zero."""
+    x[..., x.shape[-1] // 2 :] = 0.0
+    return x
+
+
+def duplicated(t: Training, x: Tensor, y: Tensor) -> Batch:
+    """The whole batch is one sample."""
+    return x[:1].expand_as(x), y[:1].expand_as(y)
+
+
+def again(t: Training, x: Tensor, y: Tensor) -> Batch:
+    """The loader gives the same batch in each step."""
+    batch: Batch = t.kept.setdefault("batch", (x, y))
+    return batch
+
+
+def wrong_labels(t: Training, x: Tensor, y: Tensor) -> Batch:
+    """The targets belong to other inputs."""
+    return x, y.flatten()[torch.randperm(y.numel())].view_as(y)
+
+
+def off_by_one(t: Training, x: Tensor, y: Tensor) -> Batch:
+    """The targets are those of another list of classes."""
+    return x, (y + 1) % (int(y.max()) + 1)

@@ -1,0 +1,97 @@
+"""Scores what the rules said of a case, and prints the table of all cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+from bench.faults.cases import Outcome
+from bench.faults.faults import Fault
+from hookstats.records.alerts import SEVERITIES, Alert
+
+SOON = 3
+"""How many steps after its first a fault has to be found."""
+SOON_FROM_START = 30
+"""The same of faults that are there from the start."""
+
+
+class Score(NamedTuple):
+    """How a fault was found."""
+
+    fault: Fault
+    seed: int
+    counts: bool
+    """Whether the fault changes anything that is recorded."""
+    found: Alert | None
+    first: bool
+    """Whether the first alert of the incident that has the true one is the true one."""
+    before: int
+    """How many warnings and errors came before the true one."""
+    others: tuple[Alert, ...]
+    """What was said, in order."""
+
+
+def score(fault: Fault, seed: int, outcome: Outcome, counts: bool) -> Score:
+    """Compare what was said with what is wrong."""
+    last = fault.step + (SOON if fault.step else SOON_FROM_START)
+    least = SEVERITIES.index(fault.severity)  # type: ignore[arg-type]
+    grave = [a for a in outcome.alerts if SEVERITIES.index(a.severity) >= least]
+    causes = [one.cause for one in outcome.incidents]
+    true = [a for a in grave if fault.step <= a.step <= last and _names(fault, a)]
+    found = min(true, key=lambda a: (a not in causes, a.step)) if true else None
+    before = 0 if found is None else sum(a.step < found.step for a in grave)
+    return Score(fault, seed, counts, found, found in causes and not before, before, outcome.alerts)
+
+
+def _names(fault: Fault, alert: Alert) -> bool:
+    """Whether an alert is about the fault: at its layer, or of a rule that means it."""
+    if not fault.where:
+        return alert.rule in fault.says
+    owner = alert.site.rpartition(".")[0] if "param" in alert.kind else alert.site
+    return alert.kind != "scalar" and any(fnmatch(owner, glob) for glob in fault.where)
+
+
+def print_scores(scores: Sequence[Score], verbose: bool) -> None:
+    """One line per case, and the shares that were found."""
+    for one in scores:
+        found = one.found
+        what = f"step {found.step}: {found.message[:110]}" if found else "MISSED"
+        counted = "" if one.counts else " (changes nothing recorded)"
+        place = "" if one.first or not found else f" [after {one.before} others]"
+        half = "held out" if one.fault.held_out else "tuned"
+        print(f"{one.fault.name:30} {one.seed} {half:9} {what}{place}{counted}")
+        if verbose and not one.first:
+            for alert in one.others[:6]:
+                print(f"      {alert.severity}: {alert.message[:150]}")
+
+
+def print_shares(scores: Iterable[Score]) -> bool:
+    """The shares of both halves; whether both reach what they must."""
+    reached = True
+    scores = [one for one in scores if one.counts]
+    for half, held_out in (("tuned", False), ("held out", True)):
+        of_half = [one for one in scores if one.fault.held_out == held_out]
+        found = [one for one in of_half if one.found]
+        first = [one for one in found if one.first]
+        if of_half:
+            share, causes = len(found) / len(of_half), len(first) / max(len(found), 1)
+            print(
+                f"{half}: {len(found)} of {len(of_half)} found ({share:.0%}), "
+                f"the true cause first in {len(first)} of these ({causes:.0%})"
+            )
+            reached = reached and share >= 0.85 and causes >= 0.9
+    return reached
+
+
+def print_healthy(name: str, seed: int, outcome: Outcome) -> bool:
+    """What was said of a sound run; whether it was next to nothing."""
+    notes = [one for one in outcome.incidents if one.severity == "note"]
+    false = [a for a in outcome.alerts if a.severity != "note"]
+    good = not false and len(notes) <= 3 and not outcome.failures
+    print(f"healthy/{name:22} {seed} {len(false)} false alarms, {len(notes)} notes")
+    for alert in [*false[:4], *[note.cause for note in notes]]:
+        print(f"      {alert.severity}: {alert.message[:150]}")
+    for what, why in outcome.failures.items():
+        print(f"      {what} failed: {why}")
+    return good

@@ -1,0 +1,120 @@
+"""Alert: what a rule found in a step; Incident: one cause, and the alerts that followed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["note", "warning", "error"]
+"""A note is no harm yet, a warning costs training something, an error most of it."""
+
+SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
+"""In order."""
+
+SCALAR = "scalar"
+"""The kind of alerts about a number of the training, such as its loss; the site is its name."""
+
+REACH = 32
+"""For how many steps after its last alert an incident is taken for the cause of further alerts."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """What a rule found in one tensor of one step.
+
+    `site` and `kind` name the tensor as records do. `channel` is the channel that the alert is
+    about, or the first of several; None if the alert is about the whole tensor. `value` is the
+    number that went beyond the threshold; each rule says which number. `message` says all of this
+    in one sentence. `rank` is the rank that found it; None for the whole model. An alert about a
+    number that training logs has the number's name as `site` and the kind "scalar".
+    """
+
+    step: int
+    rank: int | None
+    site: str
+    kind: str
+    channel: int | None
+    rule: str
+    value: float
+    message: str
+    severity: Severity
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A cause, and its consequences in the order in which they were found.
+
+    An alert is a consequence of the incident before it if that had an alert in the last 32 steps,
+    unless the cause is a note and the alert is worse. Notes of one rule are one incident.
+    """
+
+    cause: Alert
+    consequences: tuple[Alert, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """The step of the cause."""
+        return self.cause.step
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of all its alerts."""
+        return max((a.severity for a in self.alerts), key=SEVERITIES.index)
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """The cause and the consequences."""
+        return (self.cause, *self.consequences)
+
+    def __str__(self) -> str:
+        n = len(self.consequences)
+        if not n:
+            return self.cause.message
+        return f"{self.cause.message}; {n} {'consequence' if n == 1 else 'consequences'}"
+
+
+class Grouping:
+    """Sorts alerts into incidents as they come."""
+
+    def __init__(self) -> None:
+        self._incidents: list[list[Alert]] = []
+        self._last: list[int] = []  # step of the last alert of each
+
+    def add(self, alert: Alert) -> tuple[int, bool]:
+        """The number of the alert's incident, and whether the alert is its cause."""
+        number = self._incident_of(alert)
+        if number is None:
+            self._incidents.append([alert])
+            self._last.append(alert.step)
+            return len(self._incidents) - 1, True
+        self._incidents[number].append(alert)
+        self._last[number] = max(self._last[number], alert.step)
+        return number, False
+
+    def _incident_of(self, alert: Alert) -> int | None:
+        for number in range(len(self._incidents) - 1, -1, -1):
+            cause = self._incidents[number][0]
+            if not cause.step - REACH <= alert.step <= self._last[number] + REACH:
+                continue
+            if cause.severity != "note" or (alert.severity == "note" and cause.rule == alert.rule):
+                return number
+        return None
+
+    def incidents(self) -> tuple[Incident, ...]:
+        """All incidents so far, by the steps of their causes."""
+        found = [Incident(cause, tuple(others)) for cause, *others in self._incidents]
+        return tuple(sorted(found, key=lambda incident: incident.step))
+
+
+def incidents_of(alerts: Iterable[Alert]) -> tuple[Incident, ...]:
+    """The incidents of alerts in the order in which they were found."""
+    grouping = Grouping()
+    for alert in alerts:
+        grouping.add(alert)
+    return grouping.incidents()
+
+
+def worst(incidents: Sequence[Incident]) -> list[Incident]:
+    """Incidents with the worst first, and of equal ones the earliest."""
+    return sorted(incidents, key=lambda one: (-SEVERITIES.index(one.severity), one.step))

@@ -1,0 +1,216 @@
+"""Rules about what a training run begins with: initialisation, parameters that nothing trains."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from hookstats.records.alerts import Alert, Severity
+from hookstats.records.keys import Key
+from hookstats.records.record import StepRecord
+from hookstats.rules.history import History
+from hookstats.rules.rule import Rule, at_least
+from hookstats.rules.setup import Setup, Weight
+
+_NOT_MATRICES = ("Embedding", "EmbeddingBag", "LayerNorm", "RMSNorm", "GroupNorm")
+
+
+def role(name: str) -> str:
+    """A name without its numbers, which layers that do the same at other depths share.
+
+    The number at the end of a word is a number, too: "conv1" and "conv2" share "conv#".
+    """
+    return re.sub(r"\d+", "#", name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initialisation(Rule):
+    """A weight begins too large, too small, or unlike the weights of its kind.
+
+    The gain of a weight is its rms times the square root of its inputs: how much larger its outputs
+    are than independent inputs. It is 1 as Glorot and Bengio (2010) have it, 1.4 for ReLU (He et
+    al., 2015), 0.58 by PyTorch's default, down to 0.06 in narrow GPTs. There is an alert if it is
+    above `most` or below `least`; if it is `octaves` (factors of two) away from that of each other
+    weight in its role (the same name but for numbers, "h.#.c_fc"), or from most weights of its type
+    of module; if rows are 8 times larger or smaller than the median row, as those of a head; and if
+    all values are equal, so that all its units learn the same. Embeddings are compared with each
+    other alone. The rule looks once, at the first step. The alert's value is the gain.
+    """
+
+    name: ClassVar[str] = "initialisation"
+
+    most: float = 6.0
+    least: float = 1 / 32
+    octaves: float = 3.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "most", "least", "octaves")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if history.pushed > 1 or history.setup is None:
+            return
+        setup = history.setup
+        known = [w for w in setup.weights if w.rms is not None and len(w.shape) > 1]
+        embeddings = [w for w in known if setup.type_of(w.name).startswith("Embedding")]
+        matrices = [w for w in known if setup.type_of(w.name) not in _NOT_MATRICES]
+        gains = {w.name: _gain(w) for w in matrices} | {w.name: w.rms or 0.0 for w in embeddings}
+        for weight in matrices:
+            says = self._says(weight, gains[weight.name], last=weight is matrices[-1])
+            says = says or self._unlike_peers(weight, matrices, gains, setup)
+            if says:
+                yield self._alert(record, weight, says, gains[weight.name])
+        yield from self._embeddings(record, embeddings)
+
+    def _alert(self, record: StepRecord, weight: Weight, says: str, value: float) -> Alert:
+        return self.about((weight.name, "param"), record.step, record.rank, says, value)
+
+    def _says(self, weight: Weight, gain: float, last: bool) -> str:
+        """What is wrong with a weight by itself; "" for nothing."""
+        if gain > self.most:
+            return (
+                f"begins with a gain of {gain:.3g}: outputs are that many times larger than inputs"
+            )
+        if weight.constant and gain and weight.trained:
+            return "begins with all values equal: its units get equal gradients, and learn the same"
+        if weight.rows is not None:
+            many, first, ratio = weight.rows
+            are = f"up to {ratio:.3g} times as large as the others" if ratio else "all zero"
+            return f"begins with {many} rows that are {are}, the first is row {first}"
+        if 0 < gain < self.least and not last:  # a head may begin small
+            return (
+                f"begins with a gain of {gain:.3g}: outputs are that many times as large as inputs"
+            )
+        return ""
+
+    def _unlike_peers(
+        self, weight: Weight, matrices: Sequence[Weight], gains: dict[str, float], setup: Setup
+    ) -> str:
+        others = [w for w in matrices if w is not weight]
+        same_role = [w for w in others if role(w.name) == role(weight.name) and gains[w.name]]
+        gain = gains[weight.name]
+        if not gain:
+            return "begins with zeros, unlike its peers" if len(same_role) >= 2 else ""
+        away = [abs(math.log2(gain / gains[w.name])) for w in same_role]
+        if len(away) >= 2 and min(away) >= self.octaves:
+            peer = gains[same_role[int(np.argmin(away))].name]
+            return f"begins with a gain of {gain:.3g}, the nearest of its peers with {peer:.3g}"
+        kind = setup.type_of(weight.name)
+        typed = [gains[w.name] for w in others if setup.type_of(w.name) == kind and gains[w.name]]
+        if len(typed) >= 2:
+            away = [abs(math.log2(gain / other)) for other in typed]
+            if min(away) >= self.octaves + 1.5:
+                usual = float(np.median(typed))
+                return f"begins with a gain of {gain:.3g}, other weights of {kind} with {usual:.3g}"
+        return ""
+
+    def _embeddings(self, record: StepRecord, embeddings: Sequence[Weight]) -> Iterator[Alert]:
+        sizes = sorted((w.rms, w.name, w) for w in embeddings if w.rms)
+        for (small, other, _), (large, _, weight) in pairwise(sizes):
+            if math.log2(large / small) >= self.octaves + 1:
+                times = f"{large / small:.3g} times that of {other!r}"
+                says = f"begins with an rms of {large:.3g}, {times}"
+                yield self._alert(record, weight, says, large)
+
+
+def _gain(weight: Weight) -> float:
+    return (weight.rms or 0.0) * math.sqrt(math.prod(weight.shape[1:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untrained(Rule):
+    """Parameters that nothing trains: in no optimizer, frozen among trained ones, or without
+    gradients.
+
+    A parameter that requires a gradient and is in no optimizer gives a warning; a note if this is
+    so of most parameters. A frozen parameter gives a warning if parameters in its role (the same
+    name but for numbers) are trained both before and after it, or before it alone; a note if frozen
+    layers come first, as in fine-tuning. A parameter of an optimizer that had no gradient in the
+    first `steps` steps, though others had one and its module was called, gives a warning, and so
+    does one that had a gradient in each step before, and none in the last `gone`. There is one
+    alert per reason, about the first parameter. The alert's value is their number.
+    """
+
+    name: ClassVar[str] = "untrained"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "site"
+
+    steps: int = 5
+    gone: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "steps", "gone")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        setup = history.setup
+        if setup is not None and history.pushed == 1:
+            yield from self._left_out(record, setup)
+            yield from self._frozen(record, setup)
+        if setup is not None and history.pushed == self.steps:
+            yield from self._without_gradient(record, setup, history)
+        gone = history.gone("param_grad", self.gone, after=10)
+        if gone and any(kind == "param_grad" for _, kind in record):
+            says = f"no longer comes{_more(gone)}: it came in each step until {self.gone} steps ago"
+            yield self._about((gone[0], "param_grad"), record, says, gone)
+
+    def _about(
+        self,
+        key: Key,
+        record: StepRecord,
+        says: str,
+        names: Sequence[str],
+        severity: Severity = "warning",
+    ) -> Alert:
+        return self.about(key, record.step, record.rank, says, len(names), severity=severity)
+
+    def _left_out(self, record: StepRecord, setup: Setup) -> Iterator[Alert]:
+        trained = [w for w in setup.weights if w.trained]
+        names = [w.name for w in trained if w.group is None]
+        if names and setup.groups:
+            severity: Severity = "warning" if len(names) <= len(trained) / 2 else "note"
+            says = f"is in no optimizer{_more(names)}, though it requires a gradient"
+            yield self._about((names[0], "param"), record, says, names, severity)
+
+    def _frozen(self, record: StepRecord, setup: Setup) -> Iterator[Alert]:
+        first_trained: dict[str, int] = {}
+        for i, weight in enumerate(setup.weights):
+            if weight.trained:
+                first_trained.setdefault(role(weight.name), i)
+        frozen = [(i, w.name) for i, w in enumerate(setup.weights) if not w.trained]
+        among = [name for i, name in frozen if first_trained.get(role(name), i) < i]
+        if among:
+            says = f"requires no gradient{_more(among)}, though its peers before it are trained"
+            yield self._about((among[0], "param"), record, says, among)
+        elif frozen and first_trained:
+            names = [name for _, name in frozen]
+            says = f"requires no gradient{_more(names)}"
+            yield self._about((names[0], "param"), record, says, names, "note")
+
+    def _without_gradient(
+        self, record: StepRecord, setup: Setup, history: History
+    ) -> Iterator[Alert]:
+        keys = set(record)
+        if not any(kind == "param_grad" for _, kind in keys):
+            return
+        names = [
+            w.name
+            for w in setup.weights
+            if w.trained
+            and (w.group is not None or not setup.groups)
+            and not history.knows((w.name, "param_grad"))
+            and history.knows((w.name.rpartition(".")[0], "output"))
+        ]
+        if names:
+            says = f"never came{_more(names)}, though its module was called"
+            yield self._about((names[0], "param_grad"), record, says, names)
+
+
+def _more(names: Sequence[str]) -> str:
+    """How many more there are, as part of a sentence."""
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -1,0 +1,98 @@
+"""Rules about what goes into the model: scale, constants, shifts, batches that come again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from hookstats.records.alerts import Alert
+from hookstats.records.record import StepRecord
+from hookstats.rules.history import History
+from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.stats.derived import amax, std
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs(Rule):
+    """The model's input is constant, far from zero mean and unit variance, or unlike before.
+
+    An input is far if in the first step its rms is above `most`, or its mean more than `offset`
+    times its deviation from zero, unless it is small ("Efficient BackProp", LeCun et al., 1998, has
+    inputs of zero mean and unit variance). It is unlike before if `distance` or more of its values
+    have to move to give the average histogram of the steps before (the total variation distance),
+    and if that is above the usual distance by `deviations` times its usual deviation, 1.4826 times
+    the median absolute deviation (Hampel, 1974). It is constant if all values are equal, or if the
+    first layer gives the same for each sample. The alert is about the root's input, or that of the
+    first module. Its value is the rms, or the distance.
+    """
+
+    name: ClassVar[str] = "inputs"
+
+    most: float = 16.0
+    offset: float = 4.0
+    distance: float = 0.15
+    deviations: float = 8.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "most", "offset", "deviations")
+        fraction(self, "distance")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        past, site = history.inputs, history.inputs.site
+        if past.constant_site is not None and history.pushed > 1:
+            channels = record.sites[past.constant_site].channels
+            says = f"is the same for each sample of the batch, in all {channels} channels"
+            yield self.alert(record, past.constant_site, says, 0.0)
+        if site is None:
+            return
+        columns = history.columns
+        rms, least, most = (float(x[site]) for x in (history.rms, columns("min"), columns("max")))
+        if least == most and columns("count")[site] > 1:
+            yield self.alert(record, site, f"is {least:.3g} everywhere", rms)
+            return
+        if "float" in record.sites[site].dtype and history.pushed == 1:
+            deviation, mean = float(std(columns)[site]), float(columns("mean")[site])
+            if rms > self.most or (abs(mean) > self.offset * deviation and rms > 1):
+                says = f"is not normalised: its mean is {mean:.3g}, its deviation {deviation:.3g}"
+                yield self.alert(record, site, says, rms)
+                return
+        distances = past.past_distances
+        if len(distances) < 8 or not past.distance >= self.distance:
+            return
+        usual = float(np.median(distances))
+        spread = 1.4826 * float(np.median(np.abs(np.array(distances) - usual)))
+        if past.distance > usual + self.deviations * max(spread, 0.01):
+            says = (
+                f"is unlike before: {past.distance:.0%} of its values have left their bins, "
+                f"usually {usual:.0%}; its greatest magnitude is {float(amax(columns)[site]):.3g}"
+            )
+            yield self.alert(record, site, says, past.distance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedInputs(Rule):
+    """The model gets a batch again that it had in one of the last 16 steps.
+
+    The input is equal in all statistics. After batches that were new there is a warning, once
+    `patience` steps in a row repeat one; if they repeat from the start, as where the data are one
+    batch, there is a note. The alert's value is the number of steps in a row.
+    """
+
+    name: ClassVar[str] = "repeated inputs"
+
+    patience: int = 2
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        past, site = history.inputs, history.inputs.site
+        if site is None or not past.repeated:
+            return
+        if past.varied > 16:
+            says = "is a batch that came before: so it is in each step now"
+            yield self.alert(record, site, says, past.repeated)
+        elif past.repeated >= 5:
+            says = "is one of a few batches that come again and again"
+            yield self.alert(record, site, says, past.repeated, severity="note")

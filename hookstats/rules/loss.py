@@ -1,0 +1,95 @@
+"""A rule about the loss that training logs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from hookstats.records.alerts import SCALAR, Alert, Severity
+from hookstats.records.record import StepRecord
+from hookstats.rules.history import History
+from hookstats.rules.rule import Rule, at_least
+
+_ELSEWHERE = ("val", "eval", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Rule):
+    """A logged loss is NaN, leaps, climbs or does not fall.
+
+    Losses are scalars whose name ends in "loss", but those of an evaluation. NaN and infinity are
+    an error. A leap is a loss above the median of the last 16 by `deviations` times the usual
+    change from step to step (1.4826 times the median of its magnitude: Hampel, 1974), and by `leap`
+    of that median. A loss climbs if the median of 5 is `climb` times all of the first 3. It does
+    not fall if after `steps` steps the last 12 are no lower than the first 12, by Welch's t-test at
+    `t` (1947), while the learning rate does not grow, and if it is not yet small. The alert's value
+    is the loss.
+    """
+
+    name: ClassVar[str] = "loss"
+
+    deviations: float = 6.0
+    leap: float = 0.3
+    climb: float = 1.4
+    steps: int = 30
+    t: float = 1.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "deviations", "leap", "climb", "t")
+        at_least(self, 24, "steps")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        yield from ()
+
+    def check_scalars(
+        self, step: int, values: Mapping[str, float], history: History
+    ) -> Iterator[Alert]:
+        for name, value in values.items():
+            words = name.lower().replace("/", "_").split("_")
+            if not words[-1].endswith("loss") or words[0] in _ELSEWHERE:
+                continue
+            found = self._judge(value, history.scalars[name], history)
+            if found is not None:
+                says, severity = found
+                yield self.about((name, SCALAR), step, None, says, value, severity=severity)
+
+    def _judge(
+        self, value: float, past: Sequence[float], history: History
+    ) -> tuple[str, Severity] | None:
+        if not math.isfinite(value):
+            return f"is {value}", "error"
+        before = np.array([x for x in past[-17:-1] if math.isfinite(x)])
+        if len(before) >= 8:
+            usual = float(np.median(before))
+            change = 1.4826 * float(np.median(np.abs(np.diff(before))))
+            if value - usual > max(self.deviations * change, self.leap * abs(usual)):
+                return (
+                    f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}",
+                    "warning",
+                )
+        if 10 <= len(past) < 64:
+            last, first = float(np.median(past[-5:])), max(past[:3])
+            if first > 0 and last > self.climb * first:
+                return f"climbs: it is {last:.4g} after {first:.4g} at the start", "warning"
+        if len(past) == self.steps:
+            return self._flat(np.array(past), history)
+        return None
+
+    def _flat(
+        self, past: np.ndarray[tuple[int], np.dtype[np.float64]], history: History
+    ) -> tuple[str, Severity] | None:
+        first, last = past[:12], past[-12:]
+        error = math.sqrt((first.var(ddof=1) + last.var(ddof=1)) / 12)
+        fell = first.mean() - last.mean()
+        rates = [rate for name, rate in history.scalars.items() if name.startswith("lr/")]
+        if any(rate[-1] > rate[len(rate) // 2] for rate in rates):
+            return None
+        if math.isfinite(fell) and fell <= max(self.t * error, 0.004 * abs(first.mean())):
+            mean = last.mean()
+            return f"does not fall: {mean:.4g} after {first.mean():.4g} at the start", "warning"
+        return None

@@ -1,0 +1,188 @@
+"""Rules that compare layers with each other: peers of one role, signal through depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from hookstats.records.alerts import Alert
+from hookstats.records.groups import over_site
+from hookstats.records.keys import plain_kind
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.sparse import Float64
+from hookstats.rules.beginnings import role
+from hookstats.rules.history import History
+from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.stats.state import M2
+
+_FLOOR = 2.0**-60
+"""What stands for an rms of zero."""
+_COMPARED = ("output", "grad_output", "param_grad")
+
+
+@lru_cache(maxsize=8)
+def groups_of(sites: tuple[SiteInfo, ...]) -> tuple[tuple[int, ...], ...]:
+    """The sites of each role and kind, in the order of the model: three or more, of one shape.
+
+    Kept, since most steps have equal sites.
+    """
+    found: dict[tuple[str, str, int, int], list[int]] = {}
+    for i, site in enumerate(sites):
+        if plain_kind(site.kind) in _COMPARED:
+            key = role(site.name), site.kind, site.channels, len(site.shape)
+            if site.kind != "param_grad" or len(site.shape) > 1:  # those of biases may be tiny
+                found.setdefault(key, []).append(i)
+    return tuple(
+        tuple(sorted(group, key=lambda i: _numbers(sites[i].name)))
+        for group in found.values()
+        if len(group) >= 3
+    )
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    digits = "".join(c if c.isdigit() else " " for c in name)
+    return tuple(map(int, digits.split()))
+
+
+def _sizes(history: History, group: tuple[int, ...]) -> Float64:
+    """log2 of the rms of each; NaN where a tensor has no finite values."""
+    out: Float64 = np.log2(np.maximum(history.rms[list(group)], _FLOOR))
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers(Rule):
+    """A tensor is far from its peers: those of the same role, kind and width, at other depths.
+
+    The rms is `octaves` (factors of two) or more away from the nearest of them, above all or below
+    all, and twice as far as they are from each other. So it is for outputs in the first eight
+    recorded steps; later, when layers have learned different things, and for gradients, it has to
+    be `later` octaves away. Peers have the same name but for numbers:
+    "h.0.attn.c_attn" and "h.1.attn.c_attn". Of several in a step, the first in execution order
+    counts. The alert's value is the signed number of octaves to the nearest peer.
+    """
+
+    name: ClassVar[str] = "peers"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    octaves: float = 4.0
+    later: float = 6.0
+    patience: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "octaves", "later")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        found: list[tuple[int, float, int]] = []
+        for group in groups_of(record.sites):
+            size = _sizes(history, group)
+            if np.isnan(size).any():
+                continue
+            output = plain_kind(record.sites[group[0]].kind) == "output"
+            least = self.octaves if output and history.pushed <= 8 else self.later
+            order = np.argsort(size)
+            ranked = size[order]
+            for place, near, others in (
+                (order[-1], ranked[-2], ranked[:-1]),
+                (order[0], ranked[1], ranked[1:]),
+            ):
+                gap = float(size[place] - near)
+                if abs(gap) >= max(least, 2 * float(np.ptp(others))):
+                    peer = group[int(np.flatnonzero(size == near)[0])]
+                    found.append((group[int(place)], gap, peer))
+        seen: set[str] = set()
+        for site, gap, peer in sorted(found):
+            kind = plain_kind(record.sites[site].kind)
+            if kind in seen:
+                continue
+            seen.add(kind)
+            rms, name = history.rms[[site, peer]], record.sites[peer].name
+            says = (
+                f"has an rms of {rms[0]:.3g}; the nearest of its peers, {name!r}, has {rms[1]:.3g}"
+            )
+            yield self.alert(record, site, says, gap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depth(Rule):
+    """Activations or gradients grow or shrink from each layer to the next.
+
+    Over four or more peers (see `Peers`), the rms changes in one direction from each to the next,
+    by `step` octaves or more, and by `growth` octaves in all if it grows, `decay` if it shrinks, in
+    the direction of the signal: forwards for outputs, backwards for gradients. A signal that keeps
+    its size is what initialisations aim at (He et al., 2015), and norms give. The rule looks at the
+    first three recorded steps. The alert is about the last tensor in that direction; its value is
+    the signed number of octaves from the first to the last.
+    """
+
+    name: ClassVar[str] = "depth"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    growth: float = 2.5
+    decay: float = 10.0
+    step: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "growth", "decay", "step")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if history.pushed > 3:
+            return
+        for group in groups_of(record.sites):
+            kind = plain_kind(record.sites[group[0]].kind)
+            if kind == "param_grad" or len(group) < 4:
+                continue
+            way = group if kind == "output" else group[::-1]
+            changes = np.diff(_sizes(history, way))
+            total = float(changes.sum())
+            grows = bool((changes >= self.step).all()) and total >= self._most(kind)
+            if grows or ((changes <= -self.step).all() and total <= -self.decay):
+                first, last = record.sites[way[0]].name, way[-1]
+                word = "times" if total > 0 else "of"
+                says = f"has {2.0**total:.3g} {word} the rms of {first!r}, step by step in between"
+                yield self.alert(record, last, says, total)
+
+    def _most(self, kind: str) -> float:
+        """The octaves by which a kind may grow: gradients grow in sound networks, too."""
+        return self.growth if kind == "output" else 1.6 * self.growth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collapse(Rule):
+    """The output of a layer hardly depends on the sample.
+
+    Within its channels, the output deviates from the channel's mean by `share` of its rms or less:
+    what enters has been lost on the way, as in deep networks of sigmoids (Glorot and Bengio, 2010),
+    and biases are left. The rule looks at outputs of `channels` channels or more that are not
+    constant. The alert is about the first in execution order; its value is the share.
+    """
+
+    name: ClassVar[str] = "collapse"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    share: float = 0.015
+    channels: int = 8
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(self, "share")
+        at_least(self, 1, "channels")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        within = over_site(np.add, record.moments[:, M2], record.offsets, 0.0)
+        counts = history.columns("count")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.sqrt(within / counts) / history.rms
+        many = (np.diff(record.offsets) >= self.channels) & (counts >= 4 * np.diff(record.offsets))
+        for i in np.flatnonzero(many & (share > 0) & (share <= self.share)).tolist():
+            if history.plain_kinds[i] == "output":
+                says = f"hardly depends on the sample: it deviates by {share[i]:.2%} of its rms"
+                yield self.alert(record, i, says, share[i])
+                return

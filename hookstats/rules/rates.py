@@ -1,0 +1,233 @@
+"""Rules about how fast training goes: learning rates, weight decay, the size of updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from hookstats.records.alerts import SCALAR, Alert
+from hookstats.records.norms import GRADIENT_NORM
+from hookstats.records.record import StepRecord
+from hookstats.rules.history import History
+from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.rules.setup import Group
+
+_RATE = "lr/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate(Rule):
+    """A learning rate jumps from one step to the next.
+
+    It rises to `factor` times its last value or more, or falls to zero or by the square of
+    `factor`, after `steps` steps. Schedules change it slowly, or by a factor of ten downwards; a
+    warm-up that begins at next to nothing is over before. The alert's value is the new rate.
+    """
+
+    name: ClassVar[str] = "learning rate"
+
+    factor: float = 8.0
+    steps: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "factor", "steps")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        yield from ()
+
+    def check_scalars(
+        self, step: int, values: Mapping[str, float], history: History
+    ) -> Iterator[Alert]:
+        for name, rate in values.items():
+            past = history.scalars[name]
+            if not name.startswith(_RATE) or len(past) <= self.steps or not past[-2] > 0:
+                continue
+            ratio = rate / past[-2]
+            far = rate == 0 and past[-2] > 1e-3 * max(past)
+            if ratio >= self.factor or 0 < ratio <= self.factor**-2 or far:
+                says = f"jumps from {past[-2]:.3g} to {rate:.3g}"
+                yield self.about((name, SCALAR), step, None, says, rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightDecay(Rule):
+    """Weight decay shrinks the weights away.
+
+    The learning rate times the weight decay is `most` or more: the weights forget what they learned
+    within 1 / `most` steps, while good settings take an epoch or more (Wang and Aitchison, "How to
+    set AdamW's weight decay", 2024). The rule knows optimizers whose decay is that product: SGD and
+    AdamW. The alert's value is the product.
+    """
+
+    name: ClassVar[str] = "weight decay"
+
+    most: float = 0.02
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        yield from ()
+
+    def check_scalars(
+        self, step: int, values: Mapping[str, float], history: History
+    ) -> Iterator[Alert]:
+        if history.setup is None:
+            return
+        for i, group in enumerate(history.setup.groups):
+            rate = values.get(f"{_RATE}{i}")
+            if rate is None or not group.weight_decay or group.algorithm == "Adam":
+                continue
+            part = rate * group.weight_decay
+            if part >= self.most:
+                decay = f"weight_decay = {group.weight_decay:g}"
+                says = f"and {decay} take {part:.1%} of each weight in a step"
+                yield self.about((f"{_RATE}{i}", SCALAR), step, None, says, part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipping(Rule):
+    """Gradients are no longer clipped.
+
+    The norm of all gradients (`norms.gradient_norm`) was at its greatest value, to `tolerance` of
+    it, in `share` or more of the last 24 steps: so it is where norms are clipped (Pascanu et al.,
+    2013). Now it is `factor` times as large. The alert's value is the norm.
+    """
+
+    name: ClassVar[str] = "clipping"
+
+    share: float = 0.4
+    factor: float = 1.05
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(self, "share")
+        at_least(self, 1, "factor")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        yield from ()
+
+    def check_scalars(
+        self, step: int, values: Mapping[str, float], history: History
+    ) -> Iterator[Alert]:
+        norm = values.get(GRADIENT_NORM)
+        past = np.array(history.scalars[GRADIENT_NORM][-25:-1])
+        if norm is None or len(past) < 16 or not np.isfinite(past).all():
+            return
+        most = float(past.max())
+        clipped = float((past >= (1 - self.tolerance) * most).mean())
+        if clipped >= self.share and norm > self.factor * most > 0:
+            says = f"is {norm:.4g}, after {most:.4g} at most: {clipped:.0%} of steps were clipped"
+            yield self.about((GRADIENT_NORM, SCALAR), step, None, says, norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateSize(Rule):
+    """Steps are far too large, or next to nothing, beside the weights.
+
+    What a step changes, by the rms of the weights at the start: the learning rate times the
+    gradient for SGD, the learning rate for Adam and its kin, whose first steps are that large
+    whatever the gradient (Kingma and Ba, 2015). A rule of thumb is 1e-3 (Karpathy, CS231n). There
+    is an alert if the median over all weights is above `most`; or below `least` in `patience`
+    steps in a row, while the learning rate does not grow. The rule looks at the first `steps`
+    steps, as the weights change later. The alert's value is the median ratio.
+    """
+
+    name: ClassVar[str] = "update size"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    most: float = 0.7
+    least: float = 1e-7
+    steps: int = 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "most", "least")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        ratios = relative_updates(record, history) if history.pushed <= self.steps else {}
+        if not ratios:
+            return
+        middle = float(np.median(list(ratios.values())))
+        largest = max(ratios, key=lambda site: ratios[site])
+        if middle > self.most:
+            says = f"is stepped by {ratios[largest]:.3g} of the weight's rms, most of all weights"
+        elif middle < self.least and history.pushed >= 10 and not _grows(history):
+            says = f"is stepped by {ratios[largest]:.2g} of the weight's rms, and others by less"
+        else:
+            return
+        yield self.alert(record, largest, f"{says}; the median is {middle:.2g}", middle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding(Rule):
+    """Updates of weights in bf16 or fp16 are rounded away.
+
+    An update below half a unit in the last place of a weight leaves the weight as it is: below
+    2**-9 of it in bf16, 2**-12 in fp16 (Zamirai et al., "Revisiting BFloat16 Training", 2020). The
+    alert comes if the median update (see `UpdateSize`) is below `share` of that, `patience` steps
+    in a row. Stochastic rounding, or a copy of the weights in fp32, mends it.
+    """
+
+    name: ClassVar[str] = "rounding"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
+
+    share: float = 0.25
+    patience: int = 5
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        ratios = relative_updates(record, history)
+        found = {
+            site: ratio for site, ratio in ratios.items() if record.sites[site].dtype in _HALF_UNIT
+        }
+        if not found or _grows(history):
+            return
+        middle = float(np.median(list(found.values())))
+        first = min(found)
+        least = _HALF_UNIT[record.sites[first].dtype]
+        if 0 < middle < self.share * least:
+            says = (
+                f"steps by {middle:.2g} of the weights, in the median: {record.sites[first].dtype} "
+                f"rounds away what is below {least:.2g}"
+            )
+            yield self.alert(record, first, says, middle)
+
+
+_HALF_UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
+
+
+def relative_updates(record: StepRecord, history: History) -> dict[int, float]:
+    """By the site of a weight's gradient: the size of the next step, by the rms of the weight at
+    the start. Weights of two dimensions or more, of optimizers whose steps are known."""
+    setup = history.setup
+    if setup is None or not setup.groups:
+        return {}
+    weights = {w.name: w for w in setup.weights if w.rms and len(w.shape) > 1 and w.trained}
+    found = {}
+    for i, site in enumerate(record.sites):
+        weight = weights.get(site.name) if site.kind == "param_grad" else None
+        if weight is None or weight.group is None:
+            continue
+        past = history.scalars.get(f"{_RATE}{weight.group}")
+        size = _size(setup.groups[weight.group], float(history.rms[i]))
+        if past and weight.rms and math.isfinite(size):
+            found[i] = past[-1] * size / weight.rms
+    return found
+
+
+def _size(group: Group, gradient: float) -> float:
+    """A step, by the learning rate; NaN for optimizers that are not known."""
+    if group.algorithm == "SGD":
+        return gradient / max(1 - group.momentum, 0.01)
+    if group.algorithm in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lion"):
+        return 1.0 if gradient else 0.0
+    return math.nan
+
+
+def _grows(history: History) -> bool:
+    """Whether a learning rate is in its warm-up."""
+    rates = (past for name, past in history.scalars.items() if name.startswith(_RATE))
+    return any(len(past) > 1 and past[-1] > past[-2] for past in rates)

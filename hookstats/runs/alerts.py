@@ -1,0 +1,160 @@
+"""The alerts of a run: a file of JSON lines per rank, appended to as rules find something."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hookstats.records.alerts import SEVERITIES, Alert
+from hookstats.runs.files import JSON_BYTES, naming, require_regular
+from hookstats.runs.format import alerts_jsonl
+
+
+class Told(NamedTuple):
+    """An alert as a run keeps it."""
+
+    alert: Alert
+    incident: int
+    """A number that all alerts of one cause share."""
+    cause: bool
+    """Whether the alert is the cause."""
+    thresholds: Mapping[str, Any]
+    """Those of the rule, by name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of docs/format.md."""
+        alert = self.alert
+        return {
+            "step": alert.step,
+            "rule": alert.rule,
+            "severity": alert.severity,
+            "message": alert.message,
+            "site": alert.site,
+            "kind": alert.kind,
+            **({} if alert.channel is None else {"channels": [alert.channel]}),
+            **({"value": alert.value} if math.isfinite(alert.value) else {}),
+            "incident": self.incident,
+            "cause": self.cause,
+            "thresholds": dict(self.thresholds),
+        }
+
+
+class AlertFile:
+    """Appends the alerts of one rank; what could not be written is written with the next ones."""
+
+    def __init__(self, run: Path, rank: int) -> None:
+        self._path = run / alerts_jsonl(rank)
+        self._pending: list[str] = []
+        self._last: int | None = None  # the step that was recorded last
+        self._begun = False
+
+    def at(self, step: int) -> None:
+        """Note that a step is recorded: what an earlier session, or this one, said of it and of
+        later steps is void where training went back.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._last is None:
+            went_back = self._path.exists()
+        else:
+            went_back = step <= self._last and (self._begun or self._path.exists())
+        self._last = step
+        if went_back:
+            self._add([{"rewind": step}])
+
+    def write(self, told: Sequence[Told]) -> None:
+        """Append alerts.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._add([one.to_dict() for one in told])
+
+    def _add(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        self._pending += [json.dumps(entry, default=repr) for entry in entries]
+        self.flush()
+
+    def flush(self) -> None:
+        """Put what is pending on the disk."""
+        if not self._pending:
+            return
+        if not self._begun:
+            self._cut()
+        with self._path.open("ab") as file:
+            before = file.tell()
+            try:
+                file.write("".join(f"{line}\n" for line in self._pending).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(before)
+                raise
+        self._pending = []
+        self._begun = True
+
+    def _cut(self) -> None:
+        """Cut off a line that a killed writer has not finished."""
+        with suppress(FileNotFoundError):
+            content = self._path.read_bytes()
+            if content and not content.endswith(b"\n"):
+                os.truncate(self._path, content.rfind(b"\n") + 1)
+
+
+def read_alerts(run: Path, rank: int) -> list[Alert]:
+    """The alerts of one rank, in the order in which they were found; [] without a file.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
+    path = run / alerts_jsonl(rank)
+    if not path.exists():
+        return []
+    with naming(path):
+        if require_regular(path) > JSON_BYTES:
+            raise ValueError(f"it has more than {JSON_BYTES} bytes")
+        alerts: list[Alert] = []
+        for entry in _entries(path.read_bytes()):
+            if "rewind" in entry:
+                alerts = [alert for alert in alerts if alert.step < entry["rewind"]]
+            else:
+                alerts.append(_alert(entry, rank))
+        return alerts
+
+
+def _entries(content: bytes) -> Iterator[dict[str, Any]]:
+    *lines, _ = content.split(b"\n")  # what follows the last line feed is not yet written
+    for line in lines:
+        entry = json.loads(line)
+        if not isinstance(entry, dict):
+            raise ValueError(f"a line has {entry!r}, expected an object")
+        if "rewind" in entry and not isinstance(entry["rewind"], int):
+            raise ValueError(f"rewind is {entry['rewind']!r}, expected an integer")
+        yield entry
+
+
+def _alert(entry: Mapping[str, Any], rank: int) -> Alert:
+    for name, kind in (("step", int), ("rule", str), ("severity", str), ("message", str)):
+        if not isinstance(entry.get(name), kind):
+            raise ValueError(f"an alert has {name} = {entry.get(name)!r}, expected {kind.__name__}")
+    if entry["severity"] not in SEVERITIES:
+        raise ValueError(f"severity is {entry['severity']!r}, expected {', '.join(SEVERITIES)}")
+    channels = entry.get("channels") or [None]
+    value = entry.get("value")
+    return Alert(
+        step=entry["step"],
+        rank=rank,
+        site=str(entry.get("site", "")),
+        kind=str(entry.get("kind", "")),
+        channel=channels[0] if isinstance(channels[0], int) else None,
+        rule=entry["rule"],
+        value=float(value) if isinstance(value, (int, float)) else float("nan"),
+        message=entry["message"],
+        severity=entry["severity"],
+    )

@@ -1,0 +1,81 @@
+"""setup_of(): reads what a training run begins with, once, before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hookstats._torch import is_plain
+from hookstats.hooks.selection import Selection
+from hookstats.rules.setup import UNLIKE, Group, Rows, Setup, Weight
+
+
+def setup_of(selection: Selection, optimizers: Sequence[Optimizer]) -> Setup:
+    """The watched parameters, read once, and the optimizers' groups.
+
+    On a device this waits for the parameters' norms: two numbers and a row each.
+    """
+    groups = [(one, group) for one in optimizers for group in one.param_groups]
+    members = {id(p): i for i, (_, group) in enumerate(groups) for p in group["params"]}
+    modules = {name: type(module).__name__ for name, module in selection.modules.items()}
+    return Setup(
+        modules,
+        tuple(
+            _weight(name, parameter, members.get(id(parameter)))
+            for name, parameter in selection.parameters.items()
+        ),
+        tuple(
+            Group(
+                type(one).__name__,
+                _number(group.get("momentum", 0.0)),
+                _number(group.get("weight_decay", 0.0)),
+            )
+            for one, group in groups
+        ),
+    )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
+    lazy = is_lazy(parameter)
+    shape = () if lazy else tuple(parameter.shape)
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    unread = Weight(name, shape, dtype, parameter.requires_grad, group, None, False, None)
+    values = parameter.detach()
+    if lazy or not is_plain(values) or values.is_meta or not values.numel():
+        return unread
+    if not values.is_floating_point():
+        return unread
+    with torch.no_grad():
+        rows = values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32) / rows.shape[1] ** 0.5
+        found = norms.double().cpu()
+        ends = torch.stack(torch.aminmax(rows)).cpu()
+    return unread._replace(
+        rms=float(found.square().mean().sqrt()),
+        constant=values.numel() > 1 and bool(ends[0] == ends[1]),
+        rows=_unlike(found) if values.dim() > 1 else None,
+    )
+
+
+def _unlike(rms: Tensor) -> Rows | None:
+    """The rows that are unlike the others; rms: float64 [rows], on the CPU."""
+    some = rms[rms > 0]
+    if len(some) < 2 or len(rms) < 4:
+        return None
+    median = some.median()
+    zero = rms == 0
+    unlike = zero if zero.any() else (rms > UNLIKE * median) | (rms < median / UNLIKE)
+    places = unlike.nonzero().flatten()
+    if not len(places):
+        return None
+    ratio = rms[places] / median
+    farthest = 0.0 if zero.any() else float(ratio[ratio.log().abs().argmax()])
+    return Rows(len(places), int(places[0]), farthest)

@@ -1,0 +1,42 @@
+"""Alerts sorted by their causes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hookstats.records.alerts import REACH, Alert, incidents_of
+
+WARNING = Alert(10, 0, "a", "output", None, "peers", 1.0, "peers: step 10: a", "warning")
+
+
+def at(step: int, rule: str = "peers", severity: str = "warning") -> Alert:
+    """An alert of a step."""
+    return replace(WARNING, step=step, rule=rule, severity=severity)
+
+
+def test_what_follows_soon_is_a_consequence() -> None:
+    first, second, third = at(10), at(11, "exploding", "error"), at(11 + REACH, "vanishing")
+    (one,) = incidents_of([first, second, third])
+    assert (one.cause, one.consequences) == (first, (second, third))
+    assert (one.step, one.severity) == (10, "error")
+    assert str(one) == "peers: step 10: a; 2 consequences"
+
+
+def test_what_comes_later_has_a_cause_of_its_own() -> None:
+    first, later = at(10), at(11 + REACH)
+    assert [one.cause for one in incidents_of([first, later])] == [first, later]
+
+
+def test_a_note_causes_no_warning() -> None:
+    note, warning = at(10, "dead channels", "note"), at(11)
+    assert [one.cause for one in incidents_of([note, warning])] == [note, warning]
+    again = at(12, "dead channels", "note")
+    assert incidents_of([note, again])[0].consequences == (again,)
+    other = at(12, "fp8 risk", "note")
+    assert len(incidents_of([note, other])) == 2
+    # Beside a warning, notes are its consequences.
+    assert incidents_of([warning, other])[0].consequences == (other,)
+
+
+def test_training_that_goes_back_has_incidents_of_its_own() -> None:
+    assert len(incidents_of([at(100), at(10)])) == 2

@@ -1,0 +1,242 @@
+"""The rules that compare layers, look at inputs, and know what training begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.alerts import alerts
+from support.samples import record_of
+from torch import Tensor, nn
+
+from hookstats.rules import (
+    Alert,
+    Attention,
+    Collapse,
+    Depth,
+    Initialisation,
+    Inputs,
+    LossScale,
+    Monitor,
+    Peers,
+    RepeatedInputs,
+    Rounding,
+    Rule,
+    Underflow,
+    Untrained,
+    UpdateSize,
+)
+from hookstats.watching.watch import watch
+
+Key = tuple[str, str]
+
+
+def layers(sizes: list[float], kind: str = "output") -> dict[Key, Tensor]:
+    """Layers "h.0.fc", "h.1.fc", ... with an rms each."""
+    return {(f"h.{i}.fc", kind): size * torch.randn(64, 16) for i, size in enumerate(sizes)}
+
+
+def test_a_layer_far_from_its_peers() -> None:
+    (alert,) = alerts(Peers(), [layers([1, 1.2, 40, 0.9])] * 3)
+    assert (alert.step, alert.site, alert.kind) == (1, "h.2.fc", "output")
+    assert "the nearest of its peers, 'h.1.fc'" in alert.message
+    (alert,) = alerts(Peers(), [layers([1, 1.2, 0, 0.9])] * 3)
+    assert alert.site == "h.2.fc"
+    assert not alerts(Peers(), [layers([1, 1.2, 10, 0.9])] * 3)
+    assert not alerts(Peers(), [layers([1, 8, 64, 512])] * 3)  # no outlier, but a trend
+    assert not alerts(Peers(), [layers([1, 40])] * 3)
+
+
+def test_a_signal_that_grows_with_depth() -> None:
+    (alert,) = alerts(Depth(), [layers([1, 2, 4.5, 9])])
+    assert (alert.site, alert.value > 3) == ("h.3.fc", True)
+    (alert,) = alerts(Depth(), [layers([64, 16, 4, 1], "grad_output")])
+    assert alert.site == "h.0.fc"  # gradients go backwards
+    assert not alerts(Depth(), [layers([1, 2, 1, 9])])
+    assert not alerts(Depth(), [layers([1, 1.2, 1.4, 1.6])])
+
+
+def test_an_output_that_hardly_depends_on_the_sample() -> None:
+    biases = torch.randn(16)
+    steps = [{("a", "output"): biases + 1e-3 * torch.randn(64, 16)}] * 3
+    (alert,) = alerts(Collapse(), steps)
+    assert (alert.step, alert.site) == (2, "a")
+    assert not alerts(Collapse(), [{("a", "output"): biases + 0.1 * torch.randn(64, 16)}] * 3)
+    assert not alerts(Collapse(), [{("a", "output"): torch.ones(64, 16)}] * 3)
+
+
+def batches(n: int) -> list[dict[Key, Tensor]]:
+    """Inputs of a sound run."""
+    return [{("", "input"): torch.randn(64, 16)} for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: 30 * x, "is unlike before"),
+        (lambda x: x + 4, "is unlike before"),
+        (torch.zeros_like, "is 0 everywhere"),
+        (lambda x: torch.where(torch.arange(16) < 8, 0.0, x), "is unlike before"),
+    ],
+)
+def test_inputs_that_change(change: Callable[[Tensor], Tensor], says: str) -> None:
+    steps = batches(21)
+    steps[20] = {("", "input"): change(steps[20]["", "input"])}
+    (alert,) = alerts(Inputs(), steps)
+    assert alert.step == 20
+    assert says in alert.message
+
+
+def test_inputs_that_do_not_change() -> None:
+    assert not alerts(Inputs(), batches(30))
+
+
+def test_inputs_that_are_not_normalised() -> None:
+    (alert,) = alerts(Inputs(), [{("", "input"): 128 + 64 * torch.randn(64, 16)}])
+    assert "is not normalised" in alert.message
+    assert not alerts(Inputs(), [{("", "input"): torch.rand(64, 16)}])
+
+
+def test_a_batch_of_one_sample() -> None:
+    x = torch.randn(1, 16)
+    steps = [*batches(3), {("", "input"): x.expand(8, 16), ("a", "output"): x.expand(8, 16)}]
+    (alert,) = alerts(Inputs(), steps)
+    assert "is the same for each sample" in alert.message
+
+
+def test_a_batch_that_comes_again() -> None:
+    steps = batches(20)
+    (alert,) = alerts(RepeatedInputs(), [*steps, steps[19], steps[19]])
+    assert (alert.step, alert.severity) == (21, "warning")
+    assert not alerts(RepeatedInputs(), steps)
+    (alert,) = alerts(RepeatedInputs(), batches(1) * 10)
+    assert alert.severity == "note"
+
+
+def test_attention_that_is_one_hot() -> None:
+    large, small = 8 * torch.randn(2, 5, 48), torch.randn(2, 5, 48)
+    (alert,) = alerts(Attention(), [{("h.0.attn.c_attn", "output"): large}])
+    assert alert.site == "h.0.attn.c_attn"
+    assert not alerts(Attention(), [{("h.0.attn.c_attn", "output"): small}])
+    apart = {("h.q_proj", "output"): large, ("h.k_proj", "output"): large}
+    assert alerts(Attention(), [apart])[0].site == "h.q_proj"
+    assert not alerts(Attention(), [{**apart, ("h.k_proj", "output"): 0.1 * small}])
+
+
+def test_gradients_too_small_for_fp16() -> None:
+    tiny = {("a", "grad_output"): (1e-7 * torch.randn(64, 8)).half()}
+    (alert,) = alerts(Underflow(), [tiny] * 4)
+    assert alert.step == 2
+    assert not alerts(Underflow(), [{("a", "grad_output"): 1e-7 * torch.randn(64, 8)}] * 4)
+
+
+def test_a_loss_scaler_that_skips_step_after_step() -> None:
+    monitor = Monitor([LossScale()])
+    for step in range(6):
+        x = torch.full((4, 4), torch.inf if step == 5 else 1.0)
+        record = record_of({("a", "grad_output"): (x, 1)}, step)
+        record.observed[:] = 9 if step == 5 else 1
+        monitor.examine(record)
+    assert [alert.step for alert in monitor.alerts] == [5]
+
+
+# With a watch
+
+
+def said(
+    rule: Rule, change: Callable[[nn.Module], object], steps: int = 6, **kwargs: Any
+) -> list[Alert]:
+    """What the rule says of an MLP that is changed before it is trained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)], nn.Linear(32, 4))
+    left_out = change(model)
+    parameters = [p for p in model.parameters() if p is not left_out]
+    optimizer = torch.optim.SGD(parameters, **{"lr": 0.1, **kwargs})
+    with watch(model, optimizer, rules=rule) as w:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            x = torch.randn(8, 32).to(next(model.parameters()).dtype)
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert w.coverage().failures == {}
+    return list(w.alerts)
+
+
+def scale(name: str, factor: float) -> Callable[[nn.Module], None]:
+    """Multiply a parameter."""
+
+    def change(model: nn.Module) -> None:
+        model.get_parameter(name).data.mul_(factor)
+
+    return change
+
+
+def nothing(model: nn.Module) -> None:
+    """Change nothing."""
+
+
+def fill(name: str, value: float, rows: slice = slice(None)) -> Callable[[nn.Module], None]:
+    """Set rows of a parameter."""
+
+    def change(model: nn.Module) -> None:
+        model.get_parameter(name).data[rows] = value
+
+    return change
+
+
+@pytest.mark.filterwarnings("ignore::hookstats.rules.RuleWarning")
+@pytest.mark.parametrize(
+    ("change", "site", "says"),
+    [
+        (scale("1.weight", 50), "1.weight", "gain of 28"),
+        (scale("1.weight", 0.05), "1.weight", "gain of 0.02"),
+        (scale("2.weight", 0), "2.weight", "zeros, unlike its peers"),
+        (fill("3.weight", 0.1), "3.weight", "all values equal"),
+        (fill("3.weight", 4.0, slice(8, 10)), "3.weight", "2 rows that are up to"),
+        (fill("3.weight", 0.0, slice(8, 10)), "3.weight", "2 rows that are all zero"),
+    ],
+)
+def test_initialisation(change: Callable[[nn.Module], None], site: str, says: str) -> None:
+    (alert,) = said(Initialisation(), change)
+    assert (alert.step, alert.site, alert.kind) == (0, site, "param")
+    assert says in alert.message
+
+
+def freeze(name: str) -> Callable[[nn.Module], None]:
+    """Have a parameter require no gradient."""
+
+    def change(model: nn.Module) -> None:
+        model.get_parameter(name).requires_grad_(False)
+
+    return change
+
+
+def in_bf16(model: nn.Module) -> None:
+    """Train in bf16."""
+    model.bfloat16()
+
+
+def test_sound_initialisation_and_training() -> None:
+    rules = (Initialisation(), Untrained(), UpdateSize(), Rounding())
+    assert [said(rule, nothing) for rule in rules] == [[], [], [], []]
+
+
+@pytest.mark.filterwarnings("ignore::hookstats.rules.RuleWarning")
+def test_parameters_that_nothing_trains() -> None:
+    (alert,) = said(Untrained(), lambda model: model.get_parameter("2.weight"))
+    assert (alert.step, alert.site) == (0, "2.weight")
+    assert "is in no optimizer" in alert.message
+    (alert,) = said(Untrained(), freeze("2.weight"))
+    assert (alert.site, alert.severity) == ("2.weight", "warning")
+    (alert,) = said(Untrained(), freeze("0.weight"))
+    assert (alert.site, alert.severity) == ("0.weight", "note")  # as in fine-tuning
+
+
+@pytest.mark.filterwarnings("ignore::hookstats.rules.RuleWarning")
+def test_updates_that_are_too_large_too_small_or_rounded_away() -> None:
+    assert "is stepped by" in said(UpdateSize(), nothing, lr=1e4)[0].message
+    assert said(UpdateSize(), nothing, 12, lr=1e-9)[0].step >= 9
+    alerts_of_bf16 = said(Rounding(), in_bf16, lr=1e-5)
+    assert "bfloat16 rounds away" in alerts_of_bf16[0].message

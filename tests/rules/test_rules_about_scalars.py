@@ -1,0 +1,109 @@
+"""The rules about numbers that training logs, one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+import torch
+from support.samples import record_of
+
+from hookstats.rules import Alert, Clipping, LearningRate, Loss, Monitor, Rule, Setup, WeightDecay
+from hookstats.rules.setup import Group
+
+
+def of_scalars(
+    rule: Rule, values: Iterable[float], name: str = "loss", setup: Setup | None = None
+) -> list[Alert]:
+    """What a rule says of a number, step by step."""
+    monitor = Monitor([rule], setup)
+    for step, value in enumerate(values):
+        monitor.examine_scalars(step, {name: value})
+    assert monitor.failures == {}
+    return monitor.alerts
+
+
+def falling(n: int = 40, noise: float = 0.05) -> list[float]:
+    """The losses of a sound run."""
+    generator = torch.Generator().manual_seed(0)
+    jitter = torch.randn(n, generator=generator).mul(noise).tolist()
+    return [2.0 * 0.95**step + more for step, more in enumerate(jitter)]
+
+
+def test_a_loss_that_falls_is_no_news() -> None:
+    assert of_scalars(Loss(), falling()) == []
+    assert of_scalars(Loss(), falling(noise=0.3)) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_an_error(value: float) -> None:
+    (alert,) = of_scalars(Loss(), [1.0, 1.0, value, value])
+    assert (alert.step, alert.severity, alert.kind) == (2, "error", "scalar")
+    assert alert.message == f"loss: step 2: loss is {value}"
+
+
+def test_a_loss_that_leaps() -> None:
+    losses = falling()
+    losses[30] += 2.0
+    (alert,) = of_scalars(Loss(), losses)
+    assert (alert.step, alert.severity) == (30, "warning")
+    assert "leaps to" in alert.message
+    assert of_scalars(Loss(), losses, "val/loss") == []
+    assert of_scalars(Loss(), losses, "accuracy") == []
+    assert len(of_scalars(Loss(), losses, "train_loss")) == 1
+
+
+def test_a_loss_that_climbs_and_one_that_does_not_fall() -> None:
+    (alert,) = of_scalars(Loss(), [1.0 * 1.04**step for step in range(16)])
+    assert "climbs" in alert.message
+    still = [2.3 + 0.05 * math.sin(7 * step) for step in range(40)]
+    (alert,) = of_scalars(Loss(), still)
+    assert (alert.step, "does not fall" in alert.message) == (29, True)
+
+
+def test_a_loss_in_a_warm_up_need_not_fall() -> None:
+    monitor = Monitor([Loss()])
+    for step in range(40):
+        monitor.examine_scalars(step, {"lr/0": 1e-6 * step, "loss": 2.3})
+    assert monitor.alerts == []
+
+
+def test_a_learning_rate_that_jumps() -> None:
+    rates = [0.1] * 12
+    assert [a.step for a in of_scalars(LearningRate(), [*rates, 1.0], "lr/0")] == [12]
+    assert [a.step for a in of_scalars(LearningRate(), [*rates, 0.0], "lr/0")] == [12]
+    assert of_scalars(LearningRate(), [*rates, 0.01], "lr/0") == []  # a schedule
+    assert of_scalars(LearningRate(), [1e-6 * (step + 1) for step in range(20)], "lr/0") == []
+    cosine = [0.05 * (1 + math.cos(math.pi * step / 50)) for step in range(51)]
+    assert of_scalars(LearningRate(), cosine, "lr/0") == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "decay", "found"), [("AdamW", 50.0, 1), ("AdamW", 0.1, 0), ("Adam", 50.0, 0)]
+)
+def test_a_weight_decay_that_shrinks_the_weights_away(
+    algorithm: str, decay: float, found: int
+) -> None:
+    setup = Setup({}, (), (Group(algorithm, 0.0, decay),))
+    alerts = of_scalars(WeightDecay(), [1e-3] * 3, "lr/0", setup)
+    assert len(alerts) == found
+
+
+def test_gradients_that_are_no_longer_clipped() -> None:
+    clipped = [1.0, 0.7] * 12
+    (alert,) = of_scalars(Clipping(), [*clipped, 3.0], "grad_norm")
+    assert alert.step == 24
+    assert of_scalars(Clipping(), [*clipped, 1.0], "grad_norm") == []
+    free = [1.0 + 0.01 * step for step in range(24)]
+    assert of_scalars(Clipping(), [*free, 3.0], "grad_norm") == []
+
+
+def test_scalars_of_a_record_are_checked_once() -> None:
+    monitor = Monitor([Loss()])
+    record = record_of({("a", "output"): (torch.ones(2, 2), 1)}, 0)
+    record.complete({"loss": 1.0})
+    monitor(record)
+    monitor.write_scalars(0, 0, {"loss": 1.0, "later_loss": 2.0})
+    monitor.write_scalars(1, 0, {"loss": 3.0})
+    assert dict(monitor._history.scalars) == {"loss": [1.0, 3.0], "later_loss": [2.0]}
