@@ -152,7 +152,7 @@ docs: $(STAMPS)/dev  ## Build the documentation into build/docs, warnings as err
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs build/docs
 	@echo "docs: build/docs/index.html"
 
-bench: $(STAMPS)/bench  ## Benchmark, beside other tools, about 12 minutes; BENCH=ops|hooks|steps|flush for a part
+bench: $(STAMPS)/bench  ## Benchmark, beside other tools, about 12 minutes; BENCH=ops|hooks|steps|flush|ranks for a part
 	$(BENCHMARKS) --benchmark-quiet --results $(RESULTS)
 
 bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, for its assertions alone

@@ -1,0 +1,122 @@
+"""Reading a step of 8, 64 and 256 ranks as that of the whole model, beside pyarrow, which reads the
+same columns of the same files and merges nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import process_time
+
+import pyarrow.parquet as pq
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+from simulated import BATCH, write_run
+
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import pick
+from bench.turns import Rounds
+from hookstats import StepRecord, open_run
+from hookstats.runs.columns import COLUMNS
+
+pytestmark = replayed
+
+SITES = pick(500, 6)
+CHANNELS = pick(256, 8)
+RANKS = pick((8, 64, 256), (2, 3))
+NAMES = ("step", "rank", "site", "kind", "observed", "hist_slots", "hist_counts", *COLUMNS)
+
+TABLE = Table(
+    "reading a step of many ranks",
+    "ms/rank",
+    1e3,
+    floor="pyarrow",
+    ours=("hookstats",),
+)
+
+
+class Reading:
+    """A way to read the step; its time is that of the processor, on one thread and another."""
+
+    def __init__(self, run: Path, ranks: int) -> None:
+        self.path = run
+        self.ranks = ranks
+
+    def prepare(self) -> None:
+        """There is nothing to prepare."""
+
+    def run(self) -> float:
+        began = process_time()
+        self.read()
+        return process_time() - began
+
+    def read(self) -> None:
+        """Read the step, and keep what `check` looks at."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Assert that the last result is right."""
+
+
+class Merged(Reading):
+    """hookstats: the record of the whole model, of a run that was just opened."""
+
+    def read(self) -> None:
+        self.record: StepRecord = open_run(self.path)[0]
+
+    def check(self) -> None:
+        assert self.record.rank is None
+        assert len(self.record) == SITES
+        assert (self.record.tallies[:, 0] == self.ranks * BATCH).all()
+
+
+class Arrow(Reading):
+    """pyarrow: the same columns of one part after the other."""
+
+    def read(self) -> None:
+        self.rows = 0
+        for part in sorted((self.path / "parts").glob("*.parquet")):
+            self.rows += pq.read_table(part, columns=list(NAMES), use_threads=False).num_rows
+
+    def check(self) -> None:
+        assert self.rows == SITES * self.ranks
+
+
+PEERS: dict[str, Callable[[Path, int], Reading]] = {"pyarrow": Arrow, "hookstats": Merged}
+
+
+def memory(run: Path) -> float:
+    """The most memory of a process that reads the step, in MB, beyond that of its imports."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_memory, (run,))
+
+
+def _memory(run: Path) -> float:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    open_run(run)[0]
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, results: Results
+) -> Measured:
+    run = tmp_path_factory.mktemp("run") / "run"
+    write_run(run, request.param, SITES, CHANNELS)
+    makers = {name: partial(peer, run, request.param) for name, peer in PEERS.items()}
+    title = f"{request.param} ranks, {SITES} sites x {CHANNELS} channels"
+    measured = measure(TABLE, title, request.param, makers, Rounds(0, pick(3, 1)))
+    files = sum(part.stat().st_size for part in (run / "parts").iterdir())
+    measured.case.facts["on the disk, MB"] = round(files / 1e6, 1)
+    measured.case.facts["most memory, MB"] = round(memory(run), 1)
+    results.cases.append(measured.case)
+    return measured
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_read(peer: str, case: Measured, benchmark: BenchmarkFixture) -> None:
+    case.verify(peer, benchmark)

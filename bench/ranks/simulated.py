@@ -1,0 +1,63 @@
+"""write_run(): a run of many ranks that train the same model, each with records of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hookstats import LogBins
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.sparse import SparseCounts
+from hookstats.runs.writer import RunWriter
+
+BATCH = 32
+BINS = LogBins()
+_FILLED = 40  # slots of a histogram that are not empty
+
+
+def record(rank: int, sites: int, channels: int, step: int = 0) -> StepRecord:
+    """What a rank of data parallelism observes: numbers without a pattern, as real ones are."""
+    random = np.random.default_rng((rank, step))
+    rows = sites * channels
+    moments = np.empty((rows, 5))
+    moments[:, 0] = random.normal(size=rows)
+    moments[:, 1] = BATCH * random.random(rows)
+    moments[:, 2] = -3 - random.random(rows)
+    moments[:, 3] = 3 + random.random(rows)
+    moments[:, 4] = BATCH * random.random(rows)
+    tallies = np.zeros((rows, 5), np.int64)
+    tallies[:, 0] = BATCH
+    tallies[:, 4] = random.integers(0, 5, rows)
+    return StepRecord(
+        step=step,
+        rank=rank,
+        sites=_sites(sites, channels),
+        observed=np.ones(sites, np.int64),
+        offsets=np.arange(sites + 1, dtype=np.int64) * channels,
+        moments=moments,
+        tallies=tallies,
+        bins=BINS,
+        hist=SparseCounts(
+            np.arange(sites + 1, dtype=np.int64) * _FILLED,
+            np.tile(np.arange(30, 30 + _FILLED, dtype=np.int32), sites),
+            random.integers(1, 500, sites * _FILLED),
+        ),
+        channel_bins=None,
+        channel_hist=SparseCounts.empty(rows),
+    )
+
+
+def _sites(sites: int, channels: int) -> tuple[SiteInfo, ...]:
+    shape = (BATCH, channels)
+    return tuple(
+        SiteInfo(f"layer{i}", "output", channels, 1, shape, "float32") for i in range(sites)
+    )
+
+
+def write_run(out: Path, ranks: int, sites: int, channels: int) -> None:
+    """One step of each rank."""
+    for rank in range(ranks):
+        writer = RunWriter(out, {"bins": BINS, "channel_bins": None}, rank=rank)
+        writer.write(record(rank, sites, channels))
+        writer.close()
