@@ -176,7 +176,7 @@ wheel: $(STAMPS)/wheel | $(LOGS)  ## Build a manylinux wheel for this Python int
 	rm -rf build/wheel build/lib* build/bdist*
 	$(BIN)/python -m pip --disable-pip-version-check wheel -v --no-build-isolation --no-deps \
 	  --wheel-dir build/wheel . >$(LOGS)/wheel.log 2>&1 || { cat $(LOGS)/wheel.log; exit 1; }
-	@grep -o 'hookstats: .*' $(LOGS)/wheel.log
+	@sed -n 's/^ *\(hookstats: .*\)/\1/p' $(LOGS)/wheel.log
 	$(BIN)/python -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
 	  --wheel-dir dist build/wheel/*.whl >>$(LOGS)/wheel.log 2>&1 || { tail $(LOGS)/wheel.log; exit 1; }
 	@ls dist/*.whl

@@ -1,11 +1,12 @@
 """The private parts of torch that hookstats uses; no other module imports any.
 
 Each part says what it is for, the versions of torch it was checked against, and what happens in a
-torch without it. "Required" means that `import hookstats.hooks` fails there. Modules that are slow
-to import, as dynamo is (a second), are imported by the functions that need them, when they do.
+torch without it. "All" versions are 2.11.0, 2.13.0 and 2.15.0: tests/hooks passed on them.
+"Required" means that `import hookstats.hooks` fails there. Modules that are slow to import, as
+dynamo is (a second), are imported by the functions that need them, when they do.
 
 The private attributes of tensors and modules that hookstats reads in place are `Tensor._base`,
-`Tensor._version`, `Tensor._backward_hooks` and `Module._parameters` (2.13; required).
+`Tensor._version`, `Tensor._backward_hooks` and `Module._parameters` (all; required).
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ __all__ = [
 
 # Contexts and queries. DisableTorchFunction keeps subclasses' __torch_function__ out of hooks;
 # maybe_current_level and is_functorch_wrapped_tensor tell of torch.func transforms, and FakeTensor
-# of tensors without data (2.13; required).
+# of tensors without data (all; required).
 
 DisableTorchDispatch = _DisableTorchDispatch
-"""Context: neither modes nor subclasses see the operators that are called (2.13; required)."""
+"""Context: neither modes nor subclasses see the operators that are called (all; required)."""
 
 current_graph_task_id = _current_graph_task_id
-"""The running backward's number on this thread, -1 outside of a backward (2.13; required)."""
+"""The running backward's number on this thread, -1 outside of a backward (all; required)."""
 
 sequence_number = _get_sequence_nr
 """The number of the next autograd node on this thread: nodes made later have greater ones (2.13;
@@ -68,30 +69,30 @@ has_storage = _has_storage
 """Whether a tensor has a storage; wrappers have none (2.13; required)."""
 
 jit_tracing_state = _get_tracing_state
-"""The state of torch.jit.trace on this thread; None outside of a trace (2.13; required)."""
+"""The state of torch.jit.trace on this thread; None outside of a trace (all; required)."""
 
 top_saved_tensors_hooks = _top_saved_tensors_default_hooks
-"""The innermost hooks on saved tensors, as a checkpoint sets them, or None (2.13; required)."""
+"""The innermost hooks on saved tensors, as a checkpoint sets them, or None (all; required)."""
 
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_zero_ = torch._foreach_zero_
-"""Many tensors by one kernel; the lists must not be empty (2.13; required)."""
+"""Many tensors by one kernel; the lists must not be empty (all; required)."""
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether `tensor` has no dispatch of its own, so that its memory holds its values (2.13;
+    """Whether `tensor` has no dispatch of its own, so that its memory holds its values (all;
     required)."""
     return type(tensor).__torch_dispatch__ is _disabled_torch_dispatch_impl
 
 
 def is_forward_mode() -> bool:
-    """Whether a level of forward-mode differentiation is open (2.13; required)."""
+    """Whether a level of forward-mode differentiation is open (all; required)."""
     return forward_ad._current_level != -1
 
 
 def forget_global_hook(identity: int) -> None:
-    """Drop what torch keeps of a removed global forward hook with keyword arguments (2.13;
+    """Drop what torch keeps of a removed global forward hook with keyword arguments (all;
     required)."""
     _global_forward_hooks_with_kwargs.pop(identity, None)
 
@@ -257,18 +258,18 @@ def _is_loaded(tensor: Tensor, module: str, name: str) -> bool:
 # Dynamo.
 
 WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""The name of the child in wrappers of torch.compile, FSDP1 and checkpoints (2.13; under another
+"""The name of the child in wrappers of torch.compile, FSDP1 and checkpoints (all; under another
 name, qualified names show the wrapper)."""
 
 
 def takes_step_hooks(optimizer: object) -> bool:
     """Whether `optimizer.step` calls step hooks; wrappers that skip Optimizer.__init__ have none
-    (2.13; required)."""
+    (all; required)."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile made or changed `module` (2.13; `_compiled_call_impl` is required)."""
+    """Whether torch.compile made or changed `module` (all; `_compiled_call_impl` is required)."""
     # Not imported here: where dynamo is not loaded, nothing was compiled.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
@@ -276,7 +277,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def trace_with_caller(code: CodeType) -> None:
-    """Have dynamo trace `code` as part of its caller, never for itself (2.11, 2.13; without it:
+    """Have dynamo trace `code` as part of its caller, never for itself (all; without it:
     dynamo compiles hooks that uncompiled code calls)."""
     with suppress(ImportError, AttributeError):
         from torch._C._dynamo.eval_frame import (
@@ -291,20 +292,20 @@ def trace_with_caller(code: CodeType) -> None:
 
 def end_graph_at(function: Callable[..., object], reason: str) -> None:
     """Have dynamo end its graph at calls of `function`, as torch.compiler.disable does, which would
-    import dynamo (2.13; without the marks: dynamo traces the function)."""
+    import dynamo (all; without the marks: dynamo traces the function)."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
 
 
 def mark_constant(function: Callable[..., object]) -> None:
     """Have dynamo run `function` while it traces, and take the result for a constant, as
-    torch.compiler.assume_constant_result does, which would import dynamo (2.11, 2.13; without the
+    torch.compiler.assume_constant_result does, which would import dynamo (all; without the
     mark: dynamo traces the function, and breaks its graph there)."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_static_value(size: int) -> bool:
-    """Whether a size is the same in every run of the graph that is traced (2.11, 2.13; required
+    """Whether a size is the same in every run of the graph that is traced (all; required
     where dynamo traces)."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
@@ -321,7 +322,7 @@ class Translation(NamedTuple):
 
 
 def current_translation() -> Translation | None:
-    """What dynamo traces on this thread (2.11, 2.13; None without dynamo's parts)."""
+    """What dynamo traces on this thread (all; None without dynamo's parts)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -331,7 +332,7 @@ def current_translation() -> Translation | None:
 
 
 def current_trace() -> object:
-    """What stands for the graph that dynamo traces on this thread (2.13; None without dynamo's
+    """What stands for the graph that dynamo traces on this thread (all; None without dynamo's
     parts)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -341,7 +342,7 @@ def current_trace() -> object:
 
 
 def guard_identity(variable: str) -> None:
-    """Have the traced function's code serve this object in `variable` alone (2.11, 2.13; without
+    """Have the traced function's code serve this object in `variable` alone (all; without
     it: dynamo counts the graphs of like modules as recompilations of one function, up to 8)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo.guards import GuardBuilder, install_guard
@@ -352,7 +353,7 @@ def guard_identity(variable: str) -> None:
 
 
 def compiled_functions() -> Iterator[tuple[CodeType, list[str]]]:
-    """The code that dynamo compiled, with the guards of each result as text (2.11, 2.13; without
+    """The code that dynamo compiled, with the guards of each result as text (all; without
     it: no code, and functions compiled before a hook was set run without the hook)."""
     # Not imported here: where dynamo is not loaded, nothing was compiled.
     if "torch._dynamo.convert_frame" not in sys.modules:
@@ -367,7 +368,7 @@ def compiled_functions() -> Iterator[tuple[CodeType, list[str]]]:
 
 
 def forget_compiled(code: CodeType) -> None:
-    """Have dynamo compile `code` again at its next call (2.11, 2.13; see `compiled_functions`)."""
+    """Have dynamo compile `code` again at its next call (all; see `compiled_functions`)."""
     with suppress(ImportError):
         from torch._C._dynamo.eval_frame import reset_code
 
@@ -376,7 +377,7 @@ def forget_compiled(code: CodeType) -> None:
 
 def save_without_version(tensors: Iterable[Tensor | None]) -> None:
     """Have AOTAutograd's graphs keep `tensors` for the backward without a check of their versions
-    (2.13; without it: a backward after a closed step fails with a version error)."""
+    (all; without it: a backward after a closed step fails with a version error)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo import compiled_autograd, config
         from torch.fx.experimental.proxy_tensor import _get_proxies
