@@ -59,6 +59,7 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
                 go_on.set()
                 assert w.latest.step < 8  # waits until the steps before are written
             model(torch.randn(2, 3))
+            w.log(loss=step)
             w.step()
             assert hangs.wait(20)
         assert w.coverage().steps == 9
@@ -68,4 +69,6 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
     assert {*run.steps, *run.gaps} == set(range(9))
     assert set(run.gaps.values()) == {"stall"}
     assert run.steps[-1] == 8
+    loss = run.scalars["loss"]  # of all steps: of those that were lost, too
+    assert loss.steps.tolist() == loss.values.tolist() == [*range(9)]
     assert (run[8]["0", "output"].count == 2).all()  # nothing of the steps that were lost
