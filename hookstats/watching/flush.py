@@ -28,6 +28,10 @@ from hookstats.watching.world import current_rank
 Sink = Callable[[StepRecord], object]
 
 
+DISK_PATIENCE = 60.0
+"""The seconds that anybody waits for the flush thread while it gets nothing done: a disk hangs."""
+
+
 class ClosedStep(Protocol):
     """A step that an arena closed. The flush thread calls both methods."""
 
@@ -53,7 +57,7 @@ class Flusher:
     taken, steps are lost: the run has them as gaps, and a RuntimeWarning says so. The writer's
     memory has its own bound. A sink that does not return within `PATIENCE` is disabled once anybody
     waits for the thread: another thread goes on without the sink, and loses nothing of what others
-    are to get.
+    are to get. Nobody waits for longer than `DISK_PATIENCE` for a disk that hangs.
 
     A forked child does not have the flush thread: its steps are released and not recorded.
     """
@@ -81,6 +85,7 @@ class Flusher:
         self._thread = self._new_thread()
         self._begun = False  # whether somebody started the thread
         self._running = Flag()
+        self._served = 0  # how often the thread got something done
         self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
         self._calling: _Call | None = None
         self._overtaking = threading.Lock()  # held while a sink's call ends or is overtaken
@@ -161,7 +166,7 @@ class Flusher:
             return
         if self._can_wait():
             self._ask(_Close(coverage), self._ended)
-            if self._thread.ident is not None:  # it could be started
+            if self._ended.is_set() and self._thread.ident is not None:  # it could be started
                 self._thread.join()
         else:
             self._queue.put(_Close(coverage))
@@ -183,13 +188,24 @@ class Flusher:
             self._todo.popleft()()
 
     def _ask(self, request: _Drain | _Close, answered: Flag) -> None:
-        """Wait for the thread's answer; ask again every five seconds, as a request may be lost."""
+        """Wait for the thread's answer; ask again every five seconds, as a request may be lost.
+
+        Where the thread gets nothing done for `DISK_PATIENCE`, go on without it, with a warning: it
+        does what is left if the disk comes back before the process ends.
+        """
+        served, since = self._served, time.monotonic()
         while not (answered.is_set() or self._ended.is_set()):
             self._queue.put(request)
             for _ in range(50):  # a long wait would not notice some interrupts
                 if answered.wait(0.1) or self._ended.is_set():
                     return
                 self.overtake()
+                if self._served != served:
+                    served, since = self._served, time.monotonic()
+                elif time.monotonic() > since + DISK_PATIENCE:
+                    why = f"nothing was done for {DISK_PATIENCE:g} s; what waits may be lost"
+                    self._fail("waiting for the disk", why)
+                    return
 
     def overtake(self) -> None:
         """Go on without the sink that has not returned for `PATIENCE`, if there is one."""
@@ -239,6 +255,7 @@ class Flusher:
         try:
             while not self._ended.is_set() and self.is_current_thread():
                 self._attempt("recording a step", "the step is lost", self._serve)
+                self._served += 1
         finally:
             if self.is_current_thread():
                 self._ended.set()

@@ -31,7 +31,7 @@ from hookstats.stats.arguments import check_integer
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
 from hookstats.watching.observers import Observers
-from hookstats.watching.scalars import ScalarLog, as_scalar, learning_rates
+from hookstats.watching.scalars import ScalarLog, as_scalars, learning_rates
 from hookstats.watching.settings import Settings, unwrapped
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
@@ -171,7 +171,7 @@ class Watch:
         self._check_open()
         if not self._arena.is_captured():
             given = {**(values or {}), **more}
-            self._log.log({str(name): as_scalar(str(name), x) for name, x in given.items()})
+            self._log.log(as_scalars(given))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Have one more optimizer close steps, as those that `watch` was given.

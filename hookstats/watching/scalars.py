@@ -15,6 +15,7 @@ from hookstats._torch import is_dtensor, is_plain, local_shard
 from hookstats.arena.staging import event
 from hookstats.kernels.ops import ignore_captures
 from hookstats.records.speeds import RATE
+from hookstats.stats.warning import warn
 
 _POLL_SECONDS = 2e-4
 _BATCH_SECONDS = 0.25
@@ -84,6 +85,24 @@ def as_scalar(name: str, value: Any) -> float | OnDevice:
     raise ValueError(f"{name} = {what}: expected a number, or a tensor of one element")
 
 
+def as_scalars(values: Mapping[Any, Any]) -> dict[str, float | OnDevice]:
+    """Logged values by name, as `as_scalar` gives them.
+
+    One that a device has, and for which there is no memory on the host, is left out, with a
+    RuntimeWarning: training goes on.
+    """
+    found = {str(name): _brought(str(name), value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _brought(name: str, value: Any) -> float | OnDevice | None:
+    try:
+        return as_scalar(name, value)
+    except (MemoryError, RuntimeError) as error:
+        warn(f"hookstats: {name} is not logged: {type(error).__name__}: {error}")
+        return None
+
+
 def _is_replica(tensor: Any) -> bool:
     return all(placement.is_replicate() for placement in tensor.placements)
 
@@ -91,10 +110,10 @@ def _is_replica(tensor: Any) -> bool:
 def learning_rates(optimizers: Iterable[Optimizer]) -> dict[str, float | OnDevice]:
     """The learning rate of each parameter group, as "lr/0", "lr/1", ..., over all optimizers."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    found = {}
+    found: dict[str, float | OnDevice] = {}
     for i, group in enumerate(groups):
         with suppress(KeyError, ValueError):  # an optimizer without rates, or with one per element
-            found[f"lr/{i}"] = as_scalar(f"lr/{i}", group["lr"])
+            found |= as_scalars({f"lr/{i}": group["lr"]})
     return found
 
 

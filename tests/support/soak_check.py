@@ -199,8 +199,7 @@ def _flat(samples: list[Line], problems: list[str]) -> dict[str, Any]:
 
     grown = mean(last, "resident") - mean(first, "resident")
     steps = longest[-1]["sample"] - steady[0]["sample"]
-    # Allocators and caches fill up in the first hundreds of steps.
-    if grown > 32 << 20 and steps >= 1000:
+    if grown > 32 << 20:
         problems.append(f"memory grew by {grown / 2**20:.0f} MiB in {steps} steps")
     for name, most in (("threads", 4), ("handles", 24)):
         highest = max(line[name] for line in samples)

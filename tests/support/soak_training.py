@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -29,7 +30,7 @@ from hookstats.rules import RuleWarning
 from hookstats.runs import files, headers
 from hookstats.watching.handle import Watch
 
-SAMPLES = 500
+SAMPLES = 100
 """The steps from one look at memory, threads and handles to the next."""
 
 
@@ -272,6 +273,18 @@ class Session:
         )
 
 
+def warm_up(directory: Path) -> None:
+    """Do all that is done for the first time, which has 60 MiB of modules loaded, before memory is
+    looked at."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
+    with hs.watch(net, optimizer, out=directory, rules="default", sinks=[lambda record: None]):
+        for _ in range(100):
+            optimizer.zero_grad()
+            net(torch.randn(BATCH, 5)).square().mean().backward()
+            optimizer.step()
+
+
 def main(disk: Path, room: Path, steps: int, seed: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -279,6 +292,8 @@ def main(disk: Path, room: Path, steps: int, seed: int) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="hookstats: ", category=RuntimeWarning)
     warnings.filterwarnings("ignore", category=RuleWarning)
+    with tempfile.TemporaryDirectory(dir=room) as directory:
+        warm_up(Path(directory))
     Session(disk, room, seed).run(steps)
 
 

@@ -56,6 +56,7 @@ class Training:
             self.optimizer.step()
             self.alarm.off()
         except KeyboardInterrupt:
+            torch.set_grad_enabled(True)  # which torch's optimizers may leave off
             if self.watch.open_step > number:
                 self.may_be_lost.add(number)
             return True

@@ -18,6 +18,7 @@ from torch.optim import SGD
 
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
+from hookstats.watching import scalars
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
@@ -252,6 +253,25 @@ def test_odd_learning_rates_are_left_out() -> None:
         del optimizer.param_groups[1]["lr"]
         w.step()
     assert [[n for n in v if n[:2] == "lr"] for v in kept.scalars.values()] == [["lr/1"], []]
+
+
+def test_what_has_no_memory_on_the_host_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, kept = network(), Kept()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    there = torch.ones((), device="meta")
+
+    def full(self: object, tensor: Tensor) -> None:
+        raise MemoryError("of the allocator of pinned memory")
+
+    monkeypatch.setattr(scalars.OnDevice, "__init__", full)
+    with watch(model, optimizer, sinks=[kept]) as w:
+        optimizer.param_groups[0]["lr"] = there
+        with pytest.warns(RuntimeWarning, match="loss is not logged: MemoryError: of the alloc"):
+            w.log(loss=there, other=2.0)
+        with pytest.warns(RuntimeWarning, match="lr/0 is not logged: MemoryError: of the alloc"):
+            w.step()
+    assert kept.scalars[0]["other"] == 2.0
+    assert kept.scalars[0].keys().isdisjoint({"loss", "lr/0"})
 
 
 @pytest.mark.cuda

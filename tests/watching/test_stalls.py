@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -12,8 +16,10 @@ from support.modules import network
 
 from hookstats.arena import arena
 from hookstats.records.record import StepRecord
+from hookstats.runs import files
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
+from hookstats.watching import flush
 from hookstats.watching.watch import watch
 
 pytestmark = pytest.mark.usefixtures("hooks_in")
@@ -32,6 +38,68 @@ def test_a_slow_sink_holds_no_step_up() -> None:
         assert coverage.stalls == 0
         assert coverage["0", "output"].observed == 20
         assert w.latest.step == 19
+
+
+def test_a_disk_that_hangs_holds_neither_readers_nor_close_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    sync = os.fsync
+
+    def hanging(descriptor: int) -> None:
+        assert go_on.wait(60)
+        sync(descriptor)
+
+    model = network()
+    w = watch(model, kinds=("output",), out=tmp_path)
+    thread = w._flusher._thread
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            model(torch.randn(2, 3))
+            w.step()
+
+    def wait() -> None:
+        w._flusher.drain()
+        assert w.latest.step <= 2
+        w.close()
+        w.close()
+
+    train(1)
+    assert w.latest.step == 0
+    monkeypatch.setattr(flush, "DISK_PATIENCE", 0.3)
+    monkeypatch.setattr(files.os, "fsync", hanging)
+    train(2)
+    began = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=r"waiting for the disk failed: .* for 0.3 s") as warned:
+        wait()
+    assert time.monotonic() - began < 20
+    assert len(warned) == 1
+    assert "waiting for the disk" in w.coverage().failures
+    go_on.set()  # the disk comes back: all that waited is written
+    thread.join(20)
+    run = open_run(tmp_path)
+    assert run.steps == [0, 1, 2]
+    assert run.coverage is not None
+
+
+def test_a_disk_that_hangs_holds_no_exit_up(tmp_path: Path) -> None:
+    script = """
+import os, sys, time, warnings
+import torch, hookstats as hs
+from hookstats.watching import flush
+
+warnings.simplefilter("ignore")
+flush.DISK_PATIENCE = 0.5
+model = torch.nn.Linear(3, 2)
+w = hs.watch(model, kinds=("output",), out=sys.argv[1])
+os.fsync = lambda descriptor: time.sleep(1000)
+for _ in range(3):
+    model(torch.randn(2, 3))
+    w.step()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    subprocess.run(command, check=True, timeout=120)
 
 
 def test_a_disk_that_hangs_costs_steps_and_no_training(
@@ -59,6 +127,7 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
                 go_on.set()
                 assert w.latest.step < 8  # waits until the steps before are written
             model(torch.randn(2, 3))
+            w.log(loss=step)
             w.step()
             assert hangs.wait(20)
         assert w.coverage().steps == 9
@@ -68,4 +137,6 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
     assert {*run.steps, *run.gaps} == set(range(9))
     assert set(run.gaps.values()) == {"stall"}
     assert run.steps[-1] == 8
+    loss = run.scalars["loss"]  # of all steps: of those that were lost, too
+    assert loss.steps.tolist() == loss.values.tolist() == [*range(9)]
     assert (run[8]["0", "output"].count == 2).all()  # nothing of the steps that were lost
