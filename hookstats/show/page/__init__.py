@@ -8,14 +8,20 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from hookstats.records.norms import gradient_norm
+from hookstats.records.record import StepRecord
 from hookstats.rules import Monitor
 from hookstats.runs.run import Run
 from hookstats.show.notebook import about_html
 from hookstats.show.overview import overview
 from hookstats.show.page.content import content
+from hookstats.show.page.curves import curves
 from hookstats.stats.printable import printable
 
-_SCRIPTS = ("decode", "format", "colours", "statistics", "heatmap", "charts", "panels", "main")
+_SCRIPTS = (
+    *("decode", "format", "colours", "statistics", "heatmap", "curves", "charts", "panels"),
+    "main",
+)
 
 
 def render(run: Run) -> str:
@@ -29,8 +35,17 @@ def render(run: Run) -> str:
         ValueError: the run has no steps.
     """
     monitor = Monitor("default")
-    view = overview(run, each=monitor.examine)
+    norms: dict[int, float] = {}
+
+    def examine(record: StepRecord) -> bool:
+        norm = gradient_norm(record)
+        if norm is not None:
+            norms[record.step] = norm
+        return bool(monitor.examine(record))
+
+    view = overview(run, each=examine)
     payload = content(run, view, monitor.alerts, monitor.failures)
+    payload.describe(curves=curves(run, view, norms))
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(run.path.resolve().name)),
         style=_asset("page.css"),
