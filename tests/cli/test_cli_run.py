@@ -68,6 +68,59 @@ if mode == "exits":
     sys.exit(3)
 """
 
+TRANSFORMERS = """
+import sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+torch.manual_seed(0)
+config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16)
+data = [{"input_ids": row, "labels": row} for row in torch.randint(32, (16, 8))]
+arguments = TrainingArguments(
+    output_dir="out", max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+    logging_steps=1, eval_strategy="steps", eval_steps=2, report_to=[], use_cpu=True,
+    torch_compile=sys.argv[1] == "compiled", torch_compile_backend="aot_eager",
+)
+trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data[:4])
+trainer.train()
+names = ("loss", "eval_loss", "grad_norm")
+logged = [[entry.get(name) for name in names] for entry in trainer.state.log_history]
+with open("result-0", "w") as file:
+    print(logged, file=file)
+"""
+
+LIGHTNING = """
+import lightning, torch
+from torch import nn
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.losses = []
+
+    def training_step(self, batch, index):
+        loss = self.net(batch).square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch, index):
+        self.net(1e3 * batch)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+lightning.seed_everything(0)
+module = Module()
+trainer = lightning.Trainer(
+    max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False,
+)
+loader = torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4)
+trainer.fit(module, loader, loader)
+with open("result-0", "w") as file:
+    print(module.losses, file=file)
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
@@ -144,6 +197,32 @@ def test_ranks(script: Path, mode: str) -> None:
     for rank in (0, 1):
         assert recorded.of_rank(rank).steps == [0, 1, 2, 3, 4]
         assert ("0.weight", "param_grad") in recorded.of_rank(rank)[4]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("mode", ["plain", "compiled"])
+def test_a_trainer_of_transformers(script: Path, mode: str) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    script.write_text(TRANSFORMERS)
+    compare(script, mode)
+    recorded = open_run(script.parent / "run")
+    assert recorded.steps == [0, 1, 2, 3]
+    tokens = recorded[3]["transformer.h.0.ln_1", "output"].count.sum()
+    assert tokens == 2 * 2 * 8 * 16  # of two micro-batches, and of no evaluation
+    assert recorded[3]["", "input.input_ids"].count.sum() == 2 * 2 * 8
+    assert ("transformer.h.0.attn.c_attn.weight", "param_grad") in recorded[3]
+
+
+@pytest.mark.check
+def test_a_trainer_of_lightning(script: Path) -> None:
+    pytest.importorskip("lightning")
+    script.write_text(LIGHTNING)
+    compare(script, "plain")
+    recorded = open_run(script.parent / "run")
+    assert recorded.steps == [0, 1, 2, 3]
+    assert recorded[3]["net.0", "output"].count.sum() == 4 * 8
+    assert max(recorded[step]["net.0", "output"].amax.max() for step in recorded) < 100
 
 
 @pytest.mark.check

@@ -27,6 +27,7 @@ from hookstats.show import page as report
 from hookstats.show.distribution import QUANTILES, choose_axis, distributions
 from hookstats.show.overview import Overview, execution_order, overview
 from hookstats.show.page.content import content, ranges, starts
+from hookstats.show.page.curves import curves
 from hookstats.show.page.payload import Payload, bfloat16
 from hookstats.stats import state
 
@@ -145,6 +146,26 @@ def test_the_page_and_the_alert_count_the_same_dead_channels(tmp_path: Path) -> 
     assert shown == found.dead == int(dead.sum()) == 5
     assert run["relu", "output"]["relu", "output"].channels.dead[109].tolist() == dead.tolist()
     assert f"has {shown} dead channels of 8" in alert["message"]
+
+
+def test_curves_are_means_of_what_was_logged(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, HEADER)
+    for step in range(0, 12, 2):
+        writer.write(make_record(step))
+    for step in range(12):
+        loss = {4: np.nan, 8: np.inf, 9: 1.0}.get(step, step + 0.123456789)
+        values = {"val_loss": 9.0, "loss": loss, "lr/0": 0.5}
+        writer.write_scalars(step, 0.0, values if step not in (10, 11) else {"lr/0": 0.5})
+    writer.close()
+    run = hs.open_run(tmp_path)
+    view = overview(run, columns=6)
+    found = curves(run, view, {0: 3.0, 2: np.nan})
+    assert [curve["name"] for curve in found] == ["loss", "lr/0", "grad_norm"]
+    assert found[0]["values"] == [0.623457, 2.62346, "nan", 6.62346, "inf", None]
+    assert found[1]["values"] == [0.5] * 6
+    assert found[2]["values"] == [3.0, "nan", None, None, None, None]
+    nothing = write(tmp_path / "nothing", 2)
+    assert curves(nothing, overview(nothing), {}) == []
 
 
 def test_sites_are_in_order_of_execution() -> None:

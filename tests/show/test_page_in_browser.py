@@ -48,16 +48,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> hs.Run:
     out = tmp_path_factory.mktemp("runs") / "net"
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with hs.watch(model, optimizer, kinds=("output", "grad_output", "param"), out=out):
+    with hs.watch(model, optimizer, kinds=("output", "grad_output", "param"), out=out) as w:
         for step in range(STEPS):
             x = torch.randn(16, 6)
             if step >= NAN_FROM:
                 x[0] = torch.nan
             optimizer.zero_grad()
-            model(x, step).square().mean().backward()
+            loss = model(x, step).square().mean()
+            loss.backward()
             for parameter in model.parameters():
                 parameter.grad = torch.nan_to_num(parameter.grad)
             optimizer.step()
+            w.log(loss=loss)
     return hs.open_run(out)
 
 
@@ -241,6 +243,25 @@ def test_a_click_chooses_a_layer_and_a_step(page: Page) -> None:
     assert 0 < int(when.removeprefix("step ")) < 29
     page["earlier"].click()
     assert page.chosen[1] == f"step {int(when.removeprefix('step ')) - 1}"
+
+
+def test_what_was_logged_stands_above_the_heatmap(page: Page, run: hs.Run) -> None:
+    loss = run.scalars["loss"].values
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    logged = page["logged"].text.split(" \u00b7 ")
+    assert logged[1] == "lr/0 0.01"
+    assert number(logged[0].removeprefix("loss ")) == pytest.approx(loss[0], rel=0.01)
+    curves = page["curves"]
+    page.click(curves, 0.99, 0.5)
+    assert page.chosen[1] == f"step {STEPS - 1}"
+    assert page["logged"].text.startswith("loss NaN")
+    red = [int(c, 16) for c in ("e0", "10", "3f")]
+    assert page.pixel("#curves", 0.97, 0.2)[:3] == red  # not finite
+    assert page.pixel("#curves", 0.97, 0.7)[:3] != red
+    # The columns are those of the heatmap.
+    box, below = curves.rect, page.all("#heatmap canvas")[0].rect
+    assert (box["x"], box["width"]) == (below["x"], below["width"])
+    assert box["y"] + box["height"] <= below["y"]
 
 
 def test_not_finite_zero_and_missing_are_told_from_values(page: Page) -> None:

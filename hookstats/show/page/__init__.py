@@ -8,14 +8,20 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from hookstats.records.norms import gradient_norm
+from hookstats.records.record import StepRecord
 from hookstats.rules import Monitor, Rules, Setup
 from hookstats.runs.run import Run
 from hookstats.show.notebook import about_html
 from hookstats.show.overview import overview
 from hookstats.show.page.content import content
+from hookstats.show.page.curves import curves
 from hookstats.stats.printable import printable
 
-_SCRIPTS = ("decode", "format", "colours", "statistics", "heatmap", "charts", "panels", "main")
+_SCRIPTS = (
+    *("decode", "format", "colours", "statistics", "heatmap", "curves", "charts", "panels"),
+    "main",
+)
 
 
 def render(run: Run, rules: Rules | None = None) -> str:
@@ -31,15 +37,21 @@ def render(run: Run, rules: Rules | None = None) -> str:
     Raises:
         ValueError: the run has no steps, or rules stands for no rules.
     """
-    if rules is None:
-        alerts = run.alerts
-        steps = {alert.step for alert in alerts}
-        view = overview(run, each=lambda record: record.step in steps)
-        payload = content(run, view, alerts)
-    else:
-        monitor = Monitor(rules, Setup.from_header(run.header))
-        view = overview(run, each=monitor.examine)
-        payload = content(run, view, monitor.alerts, monitor.failures)
+    monitor = None if rules is None else Monitor(rules, Setup.from_header(run.header))
+    given = {alert.step for alert in run.alerts} if monitor is None else set()
+    norms: dict[int, float] = {}
+
+    def examine(record: StepRecord) -> bool:
+        """Whether the step has alerts."""
+        norm = gradient_norm(record)
+        if norm is not None:
+            norms[record.step] = norm
+        return record.step in given if monitor is None else bool(monitor.examine(record))
+
+    view = overview(run, each=examine)
+    alerts = run.alerts if monitor is None else monitor.alerts
+    payload = content(run, view, alerts, None if monitor is None else monitor.failures)
+    payload.describe(curves=curves(run, view, norms))
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(run.path.resolve().name)),
         style=_asset("page.css"),

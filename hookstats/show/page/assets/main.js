@@ -4,7 +4,7 @@ let data;
 const chosen = { kind: null, statistic: null, relative: false, site: 0, column: 0, alert: null };
 
 const charts = [];
-let heatmap;
+let heatmap, curves;
 
 function sitesOf(kind) {
   return data.sites.flatMap((site, s) => (site.plain === kind ? [s] : []));
@@ -23,6 +23,10 @@ function start(unpacked) {
     },
     hover: (cell, event) => tip(cell && describeCell(sitesOf(chosen.kind)[cell[0]], cell[1]), event),
     enter: () => byId("detail").focus(),
+  });
+  curves = new Curves(byId("curves"), {
+    choose: (column) => choose({ column }),
+    hover: (column, event) => tip(column !== null && [stepsOf(data.spans[column]), ...describeCurves(data, column)].join("\n"), event),
   });
   const common = { choose: (column) => choose({ column: clamp(column, data.columns) }), tip };
   charts.push(
@@ -54,7 +58,7 @@ function start(unpacked) {
 
 const clamp = (i, count) => Math.max(0, Math.min(count - 1, i));
 const kinds = () => [...new Set(data.sites.map((site) => site.plain))].sort((a, b) => KINDS.indexOf(a) - KINDS.indexOf(b));
-const KINDS = ["output", "grad_output", "input", "grad_input", "param", "param_grad"];
+const KINDS = ["output", "grad_output", "input", "grad_input", "param", "param_grad", "update", "optimizer_state"];
 
 function showKinds() {
   byId("kinds").replaceChildren(...kinds().map((kind) => {
@@ -118,6 +122,8 @@ function draw(colours) {
     Object.assign(view, at);
     heatmap.draw();
   }
+  curves.show({ data, column: chosen.column, left: heatmap.l.left, plot: heatmap.l.plot });
+  byId("logged").textContent = describeCurves(data, chosen.column).join(" · ");
   for (const input of document.querySelectorAll("#kinds input")) input.checked = input.value === chosen.kind;
   const said = describeCell(chosen.site, chosen.column);
   const [first, ...rest] = said.split("\n");
