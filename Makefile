@@ -68,7 +68,7 @@ define run_parts
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
-.PHONY: help demo test check fuzz soak mutants full cuda-compile pytest pytest-check pytest-full build lint format docs clean
+.PHONY: help demo test check fuzz soak mutants faults full cuda-compile pytest pytest-check pytest-full build lint format docs clean
 .PHONY: matrix wheel bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
@@ -103,7 +103,10 @@ soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), wi
 mutants: $(STAMPS)/dev  ## Put bugs into a copy of the tree, one at a time; each must be caught by its test
 	$(BIN)/python tests/mutants/run.py
 
-full: test check ctest-asan-whole ctest-tsan-whole pytest-full bench  ## test, check, all that is sampled there, all benchmarks
+faults: $(STAMPS)/dev  ## Plant all faults of bench/faults, three seeds each, and print what rules say: six minutes of CPU
+	$(WAITING) $(BIN)/python -m bench.faults --seeds 3
+
+full: test check ctest-asan-whole ctest-tsan-whole pytest-full faults bench  ## test, check, all that is sampled there, all benchmarks
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # For every architecture, whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.

@@ -51,9 +51,8 @@ def run_case(
         fault.start(training)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        kinds = ("input", "output", "grad_output", "param_grad")
         with watch(
-            training.model, training.optimizer, kinds, out=out, sinks=[measure], rules="default"
+            training.model, training.optimizer, out=out, sinks=[measure], rules="default"
         ) as w:
             losses = [_step(training, fault, w, step) for step in range(steps)]
     return Outcome(w.incidents, w.alerts, losses, sizes, dict(w.coverage().failures))

@@ -105,6 +105,18 @@ FAULTS = (
         where=("conv1",),
         start=plant.scaled("conv1*", 0.001),
     ),
+    Fault(
+        name="init/large-gpt-mlp",
+        base="gpt-small",
+        where=("h.3.c_fc",),
+        start=plant.scaled("h.3.c_fc.weight", 40),
+    ),
+    Fault(
+        name="init/small-bert-projection",
+        base="bert",
+        where=("h.2.attn.c_proj",),
+        start=plant.scaled("h.2.attn.c_proj.weight", 0.005),
+    ),
     # Data
     Fault(
         name="data/nan-pixel",
@@ -192,6 +204,27 @@ FAULTS = (
         last=LATE,
         batch=plant.wrong_labels,
     ),
+    Fault(
+        name="data/scaled-late",
+        base="rnn",
+        says=(*_DATA, *_SIZES),
+        step=LATE,
+        batch=plant.of_inputs(lambda x: 50 * x),
+    ),
+    Fault(
+        name="data/blank-tanh",
+        base="mlp-tanh",
+        says=_DATA,
+        step=LATE,
+        last=LATE,
+        batch=plant.of_inputs(torch.zeros_like),
+    ),
+    Fault(
+        name="data/raw-pixels",
+        base="cnn-adam",
+        says=_DATA,
+        batch=plant.of_inputs(lambda x: 255 * x),
+    ),
     # Optimisation
     Fault(
         name="optim/rate-high",
@@ -269,6 +302,20 @@ FAULTS = (
         says=(*_LOSS, *_SIZES),
         start=plant.group(maximize=True),
     ),
+    Fault(
+        name="optim/frozen-conv-late",
+        base="cnn-norm",
+        where=("conv1",),
+        step=LATE,
+        start=plant.frozen("conv1*"),
+    ),
+    Fault(
+        name="optim/left-out-recurrence",
+        base="rnn",
+        where=("recur",),
+        start=plant.without("recur*"),
+    ),
+    Fault(name="optim/rate-jump-rnn", base="rnn", says=_RATE, step=LATE, start=plant.faster(50)),
     # Numerics
     Fault(
         name="numerics/overflow",
@@ -323,6 +370,13 @@ FAULTS = (
         base="gpt-bf16",
         says=("rounding", "update size"),
         start=plant.group(lr=1e-6),
+    ),
+    Fault(
+        name="numerics/nan-weight",
+        base="resnet-adam",
+        where=("blocks.1.conv1",),
+        step=LATE,
+        start=plant.filled("blocks.1.conv1.weight", torch.nan, (0, 0.1)),
     ),
     # Architecture
     Fault(
@@ -399,5 +453,23 @@ FAULTS = (
         start=plant.both(plant.scaled("recur.weight", 5), plant.replaced(["activation"], nn.ReLU)),
     ),
     Fault(name="arch/cut-graph", base="gpt", where=("h.1*", "h.0*", "w*"), start=plant.cut("h.1")),
+    Fault(
+        name="arch/dead-block",
+        base="resnet-adam",
+        where=("blocks.2.norm1", "blocks.2.relu1"),
+        start=plant.filled("blocks.2.norm1.bias", -20),
+    ),
+    Fault(
+        name="arch/saturated-rnn",
+        base="rnn",
+        where=("enter", "activation"),
+        start=plant.scaled("enter.weight", 100),
+    ),
+    Fault(
+        name="arch/cut-resnet",
+        base="resnet",
+        where=("stem", "blocks.0*", "blocks.1*"),
+        start=plant.cut("blocks.1"),
+    ),
 )
 """All faults."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from hookstats.records.alerts import Alert
+from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
@@ -51,17 +51,28 @@ class LossScale(Rule):
 
     Gradients of outputs overflow, and the steps that the scaler skipped are in this record: it has
     `factor` times the calls of an average step. A scaler that looks for its scale skips one now and
-    then (`NonFinite` has a note of it). The alert's value is the calls by those of an average step.
+    then (`NonFinite` has a note of it). Where no step follows at all, scalars that are logged
+    `iterations` times again, in a step that stays open, tell. The alert's value is the calls by
+    those of an average step, or the number of iterations.
     """
 
     name: ClassVar[str] = "loss scale"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     factor: float = 4.0
+    iterations: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "factor")
+        at_least(self, 1, "factor", "iterations")
+
+    def check_scalars(
+        self, step: int, values: Mapping[str, float], history: History
+    ) -> Iterator[Alert]:
+        if history.unclosed >= self.iterations and history.pushed >= 8:
+            name = next(iter(values))
+            says = f"is logged again and again: {history.unclosed} iterations closed no step"
+            yield self.about((name, SCALAR), step, None, says, history.unclosed)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         many = np.flatnonzero(history.calls >= self.factor)

@@ -36,6 +36,12 @@ class History:
         """What the training run began with; None if that is not known."""
         self.pushed = 0
         """How many steps were pushed, with this one."""
+        self.unclosed = 0
+        """How many iterations, of those whose scalars are checked, closed no step in a row: more
+        than in any step before. 0 where scalars are those of a closed step."""
+        self.classes: int | None = None
+        """The number of channels of the last output in execution order: the classes that a
+        classifier tells apart; None before there is one."""
         self.scalars: Mapping[str, list[float]] = defaultdict(list)
         """The values of each scalar so far, newest last, `SCALARS` at most."""
         self.inputs = PastInputs()
@@ -136,6 +142,8 @@ class History:
         kinds = [parse_kind(site.kind) for site in record.sites]
         self.plain_kinds = tuple([kind.plain for kind in kinds])
         self.gradient = np.array([kind.is_gradient for kind in kinds], bool)
+        outputs = [s for s, kind in zip(record.sites, kinds, strict=True) if kind.plain == "output"]
+        self.classes = outputs[-1].channels if outputs else None
         at, rows = [], [np.empty(0, np.intp)]
         sites, width = len(self._all_rms), len(self._all_dead_steps)
         for site in record.sites:

@@ -26,8 +26,8 @@ class Loss(Rule):
     change from step to step (1.4826 times the median of its magnitude: Hampel, 1974), and by `leap`
     of that median. A loss climbs if the median of 5 is `climb` times all of the first 3. It does
     not fall if after `steps` steps the last 12 are no lower than the first 12, by Welch's t-test at
-    `t` (1947), while the learning rate does not grow, and if it is not yet small. The alert's value
-    is the loss.
+    `t` (1947), or if these are, to `chance` of it, the logarithm of the last output's channels, as
+    of a guess; while the learning rate does not grow. The alert's value is the loss.
     """
 
     name: ClassVar[str] = "loss"
@@ -37,10 +37,11 @@ class Loss(Rule):
     climb: float = 1.4
     steps: int = 30
     t: float = 1.5
+    chance: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "deviations", "leap", "climb", "t")
+        at_least(self, 0, "deviations", "leap", "climb", "t", "chance")
         at_least(self, 24, "steps")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
@@ -89,6 +90,9 @@ class Loss(Rule):
         rates = [rate for name, rate in history.scalars.items() if name.startswith("lr/")]
         if any(rate[-1] > rate[len(rate) // 2] for rate in rates):
             return None
+        chance = math.log(history.classes) if history.classes and history.classes > 1 else 0.0
+        if abs(last.mean() - chance) <= self.chance * chance:
+            return f"is {last.mean():.4g} still: that of a guess among {history.classes}", "warning"
         if math.isfinite(fell) and fell <= max(self.t * error, 0.004 * abs(first.mean())):
             mean = last.mean()
             return f"does not fall: {mean:.4g} after {first.mean():.4g} at the start", "warning"

@@ -180,6 +180,15 @@ class Monitor:
             del self._seen[earlier]
         self._act(self._examine_scalars(step, {k: v for k, v in values.items() if k not in seen}))
 
+    def write_unclosed(self, step: int, values: Mapping[str, float], iteration: int) -> None:
+        """Check the scalars of an iteration that closed no step, and act on the alerts.
+
+        iteration: how many of them the open step has so far.
+        """
+        self._history.unclosed = iteration
+        self._act(self._examine_scalars(step, values))
+        self._history.unclosed = 0
+
     def examine(self, record: StepRecord) -> list[Alert]:
         """The alerts of the next step, with its scalars, which are added to `alerts`; no action is
         taken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,13 +15,13 @@ from hookstats.records.groups import over_site
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.rules.beginnings import role
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.stats.state import M2
 
 _FLOOR = 2.0**-60
 """What stands for an rms of zero."""
+_NUMBER = re.compile(r"\d+")
 _COMPARED = ("output", "grad_output", "param_grad")
 
 
@@ -30,11 +31,14 @@ def groups_of(sites: tuple[SiteInfo, ...]) -> tuple[tuple[int, ...], ...]:
 
     Kept, since most steps have equal sites.
     """
-    found: dict[tuple[str, str, int, int], list[int]] = {}
+    found: dict[tuple[str, str, int, int], list[int]] = {}  # where one number is left out
     for i, site in enumerate(sites):
         if plain_kind(site.kind) in _COMPARED:
-            key = role(site.name), site.kind, site.channels, len(site.shape)
-            if site.kind != "param_grad" or len(site.shape) > 1:  # those of biases may be tiny
+            if site.kind == "param_grad" and len(site.shape) < 2:  # those of biases may be tiny
+                continue
+            for one in _NUMBER.finditer(site.name):
+                without = f"{site.name[: one.start()]}#{site.name[one.end() :]}"
+                key = without, site.kind, site.channels, len(site.shape)
                 found.setdefault(key, []).append(i)
     return tuple(
         tuple(sorted(group, key=lambda i: _numbers(sites[i].name)))
@@ -61,7 +65,7 @@ class Peers(Rule):
     The rms is `octaves` (factors of two) or more away from the nearest of them, above all or below
     all, and twice as far as they are from each other. So it is for outputs in the first eight
     recorded steps; later, when layers have learned different things, and for gradients, it has to
-    be `later` octaves away. Peers have the same name but for numbers:
+    be `later` octaves away. Peers have the same name but for one number:
     "h.0.attn.c_attn" and "h.1.attn.c_attn". Of several in a step, the first in execution order
     counts. The alert's value is the signed number of octaves to the nearest peer.
     """

@@ -139,7 +139,7 @@ class UpdateSize(Rule):
     name: ClassVar[str] = "update size"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    most: float = 0.7
+    most: float = 1.0
     least: float = 1e-7
     steps: int = 30
 

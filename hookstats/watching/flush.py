@@ -18,6 +18,7 @@ from hookstats.arena import arena
 from hookstats.arena.flag import Flag
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
+from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
@@ -333,8 +334,14 @@ class Flusher:
         return merged
 
     def _record_scalars(self, scalars: StepScalars) -> None:
-        step, time, _ = scalars
+        step, time, _, iteration = scalars
         values = scalars.resolved()
+        if iteration:
+            for sink in self._sinks:
+                if isinstance(sink, Monitor):
+                    action = partial(sink.write_unclosed, step, values, iteration)
+                    self._todo.append(partial(self._use, sink, action))
+            return
         if step in self._norms:
             values.setdefault(GRADIENT_NORM, self._norms.pop(step))
         if self.latest is not None and self.latest.step == step:

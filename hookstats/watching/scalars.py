@@ -29,6 +29,9 @@ class StepScalars(NamedTuple):
     time: float
     """When it was closed, in seconds since 1970, UTC."""
     values: dict[str, float | OnDevice]
+    iteration: int = 0
+    """0, or how often a name was logged again in a step that is still open, as where a loss scaler
+    skips the optimizer's step; the values are then those before."""
 
     def resolved(self) -> dict[str, float]:
         """The values as numbers; waits for the devices."""
@@ -139,11 +142,17 @@ class ScalarLog:
         self._complete: list[StepScalars] = []
         self._handed_on = self._stepped = time.monotonic()
         self._first = True
+        self._next = 0
+        self._again = self._usual = 0  # in the open step, and at most in a closed one
 
     def log(self, values: Mapping[str, float | OnDevice]) -> None:
         """Keep values; a name that the step has already gets the new value."""
         if self.closed is not None and self._has_begun():
             self.seal()
+        if self.closed is None and not self._open.keys().isdisjoint(values):
+            self._again += 1
+            if self._again > self._usual:
+                self._submit([StepScalars(self._next, time.time(), dict(self._open), self._again)])
         (self._open if self.closed is None else self.closed.values).update(values)
 
     def close(self, step: int, values: Mapping[str, float | OnDevice]) -> StepScalars:
@@ -154,7 +163,8 @@ class ScalarLog:
         timed = {} if self._first else {RATE: 1 / max(now - self._stepped, 1e-9)}
         self._stepped, self._first = now, False
         closed = StepScalars(step, time.time(), {**values, **timed, **self._open})
-        self._open, self.closed = {}, closed
+        self._open, self.closed, self._next = {}, closed, step + 1
+        self._usual, self._again = max(self._usual, self._again), 0
         if now >= self._handed_on + _BATCH_SECONDS:
             self.hand_on()
         return closed._replace(values=dict(closed.values))  # as others are added to the first

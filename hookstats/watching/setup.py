@@ -48,10 +48,10 @@ def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
     shape = () if lazy else tuple(parameter.shape)
     dtype = str(parameter.dtype).removeprefix("torch.")
     unread = Weight(name, shape, dtype, parameter.requires_grad, group, None, False, None)
-    values = parameter.detach()
-    if lazy or not is_plain(values) or values.is_meta or not values.numel():
+    if lazy:
         return unread
-    if not values.is_floating_point():
+    values = parameter.detach()
+    if not (is_plain(values) and values.numel() and values.is_floating_point()) or values.is_meta:
         return unread
     with torch.no_grad():
         rows = values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)

@@ -37,7 +37,7 @@ def test_a_step_is_shown(run: Path, step: list[object], shown: int) -> None:
     assert (result.code, result.err) == (0, "")
     assert result.words[0] == f"step {shown}"
     assert len(result.words) == 3 + 6 + 2
-    assert result.words[-1] == "no alerts"
+    assert result.words[-1] == "no incidents"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def growing(step: int) -> StepRecord:
 
 def test_once_prints_one_frame(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *map(growing, range(6)), close=False)
-    once = partial(call, "top", run, "--rules", "default")
+    once = partial(call, "top", run, "--rules", "non-finite")
     result = once("--once")
     assert (result.code, result.err) == (0, "")
     assert re.fullmatch(rf"{run}: step 5, 6 recorded, written \d+ s ago", result.words[0])
@@ -103,7 +103,7 @@ def test_a_frame_follows_the_run(tmp_path: Path) -> None:
     """New parts are taken in, in portions; a step back to a checkpoint begins anew."""
     header = {"bins": BINS, "channel_bins": growing(0).channel_bins}
     writer = RunWriter(tmp_path / "run", header, seconds_per_part=0)
-    watched = view.View(open_run(tmp_path / "run"), rules="default")
+    watched = view.View(open_run(tmp_path / "run"), rules="non-finite")
     assert not watched.read()
     assert watched.sites == []
     for step in range(3):

@@ -322,7 +322,7 @@ def test_write_gives_the_path_and_names_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_alerts_are_told_the_worst_first(tmp_path: Path) -> None:
-    unpacked = payload_of(report.render(write(tmp_path, 30, make_record)))
+    unpacked = payload_of(report.render(write(tmp_path, 30, make_record), "default"))
     first, *_ = unpacked["alerts"]
     assert (first["rule"], first["severity"], first["step"]) == ("non-finite", "error", 5)
     assert unpacked["sites"][first["site"]]["name"] == first["name"] == "b"

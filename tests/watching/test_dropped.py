@@ -87,7 +87,7 @@ def test_250_dropped_watches_leave_no_thread() -> None:
 def test_a_dropped_watch_that_nobody_can_read_takes_its_hooks_along() -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
-    watch = weakref.ref(hs.watch(model, optimizer))
+    watch = weakref.ref(hs.watch(model, optimizer, rules=()))
     gc.collect()
     assert watch() is None
     iterate(model, optimizer)

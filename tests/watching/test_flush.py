@@ -394,7 +394,7 @@ def test_training_does_not_wait_for_a_sink_that_hangs() -> None:
     hangs = Hangs(at=1)
     seen: list[int] = []
     model = small()
-    w = watch(*model, sinks=[hangs, lambda record: seen.append(record.step)])
+    w = watch(*model, sinks=[hangs, lambda record: seen.append(record.step)], rules=())
     with pytest.warns(RuntimeWarning, match="no return within"):
         train(w, *model)
     assert seen == list(range(8))
@@ -409,7 +409,7 @@ def test_a_sink_cannot_close_steps(by: str) -> None:
     def sink(record: StepRecord) -> None:
         w.step() if by == "step" else optimizer.step()
 
-    w = watch(model, optimizer, sinks=[sink, lambda record: seen.append(record.step)])
+    w = watch(model, optimizer, sinks=[sink, lambda record: seen.append(record.step)], rules=())
     with pytest.warns(RuntimeWarning, match=r"RuntimeError: step: called by a sink .* disabled"):
         train(w, model, optimizer, settle=True)  # without hooks, an optimizer closes no steps
     assert seen == list(range(8))

@@ -1,0 +1,72 @@
+"""The default rules on a sample of the corpus of planted faults; `make faults` has all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bench.faults.cases import differs, run_case
+from bench.faults.faults import FAULTS, LATE, Fault
+from bench.faults.models import BASES
+from bench.faults.score import print_healthy, score
+
+SAMPLE = (
+    "init/symmetric",
+    "data/scaled-batch",
+    "optim/left-out",
+    "optim/rate-jump",
+    "numerics/softmax-saturates",
+    "arch/saturated-tanh",
+)
+HEALTHY = ("cnn-norm", "gpt-small", "rnn", "mlp-fp16")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_corpus_is_what_it_says() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names) >= 48
+    assert len(BASES) >= 16
+    held_out = [fault for fault in FAULTS if fault.held_out]
+    assert 0.4 < len(held_out) / len(FAULTS) < 0.6
+    for fault in FAULTS:
+        assert fault.base in BASES
+        assert fault.where or fault.says
+        assert fault.step in (0, LATE)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_fault_is_found_where_it_is(name: str) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    outcome = run_case(fault.base, fault, seed=0)
+    assert outcome.failures == {}
+    assert differs(fault, outcome, run_case(fault.base, None, seed=0))
+    found = score(fault, 0, outcome, counts=True)
+    assert found.found is not None
+    assert found.first
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("base", HEALTHY)
+def test_a_sound_run_is_no_news(base: str) -> None:
+    assert print_healthy(base, 0, run_case(base, None, seed=0))
+
+
+@pytest.mark.check
+def test_the_score_counts_no_alert_about_something_else() -> None:
+    outcome = run_case("mlp", None, seed=0)
+    for fault in FAULTS:
+        assert score(fault, 0, outcome, counts=True).found is None
+    jump = next(fault for fault in FAULTS if fault.name == "optim/rate-jump")
+    found = run_case(jump.base, jump, seed=0)
+    other = Fault(name="optim/other", base="mlp", where=("fc2",), step=LATE)
+    assert score(other, 0, found, counts=True).found is None
