@@ -77,6 +77,8 @@ def test_a_hundred_steps_call_no_operator_that_allocates_or_waits() -> None:
     assert {name for name in more if not name.startswith("hookstats.")} <= FREE
 
 
+# Of torch 2.11's profiler, about itself.
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle:UserWarning")
 def test_a_hundred_steps_allocate_nothing() -> None:
     """Nor do the kernels, whose memory no dispatch mode sees."""
 
