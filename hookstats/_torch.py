@@ -66,7 +66,7 @@ def current_node_number() -> int | None:
 
 
 has_storage = _has_storage
-"""Whether a tensor has a storage; wrappers have none (2.13; required)."""
+"""Whether a tensor has a storage; wrappers have none (all; required)."""
 
 jit_tracing_state = _get_tracing_state
 """The state of torch.jit.trace on this thread; None outside of a trace (all; required)."""
