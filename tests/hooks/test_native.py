@@ -306,11 +306,18 @@ def test_a_tensor_may_change_while_a_hook_waits_for_the_lock(
         assert w.coverage()["", "output"].observed == 2
 
 
+class Still(torch.optim.Optimizer):
+    """Changes nothing: torch's own kernels crash where another thread takes their memory away."""
+
+    def step(self, closure: object = None) -> None:
+        pass
+
+
 @pytest.mark.parametrize("kind", ["param", "param_grad"])
 def test_a_parameter_may_lose_its_memory_during_a_kernel(kind: str, one_thread: None) -> None:
     shape = (LARGE >> 12, 1 << 12)
     model = nn.Linear(shape[1], shape[0], bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = Still(model.parameters(), {})
     x = model.weight
     x.data = torch.ones(shape)
     if kind == "param_grad":
