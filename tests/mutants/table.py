@@ -76,6 +76,13 @@ MUTANTS = (
         "tests/cpp/test_take.cpp",
     ),
     Mutant(
+        "what an interrupt left of a step that was taken out is taken again",
+        "hookstats/arena/shelf.py",
+        "if not reading.taken.is_there:",
+        "if True:",
+        "tests/arena/test_arena.py",
+    ),
+    Mutant(
         "dead: also channels without finite values",
         "hookstats/stats/derived.py",
         'out: Array = (count > 0) & (columns("zero") == count)',

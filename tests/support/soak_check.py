@@ -31,7 +31,8 @@ class Log:
         self.closed: list[Line] = []
         self.problems: list[str] = []
         self._ends: list[tuple[float, float]] = []  # of watches: since when steps may be lost, when
-        self._full_since: float | None = None
+        self._full_since: float | None = None  # the disk, but for moments
+        self._freed_at: float | None = None
         self._open = False  # a watch was begun and not closed
         self._at = 0.0  # of the line before
         for number, text in enumerate(path.read_text().splitlines()):
@@ -48,9 +49,11 @@ class Log:
         if "interrupted" in line:
             self.faults["interrupt"] += 1
         if line.get("fault") == "full":
-            self._full_since = line["at"]
-        elif line.get("fault") == "freed":  # what waited is written then
-            self._full_since = None
+            if self._full_since is None or self._was_written(line["at"]):
+                self._full_since = line["at"]
+            self._freed_at = None
+        elif line.get("fault") == "freed":
+            self._freed_at = line["at"]
         if line.get("begun"):
             if self._open:  # the process was killed
                 self.faults["kill"] += 1
@@ -65,17 +68,22 @@ class Log:
         elif "closed" in line:
             self.closed.append(line)
             self._open = False
-            if self._full_since is not None:
+            if self._full_since is not None and self._freed_at is None:
                 self._end(line["at"])
+            self._full_since = None  # what waited is written, or lost
             self.problems += line["disabled"]
         elif "back" in line:
             self.faults["go back"] += not line.get("begun")
 
     def _end(self, at: float) -> None:
         """Note that a watch ended at this time, and what was not on the disk with it."""
-        since = at if self._full_since is None else self._full_since
+        since = at if self._full_since is None or self._was_written(at) else self._full_since
         self._ends.append((since - WAITING, at))
         self._full_since = None
+
+    def _was_written(self, at: float) -> bool:
+        """Whether the disk had room for long enough before `at`: writers try now and then."""
+        return self._freed_at is not None and at > self._freed_at + WAITING
 
     def may_be_lost(self, at: float) -> bool:
         """Whether a kill, or the end of a watch on a full disk, may have lost what closed then."""
