@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -274,6 +274,21 @@ def is_compiled(module: nn.Module) -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     return wrapped or module._compiled_call_impl is not None
+
+
+@contextmanager
+def without_compiled_calls(models: Iterable[nn.Module]) -> Iterator[None]:
+    """In this context, `Module.compile` has done nothing to the modules of `models` (2.13;
+    `_compiled_call_impl` is required). For modules that were not called since: their code is
+    compiled later, with the hooks that are set here."""
+    kept = {module: module._compiled_call_impl for model in models for module in model.modules()}
+    try:
+        for module in kept:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, compiled in kept.items():
+            module._compiled_call_impl = compiled
 
 
 def trace_with_caller(code: CodeType) -> None:

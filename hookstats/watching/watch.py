@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -166,21 +167,26 @@ def watch(
         header["setup"] = setup.to_dict()
         header["rules"] = [rule.name for rule in chosen]
     monitor = Monitor(chosen, setup)
-    writer, step = None, 0
-    if out is not None:
-        writer = RunWriter(
-            out,
-            header,
-            rank=current_rank(),
-            append=append,
-            max_bytes=max_bytes,
-            locked=True,
-            world=current_world(),
-        )
-        step = 0 if writer.last_step is None else writer.last_step + 1
+    writer = None if out is None else _writer(out, header, append, max_bytes)
+    last = None if writer is None else writer.last_step
+    step = 0 if last is None else last + 1
     flusher = Flusher(writer, (*sinks, monitor) if chosen else sinks, exchange)
     monitor.keep = flusher.write_alerts
     return Watch(
         *(models.values(), doors, selection, optimizers, settings, header),
         *(flusher, monitor, step, spread),
+    )
+
+
+def _writer(
+    out: str | os.PathLike[str], header: dict[str, Any], append: bool, max_bytes: int | None
+) -> RunWriter:
+    return RunWriter(
+        out,
+        header,
+        rank=current_rank(),
+        append=append,
+        max_bytes=max_bytes,
+        locked=True,
+        world=current_world(),
     )

@@ -116,6 +116,57 @@ def test_transformers_resumes(tmp_path: Path) -> None:
     assert open_run(tmp_path / "hookstats-1").steps == [1, 2, 3, 4, 5, 6]
 
 
+def fit_trl(out: Path, callbacks: list[Any]) -> Any:
+    pytest.importorskip("trl")
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = {f"w{i}": i for i in range(30)} | {"[UNK]": 30, "[EOS]": 31}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16)
+    texts = [" ".join(f"w{(7 * i + j) % 30}" for j in range(8)) for i in range(16)]
+    arguments = SFTConfig(
+        output_dir=str(out),
+        max_steps=4,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        max_length=16,
+    )
+    trainer = SFTTrainer(
+        GPT2LMHeadModel(config),
+        arguments,
+        train_dataset=Dataset.from_dict({"text": texts}),
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="[EOS]", pad_token="[EOS]"
+        ),
+        callbacks=callbacks,
+    )
+    trainer.train()
+    return trainer
+
+
+def test_trl(tmp_path: Path) -> None:
+    plain = fit_trl(tmp_path / "plain", [])
+    from hookstats.integrations.transformers import WatchCallback
+
+    watched = fit_trl(tmp_path / "watched", [WatchCallback()])
+    assert same(plain.model.state_dict(), watched.model.state_dict())
+    run = open_run(tmp_path / "watched" / "hookstats")
+    assert run.closed
+    assert run.steps == [1, 2, 3, 4]
+    assert run[4]["", "input.input_ids"].count.sum() == 2 * 2 * 9  # eight words and the end
+    losses = [entry["loss"] for entry in plain.state.log_history if "loss" in entry]
+    assert run.scalars["loss"].values.tolist() == losses
+
+
 def fit_lightning(
     out: Path, callbacks: list[Any], *, manual: bool = False, **options: Any
 ) -> tuple[Any, Any]:

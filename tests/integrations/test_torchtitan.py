@@ -1,0 +1,81 @@
+"""torchtitan's own Trainer, watched: its results keep every bit, steps are its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.paths import ROOT
+
+from hookstats.runs.run import open_run
+
+pytestmark = [
+    pytest.mark.check,
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("torchtitan", "triton"))),
+        reason="needs torchtitan and triton",
+    ),
+]
+
+
+def train(folder: Path, *options: str) -> Any:
+    """The weights' digest, and what the Trainer logged."""
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", "support.titan", str(folder), *options],
+        cwd=folder.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def losses(found: Any) -> list[float]:
+    return [values["loss_metrics/global_avg_loss"] for _, values in found["logged"]]
+
+
+@pytest.mark.parametrize("options", [(), ("compiled",)])
+def test_the_trainer_keeps_its_bits_and_its_numbers(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    plain = train(tmp_path / "plain", *options)
+    watched = train(tmp_path / "watched", "watched", *options)
+    assert watched["digest"] == plain["digest"]
+    assert losses(watched) == losses(plain)
+    run = open_run(tmp_path / "watched" / "hookstats")
+    assert run.closed
+    assert run.steps == [1, 2, 3, 4]
+    assert run.coverage is not None
+    assert all(row["observed"] == 4 for row in run.coverage["rows"])
+    assert run[4]["", "input"].count.tolist() == [2 * 32]
+    assert run[4]["layers.1.feed_forward.w2", "grad_output"].count.sum() == 2 * 32 * 256
+    for step, values in watched["logged"]:
+        scalars = run.scalars.at(step)
+        assert scalars["loss"] == values["loss_metrics/global_avg_loss"]
+        assert scalars["grad_norm_before_clipping"] == values["grad_norm"]
+        assert scalars["grad_norm"] == pytest.approx(values["hookstats/grad_norm"])
+        assert scalars["grad_norm"] == pytest.approx(min(1.0, values["grad_norm"]), rel=1e-2)
+        assert values["hookstats/alerts"] == 0
+
+
+def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    whole = train(folder, "watched")
+    shutil.rmtree(folder / "checkpoint" / "step-4")
+    assert train(folder, "watched")["digest"] == whole["digest"]
+    run = open_run(folder / "hookstats")
+    assert run.steps == [1, 2, 3, 4]
+    parts = run._parts.index[0]
+    assert parts[3].part.step == 3
+    assert parts[3].part.number > parts[2].part.number
+    assert not (folder / "hookstats-1").exists()
