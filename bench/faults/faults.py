@@ -375,7 +375,7 @@ FAULTS = (
         name="arch/dead-few",
         base="cnn-adam",
         where=("conv0", "relu0"),
-        start=plant.filled("conv0.bias", -20, (0, 0.2)),
+        start=plant.filled("conv0.bias", -20, (0, 0.25)),
         severity="note",
     ),
     Fault(
