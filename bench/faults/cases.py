@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bench.faults.faults import Fault
+from bench.faults.fault import Fault
 from bench.faults.models import BASES, Training
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord

@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from bench.faults import plant
-from bench.faults.plant import Changed, Start
-
-LATE = 32
-"""The first step of faults that come in the middle of a run."""
+from bench.faults.fault import LATE, Fault
 
 _DATA = ("inputs", "repeated inputs")
 _LOSS = ("loss",)
 _RATE = ("learning rate", "update size")
 _SIZES = ("exploding", "sudden shift")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One planted fault.
-
-    `where` has globs of the modules where the fault is, () if it has no layer; a rule must name one
-    of these modules, or a parameter of one. Without a layer, one of the rules `says` must speak,
-    about whatever it is about. `last` is the last step of a fault that passes.
-    """
-
-    name: str
-    base: str
-    where: tuple[str, ...] = ()
-    says: tuple[str, ...] = ()
-    step: int = 0
-    last: int | None = None
-    start: Start | None = None
-    batch: Changed | None = None
-    severity: str = "warning"
-    """The least that a rule must say: "note" where the fault is no harm yet."""
-
-    @property
-    def family(self) -> str:
-        """init, data, optim, numerics or arch."""
-        return self.name.partition("/")[0]
-
-    @property
-    def held_out(self) -> bool:
-        """Whether the fault was left out while rules were tuned: every second one, by its name."""
-        return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 1
 
 
 _QK = (0.0, 2 / 3)  # the rows of queries and keys
@@ -412,7 +375,7 @@ FAULTS = (
         name="arch/dead-few",
         base="cnn-adam",
         where=("conv0", "relu0"),
-        start=plant.filled("conv0.bias", -20, (0, 0.2)),
+        start=plant.filled("conv0.bias", -20, (0, 0.25)),
         severity="note",
     ),
     Fault(

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from typing import NamedTuple
 
 from bench.faults.cases import Outcome
-from bench.faults.faults import Fault
+from bench.faults.fault import Fault
 from hookstats.records.alerts import SEVERITIES, Alert
 
 SOON = 3

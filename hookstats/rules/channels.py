@@ -37,7 +37,7 @@ class DeadChannels(Rule):
     name: ClassVar[str] = "dead channels"
 
     share: float = 0.5
-    few: float = 0.15
+    few: float = 0.2
     width: int = 12
     steps: int = 10
     values: int = 1024

@@ -112,6 +112,8 @@ class Rule(ABC):
         name, kind = key
         where = f"step {step}" + (f", rank {rank}" if rank else "")
         what = name if kind == SCALAR else f"{printable(kind)} of {name!r}"
+        if not name:
+            what = f"{printable(kind)} of the model"
         return Alert(
             step=step,
             rank=rank,

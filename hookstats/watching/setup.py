@@ -57,10 +57,11 @@ def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
         rows = values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32) / rows.shape[1] ** 0.5
         found = norms.double().cpu()
-        ends = torch.stack(torch.aminmax(rows)).cpu()
+        alike = values.numel() > 1 and bool(found.max() <= 1.00001 * found.min())
+        constant = alike and bool(torch.eq(*torch.aminmax(rows)))  # another pass over the values
     return unread._replace(
         rms=float(found.square().mean().sqrt()),
-        constant=values.numel() > 1 and bool(ends[0] == ends[1]),
+        constant=constant,
         rows=_unlike(found) if values.dim() > 1 else None,
     )
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bench.faults.cases import differs, run_case
-from bench.faults.faults import FAULTS, LATE, Fault
+from bench.faults.fault import LATE, Fault
+from bench.faults.faults import FAULTS
 from bench.faults.models import BASES
 from bench.faults.score import print_healthy, score
 

@@ -8,9 +8,22 @@ from collections.abc import Iterable
 import pytest
 import torch
 from support.samples import record_of
+from torch import nn
 
-from hookstats.rules import Alert, Clipping, LearningRate, Loss, Monitor, Rule, Setup, WeightDecay
+from hookstats.rules import (
+    Alert,
+    Clipping,
+    LearningRate,
+    Loss,
+    LossScale,
+    Monitor,
+    Rule,
+    Setup,
+    WeightDecay,
+)
 from hookstats.rules.setup import Group
+from hookstats.watching.handle import Watch
+from hookstats.watching.watch import watch
 
 
 def of_scalars(
@@ -107,3 +120,29 @@ def test_scalars_of_a_record_are_checked_once() -> None:
     monitor.write_scalars(0, 0, {"loss": 1.0, "later_loss": 2.0})
     monitor.write_scalars(1, 0, {"loss": 3.0})
     assert dict(monitor._history.scalars) == {"loss": [1.0, 3.0], "later_loss": [2.0]}
+
+
+def iterate(model: nn.Module, optimizer: torch.optim.Optimizer, w: Watch, closes: bool) -> None:
+    """An iteration whose optimizer steps, or is skipped as by a loss scaler."""
+    loss = model(torch.randn(4, 3)).square().mean()
+    w.log(loss=loss)
+    loss.backward()
+    if closes:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_iterations_that_close_no_step(micro_batches: int) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    got: list[Alert] = []
+    with watch(model, optimizer, rules=LossScale(action=got.append)) as w:
+        for i in range(10 * micro_batches):
+            iterate(model, optimizer, w, (i + 1) % micro_batches == 0)
+        assert w.alerts == ()
+        for _ in range(micro_batches + 2):
+            iterate(model, optimizer, w, closes=False)
+        assert len(w.alerts) == 1
+    assert [(alert.step, alert.site, alert.kind) for alert in got] == [(10, "loss", "scalar")]
+    assert "closed no step" in got[0].message
