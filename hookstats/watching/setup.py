@@ -55,7 +55,8 @@ def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
         return unread
     with torch.no_grad():
         rows = values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32) / rows.shape[1] ** 0.5
+        wide = torch.promote_types(values.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) / rows.shape[1] ** 0.5
         found = norms.double().cpu()
         alike = values.numel() > 1 and bool(found.max() <= 1.00001 * found.min())
         constant = alike and bool(torch.eq(*torch.aminmax(rows)))  # another pass over the values

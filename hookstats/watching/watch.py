@@ -14,7 +14,7 @@ from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
 from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
-from hookstats.rules import Monitor, Rules, as_rules
+from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
@@ -163,11 +163,12 @@ def watch(
         header["grad_scale"] = 1 / spread.batches
     exchange = None if reduce is None else Exchange(reduce)
     setup = setup_of(selection, optimizers) if chosen else None
-    if setup is not None:
-        header["setup"] = setup.to_dict()
-        header["rules"] = [rule.name for rule in chosen]
     monitor = Monitor(chosen, setup)
-    writer = None if out is None else _writer(out, header, append, max_bytes)
+    writer = (
+        None
+        if out is None
+        else _writer(out, {**header, **_of_rules(chosen, setup)}, append, max_bytes)
+    )
     last = None if writer is None else writer.last_step
     step = 0 if last is None else last + 1
     flusher = Flusher(writer, (*sinks, monitor) if chosen else sinks, exchange)
@@ -176,6 +177,13 @@ def watch(
         *(models.values(), doors, selection, optimizers, settings, header),
         *(flusher, monitor, step, spread),
     )
+
+
+def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:
+    """What the header of a run says of its rules, and of what these know of its beginning."""
+    if setup is None:
+        return {}
+    return {"setup": setup.to_dict(), "rules": [rule.name for rule in rules]}
 
 
 def _writer(

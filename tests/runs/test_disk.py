@@ -103,7 +103,8 @@ def test_a_directory_that_vanishes_stops_the_recording_alone(tmp_path: Path) -> 
     model = nn.Linear(3, 4)
     optimizer = SGD(model.parameters(), lr=0.1)
     steps: list[int] = []
-    w = watch(model, optimizer, out=tmp_path / "run", sinks=[lambda r: steps.append(r.step)])
+    sinks = [lambda record: steps.append(record.step)]
+    w = watch(model, optimizer, out=tmp_path / "run", sinks=sinks, rules=())
 
     def train() -> None:
         for _ in range(3):

@@ -54,7 +54,7 @@ def test_dropped_watches_leave_no_thread_and_no_memory(steps_by_hand: bool) -> N
     def cell() -> None:
         model = network()
         optimizer = SGD(model.parameters(), lr=0.1)
-        w = hs.watch(model, None if steps_by_hand else optimizer)
+        w = hs.watch(model, None if steps_by_hand else optimizer, rules=())
         for _ in range(2):
             iterate(model, optimizer)
             if steps_by_hand:
