@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hookstats.arena import arena
 from hookstats.arena.flag import Flag
@@ -23,24 +23,14 @@ from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
 from hookstats.watching.reduce import Exchange
+from hookstats.watching.requests import Close, ClosedStep, Drain, Request, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.world import current_rank
 
 Sink = Callable[[StepRecord], object]
 
-
 DISK_PATIENCE = 60.0
 """The seconds that anybody waits for the flush thread while it gets nothing done: a disk hangs."""
-
-
-class ClosedStep(Protocol):
-    """A step that an arena closed. The flush thread calls both methods."""
-
-    def to_record(self, step: int, rank: int) -> StepRecord:
-        """Copy the step out."""
-
-    def release(self) -> None:
-        """Give the buffers back; called once, after `to_record`, whether that failed or not."""
 
 
 class Flusher:
@@ -82,7 +72,7 @@ class Flusher:
         self._exchange = exchange
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
-        self._queue: SimpleQueue[_Step | _Skip | _Scalars | _Drain | _Close] = SimpleQueue()
+        self._queue: SimpleQueue[Request] = SimpleQueue()
         self._thread = self._new_thread()
         self._begun = False  # whether somebody started the thread
         self._running = Flag()
@@ -103,7 +93,7 @@ class Flusher:
         """
         if os.getpid() != self._pid:
             snapshot.release()
-        self._request(_Step(snapshot, step, scalars), step)
+        self._request(Step(snapshot, step, scalars), step)
 
     def submit_scalars(self, scalars: Sequence[StepScalars]) -> None:
         """Have the scalars of complete steps written, after the records of these; never waits.
@@ -111,9 +101,9 @@ class Flusher:
         Raises:
             ValueError: the flusher is closed.
         """
-        self._request(_Scalars(scalars), scalars[0].step)
+        self._request(Scalars(scalars), scalars[0].step)
 
-    def _request(self, request: _Step | _Scalars, step: int) -> None:
+    def _request(self, request: Step | Scalars, step: int) -> None:
         if self._closed:
             raise ValueError(f"step = {step}: the flusher is closed")
         if os.getpid() != self._pid:
@@ -141,7 +131,7 @@ class Flusher:
             "keeping up",
             f"no step was taken for {arena.PATIENCE:g} s; steps from {step} on are lost",
         )
-        self._queue.put(_Skip(step))
+        self._queue.put(Skip(step))
 
     @property
     def has_readers(self) -> bool:
@@ -155,7 +145,7 @@ class Flusher:
         """
         if self._can_wait():
             done = Flag()
-            self._ask(_Drain(done, disk), done)
+            self._ask(Drain(done, disk), done)
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Drain, close the writer with `coverage` and end the thread; once closed, do nothing."""
@@ -166,11 +156,11 @@ class Flusher:
             self._end_here(coverage)
             return
         if self._can_wait():
-            self._ask(_Close(coverage), self._ended)
+            self._ask(Close(coverage), self._ended)
             if self._ended.is_set() and self._thread.ident is not None:  # it could be started
                 self._thread.join()
         else:
-            self._queue.put(_Close(coverage))
+            self._queue.put(Close(coverage))
 
     def leave(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Close as `close` does, on the thread, without waiting; warnings may come later."""
@@ -180,7 +170,7 @@ class Flusher:
         if not self._begun:
             self._end_here(coverage)
         else:
-            self._queue.put(_Close(coverage))
+            self._queue.put(Close(coverage))
 
     def _end_here(self, coverage: Mapping[str, Any] | None) -> None:
         """End without the thread, which no step has started."""
@@ -188,7 +178,7 @@ class Flusher:
         while self._todo:
             self._todo.popleft()()
 
-    def _ask(self, request: _Drain | _Close, answered: Flag) -> None:
+    def _ask(self, request: Drain | Close, answered: Flag) -> None:
         """Wait for the thread's answer; ask again every five seconds, as a request may be lost.
 
         Where the thread gets nothing done for `DISK_PATIENCE`, go on without it, with a warning: it
@@ -274,20 +264,20 @@ class Flusher:
             self._write(lambda writer: writer.flush_if_due())
             return
         match request:
-            case _Step(snapshot, step, scalars):
+            case Step(snapshot, step, scalars):
                 self._record(snapshot, step, scalars)
-            case _Skip(step):
+            case Skip(step):
                 self._write(lambda writer: writer.skip(step, "stall"))
-            case _Scalars(steps):
+            case Scalars(steps):
                 for scalars in steps:
                     self._todo.append(partial(self._record_scalars, scalars))
-            case _Drain(done, disk):
+            case Drain(done, disk):
                 try:
                     if disk:
                         self._write(lambda writer: writer.flush())
                 finally:
                     done.set()
-            case _Close(coverage):
+            case Close(coverage):
                 try:
                     self._end(coverage)
                 finally:
@@ -433,32 +423,9 @@ def _takes_scalars(sink: Sink) -> bool:
     return callable(getattr(sink, "write_scalars", None))
 
 
-class _Step(NamedTuple):
-    snapshot: ClosedStep
-    step: int
-    scalars: StepScalars | None
-
-
-class _Scalars(NamedTuple):
-    steps: Sequence[StepScalars]
-
-
-class _Skip(NamedTuple):
-    step: int
-
-
 class _Call(NamedTuple):
     """A call of a sink that has not returned yet."""
 
     sink: Sink
     what: str
     since: float
-
-
-class _Drain(NamedTuple):
-    done: Flag
-    disk: bool
-
-
-class _Close(NamedTuple):
-    coverage: Mapping[str, Any] | None

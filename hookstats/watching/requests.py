@@ -1,0 +1,56 @@
+"""What training asks of the flush thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hookstats.arena.flag import Flag
+from hookstats.records.record import StepRecord
+from hookstats.watching.scalars import StepScalars
+
+
+class ClosedStep(Protocol):
+    """A step that an arena closed. The flush thread calls both methods."""
+
+    def to_record(self, step: int, rank: int) -> StepRecord:
+        """Copy the step out."""
+
+    def release(self) -> None:
+        """Give the buffers back; called once, after `to_record`, whether that failed or not."""
+
+
+class Step(NamedTuple):
+    """Record a closed step, with the scalars that it has so far."""
+
+    snapshot: ClosedStep
+    step: int
+    scalars: StepScalars | None
+
+
+class Scalars(NamedTuple):
+    """Record the scalars of complete steps."""
+
+    steps: Sequence[StepScalars]
+
+
+class Skip(NamedTuple):
+    """Note that a step is lost."""
+
+    step: int
+
+
+class Drain(NamedTuple):
+    """Say when all that came before is recorded, if `disk` on the disk."""
+
+    done: Flag
+    disk: bool
+
+
+class Close(NamedTuple):
+    """End the run and the thread."""
+
+    coverage: Mapping[str, Any] | None
+
+
+Request = Step | Scalars | Skip | Drain | Close
