@@ -92,7 +92,8 @@ class Loss(Rule):
         if any(rate[-1] > rate[len(rate) // 2] for rate in rates):
             return None
         chance = math.log(history.classes) if history.classes and history.classes > 1 else 0.0
-        if abs(last.mean() - chance) <= self.chance * chance and not _falls(last):
+        # Below the loss of a guess, by however little, something was learned.
+        if 0.999 * chance <= last.mean() <= (1 + self.chance) * chance and not _falls(last):
             return f"is {last.mean():.4g} still: that of a guess among {history.classes}", "warning"
         if math.isfinite(fell) and fell <= max(self.t * error, 0.004 * abs(first.mean())):
             mean = last.mean()
