@@ -26,8 +26,9 @@ class Loss(Rule):
     change from step to step (1.4826 times the median of its magnitude: Hampel, 1974), and by `leap`
     of that median. A loss climbs if the median of 5 is `climb` times all of the first 3. It does
     not fall if after `steps` steps the last 12 are no lower than the first 12, by Welch's t-test at
-    `t` (1947), or if these are, to `chance` of it, the logarithm of the last output's channels, as
-    of a guess; while the learning rate does not grow. The alert's value is the loss.
+    `t` (1947), or if these do not fall among themselves (by the t of their slope, -1.5) and are, to
+    `chance` of it, the logarithm of the last output's channels, as of a guess; while the learning
+    rate does not grow. The alert's value is the loss.
     """
 
     name: ClassVar[str] = "loss"
@@ -36,7 +37,7 @@ class Loss(Rule):
     leap: float = 0.3
     climb: float = 1.4
     steps: int = 30
-    t: float = 1.5
+    t: float = 0.75
     chance: float = 0.01
 
     def __post_init__(self) -> None:
@@ -91,9 +92,19 @@ class Loss(Rule):
         if any(rate[-1] > rate[len(rate) // 2] for rate in rates):
             return None
         chance = math.log(history.classes) if history.classes and history.classes > 1 else 0.0
-        if abs(last.mean() - chance) <= self.chance * chance:
+        # Below the loss of a guess, by however little, something was learned.
+        if 0.999 * chance <= last.mean() <= (1 + self.chance) * chance and not _falls(last):
             return f"is {last.mean():.4g} still: that of a guess among {history.classes}", "warning"
         if math.isfinite(fell) and fell <= max(self.t * error, 0.004 * abs(first.mean())):
             mean = last.mean()
             return f"does not fall: {mean:.4g} after {first.mean():.4g} at the start", "warning"
         return None
+
+
+def _falls(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+    """Whether the slope of a line through the values is below 0 by 1.5 times its standard error."""
+    away = np.arange(len(values)) - (len(values) - 1) / 2
+    slope = float((away * values).sum() / np.square(away).sum())
+    rest = values - values.mean() - slope * away
+    error = math.sqrt(np.square(rest).sum() / (len(values) - 2) / np.square(away).sum())
+    return slope < -1.5 * error
