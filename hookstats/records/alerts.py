@@ -46,7 +46,8 @@ class Incident:
     """A cause, and its consequences in the order in which they were found.
 
     An alert is a consequence of the incident before it if that had an alert in the last 32 steps,
-    unless the cause is a note and the alert is worse. Notes of one rule are one incident.
+    unless the cause is a note or about a number, such as the loss, and the alert is worse. Notes of
+    one rule are one incident. Nothing in a model causes what is in its own inputs.
     """
 
     cause: Alert
@@ -97,7 +98,7 @@ class Grouping:
             cause = self._incidents[number][0]
             if not cause.step - REACH <= alert.step <= self._last[number] + REACH:
                 continue
-            if cause.severity != "note" or (alert.severity == "note" and cause.rule == alert.rule):
+            if _may_cause(cause, alert):
                 return number
         return None
 
@@ -105,6 +106,15 @@ class Grouping:
         """All incidents so far, by the steps of their causes."""
         found = [Incident(cause, tuple(others)) for cause, *others in self._incidents]
         return tuple(sorted(found, key=lambda incident: incident.step))
+
+
+def _may_cause(cause: Alert, alert: Alert) -> bool:
+    if (alert.site, alert.kind) == ("", "input"):
+        return (cause.site, cause.kind) == ("", "input")
+    if cause.severity == "note":
+        return alert.severity == "note" and cause.rule == alert.rule
+    worse = SEVERITIES.index(alert.severity) > SEVERITIES.index(cause.severity)
+    return not (worse and cause.kind == SCALAR)
 
 
 def incidents_of(alerts: Iterable[Alert]) -> tuple[Incident, ...]:

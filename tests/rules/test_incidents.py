@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hookstats.records.alerts import REACH, Alert, incidents_of
+from hookstats.records.alerts import REACH, SCALAR, Alert, incidents_of
 
 WARNING = Alert(10, 0, "a", "output", None, "peers", 1.0, "peers: step 10: a", "warning")
 
@@ -40,3 +40,19 @@ def test_a_note_causes_no_warning() -> None:
 
 def test_training_that_goes_back_has_incidents_of_its_own() -> None:
     assert len(incidents_of([at(100), at(10)])) == 2
+
+
+def test_what_cannot_be_the_cause_has_no_consequences() -> None:
+    flat = Alert(29, 0, "loss", SCALAR, None, "loss", 2.3, "the loss does not fall", "warning")
+    bad = Alert(30, 0, "", "input", 5, "non-finite", 1.0, "the input has a NaN", "error")
+    after = Alert(31, 0, "0", "output", 5, "non-finite", 1.0, "an output has a NaN", "error")
+    assert [len(one.alerts) for one in incidents_of([flat, bad, after])] == [1, 2]
+    # No tensor that is worse either; but one that is not.
+    assert [one.cause for one in incidents_of([flat, after])] == [flat, after]
+    (one,) = incidents_of([flat, replace(after, severity="warning")])
+    assert one.cause == flat
+    # Inputs come before all else, but for what came before in them.
+    grown = replace(after, step=28, severity="warning")
+    assert [one.cause for one in incidents_of([grown, bad])] == [grown, bad]
+    (one,) = incidents_of([bad, replace(bad, step=40)])
+    assert one.cause == bad
