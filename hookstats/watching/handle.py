@@ -273,7 +273,8 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """The number of the next step and the settings, for a checkpoint of the training."""
-        return {"step": self._step, "settings": copy.deepcopy(dict(self._header))}
+        settings = {name: value for name, value in self._header.items() if name != "setup"}
+        return {"step": self._step, "settings": copy.deepcopy(settings)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Number the next step as `state_dict` says, after a restart or a return to a checkpoint.
