@@ -148,6 +148,8 @@ class Monitor:
         """The rules that failed, with the error of each."""
         self.keep: Callable[[Sequence[Told]], object] = lambda told: None
         """Called with new alerts; a run directory keeps them."""
+        self.urgent = 0
+        """How many alerts called for a closer look: errors, and warnings about logged numbers."""
         self._rules = list(as_rules(rules))
         self._history = History(setup)
         self._grouping = Grouping()
@@ -266,7 +268,9 @@ class Monitor:
             for alert in alerts:
                 number, is_cause = self._grouping.add(alert)
                 told.append(Told(alert, number, is_cause, thresholds(rule)))
-                new.append((alert, self._is_news(alert, number)))
+                news = self._is_news(alert, number)
+                new.append((alert, news))
+                self.urgent += news and (alert.severity == "error" or alert.kind == SCALAR)
             given.append((rule, new))
         if told:
             self.keep(told)

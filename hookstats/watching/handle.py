@@ -74,6 +74,8 @@ class Watch:
         self._flusher = flusher
         self._monitor = monitor
         self._step = first_step
+        self._urgent = 0  # how many of the monitor's urgent alerts were acted on
+        self._close_until = 0  # the step before which each is recorded
         self._paused = False
         self._recorded = False  # whether hooks observed at any time in the open step
         self._closed = False
@@ -391,7 +393,10 @@ class Watch:
 
     def _schedule(self) -> None:
         tidy()
-        due = self._step % self._settings.every == 0
+        if self._monitor.urgent > self._urgent:
+            self._urgent = self._monitor.urgent
+            self._close_until = self._step + self._settings.after
+        due = self._step % self._settings.every == 0 or self._step < self._close_until
         self._arena.record(due and not self._paused and not self._closed)
         self._recorded |= self._arena.recording
 

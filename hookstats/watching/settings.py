@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     moments: int
     modes: str
     per_call: bool = False
+    after: int = 10
 
     def checked(self) -> Settings:
         """The settings, with `every` and `moments` as ints.
@@ -58,7 +59,9 @@ class Settings(NamedTuple):
         if self.modes not in MODES:
             raise ValueError(f"modes = {self.modes!r}: expected {', '.join(map(repr, MODES))}")
         return self._replace(
-            every=check_integer("every", self.every, 1), moments=check_moments(self.moments)
+            every=check_integer("every", self.every, 1),
+            moments=check_moments(self.moments),
+            after=check_integer("after", self.after, 0),
         )
 
     def header(self, models: Mapping[str, nn.Module], selection: Selection) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def watch(
     modes: str = "auto",
     mesh: DeviceMesh | None = None,
     reduce: Reduce | None = None,
+    after: int = 10,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
@@ -127,6 +128,9 @@ def watch(
         reduce: how the ranks' records are merged during the training, for `Watch.latest`, sinks and
             rules; None to merge them when the run is read. Watching then begins and ends as it does
             on the other ranks.
+        after: with `every`, how many steps in a row are recorded once a rule found an error, or
+            that a logged loss leaps; 0 for none. Rules run in the background: training may be a few
+            steps further by then.
 
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
@@ -147,7 +151,7 @@ def watch(
     by_default = kinds is None and include is None
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
-        kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call
+        kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call, after
     ).checked()
     check_sinks(sinks)
     if not (reduce is None or isinstance(reduce, Reduce)):
