@@ -37,7 +37,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
     # Other libraries': their pages are not asked for, so that a build needs no network.
-    ("py:class", r"(collections|numpy|os|pathlib|re|torch|typing)\..*"),
+    ("py:class", r"(collections|contextlib|numpy|os|pathlib|re|torch|typing)\..*"),
     ("py:class", r"Axes|Console|Figure|Image|NDArray|Tensor|np\.bool_|u?([iI]nt|[fF]loat)\d+"),
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
