@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from support.commands import Result, healthy, write_run
 from support.paths import ROOT
 
@@ -88,6 +89,10 @@ def test_doctor_says_what_is_broken_and_how_to_mend_it(
 def test_hooks_that_end_the_process_are_broken(package: Path) -> None:
     (hooks,) = package.glob("_hooks.*so")
     truncated(hooks)
+    result, lines = doctor(package)
+    assert lines["C++ hooks"].startswith("no: they are for torch of no known version")
+    with hooks.open("ab") as file:  # what they are for is still there
+        file.write(b"hookstats hooks for torch " + torch.__version__.split("+")[0].encode())
     result, lines = doctor(package)
     assert result.code == 1
     assert lines["CPU kernels"].startswith("yes: ")

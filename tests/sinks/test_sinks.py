@@ -93,7 +93,8 @@ def test_tensorboard_reads_it_back(tmp_path: Path, own_writer: bool) -> None:
         got = events.Scalars(tag)
         assert [event.step for event in got] == [0, 2]
         assert [event.value for event in got] == pytest.approx([e[tag] for e in expected], rel=1e-6)
-    assert set(events.Tags()["histograms"]) == {f"{kind}/{name}" for name, kind in records[0]}
+    expected = {f"{kind}/{name or '(root)'}" for name, kind in records[0]}
+    assert set(events.Tags()["histograms"]) == expected
     for tag in events.Tags()["histograms"]:
         for event in events.Histograms(tag):
             whole = whole_of(records[event.step], tag)
@@ -195,7 +196,7 @@ def test_wandb_reads_it_back(wandb_runs: dict[str, WandBRun]) -> None:
         expected = expected_scalars(record)
         assert {tag: row[tag] for tag in expected} == pytest.approx(expected)
         for name, kind in record:
-            hist = row[f"{kind}/{name}"]
+            hist = row[f"{kind}/{name or '(root)'}"]
             assert hist["_type"] == "histogram"
             assert len(hist["values"]) + 1 == len(hist["bins"]) <= 513
             assert sum(hist["values"]) == record[name, kind].per_tensor().count.item()
