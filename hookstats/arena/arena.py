@@ -116,7 +116,11 @@ class Arena:
         self._back_is_free = _free()
         self._lent: Callable[[], Snapshot | None] = lambda: None
         self._ahead: deque[weakref.ref[Snapshot]] = deque()  # read out here, oldest first
-        self._most_ahead = 1
+        self.most_ahead = MOST_AHEAD
+        """How many steps may be copied out and wait, if there is memory for as many."""
+        self.patience = PATIENCE
+        """The seconds that a swap waits before steps are lost."""
+        self._room_ahead = 1  # how many of them may wait now
         self._stuck_since: float | None = None  # when a swap began to wait, if no later one got on
 
     def accumulator(self, info: SiteInfo, device: torch.device) -> Accumulator:
@@ -243,7 +247,7 @@ class Arena:
         wait for a device, or where too many steps wait already, by whom it was submitted to.
 
         Raises:
-            Stuck: that took `PATIENCE`; the step is still open.
+            Stuck: that took `patience` seconds; the step is still open.
         """
         if os.getpid() != self._pid:
             # At the fork a flush thread, which this process does not have, had the other buffer.
@@ -281,7 +285,7 @@ class Arena:
             if now > began + seconds + 1:
                 seconds += 1
                 self.while_waiting()
-            if now > self._stuck_since + PATIENCE:
+            if now > self._stuck_since + self.patience:
                 raise Stuck
         self._stuck_since = None
 
@@ -301,13 +305,13 @@ class Arena:
         while self._ahead and self._ahead[0]() is None:
             self._ahead.popleft()
         snapshot = self._lent()
-        if snapshot is None or snapshot.waits or len(self._ahead) >= self._most_ahead:
+        if snapshot is None or snapshot.waits or len(self._ahead) >= self._room_ahead:
             return False
         try:
             snapshot.take_out()
         except Exception:  # such as a full memory: the other thread tries again
             return False
-        self._most_ahead = min(MOST_AHEAD, _BYTES_AHEAD // max(1, snapshot.nbytes))
+        self._room_ahead = min(self.most_ahead, _BYTES_AHEAD // max(1, snapshot.nbytes))
         self._ahead.append(weakref.ref(snapshot))
         return True
 
@@ -332,7 +336,7 @@ class Arena:
 
 
 class Stuck(Exception):
-    """Nobody has read steps out for `PATIENCE`."""
+    """Nobody has read steps out for `Arena.patience` seconds."""
 
 
 def _free() -> Flag:

@@ -14,7 +14,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from hookstats.arena import arena
+from hookstats.arena.arena import PATIENCE
 from hookstats.arena.flag import Flag
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
@@ -43,12 +43,12 @@ class Flusher:
     and tries again, and a RuntimeWarning says so. Sinks that have a `close` are closed on
     the thread, once, after their last record.
 
-    If the disk or a sink is slow, closed steps wait here, up to `arena.MOST_AHEAD` of them. Then
-    training waits, too, which counts as a stall; after `PATIENCE` seconds in which no step was
+    If the disk or a sink is slow, closed steps wait here, up to `Arena.most_ahead` of them. Then
+    training waits, too, which counts as a stall; after `patience` seconds in which no step was
     taken, steps are lost: the run has them as gaps, and a RuntimeWarning says so. The writer's
-    memory has its own bound. A sink that does not return within `PATIENCE` is disabled once anybody
+    memory has its own bound. A sink that does not return within `patience` is disabled once anybody
     waits for the thread: another thread goes on without the sink, and loses nothing of what others
-    are to get. Nobody waits for longer than `DISK_PATIENCE` for a disk that hangs.
+    are to get. Nobody waits for longer than `disk_patience` for a disk that hangs.
 
     A forked child does not have the flush thread: its steps are released and not recorded.
     """
@@ -67,6 +67,9 @@ class Flusher:
         self.rank = current_rank() if writer is None else writer.rank
         self.before_exit: Callable[[], object] = lambda: None
         """Called when the interpreter ends, before what was submitted is recorded."""
+        self.patience = PATIENCE
+        """The seconds that anybody waits for a sink before going on without it."""
+        self.disk_patience = DISK_PATIENCE
         self._writer = writer
         self._sinks = list(sinks)
         self._exchange = exchange
@@ -114,7 +117,7 @@ class Flusher:
             # Thread.start waits for the new thread, in a way that an interrupt can break.
             start_new_thread(self._start, (self._thread,))
             self._begun = True
-            self._running.wait(arena.PATIENCE)
+            self._running.wait(self.patience)
         self._queue.put(request)
 
     def write_alerts(self, told: Sequence[Told]) -> None:
@@ -129,7 +132,7 @@ class Flusher:
         """Have the run note that `step` is lost, as training would have waited for too long."""
         self._fail(
             "keeping up",
-            f"no step was taken for {arena.PATIENCE:g} s; steps from {step} on are lost",
+            f"no step was taken for {self.patience:g} s; steps from {step} on are lost",
         )
         self._queue.put(Skip(step))
 
@@ -181,7 +184,7 @@ class Flusher:
     def _ask(self, request: Drain | Close, answered: Flag) -> None:
         """Wait for the thread's answer; ask again every five seconds, as a request may be lost.
 
-        Where the thread gets nothing done for `DISK_PATIENCE`, go on without it, with a warning: it
+        Where the thread gets nothing done for `disk_patience`, go on without it, with a warning: it
         does what is left if the disk comes back before the process ends.
         """
         served, since = self._served, time.monotonic()
@@ -193,25 +196,25 @@ class Flusher:
                 self.overtake()
                 if self._served != served:
                     served, since = self._served, time.monotonic()
-                elif time.monotonic() > since + DISK_PATIENCE:
-                    why = f"nothing was done for {DISK_PATIENCE:g} s; what waits may be lost"
+                elif time.monotonic() > since + self.disk_patience:
+                    why = f"nothing was done for {self.disk_patience:g} s; what waits may be lost"
                     self._fail("waiting for the disk", why)
                     return
 
     def overtake(self) -> None:
-        """Go on without the sink that has not returned for `PATIENCE`, if there is one."""
+        """Go on without the sink that has not returned for `patience`, if there is one."""
         with self._overtaking:
             call = self._calling
             if (
                 call is None
-                or time.monotonic() < call.since + arena.PATIENCE
+                or time.monotonic() < call.since + self.patience
                 or not self._can_wait()
             ):
                 return
             self._replace_thread()
             self._calling = None
             self._sinks = [sink for sink in self._sinks if sink is not call.sink]
-        self._fail(call.what, f"no return within {arena.PATIENCE:g} s; the sink is disabled")
+        self._fail(call.what, f"no return within {self.patience:g} s; the sink is disabled")
 
     def _replace_thread(self) -> None:
         thread = self._new_thread()

@@ -16,7 +16,6 @@ from support.expected import assert_stats
 from support.forks import in_child
 from torch import Tensor
 
-from hookstats.arena import arena as arenas
 from hookstats.arena.arena import Accumulator, Arena
 from hookstats.arena.snapshot import Snapshot
 from hookstats.records.record import SiteInfo, StepRecord
@@ -179,9 +178,9 @@ def test_an_interrupt_when_the_states_are_out_of_their_rows_loses_nothing(
     assert (arena.swap().to_record(1, 0)["a", "output"].count == 2).all()
 
 
-def test_swap_waits_where_too_many_steps_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arenas, "MOST_AHEAD", 2)
+def test_swap_waits_where_too_many_steps_wait() -> None:
     arena = Arena(None, None)
+    arena.most_ahead = 2
     site = accumulator(arena, "a", 1)
     waiting = deque(arena.swap() for _ in range(3))
     assert arena.stalls == 0
@@ -198,10 +197,9 @@ def test_swap_waits_where_too_many_steps_wait(monkeypatch: pytest.MonkeyPatch) -
     assert_stats(swapped[0].to_record(1, 0)["a", "output"], [x], 1)
 
 
-def test_after_some_seconds_steps_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arenas, "MOST_AHEAD", 1)
-    monkeypatch.setattr(arenas, "PATIENCE", 0.2)
+def test_after_some_seconds_steps_are_lost() -> None:
     arena = Arena(LogBins(), None)
+    arena.most_ahead, arena.patience = 1, 0.2
     site = accumulator(arena, "a", 1)
     kept: deque[tuple[int, Snapshot]] = deque()
     tensors, lost, seconds = [torch.randn(4, 1) for _ in range(6)], [], []

@@ -195,6 +195,7 @@ def test_a_watch_warns() -> None:
     assert w.coverage().failures == {}
 
 
+@pytest.mark.filterwarnings("error::hookstats.rules.rule.RuleWarning")
 def test_a_watch_logs_where_a_warning_would_be_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR), steps(broken_model(), 4, [NonFinite()]) as w:
         pass

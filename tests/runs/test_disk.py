@@ -23,7 +23,6 @@ from torch import nn
 from torch.optim import SGD
 
 from hookstats import open_run, watch
-from hookstats.arena import arena as arenas
 from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.runs import files, part_writer, writer
@@ -251,11 +250,8 @@ def test_gaps_that_contradict_are_damage(gaps: Any, wrong: str) -> None:
         parse_footer(about, 3, PartName(0, 0, 7), [2], Extras())
 
 
-def test_a_slow_disk_slows_the_training_and_bounds_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_disk_slows_the_training_and_bounds_the_memory(tmp_path: Path) -> None:
     """Every write takes longer than a step: few steps are in memory, all are stored."""
-    monkeypatch.setattr(arenas, "MOST_AHEAD", 4)
     alive: WeakSet[StepRecord] = WeakSet()
     most = 0
 
@@ -268,6 +264,7 @@ def test_a_slow_disk_slows_the_training_and_bounds_the_memory(
             super().write(record)
 
     arena = Arena(BINS, None)
+    arena.most_ahead = 4
     info = SiteInfo("a", "output", 4, 1, (2, 4), "float32")
     accumulator = arena.accumulator(info, torch.device("cpu"))
     flusher = Flusher(SlowWriter(tmp_path, {"bins": BINS}, seconds_per_part=0))

@@ -16,7 +16,6 @@ from support.closed import Closed
 from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 from torch import nn
 
-from hookstats.arena import arena
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -299,12 +298,6 @@ def test_an_interrupt_while_waiting_breaks_nothing(tmp_path: Path) -> None:
     assert open_run(tmp_path).steps == [0]
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for a sink."""
-    monkeypatch.setattr(arena, "PATIENCE", 0.3)
-
-
 class Hangs:
     """A sink whose call or close, as `at` says, waits until `go`."""
 
@@ -325,7 +318,6 @@ class Hangs:
 
 
 @pytest.mark.parametrize("late", ["returns", "raises"])
-@pytest.mark.usefixtures("impatient")
 def test_a_sink_that_hangs_is_disabled_and_the_others_go_on(late: str, tmp_path: Path) -> None:
     hangs, first, last = Hangs(at=1), ClosedSink(), ClosedSink()
 
@@ -336,6 +328,7 @@ def test_a_sink_that_hangs_is_disabled_and_the_others_go_on(late: str, tmp_path:
 
     before = set(threading.enumerate())
     flusher = Flusher(RunWriter(tmp_path, HEADER), [first, sink, last])
+    flusher.patience = 0.3
     flusher.submit(Closed(), 0)
     flusher.drain()
     (stuck,) = set(threading.enumerate()) - before
@@ -357,10 +350,10 @@ def test_a_sink_that_hangs_is_disabled_and_the_others_go_on(late: str, tmp_path:
     assert len(flusher.failures) == 1
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_sink_whose_close_hangs_ends_alone(tmp_path: Path) -> None:
     hangs, other = Hangs(at="close"), ClosedSink()
     flusher = Flusher(RunWriter(tmp_path, HEADER), [hangs, other])
+    flusher.patience = 0.3
     record(flusher, Closed())
     with pytest.warns(RuntimeWarning, match=r"closing sink .*Hangs.* failed: no return within"):
         flusher.close({"sites": 1})
@@ -389,12 +382,12 @@ def small() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-@pytest.mark.usefixtures("impatient")
 def test_training_does_not_wait_for_a_sink_that_hangs() -> None:
     hangs = Hangs(at=1)
     seen: list[int] = []
     model = small()
     w = watch(*model, sinks=[hangs, lambda record: seen.append(record.step)], rules=())
+    w._flusher.patience = 0.3
     with pytest.warns(RuntimeWarning, match="no return within"):
         train(w, *model)
     assert seen == list(range(8))

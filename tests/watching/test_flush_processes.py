@@ -119,10 +119,9 @@ def test_rank_of_torch_distributed(tmp_path: Path, monkeypatch) -> None:
 def test_a_sink_that_hangs_does_not_keep_the_interpreter(tmp_path: Path) -> None:
     script = """
         import threading
-        from hookstats.arena import arena
-        arena.PATIENCE = 0.3
         hangs = threading.Event()
         flusher = Flusher(RunWriter(sys.argv[1], HEADER), [lambda record: hangs.wait()])
+        flusher.patience = 0.3
         for step in range(5):
             flusher.submit(Closed(), step)
         raise SystemExit(3)

@@ -14,12 +14,10 @@ import pytest
 import torch
 from support.modules import network
 
-from hookstats.arena import arena
 from hookstats.records.record import StepRecord
 from hookstats.runs import files
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
-from hookstats.watching import flush
 from hookstats.watching.watch import watch
 
 pytestmark = pytest.mark.usefixtures("hooks_in")
@@ -67,7 +65,7 @@ def test_a_disk_that_hangs_holds_neither_readers_nor_close_up(
 
     train(1)
     assert w.latest.step == 0
-    monkeypatch.setattr(flush, "DISK_PATIENCE", 0.3)
+    w._flusher.disk_patience = 0.3
     monkeypatch.setattr(files.os, "fsync", hanging)
     train(2)
     began = time.monotonic()
@@ -87,12 +85,11 @@ def test_a_disk_that_hangs_holds_no_exit_up(tmp_path: Path) -> None:
     script = """
 import os, sys, time, warnings
 import torch, hookstats as hs
-from hookstats.watching import flush
 
 warnings.simplefilter("ignore")
-flush.DISK_PATIENCE = 0.5
 model = torch.nn.Linear(3, 2)
 w = hs.watch(model, kinds=("output",), out=sys.argv[1])
+w._flusher.disk_patience = 0.5
 os.fsync = lambda descriptor: time.sleep(1000)
 for _ in range(3):
     model(torch.randn(2, 3))
@@ -105,8 +102,6 @@ for _ in range(3):
 def test_a_disk_that_hangs_costs_steps_and_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena, "MOST_AHEAD", 2)
-    monkeypatch.setattr(arena, "PATIENCE", 0.2)
     hangs, go_on = threading.Event(), threading.Event()
     write = RunWriter.write
 
@@ -122,6 +117,8 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
         watch(model, kinds=("output",), out=tmp_path) as w,
     ):
         warnings.simplefilter("always")
+        w._arena.most_ahead = 2
+        w._arena.patience = w._flusher.patience = 0.2
         for step in range(9):
             if step == 8:
                 go_on.set()
