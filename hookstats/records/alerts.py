@@ -40,6 +40,11 @@ class Alert:
     message: str
     severity: Severity
 
+    @property
+    def level(self) -> int:
+        """How bad it is: 0 for a note, 1 for a warning, 2 for an error."""
+        return SEVERITIES.index(self.severity)
+
 
 @dataclass(frozen=True)
 class Incident:
@@ -61,7 +66,7 @@ class Incident:
     @property
     def severity(self) -> Severity:
         """The worst of all its alerts."""
-        return max((a.severity for a in self.alerts), key=SEVERITIES.index)
+        return max(self.alerts, key=lambda alert: alert.level).severity
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -96,9 +101,8 @@ class Grouping:
     def _incident_of(self, alert: Alert) -> int | None:
         for number in range(len(self._incidents) - 1, -1, -1):
             cause = self._incidents[number][0]
-            if not cause.step - REACH <= alert.step <= self._last[number] + REACH:
-                continue
-            if _may_cause(cause, alert):
+            near = cause.step - REACH <= alert.step <= self._last[number] + REACH
+            if near and _may_cause(cause, alert):
                 return number
         return None
 
@@ -113,8 +117,7 @@ def _may_cause(cause: Alert, alert: Alert) -> bool:
         return (cause.site, cause.kind) == ("", "input")
     if cause.severity == "note":
         return alert.severity == "note" and cause.rule == alert.rule
-    worse = SEVERITIES.index(alert.severity) > SEVERITIES.index(cause.severity)
-    return not (worse and cause.kind == SCALAR)
+    return cause.kind != SCALAR or alert.level <= cause.level
 
 
 def incidents_of(alerts: Iterable[Alert]) -> tuple[Incident, ...]:

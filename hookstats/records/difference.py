@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
-from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
 from hookstats.stats import derived
 from hookstats.stats.derived import columns_of, statistic
 from hookstats.stats.state import HIGHER, MOMENTS, TALLIES, ZERO, is_higher
@@ -109,7 +109,7 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
     widths = np.zeros(len(keys), np.int64)
     widths[owners] = np.diff(a.offsets)[of_a]
     starts = np.concatenate(([0], np.cumsum(widths)))
-    rows_a, rows_b = _rows(a.offsets, of_a), _rows(b.offsets, of_b)
+    rows_a, rows_b = rows_of(a.offsets, of_a), rows_of(b.offsets, of_b)
 
     channels = _compare_channels(a, rows_a, b, rows_b)
     some = np.flatnonzero(widths)
@@ -140,15 +140,6 @@ def _compare_layout(
         "observed": (int(a.observed[i]), int(b.observed[j])),
     }
     return {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _rows(offsets: Int64, chosen: Int64) -> Int64:
-    """The rows of the chosen entries, one after the other."""
-    widths = np.diff(offsets)[chosen]
-    ends = np.cumsum(widths)
-    total = int(ends[-1]) if len(ends) else 0
-    rows: Int64 = np.arange(total) + np.repeat(offsets[chosen] - (ends - widths), widths)
-    return rows
 
 
 def _compare_channels(
@@ -195,7 +186,7 @@ def _moved(
     n: int,
 ) -> tuple[Int64, Int64, Float64]:
     """For each of n owners: the values that only `a`, and only `b`, has in a slot; their share."""
-    entries_a, entries_b = _rows(a.offsets, rows_a), _rows(b.offsets, rows_b)
+    entries_a, entries_b = rows_of(a.offsets, rows_a), rows_of(b.offsets, rows_b)
     row = np.arange(len(owners))
     keys_a = np.repeat(row, np.diff(a.offsets)[rows_a]) * slots + a.slots[entries_a]
     keys_b = np.repeat(row, np.diff(b.offsets)[rows_b]) * slots + b.slots[entries_b]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hookstats.records.record import StepRecord
-from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.records.sparse import SparseCounts
 from hookstats.stats.state import combine
 
 
@@ -47,19 +47,6 @@ def joined(record: StepRecord) -> StepRecord:
         offsets=np.array(offsets, np.int64),
         moments=np.concatenate(moments),
         tallies=np.concatenate(tallies),
-        hist=_added(record.hist, site_of, len(groups)),
-        channel_hist=_added(record.channel_hist, row_of, offsets[-1]),
+        hist=SparseCounts.added([record.hist], site_of, len(groups)),
+        channel_hist=SparseCounts.added([record.channel_hist], row_of, offsets[-1]),
     )
-
-
-def _added(counts: SparseCounts, row_of: Int64, rows: int) -> SparseCounts:
-    """The histograms with row i added to row `row_of[i]` of `rows`."""
-    row = np.repeat(row_of, np.diff(counts.offsets))
-    order = np.lexsort((counts.slots, row))
-    row, slots = row[order], counts.slots[order]
-    first = np.ones(len(row), bool)
-    first[1:] = (np.diff(row) != 0) | (np.diff(slots) != 0)
-    starts = np.flatnonzero(first)
-    sums = np.add.reduceat(counts.counts[order], starts) if len(starts) else counts.counts
-    offsets = np.searchsorted(row[starts], np.arange(rows + 1))
-    return SparseCounts(offsets.astype(np.int64), slots[starts], sums)

@@ -76,7 +76,9 @@ class Merger:
             moments=moments,
             tallies=tallies,
             bins=first.bins,
-            hist=_added([record.hist for record in records], plan.of_sites),
+            hist=SparseCounts.added(
+                [record.hist for record in records], plan.of_sites.of_input, len(plan.sites)
+            ),
             channel_bins=first.channel_bins,
             channel_hist=_channel_hist(records, plan),
         )
@@ -136,7 +138,7 @@ def _channel_hist(records: Sequence[StepRecord], plan: _Plan) -> SparseCounts:
     rows = int(plan.offsets[-1])
     if records[0].channel_bins is None:
         return SparseCounts.empty(rows)
-    return _added([record.channel_hist for record in records], _gather(plan.of_rows, rows))
+    return SparseCounts.added([record.channel_hist for record in records], plan.of_rows, rows)
 
 
 def _merge_stack(
@@ -309,22 +311,3 @@ def _shape(infos: Sequence[SiteInfo]) -> tuple[int, ...]:
         if sizes:
             shape[dim] = -1 if -1 in sizes.values() else sum(sizes.values())
     return tuple(shape)
-
-
-def _added(counts: Sequence[SparseCounts], gather: _Gather) -> SparseCounts:
-    """The histograms, one after the other, added up as `gather` says."""
-    outputs = len(gather.bounds) - 1
-    lengths = np.concatenate([np.diff(each.offsets) for each in counts])
-    row = np.repeat(gather.of_input, lengths)
-    kept = row >= 0
-    row = row[kept]
-    slots = np.concatenate([each.slots for each in counts])[kept]
-    values = np.concatenate([each.counts for each in counts])[kept]
-    order = np.lexsort((slots, row))
-    row, slots, values = row[order], slots[order], values[order]
-    first = np.ones(len(row), bool)
-    first[1:] = (np.diff(row) != 0) | (np.diff(slots) != 0)
-    starts = np.flatnonzero(first)
-    sums = np.add.reduceat(values, starts) if len(starts) else values
-    offsets = np.searchsorted(row[starts], np.arange(outputs + 1))
-    return SparseCounts(offsets.astype(np.int64), slots[starts], sums)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,16 @@ from numpy.typing import NDArray
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Float64 = NDArray[np.float64]
+
+
+def rows_of(offsets: Int64, chosen: Int64) -> Int64:
+    """The rows of the chosen entries, one after the other; entry i owns rows offsets[i] to
+    offsets[i + 1]."""
+    widths = np.diff(offsets)[chosen]
+    ends = np.cumsum(widths)
+    total = int(ends[-1]) if len(ends) else 0
+    rows: Int64 = np.arange(total) + np.repeat(offsets[chosen] - (ends - widths), widths)
+    return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +56,30 @@ class SparseCounts:
         starts = np.repeat(np.arange(rows, dtype=np.int64) * width, np.diff(offsets))
         slots = (flat - starts).astype(np.int32)
         return cls(offsets.astype(np.int64), slots, dense.reshape(-1)[flat].astype(np.int64))
+
+    def chosen(self, rows: Int64) -> SparseCounts:
+        """The histograms in these rows, in this order."""
+        entries = rows_of(self.offsets, rows)
+        offsets = np.concatenate(([0], np.cumsum(np.diff(self.offsets)[rows], dtype=np.int64)))
+        return SparseCounts(offsets, self.slots[entries], self.counts[entries])
+
+    @classmethod
+    def added(cls, parts: Sequence[SparseCounts], row_of: Int64, rows: int) -> SparseCounts:
+        """`rows` histograms; row i of the parts, one after the other, is added to row_of[i], or
+        left out where that is -1."""
+        row = np.repeat(row_of, np.concatenate([np.diff(part.offsets) for part in parts]))
+        kept = row >= 0
+        row = row[kept]
+        slots = np.concatenate([part.slots for part in parts])[kept]
+        counts = np.concatenate([part.counts for part in parts])[kept]
+        order = np.lexsort((slots, row))
+        row, slots, counts = row[order], slots[order], counts[order]
+        first = np.ones(len(row), bool)
+        first[1:] = (np.diff(row) != 0) | (np.diff(slots) != 0)
+        starts = np.flatnonzero(first)
+        sums = np.add.reduceat(counts, starts) if len(starts) else counts
+        offsets = np.searchsorted(row[starts], np.arange(rows + 1))
+        return cls(offsets.astype(np.int64), slots[starts], sums)
 
     def __getitem__(self, rows: slice) -> SparseCounts:
         """Some consecutive rows, which share the entries of this object."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hookstats.records.alerts import SCALAR, SEVERITIES, Alert, Grouping, Incident, Severity
+from hookstats.records.alerts import SCALAR, Alert, Grouping, Incident
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.attention import Attention
@@ -156,7 +156,7 @@ class Monitor:
         self._findings: dict[tuple[int, Hashable], _Finding] = {}
         self._to_raise: Alert | None = None
         self._seen: dict[int, Collection[str]] = {}  # the scalars that a record had, by step
-        self._said: dict[int, Severity] = {}  # the worst severity warned of, by incident
+        self._said: dict[int, int] = {}  # the worst level warned of, by incident
 
     def __repr__(self) -> str:
         return f"Monitor({', '.join(rule.name for rule in self._rules)})"
@@ -278,10 +278,9 @@ class Monitor:
 
     def _is_news(self, alert: Alert, incident: int) -> bool:
         """Whether to warn of an alert: of causes, and of consequences that are worse."""
-        before, now = (_ORDER[each] for each in (self._said.get(incident, "note"), alert.severity))
-        if now > before:
-            self._said[incident] = alert.severity
-        return now > before
+        before = self._said.get(incident, 0)
+        self._said[incident] = max(before, alert.level)
+        return alert.level > before
 
     def _begun(
         self,
@@ -317,8 +316,6 @@ class Monitor:
 
 _Given = list[tuple[Rule, list[tuple[Alert, bool]]]]
 """Per rule the alerts that it gave in a step, each with whether to warn of it."""
-
-_ORDER = {severity: i for i, severity in enumerate(SEVERITIES)}
 
 
 def _is_of(key: Any, values: Mapping[str, float]) -> bool:

@@ -275,8 +275,7 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """The number of the next step and the settings, for a checkpoint of the training."""
-        settings = {name: value for name, value in self._header.items() if name != "setup"}
-        return {"step": self._step, "settings": copy.deepcopy(settings)}
+        return {"step": self._step, "settings": copy.deepcopy(dict(self._header))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Number the next step as `state_dict` says, after a restart or a return to a checkpoint.

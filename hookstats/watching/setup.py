@@ -53,18 +53,26 @@ def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
     values = parameter.detach()
     if not (is_plain(values) and values.numel() and values.is_floating_point()) or values.is_meta:
         return unread
+    try:
+        found, constant = _read(values)
+    except RuntimeError:  # no memory, or an fp8 type, whose norms torch has not
+        return unread
+    return unread._replace(
+        rms=float(found.square().mean().sqrt()),
+        constant=constant,
+        rows=_unlike(found) if values.dim() > 1 else None,
+    )
+
+
+def _read(values: Tensor) -> tuple[Tensor, bool]:
+    """The rms of each row, float64 [rows] on the CPU, and whether all values are equal."""
     with torch.no_grad():
         rows = values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)
         wide = torch.promote_types(values.dtype, torch.float32)
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) / rows.shape[1] ** 0.5
         found = norms.double().cpu()
         alike = values.numel() > 1 and bool(found.max() <= 1.00001 * found.min())
-        constant = alike and bool(torch.eq(*torch.aminmax(rows)))  # another pass over the values
-    return unread._replace(
-        rms=float(found.square().mean().sqrt()),
-        constant=constant,
-        rows=_unlike(found) if values.dim() > 1 else None,
-    )
+        return found, alike and bool(torch.eq(*torch.aminmax(rows)))  # another pass over values
 
 
 def _unlike(rms: Tensor) -> Rows | None:

@@ -31,7 +31,6 @@ _CHANNEL_LEVELS = 20
 _CHANNEL_CELLS = 450_000  # at most so many channels * columns, over all sites
 _MAX_CHANNELS = 256
 _MAX_ALERTS = 1000
-_SEVERITIES = ("error", "warning", "note")
 
 _CHOICE = ("rms", "std", "amax", "mean", "min", "max")
 """The statistics that a page offers, in this order."""
@@ -60,7 +59,7 @@ def content(
         about.update(_add_distributions(payload, view, s))
         about.update(_add_channels(payload, view, s))
     keys = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
-    worst = sorted(alerts, key=lambda alert: _SEVERITIES.index(alert.severity))
+    worst = sorted(alerts, key=lambda alert: -alert.level)
     payload.describe(
         run=_about(run, view),
         spans=[[view.steps[first], view.steps[end - 1], end - first] for first, end in view.spans],
