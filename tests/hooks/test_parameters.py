@@ -324,7 +324,7 @@ def test_one_that_fails_is_disabled_alone(monkeypatch: pytest.MonkeyPatch) -> No
             raise RuntimeError("out of order")
         real(xs, *arguments)
 
-    with watch(model, optimizer, kinds=GRADIENTS) as w:
+    with watch(model, optimizer, kinds=GRADIENTS, rules=()) as w:
         model(batch(0)).sum().backward()
         optimizer.step()
         monkeypatch.setattr(parameters, "update_many_", broken)

@@ -231,12 +231,12 @@ def fsdp1(rank: int, use_orig_params: bool, watch_first: bool) -> int:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     model: Any = regression()
-    w = hs.watch(model, kinds=KINDS) if watch_first else None
+    w = hs.watch(model, kinds=KINDS, rules=()) if watch_first else None
     model = FullyShardedDataParallel(
         model, device_id=torch.device("cpu"), use_orig_params=use_orig_params
     )
     if w is None:
-        w = hs.watch(model, kinds=KINDS)
+        w = hs.watch(model, kinds=KINDS, rules=())
     y = model(batch(rank))
     y.square().sum().backward()
     if watch_first and not use_orig_params:

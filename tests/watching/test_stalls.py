@@ -49,7 +49,7 @@ def test_a_disk_that_hangs_holds_neither_readers_nor_close_up(
         sync(descriptor)
 
     model = network()
-    w = watch(model, kinds=("output",), out=tmp_path)
+    w = watch(model, kinds=("output",), out=tmp_path, rules=())
     thread = w._flusher._thread
 
     def train(steps: int) -> None:
@@ -114,7 +114,7 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
     model = network()
     with (
         warnings.catch_warnings(record=True) as warned,
-        watch(model, kinds=("output",), out=tmp_path) as w,
+        watch(model, kinds=("output",), out=tmp_path, rules=()) as w,
     ):
         warnings.simplefilter("always")
         w._arena.most_ahead = 2
