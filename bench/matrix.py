@@ -98,21 +98,20 @@ def tested(log: str, tests: Sequence[str]) -> str:
 
 
 def with_row(page: str, row: Row) -> str:
-    """`page` with the row in its table, instead of an earlier one of the same release of torch."""
+    """`page` with the row in its table, instead of an earlier one of the same torch and Python."""
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
-    lines = [
-        line for line in table.splitlines(keepends=True)[2:] if release(line) != release(row[0])
-    ]
-    lines = sorted([*lines, row.line()], key=release)
+    lines = [line for line in table.splitlines(keepends=True)[2:] if key(line) != key(row.line())]
+    lines = sorted([*lines, row.line()], key=key)
     header = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
     return f"{before}{BEGIN}{header}{''.join(lines)}{END}{after}"
 
 
-def release(text: str) -> tuple[int, ...]:
-    """The first version in a text, such as a row's, without what names the build."""
-    found = re.search(r"\d+(?:\.\d+)+", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+def key(line: str) -> tuple[list[int], list[int]]:
+    """What a row of the table is about: the release of torch, and Python's to its minor version."""
+    torch, python = line.split("|")[1:3]
+    release, language = (re.findall(r"\d+", text.partition("+")[0]) for text in (torch, python))
+    return [int(number) for number in release], [int(number) for number in language[:2]]
 
 
 def run(*command: str | Path, cwd: Path, log: Path, check: bool = True, **environment: str) -> str:

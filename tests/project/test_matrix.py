@@ -20,8 +20,8 @@ LOG = """
 """
 
 
-def row(torch: str, tests: str = "1 passed") -> matrix.Row:
-    return matrix.Row(torch, "3.11.7", *["built"] * 3, "ok", tests, "not tried", "2026-01-02")
+def row(torch: str, tests: str = "1 passed", python: str = "3.11.7") -> matrix.Row:
+    return matrix.Row(torch, python, *["built"] * 3, "ok", tests, "not tried", "2026-01-02")
 
 
 def test_what_a_build_says() -> None:
@@ -48,12 +48,18 @@ def test_what_pytest_says(log: str, tests: list[str], said: str) -> None:
 def test_a_row_takes_the_place_of_the_one_before() -> None:
     page = matrix.PAGE.read_text()
     empty = page.partition(matrix.BEGIN)[0] + matrix.BEGIN + "|||\n|||\n" + matrix.END + "text\n"
+    empty = matrix.with_row(empty, row("2.15.0+cu132", python="3.13.5"))
     for torch in ("2.15.0+cu132", "2.9.1", "2.10.0+cu128"):
         empty = matrix.with_row(empty, row(torch))
-    page = matrix.with_row(empty, row("2.15.0+cpu", "2 passed"))
+    page = matrix.with_row(empty, row("2.15.0+cpu", "2 passed", python="3.11.9"))
     lines = matrix.table_of(page).splitlines()
-    assert [line.split()[1] for line in lines[2:]] == ["2.9.1", "2.10.0+cu128", "2.15.0+cpu"]
-    assert "| 2 passed |" in lines[-1]
+    assert [line.split("|")[1:3] for line in lines[2:]] == [
+        [" 2.9.1 ", " 3.11.7 "],
+        [" 2.10.0+cu128 ", " 3.11.7 "],
+        [" 2.15.0+cpu ", " 3.11.9 "],
+        [" 2.15.0+cu132 ", " 3.13.5 "],
+    ]
+    assert "| 2 passed |" in lines[-2]
     assert page.endswith("text\n")
 
 
