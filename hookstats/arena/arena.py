@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,9 @@ MOST_AHEAD = 256
 
 _BYTES_AHEAD = 32 << 20  # the memory of these, at most
 _POLL_SECONDS = 1e-3
+
+Submit = Callable[[Snapshot], None]
+"""Who gets a closed step, to read it out."""
 
 
 class _PythonHalf:
@@ -115,6 +118,7 @@ class Arena:
         self._pid = os.getpid()
         self._back_is_free = _free()
         self._lent: Callable[[], Snapshot | None] = lambda: None
+        self._unsubmitted: tuple[Snapshot, Submit] | None = None
         self._ahead: deque[weakref.ref[Snapshot]] = deque()  # read out here, oldest first
         self.most_ahead = MOST_AHEAD
         """How many steps may be copied out and wait, if there is memory for as many."""
@@ -240,8 +244,10 @@ class Arena:
             for shelf in self.shelves.values():
                 shelf.graphs.discard()
 
-    def swap(self) -> Snapshot:
+    def swap(self, submit: Submit | None = None) -> Snapshot:
         """Close the open step and begin the next.
+
+        submit: what `hand_on` gives the closed step to.
 
         If the step before is still in the other buffer, it is copied out here, or, where that would
         wait for a device, or where too many steps wait already, by whom it was submitted to.
@@ -261,6 +267,7 @@ class Arena:
             is_free = snapshot.is_free
             self._lent = weakref.ref(snapshot)
             self.closed += 1
+            self._unsubmitted = None if submit is None else (snapshot, submit)
             # One statement, so that an interrupt finds the step open or closed.
             self._half.front, self._back_is_free = 1 - self.front, is_free
             return snapshot
@@ -315,24 +322,35 @@ class Arena:
         self._ahead.append(weakref.ref(snapshot))
         return True
 
-    def hand_over(self, submit: Callable[[Snapshot], None], lose: Callable[[], None]) -> None:
+    def hand_over(self, submit: Submit, lose: Callable[[], None]) -> None:
         """Close the open step, as `swap` does, and have it read out by whom it is submitted to.
+
+        After an interrupt the step is open still, or is submitted, perhaps twice.
 
         lose: called if nobody reads steps out, and this one is discarded.
         """
-        front = self.front
+        self.hand_on()
         try:
-            submit(self.swap())
+            self.swap(submit)
+            self.hand_on()
         except Stuck:
             self.closed += 1
             with self.lock:
                 self._close(lambda free: False).clear()
             lose()
-        except BaseException:  # an interrupt: if the step is closed, nobody may have it
-            snapshot = self._lent()
-            if self.front != front and snapshot is not None:
-                snapshot.give_up()
+        except BaseException:
+            with suppress(Exception):  # but no other interrupt, after which it is done later
+                self.hand_on()
+            self._unsubmitted = None
             raise
+
+    def hand_on(self) -> None:
+        """Submit the step that was closed, if an interrupt has kept it from that."""
+        if self._unsubmitted is not None:
+            snapshot, submit = self._unsubmitted
+            if snapshot.is_free is self._back_is_free:  # else the step is still open
+                submit(snapshot)
+            self._unsubmitted = None
 
 
 class Stuck(Exception):

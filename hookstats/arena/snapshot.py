@@ -78,8 +78,7 @@ class Snapshot:
         self._is_lent = is_lent
         self.is_free = Flag()
         """Whether the buffer is empty and given back."""
-        self._reader = threading.Lock()  # held while the step is read out, or given up
-        self._is_given_up = False
+        self._reader = threading.Lock()  # held while the step is read out
         self._readings: list[Reading] = []  # by part, once it is to be read
         self._in_graphs: list[Tensor] = []  # of the parts that were read: what `Shelf.take` gave
         self._by_site = calls.first(len(layout.infos), buffer)
@@ -93,13 +92,8 @@ class Snapshot:
         """The statistics of the sites that were observed in the step; gives the buffer back.
 
         What an interrupt left of a site's step is unknown: the record leaves the site out.
-
-        Raises:
-            RuntimeError: the step was given up.
         """
         self.take_out()
-        if self._is_given_up:
-            raise RuntimeError("an interrupt came while the step was closed")
         infos, (order, offsets, _), bins, channel_bins, higher = self._layout
         taken, by_site = [reading.taken for reading in self._readings], self._by_site.copy()
         for part, in_graphs in zip(self._parts, self._in_graphs, strict=True):
@@ -130,9 +124,8 @@ class Snapshot:
         What an interrupt or an error leaves undone, the next call does.
         """
         with self._reader:
-            if not self._is_given_up:
-                self._take()
-                self.release()
+            self._take()
+            self.release()
 
     def _take(self) -> None:
         if len(self._in_graphs) == len(self._parts):
@@ -175,12 +168,6 @@ class Snapshot:
             part.shelf.clear(part.rows, part.sites, self._buffer, part.event)
         for counters in self._counters:
             counters.clear(len(self._layout.infos), self._buffer)
-
-    def give_up(self) -> None:
-        """Release the buffer, unless the step was read out."""
-        with self._reader:
-            self._is_given_up = self._is_given_up or len(self._in_graphs) < len(self._parts)
-            self.release()
 
 
 # Few calls of NumPy and torch: every long call releases the GIL, which the training has to yield to

@@ -12,11 +12,13 @@ import socket
 import threading
 import time
 import weakref
+from _thread import start_new_thread
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from hookstats.arena.flag import Flag
 from hookstats.runs.files import read_json, to_json, write_file
 from hookstats.stats.warning import warn
 
@@ -59,7 +61,7 @@ class Lock:
             "token": token,
             "beat": 0,
         }
-        released = threading.Event()
+        self._released = released = Flag()
         thread = threading.Thread(
             target=_beat,
             args=(path, content, rank, released, beat),
@@ -67,36 +69,41 @@ class Lock:
             daemon=True,
         )
         # Before the file is there, so that an interrupt leaves none.
-        self.release = weakref.finalize(self, _release, path, token, released, thread, beat)
-        """Give the lock back; again does nothing."""
+        self._end = weakref.finalize(self, _release, path, content, released, thread, beat)
         while True:
             try:
                 write_file(path, to_json("lock", content), rank, new=True)
                 break
             except FileExistsError:
                 _take_away(path, stale)
-        thread.start()
+        # Thread.start waits for the new thread, in a way that an interrupt can break.
+        start_new_thread(thread.start, ())
+
+    def release(self) -> None:
+        """Give the lock back; again does nothing."""
+        self._released.set()  # if an interrupt ends this, the thread removes the file
+        self._end()
 
 
-def _beat(
-    path: Path, content: dict[str, Any], rank: int, released: threading.Event, seconds: float
-) -> None:
+def _beat(path: Path, content: dict[str, Any], rank: int, released: Flag, seconds: float) -> None:
     """Count `beat` up until the lock is released, or somebody took it."""
-    while not released.wait(seconds) and _token(path) == content["token"]:
+    # No token: the file cannot be read now, such as while a network file system is away.
+    while not released.wait(seconds) and _token(path) in (content["token"], None):
         content["beat"] += 1
         with suppress(OSError):  # the disk may be full; nobody can write then
             write_file(path, to_json("lock", content), rank)
+    _remove(path, content["token"])
 
 
 def _release(
-    path: Path, token: str, released: threading.Event, thread: threading.Thread, seconds: float
+    path: Path, content: dict[str, Any], released: Flag, thread: threading.Thread, seconds: float
 ) -> None:
-    if _read(path).get("process") != os.getpid():
+    if content["process"] != os.getpid():
         return  # not a child's, which was forked with the lock
     released.set()
     if thread.is_alive() and thread is not threading.current_thread():
         thread.join(seconds)  # it may be writing the file
-    _remove(path, token)
+    _remove(path, content["token"])
 
 
 def _remove(path: Path, token: str) -> None:

@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,7 @@ class Flusher:
         self._begun = False  # whether somebody started the thread
         self._running = Flag()
         self._served = 0  # how often the thread got something done
+        self._last: Callable[[], ClosedStep | None] = lambda: None
         self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
         self._calling: _Call | None = None
         self._overtaking = threading.Lock()  # held while a sink's call ends or is overtaken
@@ -268,7 +270,9 @@ class Flusher:
             return
         match request:
             case Step(snapshot, step, scalars):
-                self._record(snapshot, step, scalars)
+                if self._last() is not snapshot:  # an interrupt may have it submitted twice
+                    self._last = weakref.ref(snapshot)
+                    self._record(snapshot, step, scalars)
             case Skip(step):
                 self._write(lambda writer: writer.skip(step, "stall"))
             case Scalars(steps):

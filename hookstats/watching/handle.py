@@ -308,6 +308,7 @@ class Watch:
         self._schedule()
         while self._handles:
             self._handles.pop().remove()
+        self._arena.hand_on()
         self._discarded = self._arena.pending()
         self._log.end()
         self._flusher.close(self.coverage().to_dict())
@@ -322,6 +323,7 @@ class Watch:
             self._arena.record(False)
             while self._handles:
                 self._handles.pop().remove()
+            self._arena.hand_on()
             self._discarded = self._arena.pending()
             self._log.end()
             self._flusher.leave(self.coverage().to_dict())

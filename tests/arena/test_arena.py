@@ -7,6 +7,7 @@ import pkgutil
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,39 @@ def test_after_some_seconds_steps_are_lost() -> None:
     assert [i for i, _ in kept] == [4, 5]
     read_one()
     read_one()
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_that_an_interrupt_closed_is_submitted(interrupts: int, late: bool) -> None:
+    """late: whether interrupts come when the step was submitted."""
+    arena = Arena(None, None)
+    site, x = accumulator(arena, "a", 1), torch.randn(4, 1)
+    site.fold(x, 1)
+    steps: list[tuple[int, Snapshot]] = []
+    left = iter(range(interrupts))
+
+    def submit(step: int, snapshot: Snapshot) -> None:
+        if late:
+            steps.append((step, snapshot))
+        if next(left, None) is not None:
+            raise KeyboardInterrupt
+        if not late:
+            steps.append((step, snapshot))
+
+    with pytest.raises(KeyboardInterrupt):
+        arena.hand_over(partial(submit, 0), lambda: None)
+    site.fold(x, 1)
+    site.fold(x, 1)
+    arena.hand_on()
+    first = dict(steps)[0]
+    assert all(snapshot is first for _, snapshot in steps)  # who reads them knows it again
+    assert_stats(first.to_record(0, 0)["a", "output"], [x], 1)
+    steps.clear()
+    arena.hand_over(partial(submit, 1), lambda: None)
+    (step,) = steps
+    assert step[0] == 1
+    assert_stats(step[1].to_record(1, 0)["a", "output"], [x, x], 1)
 
 
 def test_a_lost_snapshot_gives_its_buffer_back() -> None:

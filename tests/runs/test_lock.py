@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.interrupts import Interrupt
 from support.paths import python_path
 from torch import nn
 
@@ -94,6 +95,14 @@ def other_host(run: Path, **changes: Any) -> Path:
     return path
 
 
+def gone(path: Path) -> bool:
+    """Whether a lock's file goes away: the thread that beats may be the one to remove it."""
+    deadline = time.monotonic() + 20
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return not path.exists()
+
+
 QUICK = {"stale": 0.75, "beat": 0.125}
 """Clocks that run forty times faster."""
 
@@ -134,6 +143,44 @@ def test_the_beat_counts_up_until_the_lock_is_dropped(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_the_beat_goes_on_where_the_lock_could_not_be_read(tmp_path: Path) -> None:
+    mine = Lock(tmp_path, 0, **QUICK)
+    path = tmp_path / "lock-00000.json"
+    path.write_text("{")
+    deadline = time.monotonic() + 20
+    while path.read_text() == "{":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert json.loads(path.read_text())["process"] == os.getpid()
+    mine.release()
+    assert gone(path)
+
+
 def test_a_process_of_the_same_number_is_another_one(tmp_path: Path) -> None:
     other_host(tmp_path, host=socket.gethostname(), process=os.getpid(), started="before the boot")
     Lock(tmp_path, 0).release()
+
+
+@pytest.mark.parametrize("releasing", [False, True])
+def test_an_interrupt_at_any_line_leaves_no_lock(releasing: bool, tmp_path: Path) -> None:
+    path, before = tmp_path / "lock-00000.json", set(threading.enumerate())
+
+    def disturb(at: int) -> Interrupt:
+        mine = Lock(tmp_path, 0) if releasing else None
+        with Interrupt(at, KeyboardInterrupt) as interruption:
+            if mine is None:
+                mine = Lock(tmp_path, 0)
+            else:
+                mine.release()
+        del mine
+        assert gone(path), f"line {at}, {interruption.where}"
+        return interruption
+
+    lines = disturb(0).lines
+    assert lines > 10
+    for at in range(1, lines + 1):
+        disturb(at)
+    made = [one for one in set(threading.enumerate()) - before if one.name == "hookstats-lock"]
+    for thread in made:
+        thread.join(10)
+    assert not [thread for thread in made if thread.is_alive()]

@@ -7,10 +7,10 @@ import dis
 import signal
 import sys
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -23,22 +23,38 @@ _PACKAGE = str(Path(hookstats.__file__).parent)
 _LIBRARIES = (torch.__path__[0], np.__path__[0])
 
 
+class Line(NamedTuple):
+    """One line that hookstats executes, by how often it was called before."""
+
+    call: int
+    """The number of the call of a function of hookstats, from 1 on."""
+    line: int
+    """The number of the line among those of the call, from 1 on."""
+
+
 class Interrupt:
     """Context: raises `error` when hookstats begins the `at`-th line that this thread executes.
 
     `at` = 0 raises nothing. `lines` counts, `where` says what was interrupted.
+
+    at: a number of lines, or a Line, which is found ten times as fast.
     """
 
-    def __init__(self, at: int, error: type[BaseException]) -> None:
+    def __init__(self, at: int | Line, error: type[BaseException]) -> None:
         self.at = at
         self.error = error
-        self.lines = 0
+        self.executed: list[Line] = []
+        self.calls = 0
         self.where = ""
         self.reached = False
         """Whether the error ended the block, rather than being caught in it."""
 
+    @property
+    def lines(self) -> int:
+        return len(self.executed)
+
     def __enter__(self) -> Interrupt:
-        sys.settrace(self._trace)
+        sys.settrace(self._to if isinstance(self.at, Line) else self._trace)
         return self
 
     def __exit__(
@@ -52,14 +68,32 @@ class Interrupt:
         return self.reached
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """A call: have its lines counted if it is of hookstats."""
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
-        if event == "line" and not _leaves_with(frame.f_code, frame.f_lasti):
-            self.lines += 1
-            if self.lines == self.at:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                raise self.error("injected")
-        return self._trace
+        self.calls += 1
+        call, line, leaving = self.calls, 0, _leaves(frame.f_code)
+
+        def count(frame: FrameType, event: str, arg: Any) -> Any:
+            nonlocal line
+            if event == "line" and frame.f_lasti not in leaving:
+                line += 1
+                self.executed.append(Line(call, line))
+                if self.at in (self.lines, Line(call, line)):
+                    self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                    raise self.error("injected")
+            return count
+
+        return count
+
+    def _to(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """A call: pass over all but the one that has the line."""
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            self.calls += 1
+            if self.calls == self.at.call:
+                self.calls -= 1
+                return self._trace(frame, event, arg)
+        return None
 
 
 class FullMemory(TorchDispatchMode):
@@ -131,14 +165,22 @@ class Alarm:
             raise KeyboardInterrupt
 
 
-@cache
-def _leaves_with(code: CodeType, offset: int) -> bool:
-    """Whether the instruction begins the call of __exit__ at the regular end of a with block.
+_leaving: dict[int, tuple[CodeType, frozenset[int]]] = {}  # by the code's id: to hash it is slow
+
+
+def _leaves(code: CodeType) -> frozenset[int]:
+    """The offsets of instructions that begin the call of __exit__ at the regular end of a with.
 
     A line event comes there, at which an error would keep a lock for ever. A signal does not:
     CPython handles signals after calls, and that of __exit__ is the next one.
     """
-    following = [i for i in dis.get_instructions(code) if i.offset >= offset][:3]
-    return len(following) == 3 and all(
-        i.opname == "LOAD_CONST" and i.argval is None for i in following
-    )
+    if id(code) not in _leaving:
+        every = list(dis.get_instructions(code))
+        three = zip(every, every[1:], every[2:], strict=False)
+        found = [
+            group[0].offset
+            for group in three
+            if all(i.opname == "LOAD_CONST" and i.argval is None for i in group)
+        ]
+        _leaving[id(code)] = code, frozenset(found)
+    return _leaving[id(code)][1]

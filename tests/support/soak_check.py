@@ -180,8 +180,6 @@ def _why_absent(step: int, log: Log, gaps: dict[int, str]) -> str:
     last = attempts[-1]
     if last["paused"]:
         return "paused"
-    if last["disturbed"]:
-        return "lost by an interrupt"
     return "lost by a kill or a full disk" if log.may_be_lost(last["at"]) else "unexplained"
 
 

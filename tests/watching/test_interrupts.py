@@ -3,7 +3,9 @@ number stands under the name of the tensor that has it."""
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.interrupts import FullMemory, Interrupt
+from support.interrupts import FullMemory, Interrupt, Line
 from support.modules import Lambda
 from torch import nn
 from torch._C import _is_torch_function_enabled as is_torch_function_enabled
@@ -22,9 +24,21 @@ from hookstats.stats.bins import LinearBins
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "frozen")
 
 ITERATIONS = 5
+MOMENTS = {"first": 0, "later": 2, "ahead": 2}
+"""The iterations that are disturbed: that which makes the sites, a later one, and one in which the
+training itself reads the step before, as the flush thread is busy."""
+
+
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """Collections leave out what there was before: thousands of short trainings need many."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Training:
@@ -32,23 +46,51 @@ class Training:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
-        torch.manual_seed(0)
         self.inputs = torch.randn(ITERATIONS, 6, 3, generator=generator)
         self.model = nn.Sequential(
             nn.Linear(3, 4),
             Lambda(lambda x: {"a": x * 2, "b": x.flatten(1)}),
         )
+        for weight in self.model.parameters():  # torch.manual_seed takes a millisecond
+            nn.init.normal_(weight, generator=generator)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0)
         self.optimizer = optimizer
         self.records: list[StepRecord] = []
+        self._go_on = threading.Event()
+        self._go_on.set()
+        self._came = threading.Event()
+        # Rules run on the flush thread, where no interrupt comes.
         self.watch: Watch = watch(
             self.model,
             optimizer,
             ("input", "output", "grad_output", "param_grad"),
             bins=LinearBins(8, -1, 1),
             channel_bins=LinearBins(4, -1, 1),
-            sinks=(self.records.append,),
+            sinks=(self._record,),
+            rules=(),
         )
+
+    def _record(self, record: StepRecord) -> None:
+        self.records.append(record)
+        self._came.set()
+        self._go_on.wait()
+
+    def prepare(self, moment: str) -> int:
+        """Train until an iteration of MOMENTS is the next one; returns its number."""
+        during = MOMENTS[moment]
+        for i in range(during):
+            if moment == "ahead" and i == 0:
+                self._go_on.clear()
+            self.iterate(i)
+            if moment == "ahead":
+                assert self._came.wait(20)  # the thread is in the sink, of the first step
+        if moment != "ahead":
+            assert self.watch.alerts == ()  # the thread has nothing to do: all runs are alike
+        return during
+
+    def go_on(self) -> None:
+        """Let the thread do what waits for it."""
+        self._go_on.set()
 
     def iterate(self, i: int) -> None:
         self.optimizer.zero_grad()
@@ -66,7 +108,7 @@ def _bytes(record: StepRecord, site: int) -> bytes:
     parts = [record.moments[first:end], record.tallies[first:end]]
     for hist, rows in ((record.hist, (site, site + 1)), (record.channel_hist, (first, end))):
         start, stop = hist.offsets[rows[0]], hist.offsets[rows[1]]
-        parts += [np.diff(hist.offsets[rows[0] : rows[1] + 1])]
+        parts += [hist.offsets[rows[0] : rows[1] + 1] - start]
         parts += [hist.slots[start:stop], hist.counts[start:stop]]
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
@@ -95,15 +137,15 @@ def undisturbed(hooks: str) -> list[dict[tuple[str, str], bytes]]:
     return _undisturbed[hooks]
 
 
-def disturb(interruption: Any, during: int, hooks: str) -> None:
+def disturb(interruption: Any, moment: str, hooks: str) -> None:
     """Train with an interruption in one iteration, and check all that is recorded."""
     expected = undisturbed(hooks)
     training = Training()
     with loud():
-        for i in range(during):
-            training.iterate(i)
+        during = training.prepare(moment)
         with interruption:
             training.iterate(during)
+        training.go_on()
         assert is_torch_function_enabled(), "torch functions stay disabled"
         if interruption.reached:
             training.watch.step()  # with what there is of the iteration
@@ -141,83 +183,80 @@ def check(
         assert row.error is not None or "disabled" not in row.skipped, row
 
 
-def lines_of(during: int) -> int:
-    """The number of lines that hookstats executes in one iteration."""
-    training = Training()
-    for i in range(during):
-        training.iterate(i)
-    with Interrupt(0, KeyboardInterrupt) as counted:
-        training.iterate(during)
-    training.watch.close()
-    return counted.lines
+def lines_of(moment: str, hooks: str) -> list[Line]:
+    """The lines that hookstats executes in one iteration."""
+    assert undisturbed(hooks)  # what is done once in a process is done
+    for _ in range(2):  # the first one is slow, and does what has waited for some time
+        training = Training()
+        during = training.prepare(moment)
+        with Interrupt(0, KeyboardInterrupt) as counted:
+            training.iterate(during)
+        training.go_on()
+        training.watch.close()
+    assert counted.lines > (2000 if moment == "first" else 150)
+    return counted.executed
 
 
 ERRORS = (KeyboardInterrupt, MemoryError)
 
 
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("during", [0, 2])
-def test_a_sample_of_all_lines(during: int, error: type[BaseException], hooks_in: str) -> None:
-    lines = lines_of(during)
-    for at in random.Random(during).sample(range(1, lines + 1), min(lines, 25)):
-        interrupt(at, during, error, hooks_in)
-
-
-@pytest.mark.parametrize(
-    "stride",
-    [
-        pytest.param(8, marks=pytest.mark.check),
-        pytest.param(1, marks=pytest.mark.full),
-    ],
-)
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("during", [0, 2])
-def test_every_line(during: int, error: type[BaseException], stride: int, hooks_in: str) -> None:
-    """All lines, which take about 7 minutes of a core in all, or every eighth of them."""
-    lines = lines_of(during)
-    assert lines > (500 if during == 0 else 30)
-    for at in range(1, lines + 1, stride):
-        interrupt(at, during, error, hooks_in)
-
-
-@pytest.mark.parametrize("during", [0, 2])
-def test_a_sample_of_all_allocations(during: int, hooks_in: str) -> None:
-    calls = calls_of(during)
-    for at in random.Random(during).sample(range(1, calls + 1), min(calls, 20)):
-        fill_memory(at, during, hooks_in)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_sample_of_all_lines(moment: str, error: type[BaseException], hooks_in: str) -> None:
+    interrupt(random.Random(moment).sample(lines_of(moment, hooks_in), 20), moment, error, hooks_in)
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("during", [0, 2])
-def test_every_allocation(during: int, hooks_in: str) -> None:
-    calls = calls_of(during)
-    assert calls > (40 if during == 0 else 3)
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_every_line(moment: str, error: type[BaseException], hooks_in: str) -> None:
+    interrupt(lines_of(moment, hooks_in), moment, error, hooks_in)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_sample_of_all_allocations(moment: str, hooks_in: str) -> None:
+    calls = calls_of(moment)
+    for at in random.Random(moment).sample(range(1, calls + 1), min(calls, 20)):
+        fill_memory(at, moment, hooks_in)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_every_allocation(moment: str, hooks_in: str) -> None:
+    calls = calls_of(moment)
+    assert calls > (40 if moment == "first" else 3)
     for at in range(1, calls + 1):
-        fill_memory(at, during, hooks_in)
+        fill_memory(at, moment, hooks_in)
 
 
-def calls_of(during: int) -> int:
+def calls_of(moment: str) -> int:
     """The number of calls of torch and NumPy, from Python, in one iteration."""
     training = Training()
-    for i in range(during):
-        training.iterate(i)
+    during = training.prepare(moment)
     with FullMemory(0) as counted:
         training.iterate(during)
+    training.go_on()
     training.watch.close()
     return counted.calls
 
 
-def fill_memory(at: int, during: int, hooks: str) -> None:
+def fill_memory(at: int, moment: str, hooks: str) -> None:
     full = FullMemory(at)
     try:
-        disturb(full, during, hooks)
+        disturb(full, moment, hooks)
     except AssertionError as failure:
         raise AssertionError(f"in call {at}, {full.where}") from failure
 
 
-def interrupt(at: int, during: int, error: type[BaseException], hooks: str) -> None:
-    interruption = Interrupt(at, error)
-    try:
-        disturb(interruption, during, hooks)
-    except AssertionError as failure:
-        raise AssertionError(f"{error.__name__} in line {at}, {interruption.where}") from failure
+def interrupt(lines: list[Line], moment: str, error: type[BaseException], hooks: str) -> None:
+    missed = []
+    for at in lines:
+        interruption = Interrupt(at, error)
+        try:
+            disturb(interruption, moment, hooks)
+        except AssertionError as failure:
+            raise AssertionError(f"{error.__name__} in {interruption.where}") from failure
+        if not interruption.where:
+            missed.append(at)
+    # Whether the flush thread runs at once decides about some lines.
+    assert len(missed) <= 1 + len(lines) // 50, missed
