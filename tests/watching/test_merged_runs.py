@@ -241,13 +241,11 @@ def whole(out: Path, of_pipeline: bool = False) -> hs.StepRecord:
 def assert_whole(
     merged: hs.StepRecord,
     one: hs.StepRecord,
-    scale: float,
     absent: set[str],
     *,
     of_pipeline: bool,
 ) -> None:
-    """As the record of one process, but for `absent` sites; gradients of outputs are multiplied by
-    `scale`, as the loss of a rank is the mean of what the rank has."""
+    """As the record of one process, but for `absent` sites."""
     assert {key for key in one if key not in merged} == {
         k for k in one if f"{k[1]} {k[0]}" in absent
     }
@@ -263,7 +261,6 @@ def assert_whole(
             if of_pipeline:  # the tensor seen last is one of a micro-batch
                 described = described._replace(shape=site.shape)
             assert site[:5] == described[:5], key
-        factor = scale if site.kind == "grad_output" else 1.0
         for name in ("count", "nan", "posinf", "neginf", "zero"):
             np.testing.assert_array_equal(
                 getattr(mine, name), getattr(other, name), str((key, name))
@@ -271,7 +268,7 @@ def assert_whole(
         size = float(other.amax.max()) or 1.0
         for name in ("mean", "std", "min", "max"):
             np.testing.assert_allclose(
-                getattr(mine, name) * factor,
+                getattr(mine, name),
                 getattr(other, name),
                 rtol=1e-5,
                 atol=1e-5 * size,
@@ -285,6 +282,8 @@ def assert_whole(
 
 
 ROWS: dict[str, tuple[Any, tuple[Any, ...], float, set[str]]] = {
+    # How to train, its arguments, the factor for gradients of outputs, as the loss of a rank or of
+    # a micro-batch is the mean of what it has; and what is absent.
     "DDP": (ddp, (), 1 / SIZE, set()),
     "DDP, compiled": (ddp, (True,), 1 / SIZE, set()),
     "data parallelism by hand": (by_hand, (), 1 / SIZE, set()),
@@ -315,18 +314,23 @@ ROWS: dict[str, tuple[Any, tuple[Any, ...], float, set[str]]] = {
 def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, row: str) -> None:
     function, arguments, scale, absent = ROWS[row]
     ranks(function, tmp_path / "ranks", *arguments)
-    run = hs.open_run(tmp_path / "ranks")
     of_pipeline = function is pipeline
+    said = not (of_pipeline or row in BY_HAND)
+    run = hs.open_run(tmp_path / "ranks", grad_scale="header" if said else scale)
     merged, one = run[0], whole(tmp_path / "one", of_pipeline)
-    assert run.header.get("grad_scale", 1.0) == (1.0 if of_pipeline or row in BY_HAND else scale)
+    assert run.header.get("grad_scale", 1.0) == (scale if said else 1.0)
     assert (run.ranks, run.ranks_of(0), merged.rank) == (list(range(SIZE)), list(range(SIZE)), None)
-    assert_whole(merged, one, scale, absent, of_pipeline=of_pipeline)
+    assert_whole(merged, one, absent, of_pipeline=of_pipeline)
     if not absent:
         norm = gradient_norm(one)
         assert merged.scalars["grad_norm"] == pytest.approx(norm, rel=1e-5)
         assert run.scalars["grad_norm"].values == pytest.approx(np.array([norm]), rel=1e-5)
+    as_seen = hs.open_run(tmp_path / "ranks")[0]
+    for key in merged:
+        factor = scale if key[1] == "grad_output" else 1.0
+        assert torch.equal(as_seen[key].min * factor, merged[key].min)
     again = hs.open_run(tmp_path / "ranks")[0]
-    assert np.array_equal(again.moments, merged.moments, equal_nan=True)
+    assert np.array_equal(again.moments, as_seen.moments, equal_nan=True)
     # Series and tables are of the same numbers.
     series = run.series()
     table = {(r["site"], r["kind"]): r for r in run.table().to_pylist()}
