@@ -53,7 +53,6 @@ class Site:
         "_arena",
         "_last",
         "_located",
-        "_rule",
         "_spread",
         "_widths",
         "counts",
@@ -62,6 +61,7 @@ class Site:
         "kind",
         "name",
         "native",
+        "rule",
     )
 
     def __init__(
@@ -86,7 +86,8 @@ class Site:
         self.graph = GraphSite()
         """The counts of compiled graphs, which `counts` does not include."""
         self._arena = arena
-        self._rule = rule
+        self.rule = rule
+        """For the channel dimension."""
         self._widths = widths
         self._spread = spread
         self._last: _Place | None = None
@@ -263,7 +264,7 @@ class Site:
         layout: Layout | None = None,
     ) -> Accumulator | str:
         """The state for such tensors, or the reason to skip them."""
-        found = channels_of(self._rule, shape, dtype, device)
+        found = channels_of(self.rule, shape, dtype, device)
         if isinstance(found, str):
             return found
         dim, channels = found
@@ -276,7 +277,7 @@ class Site:
 
     def channel_dim(self, ndim: int, dtype: torch.dtype) -> int | None:
         """The dimension of the channels in tensors of `ndim` dimensions; None: there is one."""
-        return self._rule(ndim) if dtype.is_floating_point else None
+        return self.rule(ndim) if dtype.is_floating_point else None
 
     def row(self) -> SiteCoverage:
         """The site's row of the coverage."""

@@ -142,7 +142,7 @@ def rows_of(record: StepRecord) -> Rows:
     Raises:
         ValueError: the record cannot be encoded.
     """
-    _encode_sites(record.sites)
+    encode_sites(record.sites)
     slots = 0 if record.channel_bins is None else record.channel_bins.slots
     channels = max((site.channels for site in record.sites), default=0)
     if channels * slots > np.iinfo(np.int32).max:
@@ -197,7 +197,7 @@ def encode(records: Sequence[StepRecord]) -> Any:
     rows = len(first)
     columns = {
         name: pa.concat_arrays([values] * len(records))
-        for name, values in _encode_sites(first.sites).items()
+        for name, values in encode_sites(first.sites).items()
     }
     columns["step"] = pa.array(np.repeat(np.array([r.step for r in records], np.int64), rows))
     columns["rank"] = pa.array([r.rank for r in records for _ in range(rows)], pa.int32())
@@ -274,7 +274,7 @@ def _nbytes(record: StepRecord) -> int:
 
 
 @lru_cache(maxsize=2)
-def _encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
+def encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
     """The columns that describe sites; kept, since most steps have equal sites."""
     schema = part_schema(extras=Extras(layout=True, phases=True))
     layouts = [site.layout for site in sites]

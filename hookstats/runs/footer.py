@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -63,6 +64,9 @@ class Footer(NamedTuple):
     """The steps that were lost after the part before."""
     sessions: list[Session]
     """The process groups in which the rank wrote up to the end of the part, in order."""
+    grad_scale: float | None = None
+    """The factor for gradients of outputs that the header had when the part was written; None:
+    unknown."""
 
 
 def footer_json(
@@ -72,11 +76,12 @@ def footer_json(
     rewinds: Sequence[tuple[int, int]],
     gaps: Sequence[Gap],
     sessions: Sequence[Session],
-    bins: Mapping[str, Any],
+    described: Mapping[str, Any],
     requires: Sequence[str] = (),
 ) -> str:
     """The metadata of a new part, as `read_footer` reads them.
 
+    described: the bins, and what else the header says that readers need with the part.
     requires: the features without which the part would be misread.
     """
     about = {
@@ -88,7 +93,7 @@ def footer_json(
         "rewinds": rewinds,
         **({"gaps": gaps} if gaps else {}),
         **({"sessions": sessions} if sessions else {}),
-        **bins,
+        **described,
     }
     return json.dumps(about)
 
@@ -129,7 +134,21 @@ def parse_footer(
     bins = {} if version < 3 else {name: about[name] for name in ("bins", "channel_bins")}
     gaps = [] if version < 3 else _gaps(about.get("gaps"), written or 0, len(records))
     sessions = [] if version < 3 else _sessions(about.get("sessions"))
-    return Footer(version, records, written, groups, rewinds, extras, bins, gaps, sessions)
+    scale = check_grad_scale(about.get("grad_scale"))
+    return Footer(version, records, written, groups, rewinds, extras, bins, gaps, sessions, scale)
+
+
+def check_grad_scale(value: Any) -> float | None:
+    """`value` as a factor for gradients; None stays None.
+
+    Raises:
+        ValueError: it is no number greater than 0, or not finite.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"grad_scale = {value!r}: expected a number greater than 0")
+    return float(value)
 
 
 def noted(rewinds: list[tuple[int, int]], number: int, step: int) -> None:

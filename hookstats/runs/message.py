@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from hookstats.records.record import StepRecord
+from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
-from hookstats.runs.decode import decode, sites_of
-from hookstats.runs.encode import encode
+from hookstats.records.summands import Summand
+from hookstats.runs.decode import DESCRIBED, decode, sites_of
+from hookstats.runs.encode import encode, encode_sites
 from hookstats.runs.format import require_pyarrow
 from hookstats.stats.bins import Bins
 
@@ -21,6 +25,10 @@ class Message(NamedTuple):
     record: StepRecord
     places: Int64
     """int64 [S]: the sites' places in the record that they are of."""
+    summands: Sequence[Summand] = ()
+    """What the rank adds to gradients that are sums over ranks."""
+    places_of_sums: Sequence[int] = ()
+    """Where the sums would be in the record."""
 
 
 def to_bytes(message: Message) -> NDArray[np.uint8]:
@@ -29,9 +37,43 @@ def to_bytes(message: Message) -> NDArray[np.uint8]:
     batch = encode([message.record])
     batch = batch.append_column("place", pa.array(message.places))
     stream = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stream, batch.schema) as writer:
-        writer.write_batch(batch)
+    for each in (batch, *([_encode_summands(message)] if message.summands else ())):
+        with pa.ipc.new_stream(stream, each.schema) as writer:
+            writer.write_batch(each)
     return np.frombuffer(stream.getvalue(), np.uint8)
+
+
+def _encode_summands(message: Message) -> Any:
+    """The summands, a record batch; values as bytes."""
+    pa = require_pyarrow()
+    summands = message.summands
+    described = encode_sites(tuple(summand.info for summand in summands))
+    values = [s.values.contiguous().view(-1).view(torch.uint8).numpy() for s in summands]
+    columns = {
+        **described,
+        "channels": pa.array([s.info.channels for s in summands], pa.int64()),
+        "place": pa.array(message.places_of_sums, pa.int64()),
+        "ranks": pa.array([list(s.ranks) for s in summands], pa.list_(pa.int32())),
+        "is_mean": pa.array([s.is_mean for s in summands], pa.bool_()),
+        "values": pa.array([each.tobytes() for each in values], pa.large_binary()),
+    }
+    return pa.record_batch(columns)
+
+
+def _decode_summands(table: Any) -> list[Summand]:
+    named = table.select([name for name in DESCRIBED if name in table.column_names])
+    infos = sites_of(named, table.column("channels").to_numpy())
+    others = (table.column(name).to_pylist() for name in ("values", "ranks", "is_mean"))
+    return [
+        Summand(info, _tensor(info, values), tuple(ranks), is_mean)
+        for info, values, ranks, is_mean in zip(infos, *others, strict=True)
+    ]
+
+
+def _tensor(info: SiteInfo, values: bytes) -> Tensor:
+    content = torch.frombuffer(bytearray(values), dtype=torch.uint8)
+    dtype: torch.dtype = getattr(torch, info.dtype)
+    return content.view(dtype).view(info.shape)
 
 
 def from_bytes(
@@ -39,7 +81,8 @@ def from_bytes(
 ) -> Message:
     """The message of a record of this step, with histograms on these bins."""
     pa = require_pyarrow()
-    table = pa.ipc.open_stream(pa.py_buffer(content)).read_all().combine_chunks()
+    stream = pa.BufferReader(pa.py_buffer(content))
+    table = pa.ipc.open_stream(stream).read_all().combine_chunks()
     rank = table.column("rank")[0].as_py() if table.num_rows else None
     group = decode(table, channel_bins)
     record = StepRecord(
@@ -55,4 +98,8 @@ def from_bytes(
         channel_bins=channel_bins,
         channel_hist=group.channel_hist,
     )
-    return Message(record, table.column("place").to_numpy())
+    places = table.column("place").to_numpy()
+    if stream.tell() == len(content):
+        return Message(record, places)
+    sums = pa.ipc.open_stream(stream).read_all().combine_chunks()
+    return Message(record, places, _decode_summands(sums), sums.column("place").to_pylist())

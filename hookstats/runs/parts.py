@@ -6,7 +6,7 @@ import errno
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.scaled import scaled
 from hookstats.records.sparse import Int64
 from hookstats.runs.columns import COLUMNS
 from hookstats.runs.decode import (
@@ -63,9 +64,12 @@ class Parts:
         *,
         skip_damaged: bool,
         rank: int | None = None,
+        scale: Callable[[PartName, Footer], float] | None = None,
     ) -> None:
-        """rank: the only one whose parts are looked at; None for all."""
+        """rank: the only one whose parts are looked at; None for all. scale: by what the gradients
+        of a part are multiplied; None: they are as they were seen."""
         self._rank = rank
+        self._scale = scale
         self.run = run
         self.bins = bins
         self.channel_bins = channel_bins
@@ -130,6 +134,10 @@ class Parts:
         layout = any(footer.extras.layout for footer in self._footers.values())
         return len(self.index) < 2 and not layout
 
+    def is_stored(self) -> bool:
+        """Whether the columns of the parts are what is to be read, as they are."""
+        return self._scale is None and self.is_whole()
+
     def refresh(self) -> None:
         """`look`, and raise the error that it returned."""
         error = self.look()
@@ -161,6 +169,12 @@ class Parts:
 
     def record(self, where: Where) -> StepRecord:
         """The record at this place; FileNotFoundError if its part was deleted since."""
+        record = self._record(where)
+        if self._scale is None:
+            return record
+        return scaled(record, self._scale(where.part, self._known_footer(where.part)))
+
+    def _record(self, where: Where) -> StepRecord:
         with self.naming(where.part):
             if where.rows:
                 group = self._group(where.part, where.group)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hookstats.records.alerts import Alert, Incident, incidents_of
 from hookstats.records.alike import did_you_mean
@@ -16,7 +16,8 @@ from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import read_alerts
 from hookstats.runs.encode import encode_table, merged_schema
-from hookstats.runs.format import RUN_JSON, require_pyarrow
+from hookstats.runs.footer import Footer, check_grad_scale
+from hookstats.runs.format import RUN_JSON, PartName, require_pyarrow
 from hookstats.runs.headers import (
     bins_of,
     headed_ranks,
@@ -37,20 +38,31 @@ if TYPE_CHECKING:
     from hookstats.show.plot import Plots
 
 
-def open_run(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Run:
+def open_run(
+    path: str | os.PathLike[str],
+    *,
+    skip_damaged: bool = False,
+    grad_scale: float | Literal["header"] | None = None,
+) -> Run:
     """The run that `hookstats.watch(..., out=path)` wrote or is writing.
 
     Args:
         skip_damaged: leave out parts that are damaged, with one RuntimeWarning each; by default
             whatever needs a damaged part raises a ValueError that names the part.
+        grad_scale: by what gradients of modules' tensors are multiplied, so that those of several
+            runs can be compared. None: they are as each rank saw them, of the loss of its own
+            samples. "header": by the factor that each rank noted (1 where none is known), which
+            makes them those of the mean loss of all ranks. A number: by this one, as where the
+            losses of micro-batches are not divided by how many there are. Histograms are moved by
+            whole bins.
 
     Raises:
         FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
         ValueError: `path` is no path or no run directory, run.json is damaged, or a newer hookstats
-            wrote it.
+            wrote it; `grad_scale` is something else.
         ImportError: pyarrow is not installed.
     """
-    return Run(path, skip_damaged=skip_damaged)
+    return Run(path, skip_damaged=skip_damaged, grad_scale=grad_scale)
 
 
 class Run:
@@ -66,9 +78,15 @@ class Run:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, skip_damaged: bool = False, rank: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        skip_damaged: bool = False,
+        rank: int | None = None,
+        grad_scale: float | Literal["header"] | None = None,
     ) -> None:
         require_pyarrow()
+        self._grad_scale = grad_scale if grad_scale == "header" else check_grad_scale(grad_scale)
         self.rank = rank
         """The rank whose records these are; None: those of all ranks, as one model."""
         self.path = check_path("path", path)
@@ -91,7 +109,12 @@ class Run:
         self.channel_bins = bins_of(self.header, "channel_bins")
         """The bins of every channel's histogram; None where there were none."""
         self._parts = Parts(
-            self.path, self.bins, self.channel_bins, skip_damaged=skip_damaged, rank=rank
+            self.path,
+            self.bins,
+            self.channel_bins,
+            skip_damaged=skip_damaged,
+            rank=rank,
+            scale=None if self._grad_scale is None else self._scale_of,
         )
         self._whole = Whole(self._parts, self._read)
         self._scalars: dict[int, Scalars] = {}
@@ -134,7 +157,18 @@ class Run:
             FileNotFoundError: the rank has written no header.
             ValueError: its header is damaged.
         """
-        return Run(self.path, skip_damaged=self._skip_damaged, rank=rank)
+        return Run(
+            self.path, skip_damaged=self._skip_damaged, rank=rank, grad_scale=self._grad_scale
+        )
+
+    def _scale_of(self, part: PartName, footer: Footer) -> float:
+        """By what the gradients of a part are multiplied."""
+        if isinstance(self._grad_scale, float):
+            return self._grad_scale
+        if footer.grad_scale is not None:
+            return footer.grad_scale
+        header = read_rank_json(self.path, part.rank)["header"]
+        return check_grad_scale(header.get("grad_scale")) or 1.0
 
     def __repr__(self) -> str:
         try:
@@ -285,9 +319,7 @@ class Run:
             raise error or KeyError(self._unknown(index))
         if error is not None and len(ranks) < len(self._parts.ranks()):
             raise error  # the damaged part may have the step, too
-        one = self._parts.is_whole()
-        record = self._read(index, ranks[0]) if one else self._whole.record(index)
-        return replace(record, scalars=self.scalars.of(index))
+        return replace(self._whole.record(index), scalars=self.scalars.of(index))
 
     def _read(self, step: int, rank: int) -> StepRecord:
         where = self._where(step, rank)
@@ -335,7 +367,7 @@ class Run:
         """The pyarrow.Schema of `table`: with the columns m3, m4, tensor_m3 and tensor_m4 where any
         part has them (null in the rows of others)."""
         self._parts.refresh()
-        if self.rank is not None or self._parts.is_whole():
+        if self._parts.is_whole():
             return self._parts.schema()
         return merged_schema(self._parts.schema())
 
@@ -345,7 +377,7 @@ class Run:
         return self._tables(self.schema)
 
     def _tables(self, schema: Any) -> Iterator[Any]:
-        if self.rank is not None or self._parts.is_whole():
+        if self._parts.is_stored():
             return self._parts.tables(schema)
         return (encode_table(record, schema) for record in self._whole.records())
 

@@ -207,7 +207,7 @@ class Series(Mapping[Key, SiteSeries]):
     ) -> None:
         """whole: what merges the parts where they are of several ranks."""
         self._selection: Selection
-        if parts.is_whole():
+        if parts.is_stored():
             self._selection = OfRank(parts, names, kinds)
         else:
             self._selection = Merged(parts, names, kinds, whole)

@@ -38,7 +38,7 @@ class Whole:
         if not found:
             missing = [answer for answer in answers if isinstance(answer, KeyError)]
             raise missing[-1] if missing else KeyError(f"step {step}: no rank has it")
-        return self._merge(found)
+        return found[0] if self._parts.is_whole() else self._merge(found)
 
     def _answer(self, step: int, rank: int) -> StepRecord | KeyError:
         """What a rank observed in a step; an error if that is deleted or left out since."""

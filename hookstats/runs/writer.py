@@ -19,6 +19,7 @@ from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import AlertFile, Told
 from hookstats.runs.encode import encode, rows_of, schema_of
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
+from hookstats.runs.footer import check_grad_scale
 from hookstats.runs.format import (
     FORMAT_VERSION,
     PARTS,
@@ -132,8 +133,10 @@ class RunWriter:
         of_records = None if max_bytes is None else max_bytes - (scalars or 0)
         most = min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
         pace = Pace(seconds_per_part, most, bytes_per_group, seconds_per_retry)
+        scale = check_grad_scale(header.get("grad_scale"))
+        of_parts = {**self._described, **({} if scale is None else {"grad_scale": scale})}
         self._records = PartWriter(
-            self.path / PARTS, rank, self._described, of_records, pace, self._started
+            self.path / PARTS, rank, of_parts, of_records, pace, self._started
         )
         most = min(bytes_per_part, max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST))
         pace = pace._replace(bytes_per_part=most)

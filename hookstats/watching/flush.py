@@ -19,6 +19,7 @@ from hookstats.arena.arena import PATIENCE
 from hookstats.arena.flag import Flag
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
+from hookstats.records.summands import Summand
 from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
@@ -73,7 +74,8 @@ class Flusher:
         self.disk_patience = DISK_PATIENCE
         self._writer = writer
         self._sinks = list(sinks)
-        self._exchange = exchange
+        self.exchange = exchange
+        """None once the ranks do not merge any more."""
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[Request] = SimpleQueue()
@@ -90,15 +92,23 @@ class Flusher:
         # Not the thread's is_alive, which an interrupted join may make false too early.
         self._ended = Flag()
 
-    def submit(self, snapshot: ClosedStep, step: int, scalars: StepScalars | None = None) -> None:
+    def submit(
+        self,
+        snapshot: ClosedStep,
+        step: int,
+        scalars: StepScalars | None = None,
+        summands: Sequence[Summand] = (),
+    ) -> None:
         """Have `snapshot` recorded as `step`, with the scalars that it has so far; never waits.
+
+        summands: what this rank adds to gradients that are sums over ranks.
 
         Raises:
             ValueError: the flusher is closed.
         """
         if os.getpid() != self._pid:
             snapshot.release()
-        self._request(Step(snapshot, step, scalars), step)
+        self._request(Step(snapshot, step, scalars, summands), step)
 
     def submit_scalars(self, scalars: Sequence[StepScalars]) -> None:
         """Have the scalars of complete steps written, after the records of these; never waits.
@@ -269,10 +279,10 @@ class Flusher:
             self._write(lambda writer: writer.flush_if_due())
             return
         match request:
-            case Step(snapshot, step, scalars):
+            case Step(snapshot):
                 if self._last() is not snapshot:  # an interrupt may have it submitted twice
                     self._last = weakref.ref(snapshot)
-                    self._record(snapshot, step, scalars)
+                    self._record(request)
             case Skip(step):
                 self._write(lambda writer: writer.skip(step, "stall"))
             case Scalars(steps):
@@ -290,7 +300,8 @@ class Flusher:
                 finally:
                     self._todo.append(self._ended.set)
 
-    def _record(self, snapshot: ClosedStep, step: int, scalars: StepScalars | None) -> None:
+    def _record(self, request: Step) -> None:
+        snapshot, step, scalars, summands = request
         try:
             record = snapshot.to_record(step, self.rank)
         except Exception:
@@ -305,25 +316,27 @@ class Flusher:
             if norm is not None:
                 values.setdefault(GRADIENT_NORM, norm)
                 self._norms[step] = norm
-        given = None if self._exchange else record
+        given = None if self.exchange else record
         if given is not None:
             self.latest = given
         self._write(lambda writer: writer.write(record))
         if self._writer is not None and self._writer.lost:
             what = f"keeping the steps for out = {str(self._writer.path)!r}"
             self._fail(what, f"too many wait for the disk; steps from {step} on are lost")
-        if self._exchange is not None and self._exchange.is_due(step):
-            given = self._merged(self._exchange, record)
+        if self.exchange is not None and self.exchange.is_due(step):
+            given = self._merged(partial(self.exchange, record, summands), record)
         if given is not None:
             self.latest = given
             self._todo.extend(partial(self._give, sink, given) for sink in self._sinks)
 
-    def _merged(self, exchange: Exchange, record: StepRecord) -> StepRecord | None:
+    def _merged(
+        self, merge: Callable[[], StepRecord | None], record: StepRecord
+    ) -> StepRecord | None:
         """The record of all ranks; that of this rank once the ranks do not merge any more."""
         made: list[StepRecord | None] = []
         what, outcome = "merging the records of all ranks", "each rank goes on with its own"
-        if not self._attempt(what, outcome, lambda: made.append(exchange(record))):
-            self._exchange = None
+        if not self._attempt(what, outcome, lambda: made.append(merge())):
+            self.exchange = None
             return record
         (merged,) = made
         if merged is not None and GRADIENT_NORM in merged.scalars:

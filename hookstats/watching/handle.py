@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from hookstats.arena.arena import Arena
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import break_graphs, tidy
+from hookstats.hooks.partials import Partials
 from hookstats.hooks.phases import Phases
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
@@ -87,6 +88,9 @@ class Watch:
             self._phases.keeps_evaluation = self._roots.skips_evaluation = True
             arena.route()
         self._observers = Observers(arena, settings, spread, self._phases)
+        exchange = flusher.exchange
+        self._partials = Partials(spread, 0 if exchange is None else exchange.reduce.partial_bytes)
+        self._observers.parameters.partials = self._partials
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
@@ -371,13 +375,16 @@ class Watch:
         optimizers = filter(None, [optimizer() for optimizer in self._optimizers])
         values = {**learning_rates(optimizers), **self._cost.since()}
         scalars = self._log.close(step, values)
+        summands = self._partials.take()
         self._roots.called = False
         try:
             self._step += 1
             if recorded:
                 with self._cost.closing():
                     self._arena.hand_over(
-                        partial(self._flusher.submit, step=step, scalars=scalars),
+                        partial(
+                            self._flusher.submit, step=step, scalars=scalars, summands=summands
+                        ),
                         partial(self._flusher.skip, step),
                     )
         except BaseException:
@@ -400,6 +407,8 @@ class Watch:
         due = self._step % self._settings.every == 0 or self._step < self._close_until
         self._arena.record(due and not self._paused and not self._closed)
         self._recorded |= self._arena.recording
+        exchange = self._flusher.exchange
+        self._partials.wanted = exchange is not None and exchange.adds_up(self._step)
 
     def _check_open(self) -> None:
         if self._closed:

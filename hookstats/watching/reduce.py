@@ -15,17 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
+from hookstats.kernels.of_tensor import channel_stats
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.ranks import Merger
-from hookstats.records.record import StepRecord
+from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.records.subset import subset
+from hookstats.records.summands import Summand, added
 from hookstats.runs.format import require_pyarrow
 from hookstats.runs.message import Message, from_bytes, to_bytes
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.histogram import Histogram
+from hookstats.stats.state import is_higher
 
 _SPARE = 1 << 16  # bytes by which a merged share may grow from one step to the next
 _RANK = 1 << 32  # the place of a site: its rank times this, and its place in the rank's record
@@ -42,6 +46,9 @@ class Reduce:
         mesh: the ranks that merge; None for all. Each rank that is in it must watch with it.
         every: recorded steps that are multiples of it are merged.
         channels: whether channels are merged, or only whole tensors: 80 bytes a tensor.
+        partial_bytes: gradients of which each rank has a summand (DTensor's `Partial`, as of norms
+            under sequence parallelism) are added up, too, up to so many bytes of these a step and
+            rank; 0 for none. They are copied when the optimizer steps.
         timeout: seconds to wait for the other ranks. Where one does not answer, merging ends with a
             warning; training and recording go on, and each rank has its own records again.
 
@@ -53,6 +60,7 @@ class Reduce:
     every: int = 1
     channels: bool = True
     timeout: float = 10.0
+    partial_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not (self.mesh is None or isinstance(self.mesh, DeviceMesh)):
@@ -62,6 +70,9 @@ class Reduce:
             raise ValueError(f"channels = {self.channels!r}: expected True or False")
         if not (isinstance(self.timeout, (int, float)) and 0 < self.timeout < 1e6):
             raise ValueError(f"timeout = {self.timeout!r}: expected seconds, more than 0")
+        object.__setattr__(
+            self, "partial_bytes", check_integer("partial_bytes", self.partial_bytes, 0)
+        )
 
 
 class Exchange:
@@ -104,14 +115,20 @@ class Exchange:
         """Whether a recorded step is to be merged."""
         return step % self.reduce.every == 0
 
-    def __call__(self, record: StepRecord) -> StepRecord | None:
+    def adds_up(self, step: int) -> bool:
+        """Whether the summands of gradients in a recorded step are to be added up."""
+        return self.reduce.partial_bytes > 0 and self.is_due(step)
+
+    def __call__(self, record: StepRecord, summands: Sequence[Summand] = ()) -> StepRecord | None:
         """The record of the whole model; None if other ranks did not record the step.
+
+        summands: what this rank adds to gradients that are sums over ranks.
 
         Raises:
             RuntimeError: a rank does not answer.
         """
         own = record if self.reduce.channels else _of_tensors(record)
-        outgoing = self._shares(own)
+        outgoing = self._shares(own, summands)
         sizes = self._agree(record.step, outgoing)
         if sizes is None:
             return None
@@ -122,12 +139,13 @@ class Exchange:
             return None
         return self._whole(record, shares)
 
-    def _shares(self, record: StepRecord) -> list[NDArray[np.uint8]]:
+    def _shares(self, record: StepRecord, summands: Sequence[Summand]) -> list[NDArray[np.uint8]]:
         """The sites of a record for each rank, which merges them."""
-        owners = np.array([_owner(site.name, site.kind) for site in record.sites], np.int64)
+        infos = [*record.sites, *(summand.info for summand in summands)]
+        owners = np.array([_owner(site.name, site.kind) for site in infos], np.int64)
         owners %= self._ranks
         return [
-            _nothing() if not len(places) else to_bytes(Message(subset(record, places), places))
+            _nothing() if not len(places) else _message(record, summands, places)
             for places in (np.flatnonzero(owners == rank) for rank in range(self._ranks))
         ]
 
@@ -167,12 +185,37 @@ class Exchange:
         ]
         if not found:
             return None
-        merged = self._merge_shares([message.record for _, message in found])
+        summands = [summand for _, message in found for summand in message.summands]
+        sums = [self._record_of(record, *each) for each in added(summands)]
+        merged = self._merge_shares([*(message.record for _, message in found), *sums])
         places: dict[tuple[str, str], int] = {}
         for rank, message in found:
-            for place, site in zip(message.places.tolist(), message.record.sites, strict=True):
+            infos = *message.record.sites, *(summand.info for summand in message.summands)
+            mine = *message.places.tolist(), *message.places_of_sums
+            for place, site in zip(mine, infos, strict=True):
                 places.setdefault((site.name, site.kind), rank * _RANK + place)
         return Message(merged, np.array([places[key] for key in merged], np.int64))
+
+    def _record_of(self, like: StepRecord, info: SiteInfo, x: Tensor) -> StepRecord:
+        """The record of a sum, with the statistics that `like` has."""
+        if not self.reduce.channels:
+            info = info._replace(channels=1, channel_dim=None)
+        bins = like.channel_bins if self.reduce.channels else None
+        moments = 4 if is_higher(like.moments) else 2
+        stats = channel_stats(x, info.channel_dim, bins, moments=moments)
+        whole = channel_stats(x, None, like.bins)
+        return replace(
+            like,
+            sites=(info,),
+            observed=np.ones(1, np.int64),
+            offsets=np.array([0, info.channels], np.int64),
+            moments=stats.moments.numpy(),
+            tallies=stats.tallies.numpy(),
+            hist=_counts(whole.hist, 1),
+            channel_bins=bins,
+            channel_hist=_counts(stats.hist, info.channels),
+            scalars={},
+        )
 
     def _gather(self, share: Message | None, sizes: Int64) -> list[NDArray[np.uint8]] | None:
         """The merged shares of all ranks; None if one outgrew what it was given room for.
@@ -223,6 +266,23 @@ class Exchange:
 def _owner(name: str, kind: str) -> int:
     """A number that is the same on all ranks, whatever sites they have."""
     return zlib.crc32(f"{name}\0{kind}".encode(errors="surrogatepass"))
+
+
+def _message(record: StepRecord, summands: Sequence[Summand], places: Int64) -> NDArray[np.uint8]:
+    """What is at these places, summands after all sites."""
+    sites = places[places < len(record)]
+    sums = [int(place) for place in places if place >= len(record)]
+    chosen = [summands[place - len(record)] for place in sums]
+    return to_bytes(Message(subset(record, sites), sites, chosen, sums))
+
+
+def _counts(hist: Histogram | None, rows: int) -> SparseCounts:
+    """The histograms of `rows` channels; without counts where there are none."""
+    return (
+        SparseCounts.empty(rows)
+        if hist is None
+        else SparseCounts.from_dense(hist.slot_counts.numpy())
+    )
 
 
 def _nothing() -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hookstats.arena.flag import Flag
 from hookstats.records.record import StepRecord
+from hookstats.records.summands import Summand
 from hookstats.watching.scalars import StepScalars
 
 
@@ -26,6 +27,7 @@ class Step(NamedTuple):
     snapshot: ClosedStep
     step: int
     scalars: StepScalars | None
+    summands: Sequence[Summand] = ()
 
 
 class Scalars(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,13 @@ import torch
 from support.ranks import Ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -37,7 +43,6 @@ KINDS = ("input", "output", "grad_output", "param", "param_grad")
 SIZE = 4
 BATCH, SEQUENCE = 8, 4
 LAYERS = 8
-BY_HAND = ("data parallelism by hand",)
 
 
 class Model(nn.Module):
@@ -81,17 +86,48 @@ def mesh_of(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
-def ddp(rank: int, out: Path, compiles: bool = False) -> None:
-    model: nn.Module = nn.parallel.DistributedDataParallel(Model())
-    train(model, samples().chunk(SIZE)[rank], out, compiles=compiles)
+def ddp(
+    rank: int, out: Path, compiles: bool = False, checkpoints: bool = False, **options: bool
+) -> None:
+    model = Model()
+    if checkpoints:
+        model.up.forward = partial(checkpoint, model.up.forward, use_reentrant=False)
+    wrapped = nn.parallel.DistributedDataParallel(model, **options)
+    train(wrapped, samples().chunk(SIZE)[rank], out, compiles=compiles)
 
 
-def by_hand(rank: int, out: Path) -> None:
+def ddp_no_sync(rank: int, out: Path) -> None:
+    """Two micro-batches a step, of which the second alone reduces gradients."""
+    model = nn.parallel.DistributedDataParallel(Model())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    first, second = samples().chunk(SIZE)[rank].chunk(2)
+    with hs.watch(model, optimizer, KINDS, out=out):
+        with model.no_sync():
+            (model(first).square().mean() / 2).backward()
+        (model(second).square().mean() / 2).backward()
+        optimizer.step()
+
+
+def zero(rank: int, out: Path) -> None:
+    """Each rank has the optimizer of some parameters alone."""
+    model = nn.parallel.DistributedDataParallel(Model())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), SGD, lr=0.1)
+    with hs.watch(model, optimizer, KINDS, out=out):
+        model(samples().chunk(SIZE)[rank]).square().mean().backward()
+        optimizer.step()
+
+
+def sequence_by_hand(rank: int, out: Path) -> None:
+    """As context parallelism, where nothing tells hookstats of it."""
+    by_hand(rank, out, dim=1)
+
+
+def by_hand(rank: int, out: Path, dim: int = 0) -> None:
     """Data parallelism without a wrapper, which nothing tells hookstats of."""
     model = Model()
     optimizer = SGD(model.parameters(), lr=0.1)
     with hs.watch(model, optimizer, KINDS, out=out):
-        model(samples().chunk(SIZE)[rank]).square().mean().backward()
+        model(samples().chunk(SIZE, dim)[rank]).square().mean().backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
             torch.distributed.all_reduce(parameter.grad)
@@ -124,14 +160,23 @@ def fsdp1_hybrid(rank: int, out: Path) -> None:
     train(model, samples().chunk(SIZE)[rank], out)
 
 
-def fsdp2(rank: int, out: Path, shape: tuple[int, ...], checkpoints: bool = False) -> None:
+def fsdp2(
+    rank: int,
+    out: Path,
+    shape: tuple[int, ...],
+    checkpoints: bool = False,
+    *,
+    half: bool = False,
+    compiles: bool = False,
+) -> None:
     model = Model()
     if checkpoints:
         model.up.forward = partial(checkpoint, model.up.forward, use_reentrant=False)
     mesh = mesh_of(shape, ("replicate", "shard")[-len(shape) :])
-    fully_shard(model.up, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    train(model, samples().chunk(SIZE)[rank], out)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None)
+    fully_shard(model.up, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    train(model, samples().chunk(SIZE)[rank], out, compiles=compiles)
 
 
 def plan(sequence_parallel: bool, use_local_output: bool = True) -> dict[str, Any]:
@@ -238,18 +283,10 @@ def whole(out: Path, of_pipeline: bool = False) -> hs.StepRecord:
     return hs.open_run(out)[0]
 
 
-def assert_whole(
-    merged: hs.StepRecord,
-    one: hs.StepRecord,
-    scale: float,
-    absent: set[str],
-    *,
-    of_pipeline: bool,
-) -> None:
-    """As the record of one process, but for `absent` sites; gradients of outputs are multiplied by
-    `scale`, as the loss of a rank is the mean of what the rank has."""
+def assert_whole(merged: hs.StepRecord, one: hs.StepRecord, row: Row) -> None:
+    """As the record of one process, but for what is absent."""
     assert {key for key in one if key not in merged} == {
-        k for k in one if f"{k[1]} {k[0]}" in absent
+        k for k in one if f"{k[1]} {k[0]}" in row.absent
     }
     assert set(merged) <= set(one)
     infos = {(site.name, site.kind): site for site in one.sites}
@@ -260,10 +297,9 @@ def assert_whole(
             other = other.per_tensor()  # of FSDP1
         else:
             described = infos[key]
-            if of_pipeline:  # the tensor seen last is one of a micro-batch
+            if not row.shapes:
                 described = described._replace(shape=site.shape)
             assert site[:5] == described[:5], key
-        factor = scale if site.kind == "grad_output" else 1.0
         for name in ("count", "nan", "posinf", "neginf", "zero"):
             np.testing.assert_array_equal(
                 getattr(mine, name), getattr(other, name), str((key, name))
@@ -271,62 +307,92 @@ def assert_whole(
         size = float(other.amax.max()) or 1.0
         for name in ("mean", "std", "min", "max"):
             np.testing.assert_allclose(
-                getattr(mine, name) * factor,
+                getattr(mine, name),
                 getattr(other, name),
-                rtol=1e-5,
-                atol=1e-5 * size,
+                rtol=row.rtol,
+                atol=row.rtol * size,
                 err_msg=str((key, name)),
             )
         assert mine.tensor_hist is not None
+        assert other.tensor_hist is not None
         assert int(mine.tensor_hist.slot_counts.sum()) == int(mine.count.sum())
-        if site.kind in ("input", "param") and site.name in ("norm", "norm.weight"):
-            assert other.tensor_hist is not None
+        if site.dtype == "float32" and key in (("norm", "input"), ("norm.weight", "param")):
             assert torch.equal(mine.tensor_hist.slot_counts, other.tensor_hist.slot_counts)
 
 
-ROWS: dict[str, tuple[Any, tuple[Any, ...], float, set[str]]] = {
-    "DDP": (ddp, (), 1 / SIZE, set()),
-    "DDP, compiled": (ddp, (True,), 1 / SIZE, set()),
-    "data parallelism by hand": (by_hand, (), 1 / SIZE, set()),
-    "context parallelism": (context_parallel, (), 1 / SIZE, set()),
-    "FSDP1": (fsdp1, (True,), 1 / SIZE, set()),
-    "FSDP1, hybrid": (fsdp1_hybrid, (), 1 / SIZE, set()),
-    "FSDP2": (fsdp2, ((SIZE,),), 1 / SIZE, set()),
-    "FSDP2 with checkpoints": (fsdp2, ((SIZE,), True), 1 / SIZE, set()),
-    "HSDP": (fsdp2, ((2, 2),), 1 / SIZE, set()),
-    "tensor parallelism": (tensor_parallel, (), 1.0, set()),
-    "tensor parallelism, compiled": (tensor_parallel, (True,), 1.0, set()),
-    "pipeline, 1F1B": (pipeline, (False,), 1 / SIZE, set()),
-    "pipeline, interleaved": (pipeline, (True,), 1 / SIZE, set()),
-    "tensor and sequence parallelism": (
+class Row(NamedTuple):
+    """A way to train, and what is to be known of it."""
+
+    train: Any
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, bool] = {}  # noqa: RUF012
+    scale: float = 1 / SIZE
+    """The factor for gradients of outputs, as the loss of a rank or of a micro-batch is the mean of
+    what it has."""
+    said: bool = True
+    """Whether the header says the factor."""
+    absent: frozenset[str] = frozenset()
+    shapes: bool = True
+    """Whether ranks can tell the shape of the whole; not of micro-batches, of which they note the
+    last alone, nor where nothing says which dimension is cut."""
+    rtol: float = 1e-5
+
+
+ROWS = {
+    "DDP": Row(ddp),
+    "DDP, static graph": Row(ddp, options={"static_graph": True}),
+    "DDP, unused parameters": Row(ddp, options={"find_unused_parameters": True}),
+    "DDP, bucket views": Row(ddp, options={"gradient_as_bucket_view": True}),
+    "DDP with checkpoints": Row(ddp, options={"checkpoints": True}),
+    "DDP, no_sync": Row(ddp_no_sync, shapes=False),
+    "DDP, compiled": Row(ddp, (True,)),
+    "ZeRO": Row(zero),
+    "data parallelism by hand": Row(by_hand, said=False),
+    "sequences cut by hand": Row(sequence_by_hand, said=False, shapes=False),
+    "context parallelism": Row(context_parallel),
+    "FSDP1": Row(fsdp1, (True,)),
+    "FSDP1, hybrid": Row(fsdp1_hybrid),
+    "FSDP2": Row(fsdp2, ((SIZE,),)),
+    "FSDP2 with checkpoints": Row(fsdp2, ((SIZE,), True)),
+    "FSDP2, bf16": Row(fsdp2, ((SIZE,),), {"half": True}, rtol=0.03),
+    "FSDP2, compiled": Row(fsdp2, ((SIZE,),), {"compiles": True}),
+    "HSDP": Row(fsdp2, ((2, 2),)),
+    "tensor parallelism": Row(tensor_parallel, scale=1.0),
+    "tensor parallelism, compiled": Row(tensor_parallel, (True,), scale=1.0),
+    "pipeline, 1F1B": Row(pipeline, (False,), said=False, shapes=False),
+    "pipeline, interleaved": Row(pipeline, (True,), said=False, shapes=False),
+    "tensor and sequence parallelism": Row(
         sequence_parallel,
-        (),
-        1.0,
+        scale=1.0,
         # Sums of which each rank has a summand.
-        {"param_grad norm.weight", "param_grad norm.bias"},
+        absent=frozenset({"param_grad norm.weight", "param_grad norm.bias"}),
     ),
-    "FSDP2 and tensor parallelism": (fsdp2_tp, (), 1 / 2, set()),
+    "FSDP2 and tensor parallelism": Row(fsdp2_tp, scale=1 / 2),
 }
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=[pytest.mark.slow] * ("compiled" in row)) for row in ROWS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("compiled" in name)) for name in ROWS]
 )
-def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, row: str) -> None:
-    function, arguments, scale, absent = ROWS[row]
-    ranks(function, tmp_path / "ranks", *arguments)
-    run = hs.open_run(tmp_path / "ranks")
-    of_pipeline = function is pipeline
+def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    row = ROWS[name]
+    ranks(partial(row.train, **row.options), tmp_path / "ranks", *row.arguments)
+    of_pipeline = row.train is pipeline
+    run = hs.open_run(tmp_path / "ranks", grad_scale="header" if row.said else row.scale)
     merged, one = run[0], whole(tmp_path / "one", of_pipeline)
-    assert run.header.get("grad_scale", 1.0) == (1.0 if of_pipeline or row in BY_HAND else scale)
+    assert run.header.get("grad_scale", 1.0) == (row.scale if row.said else 1.0)
     assert (run.ranks, run.ranks_of(0), merged.rank) == (list(range(SIZE)), list(range(SIZE)), None)
-    assert_whole(merged, one, scale, absent, of_pipeline=of_pipeline)
-    if not absent:
+    assert_whole(merged, one, row)
+    if not row.absent:
         norm = gradient_norm(one)
-        assert merged.scalars["grad_norm"] == pytest.approx(norm, rel=1e-5)
-        assert run.scalars["grad_norm"].values == pytest.approx(np.array([norm]), rel=1e-5)
+        assert merged.scalars["grad_norm"] == pytest.approx(norm, rel=row.rtol)
+        assert run.scalars["grad_norm"].values == pytest.approx(np.array([norm]), rel=row.rtol)
+    as_seen = hs.open_run(tmp_path / "ranks")[0]
+    for key in merged:
+        factor = row.scale if key[1] == "grad_output" else 1.0
+        assert torch.equal(as_seen[key].min * factor, merged[key].min)
     again = hs.open_run(tmp_path / "ranks")[0]
-    assert np.array_equal(again.moments, merged.moments, equal_nan=True)
+    assert np.array_equal(again.moments, as_seen.moments, equal_nan=True)
     # Series and tables are of the same numbers.
     series = run.series()
     table = {(r["site"], r["kind"]): r for r in run.table().to_pylist()}

@@ -1,0 +1,81 @@
+"""scaled(): a record with the gradients of modules' tensors multiplied by a factor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.records.groups import over_site
+from hookstats.records.keys import plain_kind
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Float64, Int32, Int64, SparseCounts
+from hookstats.stats.bins import Bins, LogBins
+from hookstats.stats.state import MAX, MIN, moment_columns
+
+SCALED = ("grad_output", "grad_input")
+"""The kinds that depend on how a loss is averaged over ranks and micro-batches, while `param_grad`
+is what the optimizer uses."""
+
+_POWERS = {"m2": 2, "m3": 3, "m4": 4}
+
+
+def scaled(record: StepRecord, factor: float) -> StepRecord:
+    """The record of gradients `factor` times as large, of the kinds `SCALED`; factor > 0.
+
+    The values of a bin are counted in the bin that then has its middle: exact for LogBins where
+    `factor` is a power of two. Values beyond all bins count in the middle of where they can be.
+    """
+    chosen = np.array([plain_kind(site.kind) in SCALED for site in record.sites], bool)
+    if factor == 1 or not chosen.any():
+        return record
+    rows = np.repeat(chosen, np.diff(record.offsets))
+    columns = moment_columns(record.moments.shape[1])
+    factors = np.array([factor ** _POWERS.get(column.name, 1) for column in columns])
+    with np.errstate(over="ignore"):
+        moments = np.where(rows[:, None], record.moments * factors, record.moments)
+    hist, channel_hist = record.hist, record.channel_hist
+    low, high = record.moments[:, MIN], record.moments[:, MAX]
+    if record.channel_bins is not None:
+        spans = rows, low, high
+        channel_hist = _moved(channel_hist, record.channel_bins, *spans, factor)
+    if record.bins is not None:
+        low = over_site(np.minimum, low, record.offsets, np.inf)
+        high = over_site(np.maximum, high, record.offsets, -np.inf)
+        hist = _moved(hist, record.bins, chosen, low, high, factor)
+    return replace(record, moments=moments, hist=hist, channel_hist=channel_hist)
+
+
+def _moved(
+    hist: SparseCounts,
+    bins: Bins,
+    chosen: NDArray[np.bool_],
+    low: Float64,
+    high: Float64,
+    factor: float,
+) -> SparseCounts:
+    """The chosen histograms of values `factor` times as large; the values of row r are in
+    low[r]..high[r]."""
+    row = np.repeat(np.arange(hist.rows), np.diff(hist.offsets))
+    moves = chosen[row]
+    row, old = row[moves], hist.slots[moves]
+    bounds = np.concatenate(([-np.inf], bins.edges().double().numpy(), [np.inf]))
+    left = np.clip(bounds[old], low[row], high[row])
+    right = np.clip(bounds[old + 1], low[row], high[row])
+    slots = hist.slots.copy()
+    slots[moves] = _slots_of(bins, (left / 2 + right / 2) * factor)
+    moved = SparseCounts(hist.offsets, slots, hist.counts)
+    return SparseCounts.added([moved], np.arange(hist.rows, dtype=np.int64), hist.rows)
+
+
+def _slots_of(bins: Bins, values: Float64) -> Int32:
+    """The slots of finite values."""
+    edges = bins.edges().double().numpy()
+    slots: Int64 = np.searchsorted(edges, values, "right")
+    if isinstance(bins, LogBins):
+        slots = np.where(values < 0, np.searchsorted(edges, values, "left"), slots)
+        slots = np.where(values == 0, bins.slots // 2, slots)
+    else:
+        slots = np.where(values == edges[-1], bins.bins, slots)
+    return slots.astype(np.int32)
