@@ -11,6 +11,7 @@ The private attributes of tensors and modules that hookstats reads in place are 
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -194,19 +195,36 @@ def batch_groups(module: nn.Module) -> list[tuple[str, Any]]:
     return []
 
 
-_INFERENCES = ("_forward_metadata_inference", "_shape_inference")
+def batch_wrappers(model: nn.Module) -> list[nn.Module]:
+    """The wrappers of DDP and FSDP1 around `model`, among all objects of the process (2.13)."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = (nn.parallel.DistributedDataParallel, getattr(fsdp, "FullyShardedDataParallel", None))
+    found = [one for one in gc.get_objects() if issubclass(type(one), tuple(filter(None, kinds)))]
+    return [one for one in found if any(part is model for part in one.modules())]
 
 
 def infers_shapes() -> bool:
     """Whether a pipeline's stage runs its module to learn the shapes of what it passes on (2.13;
     without functions of these names: False, and the call counts as one of the training)."""
-    stage = sys.modules.get("torch.distributed.pipelining.stage")
-    if stage is None:  # nothing uses it
+    module = "torch.distributed.pipelining.stage"
+    return _is_called_by(module, ("_forward_metadata_inference", "_shape_inference"))
+
+
+def makes_optimizer_state() -> bool:
+    """Whether torch.distributed.checkpoint has an optimizer step without gradients, so that it has
+    a state to load (2.13; without the function: False, and it counts as a step of the training)."""
+    return _is_called_by("torch.distributed.checkpoint.state_dict", ("_init_optim_state",))
+
+
+def _is_called_by(module: str, functions: tuple[str, ...]) -> bool:
+    """Whether one of these functions of a module is running on this thread."""
+    found = sys.modules.get(module)
+    if found is None:  # nothing uses it
         return False
     frame = sys._getframe()
     while (above := frame.f_back) is not None:
         frame = above
-        if frame.f_code.co_name in _INFERENCES and frame.f_globals is vars(stage):
+        if frame.f_code.co_name in functions and frame.f_globals is vars(found):
             return True
     return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from hookstats._torch import (
     Placed,
     batch_groups,
+    batch_wrappers,
     is_dtensor,
     is_flattened,
     origin,
@@ -129,10 +131,14 @@ class Spread:
         return math.prod(sizes) if sizes else None
 
     def _find(self) -> Iterator[_Line]:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        if torch.distributed.get_world_size() < 2:
+            return
         models = [model for model in (each() for each in self._models) if model is not None]
         seen = set()
         given = [] if self._mesh is None else list(_of_mesh(self._mesh))
-        wrapped = next(filter(None, (list(_of_wrappers(model)) for model in models)), [])
+        wrapped = next(filter(None, map(_of_wrappers, models)), [])
         of_parameters = (line for model in models for line in _of_parameters(model))
         for line in (*given, *wrapped, *of_parameters):
             if len(line.ranks) > 1 and line.ranks not in seen:
@@ -154,9 +160,21 @@ def _of_mesh(mesh: Any) -> Iterator[_Line]:
             yield _Line(axis, ranks, values, REPLICATE, UNKNOWN)
 
 
-def _of_wrappers(model: nn.Module) -> Iterator[_Line]:
-    """The lines over which the outermost wrapper in the model spreads batches."""
-    for module in model.modules():
+def _of_wrappers(model: nn.Module) -> list[_Line]:
+    """The lines over which the outermost wrapper in the model, or else around it, spreads batches.
+
+    Trainers wrap the model themselves, and give callbacks what is within.
+    """
+    found = list(_of_outermost(model.modules()))
+    if not found:
+        with suppress(KeyError, RuntimeError, ValueError):  # a wrapper of a group that was left
+            found = list(_of_outermost(batch_wrappers(model)))
+    return found
+
+
+def _of_outermost(modules: Iterable[nn.Module]) -> Iterator[_Line]:
+    """The lines of the first of these modules that spreads batches."""
+    for module in modules:
         groups = batch_groups(module)
         for name, group in groups:
             if not name:

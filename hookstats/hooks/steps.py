@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch.optim import Optimizer
 
+from hookstats._torch import makes_optimizer_state
 from hookstats.arena.arena import Arena
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.parameters import Batches, Parameters
@@ -50,6 +51,8 @@ class StepHook(Hook):
     def __call__(
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
+        if makes_optimizer_state():
+            return  # no step of the training
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         is_its_time = (closure is not None) is self._after
         followers = [follower for follower in self._followers if follower]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections import Counter
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from hookstats._torch import agree
 from hookstats.runs.format import rank_json
 from hookstats.watching.handle import Watch
 from hookstats.watching.world import current_rank
 
 _NAME = "hookstats"
+_asked: Counter[Path] = Counter()  # how often a name was asked for: on each rank as often
 _HEADLINE = ("grad_norm", "watch_seconds")
 
 
@@ -24,14 +27,25 @@ def run_directory(parent: str, *, resumed: bool) -> Path:
 def free_name(path: Path, *, resumed: bool = False) -> Path:
     """A name for a run that is free: `path`, or with "-1", "-2", ... at its end.
 
-    Each rank asks for its own files, since other ranks may have begun to write theirs.
+    Ranks of a process group take the name that the first of them finds, whatever the others have
+    begun to write since then; without a group, a rank asks for its own files alone.
 
     resumed: whether a training run goes on: then the last name that is taken, if any is.
     """
-    own = rank_json(current_rank())
+    before = _asked[path]
+    _asked[path] += 1
+    found = _free_name(path, "run*.json", resumed=resumed)
+    agreed = agree(f"hookstats.directory {before} {path}", str(found))
+    if agreed is not None:
+        return Path(agreed)
+    return _free_name(path, rank_json(current_rank()), resumed=resumed)
+
+
+def _free_name(path: Path, files: str, *, resumed: bool) -> Path:
+    """As `free_name`; a name is taken if its directory has one of these files, a glob."""
     last, name = None, path
     for number in count(1):
-        if not (name / own).exists():
+        if not any(name.glob(files)):
             break
         last, name = name, path.with_name(f"{path.name}-{number}")
     return last if resumed and last is not None else name

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from support.trainers import fit_accelerate, fit_lightning, fit_transformers
+from torch import Tensor
 
 from hookstats.runs.run import Run, open_run
 
@@ -28,39 +28,6 @@ def skipped(run: Run, name: str) -> dict[str, int]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def fit_transformers(out: Path, callbacks: list[Any], **options: Any) -> Any:
-    pytest.importorskip("accelerate")
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-
-    resume = options.pop("resume", None)
-    torch.manual_seed(0)
-    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16)
-    model = GPT2LMHeadModel(config)
-    data = [
-        {"input_ids": torch.randint(32, (8,)), "labels": torch.randint(32, (8,))} for _ in range(16)
-    ]
-    arguments = TrainingArguments(
-        output_dir=str(out),
-        max_steps=6,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        max_grad_norm=0.5,
-        logging_steps=2,
-        eval_strategy="steps",
-        eval_steps=3,
-        save_steps=3,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        **options,
-    )
-    trainer = Trainer(
-        model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=callbacks
-    )
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
 
 
 @pytest.mark.parametrize(
@@ -167,58 +134,6 @@ def test_trl(tmp_path: Path) -> None:
     assert run.scalars["loss"].values.tolist() == losses
 
 
-def fit_lightning(
-    out: Path, callbacks: list[Any], *, manual: bool = False, **options: Any
-) -> tuple[Any, Any]:
-    lightning = pytest.importorskip("lightning")
-    from lightning.pytorch.loggers import CSVLogger
-
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = not manual
-            self.first = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-            self.last = nn.Linear(8, 1)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            loss = self.last(self.first(batch[0])).square().mean()
-            self.log("train_loss", loss)
-            if index == options.get("fails_at"):
-                raise ValueError("of the training")
-            if manual:
-                for optimizer in self.optimizers():
-                    optimizer.zero_grad()
-                self.manual_backward(loss)
-                for optimizer in self.optimizers():
-                    optimizer.step()
-            return loss
-
-        def validation_step(self, batch: Any, index: int) -> None:
-            self.log("val_loss", self.last(self.first(1e3 * batch[0])).square().mean())
-
-        def configure_optimizers(self) -> Any:
-            if manual:
-                return [torch.optim.SGD(m.parameters(), lr=0.1) for m in (self.first, self.last)]
-            return torch.optim.Adam(self.parameters(), lr=0.01)
-
-    torch.manual_seed(0)
-    module = Module()
-    loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=4)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        callbacks=callbacks,
-        logger=CSVLogger(str(out)),
-        log_every_n_steps=2,
-        val_check_interval=4,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        max_epochs=options.get("epochs", 1),
-        accumulate_grad_batches=1 if manual else 2,
-    )
-    trainer.fit(module, loader, loader, ckpt_path=options.get("resume"))
-    return trainer, module
-
-
 def test_lightning(tmp_path: Path) -> None:
     _, plain = fit_lightning(tmp_path / "plain", [])
     from hookstats.integrations.lightning import WatchCallback
@@ -270,51 +185,6 @@ def test_lightning_closes_the_run_of_a_training_that_fails(tmp_path: Path) -> No
     run = open_run(tmp_path / "run")
     assert run.closed
     assert run.steps == [0, 1]
-
-
-class Tracker:
-    """What an Accelerator's trackers get."""
-
-    def __init__(self) -> None:
-        self.logged: dict[int, dict[str, float]] = {}
-
-    def __call__(self, values: dict[str, float], step: int) -> None:
-        self.logged[step] = values
-
-
-def fit_accelerate(out: Path, *, watched: bool, resumed: bool = False) -> tuple[Any, Tracker]:
-    accelerate = pytest.importorskip("accelerate")
-    torch.manual_seed(0)
-    accelerator = accelerate.Accelerator(
-        cpu=True, gradient_accumulation_steps=2, project_dir=str(out)
-    )
-    accelerator.log = tracker = Tracker()
-    model: Any = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer: Any = torch.optim.Adam(model.parameters())
-    loader: Any = DataLoader(torch.randn(16, 4), batch_size=2)  # type: ignore[arg-type]
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    w = None
-    if watched:
-        from hookstats.integrations.accelerate import watch
-
-        w = watch(accelerator, model, optimizer, log_every=2, append=resumed)
-    if resumed:
-        accelerator.load_state(str(out / "state"))
-    for batch in loader:
-        with accelerator.accumulate(model):
-            loss = model(batch).square().mean()
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            optimizer.zero_grad()
-            if w is not None:
-                w.log(loss=loss)
-    if watched and not resumed:
-        accelerator.save_state(str(out / "state"))
-    if w is not None:
-        w.close()
-    return accelerator.unwrap_model(model), tracker
 
 
 def test_accelerate(tmp_path: Path) -> None:

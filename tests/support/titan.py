@@ -1,6 +1,8 @@
-"""A tiny training of torchtitan on the CPU, as a program: its results are printed as JSON.
+"""A tiny training of torchtitan on the CPU, as a program: rank 0 prints its results as JSON.
 
-python -m support.titan FOLDER [watched] [compiled]
+[torchrun ...] python -m support.titan FOLDER [watched] [compiled] [tp]
+
+Several ranks shard the model by FSDP2, or by tensor parallelism.
 
 torchtitan trains on accelerators. On the CPU it lacks a device to choose, what a device's memory
 says, a barrier by device, and the attention of its language models, whose backward needs a GPU.
@@ -28,8 +30,9 @@ _CPU.get_device_name = lambda device=None: "cpu"
 _CPU.get_device_properties = lambda device=None: SimpleNamespace(total_memory=1)
 _CPU.memory_stats = lambda device=None: collections.defaultdict(int)
 _CPU.reset_peak_memory_stats = _CPU.empty_cache = lambda device=None: None
-os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+if "RANK" not in os.environ:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
@@ -37,7 +40,7 @@ from torchtitan.components.loss import CrossEntropyLoss  # noqa: E402
 from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
-from torchtitan.config import CompileConfig, TrainingConfig  # noqa: E402
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
 from torchtitan.distributed import utils  # noqa: E402
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
 from torchtitan.models.common.config_utils import decoder_vocab_size  # noqa: E402
@@ -54,13 +57,16 @@ class Tokens(BaseDataLoader):  # type: ignore[misc]
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """Nothing."""
 
-    def __init__(self, config: Any, *, seq_len: int, local_batch_size: int, **_: Any) -> None:
+    def __init__(
+        self, config: Any, *, dp_rank: int, seq_len: int, local_batch_size: int, **_: Any
+    ) -> None:
         self.size = local_batch_size, seq_len + 1
+        self.first_seed = 1000 * dp_rank
         self.at = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         while True:
-            generator = torch.Generator().manual_seed(self.at)
+            generator = torch.Generator().manual_seed(self.first_seed + self.at)
             self.at += 1
             ids = torch.randint(256, self.size, generator=generator)
             yield {"input": ids[:, :-1]}, ids[:, 1:]
@@ -92,7 +98,7 @@ class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
         return 256
 
 
-def configure(folder: str, *, compiled: bool) -> Any:
+def configure(folder: str, *, compiled: bool, tp: bool) -> Any:
     spec = model_registry("debugmodel")
     del spec.model.layers[2:]
     for layer in spec.model.layers:
@@ -105,6 +111,9 @@ def configure(folder: str, *, compiled: bool) -> Any:
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=1),
         training=TrainingConfig(
             local_batch_size=2, seq_len=32, steps=STEPS, disable_cuda_graphs=True
+        ),
+        parallelism=ParallelismConfig(
+            tensor_parallel_degree=int(os.environ["WORLD_SIZE"]) if tp else 1
         ),
         dataloader=Tokens.Config(),
         tokenizer=NoTokenizer.Config(),
@@ -119,7 +128,7 @@ def main(folder: str, *options: str) -> None:
     utils.set_pg_timeouts = lambda *args, **kwargs: None
     time.sleep = lambda seconds: None
     torch.manual_seed(0)
-    trainer = configure(folder, compiled="compiled" in options).build()
+    trainer = configure(folder, compiled="compiled" in options, tp="tp" in options).build()
     if "watched" in options:
         from hookstats.integrations.torchtitan import watch
 
@@ -132,7 +141,8 @@ def main(folder: str, *options: str) -> None:
     digest = hashlib.md5(b"".join(x.detach().numpy().tobytes() for x in whole)).hexdigest()
     trainer.close()
     distributed.destroy_process_group()
-    print(json.dumps({"digest": digest, "logged": logged}))
+    if os.environ["RANK"] == "0":
+        print(json.dumps({"digest": digest, "logged": logged}))
 
 
 if __name__ == "__main__":

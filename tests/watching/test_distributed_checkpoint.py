@@ -48,6 +48,26 @@ def train(app: App, steps: int, w: Watch) -> None:
         w.log(loss=loss)
 
 
+@pytest.mark.parametrize("kinds", [("output", "param_grad"), ("output", "update")])
+def test_loading_into_a_fresh_optimizer_is_no_step(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    trained = fresh()
+    with watch(trained.model, trained.optimizer) as w:
+        train(trained, 2, w)
+    checkpoint.save({"app": trained}, checkpoint_id=tmp_path)
+    app = fresh()
+    with watch(app.model, app.optimizer, kinds) as w:
+        checkpoint.load({"app": app}, checkpoint_id=tmp_path)
+        assert app.optimizer.state
+        assert w.open_step == 0
+        w.log(loaded=1.0)
+        train(app, 1, w)
+        assert w.open_step == 1
+        assert w.latest.scalars["loaded"] == 1
+        assert {row.forwards for row in w.coverage()} == {1}
+        checkpoint.load({"app": app}, checkpoint_id=tmp_path)  # where the optimizer has its state
+        assert w.open_step == 1
+
+
 def fresh() -> App:
     torch.manual_seed(0)
     model = network()

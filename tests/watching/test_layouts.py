@@ -60,6 +60,24 @@ def test_under_ddp_batches_are_parts_and_parameters_replicas(ranks: Ranks) -> No
     ranks(under_ddp)
 
 
+def within_ddp(rank: int, out: str) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    wrapper = nn.parallel.DistributedDataParallel(model)
+    with hs.watch(model, optimizer, out=out) as w:
+        wrapper(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+        found = {(site.name, site.kind): site.layout for site in w.latest.sites}
+    mesh = line("dp_replicate", rank)
+    assert found["2", "output"] == Layout(mesh, ("Shard(0)",), (-1, 2), None)
+    assert found["0.weight", "param_grad"] == Layout(mesh, ("Replicate",), (4, 3), ())
+
+
+def test_the_wrapper_around_a_watched_model_counts(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(within_ddp, str(tmp_path / "run"))
+    assert hs.open_run(tmp_path / "run").header["grad_scale"] == 1 / RANKS
+
+
 def under_fsdp1(rank: int, use_orig_params: bool) -> tuple[int, dict[str, int]]:
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -1,0 +1,47 @@
+"""Where the runs of trainers go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.ranks import Ranks
+
+from hookstats.integrations.shared import free_name
+from hookstats.runs.format import rank_json
+
+
+def begin(path: Path, rank: int = 0) -> Path:
+    """Write what a run begins with."""
+    path.mkdir(exist_ok=True)
+    (path / rank_json(rank)).touch()
+    return path
+
+
+def test_a_new_run_gets_a_free_name_and_a_resumed_one_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    assert free_name(path) == free_name(path, resumed=True) == path
+    begin(path)
+    assert free_name(path, resumed=True) == path
+    assert begin(free_name(path)) == tmp_path / "run-1"
+    assert free_name(path, resumed=True) == tmp_path / "run-1"
+    assert free_name(path) == tmp_path / "run-2"
+
+
+def test_without_a_group_a_rank_looks_for_its_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = begin(tmp_path / "run")
+    monkeypatch.setenv("RANK", "1")
+    assert free_name(path) == path
+
+
+def names(rank: int, path: Path) -> list[Path]:
+    return [begin(free_name(path), rank) for _ in range(2)]
+
+
+@pytest.mark.check
+def test_ranks_take_the_same_name(ranks: Ranks, tmp_path: Path) -> None:
+    path = begin(tmp_path / "run")  # of a training run of one rank
+    expected = [tmp_path / "run-1", tmp_path / "run-2"]
+    assert ranks(names, path) == [expected, expected]

@@ -1,0 +1,92 @@
+"""Trainers on two ranks under DDP: losses keep their bits, ranks write one run, which is merged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.paths import ROOT
+
+from hookstats.runs.run import Run, open_run
+
+pytestmark = [
+    pytest.mark.check,
+    pytest.mark.skipif(
+        not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+        reason="this build of torch has no gloo",
+    ),
+]
+
+
+def train(trainer: str, folder: Path, *options: str) -> list[Any]:
+    """What each rank left: its losses, and a digest of the weights."""
+    folder.mkdir()
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "support.trainers", trainer, str(folder), *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"result-{rank}").read_text()) for rank in (0, 1)]
+
+
+def compare(trainer: str, folder: Path, where: str) -> Run:
+    """Train unwatched and watched; the results must be equal. Returns the run."""
+    plain = train(trainer, folder / "plain")
+    assert plain[0]["digest"] == plain[1]["digest"]
+    assert len(plain[0]["losses"]) > 2
+    assert train(trainer, folder / "watched", "watched") == plain
+    runs = list((folder / "watched").rglob("hookstats*"))
+    assert runs == [folder / "watched" / where]
+    run = open_run(runs[0])
+    assert run.closed
+    assert run.ranks == [0, 1]
+    assert run.header["grad_scale"] == 0.5
+    for rank in run.ranks:
+        assert run.of_rank(rank).steps == run.steps
+    return run
+
+
+def total(run: Run | Any, step: int, name: str, kind: str) -> int:
+    return int(run[step][name, kind].count.sum())
+
+
+def test_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    run = compare("transformers", tmp_path, "hookstats")
+    assert run.steps == [1, 2, 3, 4, 5, 6]
+    for step in run.steps:  # two ranks with two micro-batches, and no evaluation
+        assert total(run, step, "transformer.h.0.ln_1", "output") == 2 * 2 * 2 * 8 * 16
+        assert total(run, step, "transformer.h.0.ln_1.weight", "param_grad") == 16
+    assert run.scalars["eval_loss"].steps.tolist() == [3, 6]
+    losses = json.loads((tmp_path / "watched" / "result-0").read_text())["losses"]
+    assert run.scalars["loss"].values.tolist() == losses
+
+
+def test_lightning(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    run = compare("lightning", tmp_path, "lightning_logs/version_0/hookstats")
+    assert run.steps == [0, 1]
+    assert total(run, 1, "last", "output") == 2 * 2 * 4
+    assert total(run, 1, "last.weight", "param_grad") == 8
+    assert max(run[step]["first.0", "output"].amax.max() for step in run) < 100
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    run = compare("accelerate", tmp_path, "hookstats")
+    assert run.steps == [0, 1]
+    assert total(run, 1, "0", "output") == 2 * 2 * 2 * 8
+    assert total(run, 1, "0.weight", "param_grad") == 4 * 8
