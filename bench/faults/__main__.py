@@ -1,6 +1,6 @@
 """Runs the corpus of planted faults and healthy runs, and prints what the default rules said.
 
-python -m bench.faults [--family NAME] [--only GLOB] [--held-out | --tuned] [--seeds N] [--steps N]
+python -m bench.faults [--tuned | --held-out | --later] [--only GLOB] [--seeds N] [--steps N]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 import torch
 
 from bench.faults.cases import STEPS, Outcome, differs, run_case
+from bench.faults.fault import SHARES
 from bench.faults.faults import FAULTS
 from bench.faults.models import BASES
 from bench.faults.score import print_healthy, print_scores, print_shares, score
@@ -34,7 +35,7 @@ def main() -> int:
     for fault in FAULTS:
         if options.healthy or not fnmatch(fault.name, options.only):
             continue
-        if options.half is not None and fault.held_out != options.half:
+        if options.share not in (None, fault.share):
             continue
         if options.family not in (None, fault.family):
             continue
@@ -44,7 +45,7 @@ def main() -> int:
             scores.append(score(fault, seed, outcome, counts))
     print_scores(scores, options.verbose)
     reached = print_shares(scores)
-    if options.only == "*" and options.family is None:
+    if options.only == "*" and options.family is None and options.share is None:
         for base in BASES:
             for seed in range(options.first, options.first + options.seeds):
                 reached = print_healthy(base, seed, twin(base, seed)) and reached
@@ -56,8 +57,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__)
     parser.add_argument("--family", help="init, data, optim, numerics or arch")
     parser.add_argument("--only", default="*", help="a glob for names of faults")
-    parser.add_argument("--held-out", dest="half", action="store_const", const=True)
-    parser.add_argument("--tuned", dest="half", action="store_const", const=False)
+    for share in SHARES:
+        flag = f"--{share.replace(' ', '-')}"
+        parser.add_argument(flag, dest="share", action="store_const", const=share)
     parser.add_argument("--healthy", action="store_true", help="healthy runs alone")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from bench.faults.plant import Changed, Start
 
+SHARES = ("tuned", "held out", "later")
+"""What rules were tuned on; what was held out meanwhile; what came when they were done."""
+
 LATE = 32
 """The first step of faults that come in the middle of a run."""
 
@@ -30,6 +33,8 @@ class Fault:
     batch: Changed | None = None
     severity: str = "warning"
     """The least that a rule must say: "note" where the fault is no harm yet."""
+    later: bool = False
+    """Whether the fault was planted after all rules had been tuned."""
 
     @property
     def family(self) -> str:
@@ -37,6 +42,8 @@ class Fault:
         return self.name.partition("/")[0]
 
     @property
-    def held_out(self) -> bool:
-        """Whether the fault was left out while rules were tuned: every second one, by its name."""
-        return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 1
+    def share(self) -> str:
+        """One of `SHARES`: every second fault, by its name, was left out while rules were tuned."""
+        if self.later:
+            return "later"
+        return SHARES[hashlib.sha256(self.name.encode()).digest()[0] % 2]

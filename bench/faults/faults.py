@@ -7,6 +7,7 @@ from torch import nn
 
 from bench.faults import plant
 from bench.faults.fault import LATE, Fault
+from bench.faults.later import LATER
 
 _DATA = ("inputs", "repeated inputs")
 _LOSS = ("loss",)
@@ -434,5 +435,6 @@ FAULTS = (
         where=("stem", "blocks.0*", "blocks.1*"),
         start=plant.cut("blocks.1"),
     ),
+    *LATER,
 )
 """All faults."""

@@ -147,6 +147,19 @@ def with_loss(change: Callable[[Tensor], Tensor]) -> Start:
     return plant
 
 
+def with_temperature(temperature: float) -> Start:
+    """Divide logits before the softmax."""
+
+    def plant(t: Training) -> None:
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            logits: Tensor = model(x) / temperature
+            return nn.functional.cross_entropy(logits, y)
+
+        t.loss = loss
+
+    return plant
+
+
 def without_log_softmax(t: Training) -> None:
     """Take the logarithm of probabilities, which may be zero."""
 
@@ -178,6 +191,57 @@ def stale_momentum(t: Training) -> None:
         for name in ("momentum_buffer", "exp_avg"):
             if name in state:
                 state[name].copy_(30 * state[name].flatten().roll(1).view_as(state[name]))
+
+
+def own_group(pattern: str, factor: float) -> Start:
+    """Give parameters a group of their own, with another learning rate."""
+
+    def plant(t: Training) -> None:
+        (group,) = t.optimizer.param_groups
+        chosen = {id(p) for name, p in t.model.named_parameters() if fnmatch(name, pattern)}
+        moved = [p for p in group["params"] if id(p) in chosen]
+        group["params"] = [p for p in group["params"] if id(p) not in chosen]
+        t.optimizer.add_param_group({"params": moved, "lr": factor * group["lr"]})
+
+    return plant
+
+
+def with_epsilon(name: str, epsilon: float) -> Start:
+    """Change what a norm adds to the variance."""
+
+    def plant(t: Training) -> None:
+        setattr(t.model.get_submodule(name), "eps", epsilon)  # noqa: B010
+
+    return plant
+
+
+def clipped(norm: float) -> Start:
+    """Clip gradients to this norm."""
+
+    def plant(t: Training) -> None:
+        t.clip = norm
+
+    return plant
+
+
+def followed_by(make: Callable[[], nn.Module]) -> Start:
+    """Put a module behind the last one of a sequence."""
+
+    def plant(t: Training) -> None:
+        t.model.add_module("out", make())
+
+    return plant
+
+
+def zeroed_too_late(t: Training) -> None:
+    """Drop gradients after the backward, before the step."""
+    step = t.optimizer.step
+
+    def late() -> None:
+        t.optimizer.zero_grad()
+        step()
+
+    t.optimizer.step = late  # type: ignore[method-assign, assignment]
 
 
 def of_inputs(change: Callable[[Tensor], Tensor]) -> Changed:
@@ -220,3 +284,27 @@ def wrong_labels(t: Training, x: Tensor, y: Tensor) -> Batch:
 def off_by_one(t: Training, x: Tensor, y: Tensor) -> Batch:
     """The targets are those of another list of classes."""
     return x, (y + 1) % (int(y.max()) + 1)
+
+
+def one_class(t: Training, x: Tensor, y: Tensor) -> Batch:
+    """A loader that is sorted by classes: all samples are of the first that the batch has."""
+    chosen = (y == y[0]).nonzero().flatten()
+    chosen = chosen[torch.arange(len(y)) % len(chosen)]
+    return x[chosen], y[chosen]
+
+
+def one_label(t: Training, x: Tensor, y: Tensor) -> Batch:
+    """A reader of labels that gives the first class to all."""
+    return x, torch.zeros_like(y)
+
+
+def shuffled_pixels(x: Tensor) -> Tensor:
+    """Pixels in another order, the same in all images."""
+    order = torch.randperm(x[0].numel(), generator=torch.Generator().manual_seed(0))
+    return x.flatten(1)[:, order].view_as(x)
+
+
+def mostly_padding(x: Tensor) -> Tensor:
+    """Seven of eight tokens are zero."""
+    x[:, x.shape[1] // 8 :] = 0
+    return x

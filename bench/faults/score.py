@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from typing import NamedTuple
 
 from bench.faults.cases import Outcome
-from bench.faults.fault import Fault
+from bench.faults.fault import SHARES, Fault
 from hookstats.records.alerts import SEVERITIES, Alert
 
 SOON = 3
@@ -59,25 +59,24 @@ def print_scores(scores: Sequence[Score], verbose: bool) -> None:
         what = f"step {found.step}: {found.message[:110]}" if found else "MISSED"
         counted = "" if one.counts else " (changes nothing recorded)"
         place = "" if one.first or not found else f" [after {one.before} others]"
-        half = "held out" if one.fault.held_out else "tuned"
-        print(f"{one.fault.name:30} {one.seed} {half:9} {what}{place}{counted}")
+        print(f"{one.fault.name:30} {one.seed} {one.fault.share:9} {what}{place}{counted}")
         if verbose and not one.first:
             for alert in one.others[:6]:
                 print(f"      {alert.severity}: {alert.message[:150]}")
 
 
 def print_shares(scores: Iterable[Score]) -> bool:
-    """The shares of both halves; whether both reach what they must."""
+    """How many of each share were found; whether all shares reach what they must."""
     reached = True
     scores = [one for one in scores if one.counts]
-    for half, held_out in (("tuned", False), ("held out", True)):
-        of_half = [one for one in scores if one.fault.held_out == held_out]
-        found = [one for one in of_half if one.found]
+    for name in SHARES:
+        some = [one for one in scores if one.fault.share == name]
+        found = [one for one in some if one.found]
         first = [one for one in found if one.first]
-        if of_half:
-            share, causes = len(found) / len(of_half), len(first) / max(len(found), 1)
+        if some:
+            share, causes = len(found) / len(some), len(first) / max(len(found), 1)
             print(
-                f"{half}: {len(found)} of {len(of_half)} found ({share:.0%}), "
+                f"{name}: {len(found)} of {len(some)} found ({share:.0%}), "
                 f"the true cause first in {len(first)} of these ({causes:.0%})"
             )
             reached = reached and share >= 0.85 and causes >= 0.9

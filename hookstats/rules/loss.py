@@ -10,11 +10,16 @@ from typing import ClassVar
 import numpy as np
 
 from hookstats.records.alerts import SCALAR, Alert, Severity
+from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.record import StepRecord
-from hookstats.rules.history import History
+from hookstats.rules.history import SCALARS, History
 from hookstats.rules.rule import Rule, at_least
 
+_Values = np.ndarray[tuple[int], np.dtype[np.float64]]
+
 _ELSEWHERE = ("val", "eval", "test")
+_WINDOW = 12
+_ONE_SIDED = 1.645  # of a normal distribution, 5 % lie above
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,11 @@ class Loss(Rule):
     not fall if after `steps` steps the last 12 are no lower than the first 12, by Welch's t-test at
     `t` (1947), or if these do not fall among themselves (by the t of their slope, -1.5) and are, to
     `chance` of it, the logarithm of the last output's channels, as of a guess; while the learning
-    rate does not grow. The alert's value is the loss.
+    rate does not grow. A plateau that training is about to leave looks the same, but for its
+    gradients, which grow exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of
+    learning in deep linear neural networks", 2014): while their norm is greater in the last 12 of
+    30 steps than in the first 12, at the level of 5 %, the rule waits, and looks again 12 and 24
+    steps later. The alert's value is the loss.
     """
 
     name: ClassVar[str] = "loss"
@@ -78,16 +87,23 @@ class Loss(Rule):
             last, first = float(np.median(past[-5:])), max(past[:3])
             if first > 0 and last > self.climb * first:
                 return f"climbs: it is {last:.4g} after {first:.4g} at the start", "warning"
-        if len(past) == self.steps:
-            return self._flat(np.array(past), history)
+        looks = range(self.steps, min(self.steps + 2 * _WINDOW, SCALARS - 1) + 1, _WINDOW)
+        if len(past) not in looks:
+            return None
+        norms = history.scalars.get(GRADIENT_NORM, [])
+        known = len(norms) == len(past)
+        for steps in looks:
+            found = self._flat(np.array(past[:steps]), history)
+            waits = known and _grows(np.array(norms[:steps]))
+            if steps == len(past):
+                return None if waits else found
+            if found is None or not waits:  # the rule has said what it had to say
+                return None
         return None
 
-    def _flat(
-        self, past: np.ndarray[tuple[int], np.dtype[np.float64]], history: History
-    ) -> tuple[str, Severity] | None:
-        first, last = past[:12], past[-12:]
-        error = math.sqrt((first.var(ddof=1) + last.var(ddof=1)) / 12)
-        fell = first.mean() - last.mean()
+    def _flat(self, past: _Values, history: History) -> tuple[str, Severity] | None:
+        first, last = past[:_WINDOW], past[-_WINDOW:]
+        fell, error = first.mean() - last.mean(), _error(first, last)
         rates = [rate for name, rate in history.scalars.items() if name.startswith("lr/")]
         if any(rate[-1] > rate[len(rate) // 2] for rate in rates):
             return None
@@ -101,7 +117,22 @@ class Loss(Rule):
         return None
 
 
-def _falls(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+def _error(first: _Values, last: _Values) -> float:
+    """The standard error of the difference of two means, by Welch."""
+    return math.sqrt(first.var(ddof=1) / len(first) + last.var(ddof=1) / len(last))
+
+
+def _grows(norms: _Values) -> bool:
+    """Whether the last of 30 norms of gradients are greater than the first, beyond chance."""
+    recent = norms[-30:]
+    if not ((recent > 0) & np.isfinite(recent)).all():
+        return False
+    logs: _Values = np.log(recent)
+    first, last = logs[:_WINDOW], logs[-_WINDOW:]
+    return bool(last.mean() - first.mean() > _ONE_SIDED * _error(first, last))
+
+
+def _falls(values: _Values) -> bool:
     """Whether the slope of a line through the values is below 0 by 1.5 times its standard error."""
     away = np.arange(len(values)) - (len(values) - 1) / 2
     slope = float((away * values).sum() / np.square(away).sum())

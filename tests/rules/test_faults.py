@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.faults.cases import differs, run_case
-from bench.faults.fault import LATE, Fault
+from bench.faults.fault import LATE, SHARES, Fault
 from bench.faults.faults import FAULTS
 from bench.faults.models import BASES
 from bench.faults.score import print_healthy, score
@@ -36,8 +36,9 @@ def test_the_corpus_is_what_it_says() -> None:
     names = [fault.name for fault in FAULTS]
     assert len(set(names)) == len(names) >= 48
     assert len(BASES) >= 16
-    held_out = [fault for fault in FAULTS if fault.held_out]
-    assert 0.4 < len(held_out) / len(FAULTS) < 0.6
+    tuned, held_out, later = (sum(f.share == share for f in FAULTS) for share in SHARES)
+    assert 0.4 < held_out / (tuned + held_out) < 0.6
+    assert later >= 8
     for fault in FAULTS:
         assert fault.base in BASES
         assert fault.where or fault.says

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -73,6 +73,24 @@ def test_a_loss_that_climbs_and_one_that_does_not_fall() -> None:
     still = [2.3 + 0.05 * math.sin(7 * step) for step in range(40)]
     (alert,) = of_scalars(Loss(), still)
     assert (alert.step, "does not fall" in alert.message) == (29, True)
+
+
+@pytest.mark.parametrize(
+    ("norms", "said"),
+    [
+        (lambda step: 1.0, 29),
+        (lambda step: 1.05**step, None),  # training is about to leave the plateau
+        (lambda step: 1.05 ** min(step, 20), 53),  # it was not: nothing grows any more
+        (lambda step: math.nan, 29),
+    ],
+)
+def test_a_plateau_whose_gradients_grow(norms: Callable[[int], float], said: int | None) -> None:
+    monitor = Monitor([Loss()])
+    for step in range(60):
+        loss = 2.3 + 0.05 * (-1) ** step
+        norm = norms(step) * (1 + 0.1 * math.sin(5 * step))
+        monitor.examine_scalars(step, {"loss": loss, "grad_norm": norm})
+    assert [alert.step for alert in monitor.alerts] == ([] if said is None else [said])
 
 
 def test_a_loss_in_a_warm_up_need_not_fall() -> None:
