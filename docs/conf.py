@@ -72,8 +72,8 @@ html_theme_options = {
 
 # Classes that functions make, never their users.
 MADE = {
-    *("Capture", "CapturedCall", "ChannelStats", "Edit", "Histogram", "Plots", "Run", "Series"),
-    *("SiteSeries", "StepRecord", "TensorCapture", "Trace", "Watch"),
+    *("Capture", "CapturedCall", "ChannelStats", "Edit", "Histogram", "Plots", "Run"),
+    *("RunComparison", "Series", "SiteSeries", "StepRecord", "TensorCapture", "Trace", "Watch"),
 }
 
 

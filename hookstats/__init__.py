@@ -1,9 +1,10 @@
 """PyTorch's flight recorder: statistics of every activation and gradient, in one line.
 
-`watch` records training as it runs, `open_run` reads a recorded run, `channel_stats` computes the
-statistics of one tensor. `capture` keeps the tensors themselves, `pictures` draws them, `edit`
-changes them in flight, `trace` lists what ran. `rules` finds what goes wrong, `insight` what else
-follows from statistics, `sinks` sends records to other tools.
+`watch` records training as it runs, `open_run` reads a recorded run, `compare` says where two runs
+differ, `channel_stats` computes the statistics of one tensor. `capture` keeps the tensors
+themselves, `pictures` draws them, `edit` changes them in flight, `trace` lists what ran. `rules`
+finds what goes wrong, `insight` what else follows from statistics, `sinks` sends records to other
+tools.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hookstats._version import __version__
 if TYPE_CHECKING:
     from hookstats import insight, rules, sinks
     from hookstats.hooks.coverage import Coverage
+    from hookstats.insight.comparison import RunComparison, compare
     from hookstats.kernels.of_tensor import channel_stats
     from hookstats.records.record import StepRecord
     from hookstats.runs.run import Run, open_run
@@ -49,6 +51,7 @@ __all__ = [
     "LogBins",
     "Reduce",
     "Run",
+    "RunComparison",
     "Series",
     "SiteSeries",
     "StepRecord",
@@ -59,6 +62,7 @@ __all__ = [
     "__version__",
     "capture",
     "channel_stats",
+    "compare",
     "edit",
     "insight",
     "load_config",
@@ -79,6 +83,7 @@ import_module("hookstats.records.display").on_first_use(
 # run needs no kernels.
 _HOMES = {
     "hooks.coverage": ("Coverage",),
+    "insight.comparison": ("RunComparison", "compare"),
     "kernels.of_tensor": ("channel_stats",),
     "records.record": ("StepRecord",),
     "runs.run": ("Run", "open_run"),

@@ -20,7 +20,10 @@ from hookstats.cli.output import describe
 from hookstats.records.alike import did_you_mean
 from hookstats.stats.printable import printable
 
-COMMANDS = ("demo", "run", "show", "top", "compare", "report", "export", "merge", "doctor")
+COMMANDS = (
+    *("demo", "run", "ls", "show", "top", "compare", "report", "export", "merge", "doctor"),
+    "completion",
+)
 INTERRUPTED = 128 + 2  # what shells report for a command that SIGINT ended
 BROKEN_PIPE = 128 + 13  # and for one that SIGPIPE ended
 
@@ -35,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
+        import_module("hookstats.cli.completion").answer(parser)
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command is not None and command not in COMMANDS:
         parser.error(f"{command!r}: no such command{did_you_mean(command, COMMANDS)}")

@@ -12,10 +12,8 @@ from pathlib import Path
 from hookstats.cli.alerts import print_alerts
 from hookstats.cli.inputs import open_path
 from hookstats.cli.output import stdout
-from hookstats.cli.report import beside
 from hookstats.cli.training import BAD_LAYER, train
 from hookstats.cli.usage.demo import OUT
-from hookstats.show import page
 from hookstats.show.terminal import render
 from hookstats.stats.printable import printable
 
@@ -41,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         f"accuracy {accuracy:.1%}"
     )
     print_alerts(console, recorded.alerts, ALERTS)
-    report = page.write(recorded, beside(out))
+    report = recorded.report()
     print(
         f"\nplanted: most biases of {BAD_LAYER!r} are -20, so that its ReLU never opens\n"
         f"report:  {printable(str(report))}\n"

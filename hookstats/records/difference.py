@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,6 +58,11 @@ class Comparison:
 
     keys: list[Key]
     relative: Float64
+    rms: Float64
+    """float64 [n, 2]: the rms of the whole tensor in each record; NaN where there is none."""
+    moved: Float64
+    """float64 [n]: the share of the tensor's values that lie in other bins; NaN without bins that
+    both records have."""
     _starts: Int64  # of each site's channels in the arrays of _channels
     _channels: dict[str, tuple[NDArray[Any], NDArray[Any], Float64]]  # of a, of b, distances
     _sites: dict[tuple[int, str], tuple[Any, Any]]
@@ -118,14 +124,24 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
         worst = np.maximum.reduceat(distances, starts[some]) if len(some) else np.zeros(0)
         relative[some, STATISTICS.index(what)] = np.where(worst > limit, worst, 0.0)
 
+    share = np.full(len(keys), np.nan)
     if a.bins is not None and a.bins == b.bins:
         moved = _moved(a.hist, of_a, b.hist, of_b, owners, a.bins.slots, len(keys))
         _add_moved("hist", moved, relative, sites)
+        share[owners] = moved[2][owners]
     if a.channel_bins is not None and a.channel_bins == b.channel_bins:
         owners, slots = np.repeat(np.arange(len(keys)), widths), a.channel_bins.slots
         moved = _moved(a.channel_hist, rows_a, b.channel_hist, rows_b, owners, slots, len(keys))
         _add_moved("channel_hist", moved, relative, sites)
-    return Comparison(keys, relative, starts, channels, sites)
+    rms = np.stack([_rms(record, known, keys) for record, known in ((a, in_a), (b, in_b))], 1)
+    return Comparison(keys, relative, rms, share, starts, channels, sites)
+
+
+def _rms(record: StepRecord, known: Mapping[Key, int], keys: Sequence[Key]) -> Float64:
+    """The rms of each site's whole tensor; NaN where the record has no such site."""
+    of_sites = np.append(record.whole.rms.numpy(), np.nan)
+    found: Float64 = of_sites[[known.get(key, -1) for key in keys]]
+    return found
 
 
 def _compare_layout(

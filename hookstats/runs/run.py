@@ -251,6 +251,18 @@ class Run:
         plots: Plots = view_of(self, "plots")
         return plots
 
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write the run as one HTML file that opens in any browser, offline; return its path.
+
+        Args:
+            path: the file to write or replace; by default beside the run: runs/a.html of runs/a.
+        Raises:
+            ValueError: the run has no steps.
+            OSError: the file cannot be written.
+        """
+        written: Path = view_of(self, "report")(path)
+        return written
+
     @property
     def steps(self) -> list[int]:
         """The steps that were recorded, by any rank, ascending."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hookstats.records.display import bind
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import Run
 from hookstats.runs.series import Series, SiteSeries
-from hookstats.show import notebook
+from hookstats.show import notebook, page
 from hookstats.show.plot import Plots
 
 bind(StepRecord, "html", notebook.record_html)
@@ -14,3 +16,4 @@ bind(Run, "html", notebook.run_html)
 bind(Series, "html", notebook.series_html)
 bind(SiteSeries, "html", notebook.site_html)
 bind(Run, "plots", Plots)
+bind(Run, "report", lambda run: partial(page.write, run))

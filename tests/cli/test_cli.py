@@ -34,6 +34,7 @@ def test_help_names_every_command() -> None:
     assert COMMANDS == (
         "demo",
         "run",
+        "ls",
         "show",
         "top",
         "compare",
@@ -41,9 +42,10 @@ def test_help_names_every_command() -> None:
         "export",
         "merge",
         "doctor",
+        "completion",
     )
     for name in COMMANDS:
-        assert re.search(rf"^    {name} ", result.out, re.MULTILINE)
+        assert re.search(rf"^    {name}\s", result.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

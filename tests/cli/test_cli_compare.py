@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from support.commands import call, healthy, write_run
 from support.samples import CHANNEL_BINS, record_of, sample
 
+from hookstats.cli import compare
 from hookstats.records.sparse import SparseCounts
 
 HEAD = ("head", "output")
@@ -49,15 +52,15 @@ def test_runs_part_at_the_first_step_and_its_first_site_in_order(a: Path, tmp_pa
     assert float(second) == pytest.approx(2 * float(site.max[int(channel)]), rel=1e-3)
     assert relative == "5.0e-01"
     assert rows["hist"][0] == rows["hist"][1] != "0"
-    after = result.words.index("2 of 6 sites differ, in 2 of 5 steps; the largest differences:")
-    assert [words.split()[:4] for words in result.words[after + 3 :]] == [
-        ["head", "output", "2", "2"],
-        ["encoder.1", "grad_output", "2", "1"],
+    after = result.words.index("2 of 6 sites differ, in 2 of 5 steps; those that differ most:")
+    rows_of_sites = [words.split() for words in result.words[after + 3 :]]
+    assert [row[:5] for row in rows_of_sites] == [
+        ["head", "output", "2", "2", "2"],
+        ["encoder.1", "grad_output", "2", "1", "2"],
     ]
-    assert [words.split()[5:] for words in result.words[after + 3 :]] == [
-        ["var", "0", "2"],
-        ["hist", "2"],
-    ]
+    assert [row[7] for row in rows_of_sites] == ["x2", "+50.0%"]
+    moved = [float(row[8].removesuffix("%")) for row in rows_of_sites]
+    assert all(20 < share <= 100 for share in moved)
 
 
 def test_what_is_chosen_is_compared(a: Path, tmp_path: Path) -> None:
@@ -127,6 +130,29 @@ def test_the_list_may_be_shortened(a: Path, tmp_path: Path) -> None:
     assert len(call("compare", a, b).words) == len(result.words) + 3
 
 
+def test_a_narrow_terminal_has_a_line_for_each_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are elided, never wrapped."""
+    names = [f"transformer.h.{i}.attention.projection_{side}" for i in range(6) for side in "qk"]
+    runs = [
+        write_run(
+            tmp_path / name,
+            record_of({(site, "grad_output"): (torch.ones(4, 4) * value, 1) for site in names}),
+        )
+        for name, value in (("a", 1.0), ("b", 2.0))
+    ]
+    file = io.StringIO()
+    console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None)
+    monkeypatch.setattr(compare, "stdout", lambda: console)
+    assert call("compare", *runs).code == 1
+    lines = file.getvalue().splitlines()
+    rows = lines[-len(names) :]
+    assert max(map(len, lines[2:])) <= 80
+    assert len({row.split()[0] for row in rows}) == len(names)
+    assert all(" grad_output " in row and row.split()[-2] == "x2" for row in rows)
+
+
 def test_other_bins_are_said(a: Path, tmp_path: Path) -> None:
     coarse = replace(healthy(0), bins=CHANNEL_BINS, hist=SparseCounts.empty(6))
     b = write_run(tmp_path / "b", coarse)
@@ -157,4 +183,4 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     result = call("compare", *runs)
     assert result.words[0] == f"{runs[0]} and {runs[1]} first differ in step 0, at"
     assert result.words[1] == "layer[red] output[:smile:]:"
-    assert result.words[-1].startswith("layer[red] output[:smile:] 0 1 ")
+    assert result.words[-1].startswith("layer[red] output[:smile:] 0 1 0 1.00 2.00 x2 ")

@@ -123,6 +123,17 @@ def test_a_view_that_nothing_gives_is_named(run: hs.Run) -> None:
         view_of(run, "video")
 
 
+def test_a_run_writes_its_report(run: hs.Run, tmp_path: Path) -> None:
+    beside = run.report()
+    assert beside == run.path.with_name(f"{run.path.name}.html")
+    assert beside.read_text("utf-8").startswith("<!doctype html>")
+    there = run.report(tmp_path / "there.html")
+    assert there.read_text("utf-8") == beside.read_text("utf-8")
+    RunWriter(tmp_path / "empty", {"bins": None, "channel_bins": None}).close()
+    with pytest.raises(ValueError, match="expected a run with steps"):
+        hs.open_run(tmp_path / "empty").report()
+
+
 def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
     RunWriter(tmp_path, {"bins": None, "channel_bins": None}).close()
     assert "steps: none yet" in hs.open_run(tmp_path)._repr_html_()

@@ -61,14 +61,20 @@ def render(run: Run, rules: Rules | None = None) -> str:
     )
 
 
-def write(run: Run, path: str | os.PathLike[str], rules: Rules | None = None) -> Path:
-    """Write the report of `render` to `path`, and return the path.
+def beside(run: Path) -> Path:
+    """The default file of a run's report: beside the run, which only its writer changes."""
+    run = run if run.name else run.resolve()  # "." has no name
+    return run.with_name(f"{run.name}.html")
+
+
+def write(run: Run, path: str | os.PathLike[str] | None = None, rules: Rules | None = None) -> Path:
+    """Write the report of `render` to `path`, by default `beside` the run, and return the path.
 
     Raises:
         ValueError: as of `render`.
         OSError: `path` cannot be written.
     """
-    path = Path(path)
+    path = beside(run.path) if path is None else Path(path)
     path.write_text(render(run, rules), encoding="utf-8")
     return path
 

@@ -1,0 +1,80 @@
+"""Completion of the command line: the script for a shell, and the answers to its questions."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hookstats.runs.files import read_json
+from hookstats.runs.format import RUN_JSON, rank_json
+
+KINDS = ("input", "output", "grad_input", "grad_output", "param", "param_grad", "update")
+
+
+def run(options: argparse.Namespace) -> int:
+    print(_require().shellcode(["hookstats"], shell=options.shell).strip())
+    return 0
+
+
+def answer(parser: argparse.ArgumentParser) -> None:
+    """Tell the shell that asks what may come next, and end the process.
+
+    Without argcomplete, return.
+
+    Runs are completed by the directories that hold some, `--layer` by the layers of the run.
+    """
+    with suppress(ImportError):
+        complete = _require()
+        for action in _actions(parser):
+            if action.dest in ("run", "a", "b", "directory"):
+                action.completer = _runs  # type: ignore[attr-defined]
+            elif action.dest == "layer":
+                action.completer = _layers  # type: ignore[attr-defined]
+            elif action.dest == "kind":
+                action.completer = complete.ChoicesCompleter(KINDS)  # type: ignore[attr-defined]
+        complete.autocomplete(parser)
+
+
+def _require() -> Any:
+    try:
+        import argcomplete
+        import argcomplete.completers
+    except ImportError as error:
+        raise ImportError(
+            f"completion needs argcomplete ({error}): pip install 'hookstats[cli]'"
+        ) from error
+    return argcomplete
+
+
+def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The actions of a parser and of its subcommands."""
+    found = list(parser._actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                found += _actions(command)
+    return found
+
+
+def _runs(prefix: str, **asked: Any) -> list[str]:
+    """The runs that begin with `prefix`, and the directories on the way to others."""
+    head, slash, _ = prefix.rpartition("/")
+    found = []
+    with suppress(OSError):
+        for inside in Path(head + slash or ".").iterdir():
+            path = head + slash + inside.name
+            if path.startswith(prefix) and inside.is_dir() and not inside.name.startswith("."):
+                found.append(path if (inside / RUN_JSON).is_file() else f"{path}/")
+    return sorted(found)
+
+
+def _layers(prefix: str, parsed_args: argparse.Namespace, **asked: Any) -> list[str]:
+    """The layers of the run that the command names."""
+    path = getattr(parsed_args, "run", None) or getattr(parsed_args, "a", None)
+    if not isinstance(path, Path):
+        return []
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return list(read_json(path / rank_json(0))["header"]["modules"])
+    return []

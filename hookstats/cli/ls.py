@@ -1,0 +1,138 @@
+"""Lists the runs in a directory."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hookstats.cli.inputs import open_path
+from hookstats.cli.output import count, describe, stdout
+from hookstats.runs.format import RUN_JSON
+from hookstats.runs.run import Run
+from hookstats.show.grid import Cell, print_grid
+from hookstats.show.progress import track
+from hookstats.show.terminal import format_number
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+class Listed(NamedTuple):
+    """What a line says of a run."""
+
+    name: str
+    started: str
+    """When the run was begun, or last continued: ISO 8601, UTC; "" where that is unknown."""
+    steps: int
+    """How many steps were recorded."""
+    last: int | None
+    """The last of them."""
+    loss: float
+    """NaN where no loss was logged."""
+    severities: tuple[str, ...]
+    """Of each incident."""
+    closed: bool
+
+
+def run(options: argparse.Namespace) -> int:
+    directory: Path = options.directory
+    if not directory.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "expected a directory with runs", str(directory))
+    found = [
+        _described(path, directory, options.rank)
+        for path in track(list(runs_below(directory)), "reading runs")
+    ]
+    listed = [one for one in found if one is not None]
+    code = 2 if len(listed) < len(found) else 0
+    console = stdout()
+    if not listed:
+        console.print(f"no runs below {directory}", soft_wrap=True)
+        return code
+    listed.sort(key=lambda one: _order(one, options.sort))
+    columns = ("run", "started (UTC)", "steps", "last\nstep", "loss", "incidents", "state")
+    print_grid(console, columns, [_cells(one) for one in listed], text=2, elided=1)
+    return code
+
+
+def _described(path: Path, directory: Path, rank: int | None) -> Listed | None:
+    """What there is to say of a run; None, with a line on stderr, where the run cannot be read: one
+    broken run hides no others."""
+    try:
+        return describe_run(open_path(path, rank=rank), directory)
+    except (OSError, ValueError) as error:
+        print(f"hookstats ls: error: {describe(error)}", file=sys.stderr)
+        return None
+
+
+def runs_below(directory: Path) -> Iterator[Path]:
+    """The run directories in `directory`, at any depth, itself included; none inside another."""
+    for path, inside, files in os.walk(directory):
+        if RUN_JSON in files:
+            inside.clear()
+            yield Path(path)
+        else:
+            inside[:] = sorted(name for name in inside if not name.startswith("."))
+
+
+def describe_run(run: Run, directory: Path) -> Listed:
+    """What there is to say of a run.
+
+    Raises:
+        OSError, ValueError: its files cannot be read.
+    """
+    steps = run.steps
+    name = str(run.path.relative_to(directory)) if run.path != directory else str(run.path)
+    return Listed(
+        name,
+        run.created or "",
+        len(steps),
+        steps[-1] if steps else None,
+        last_loss(run),
+        tuple(incident.severity for incident in run.incidents),
+        run.closed is not None,
+    )
+
+
+def last_loss(run: Run) -> float:
+    """The loss that was logged last; NaN where there is none."""
+    names = [name for name in run.scalars if "loss" in name.lower()]
+    if not names:
+        return math.nan
+    values = run.scalars["loss" if "loss" in names else names[0]].values
+    return float(values[-1]) if len(values) else math.nan
+
+
+def _order(one: Listed, by: str) -> tuple[object, str]:
+    keys = {
+        "started": one.started,
+        "name": "",
+        "steps": one.steps,
+        "loss": math.inf if math.isnan(one.loss) else one.loss,
+        "incidents": len(one.severities),
+    }
+    return keys[by], one.name
+
+
+def _cells(one: Listed) -> list[Cell]:
+    worst = next((severity for severity in _STYLES if severity in one.severities), "")
+    return [
+        (one.name, ""),
+        (one.started[:16].replace("T", " "), ""),
+        (str(one.steps), ""),
+        ("-" if one.last is None else str(one.last), ""),
+        ("-" if math.isnan(one.loss) else format_number(one.loss), ""),
+        (_said(one.severities, worst), _STYLES.get(worst, "")),
+        ("closed" if one.closed else "open", ""),
+    ]
+
+
+def _said(severities: tuple[str, ...], worst: str) -> str:
+    """How many incidents, and how many of the worst kind: "3 (1 error)"."""
+    if not severities:
+        return "0"
+    return f"{len(severities)} ({count(severities.count(worst), worst)})"

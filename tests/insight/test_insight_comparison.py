@@ -1,0 +1,98 @@
+"""hs.compare: where two runs part, and which sites differ most."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import healthy, write_run
+from support.samples import record_of
+
+import hookstats as hs
+from hookstats.insight.comparison import format_ratio
+
+HEAD = ("head", "output")
+GRAD = ("encoder.1", "grad_output")
+
+
+def test_sites_are_ranked_by_what_changed_not_by_means_near_zero(tmp_path: Path) -> None:
+    """Two ordinary runs have other random values everywhere; one layer is three times larger."""
+    a = write_run(tmp_path / "a", *map(healthy, range(4)))
+    other = [replace(healthy(step + 100, {GRAD: 3.0}), step=step) for step in range(4)]
+    b = write_run(tmp_path / "b", *other)
+    found = hs.compare(a, str(b))
+    assert found
+    assert found.steps == found.differing == [0, 1, 2, 3]
+    assert len(found.sites) == len(found.compared) == 6
+    worst = found.sites[0]
+    assert (worst.name, worst.kind) == GRAD
+    assert 2 < worst.ratio < 4
+    assert worst.rms[1] == pytest.approx(worst.ratio * worst.rms[0])
+    assert found.sites[0].distance > 1.5 * found.sites[1].distance
+    distances = [site.distance for site in found.sites]
+    assert distances == sorted(distances, reverse=True)
+    assert "first differ in step 0, at encoder.0 output" in repr(found)
+    assert f"  encoder.1 grad_output: rms x{worst.ratio:.3g}, " in str(found)
+
+
+def test_the_distance_is_the_mean_over_the_steps(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", *map(healthy, range(4)))
+    b = write_run(tmp_path / "b", *(healthy(i, {HEAD: 2.0} if i == 2 else {}) for i in range(4)))
+    found = hs.compare(hs.open_run(a), hs.open_run(b))
+    (site,) = found.sites
+    assert (site.first, site.steps, site.step) == (2, 1, 2)
+    assert site.ratio == pytest.approx(2.0)
+    assert site.distance == pytest.approx((math.log(2) + site.moved) / 4)
+    assert found.first is not None
+    assert found.first[0] == 2
+    assert not hs.compare(a, b, kinds="grad_output")
+    assert not hs.compare(a, b, "encoder.*", "output")
+    with pytest.raises(KeyError, match="encoder"):
+        hs.compare(a, b, "encodr.0")
+
+
+def test_what_only_one_run_has_comes_first(tmp_path: Path) -> None:
+    x = torch.ones(4, 4)
+    bad = x.clone()
+    bad[0, 0] = torch.nan
+    scaled = {("much", "output"): (x * 1e6, 1), ("nan", "output"): (bad, 1)}
+    runs = [
+        write_run(tmp_path / "a", record_of(dict.fromkeys([*scaled, ("lost", "output")], (x, 1)))),
+        write_run(tmp_path / "b", record_of(scaled)),
+    ]
+    found = hs.compare(*runs)
+    assert [site.name for site in found.sites] == ["nan", "lost", "much"]
+    assert [site.distance for site in found.sites[:2]] == [math.inf, math.inf]
+    assert math.isnan(found.sites[1].ratio)
+    assert [site.name for site in hs.compare(*runs, common=True).sites] == ["nan", "much"]
+
+
+def test_steps_that_only_one_run_has_are_a_difference(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", *map(healthy, range(3)))
+    b = write_run(tmp_path / "b", *map(healthy, range(5)))
+    found = hs.compare(a, b)
+    assert found
+    assert found.only == [(str(b), [3, 4])]
+    assert f"equal in 3 steps of 6 sites; only {b} has 2 steps, 3 to 4" in str(found)
+    assert not hs.compare(a, b, common=True)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (35.21, "x35.2"),
+        (1.125, "+12.5%"),
+        (0.75, "-25.0%"),
+        (0.01, "x0.01"),
+        (1 + 2e-7, "+2e-07"),
+        (1.0, "same"),
+        (0.0, "to 0"),
+        (math.inf, "from 0"),
+        (math.nan, ""),
+    ],
+)
+def test_ratios_are_written_for_people(ratio: float, said: str) -> None:
+    assert format_ratio(ratio) == said
