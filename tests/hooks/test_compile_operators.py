@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -47,6 +48,32 @@ def test_operators(operator: Any) -> None:
             if isinstance(tensor, Tensor):
                 assert tensor.grad_fn is None
                 assert not tensor.requires_grad
+
+
+@torch.library.custom_op("hookstats_tests::double_", mutates_args=("out",))
+def double_(x: Tensor, out: Tensor) -> None:
+    """An operator of nobody's."""
+    out.copy_(x.detach() * 2)
+
+
+@double_.register_fake
+def _(x: Tensor, out: Tensor) -> None:
+    """Nothing is returned."""
+
+
+def test_opcheck_warns_of_no_more_than_of_another_operator() -> None:
+    """From torch 2.14 on it asks its own copies of inputs that require gradients for .grad."""
+    leaf = torch.randn(4, 3, requires_grad=True)
+
+    def warned(operator: Any, *given: Any) -> set[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.library.opcheck(operator, given)
+        return {str(warning.message) for warning in caught}
+
+    of_torch = warned(double_, leaf, torch.empty(4, 3))
+    for operator in OPERATORS:
+        assert warned(operator, *arguments(operator, leaf)) <= of_torch
 
 
 def test_the_states_that_graphs_fill_join_no_graph() -> None:

@@ -145,6 +145,7 @@ def left_by_close() -> list[str]:
     w = watch(model)
     call = torch.compile(model, fullgraph=True, backend="aot_eager")
     call(data()).sum().backward()
+    w.step()
     w.close()
     # Where dynamo leaves constants of what it traces, beside modules and functions by name.
     left = [
@@ -155,6 +156,7 @@ def left_by_close() -> list[str]:
     linear: Any = model.linear
     left += ["hooks"] * bool(linear._forward_hooks)
     alive: dict[str, weakref.ref[Any]] = {
+        "watch": weakref.ref(w),
         "arena": weakref.ref(w._arena),
         "model": weakref.ref(model),
     }
