@@ -10,6 +10,7 @@ import weakref
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -80,6 +81,7 @@ class Flusher:
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._thread = self._new_thread()
+        self._unstarted = [self._thread]
         self._begun = False  # whether somebody started the thread
         self._running = Flag()
         self._served = 0  # how often the thread got something done
@@ -127,7 +129,7 @@ class Flusher:
         if not self._begun:
             atexit.register(self._at_exit)
             # Thread.start waits for the new thread, in a way that an interrupt can break.
-            start_new_thread(self._start, (self._thread,))
+            start_new_thread(self._start_first, ())
             self._begun = True
             self._running.wait(self.patience)
         self._queue.put(request)
@@ -234,13 +236,17 @@ class Flusher:
         if not self._ended.is_set():
             self._thread = thread
 
+    def _start_first(self) -> None:
+        """Start the thread, unless an interrupt has had this called already."""
+        with suppress(IndexError):
+            self._start(self._unstarted.pop())
+
     def _start(self, thread: threading.Thread) -> None:
         try:
             thread.start()
-        except RuntimeError:
-            if thread.ident is None:  # the interpreter ends; else an interrupt had it started twice
-                self._ended.set()
-                self._running.set()
+        except RuntimeError:  # the interpreter ends
+            self._ended.set()
+            self._running.set()
 
     def is_current_thread(self) -> bool:
         """Whether a sink, or what the sink calls, asks."""
