@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ PARAMETER_KINDS = ("param", "param_grad", "update", "optimizer_state")
 EVALUATION = "evaluation"
 """The phase of an evaluation's calls, where these are kept apart."""
 
+_SUFFIX = re.compile(r"(@(\d+|\.\.\.))?(\[(\d+ch|whole)\])?\Z")  # of a call, and of a width
 _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _VALUES = {"grad_input": "input", "grad_output": "output", "param_grad": "param"}
 _GRADIENTS = {values: gradient for gradient, values in _VALUES.items()}
@@ -105,6 +106,20 @@ def leaf_path(path: str) -> str:
 def plain_kind(kind: str) -> str:
     """The kind of a tensor without phase and path: "output" of "fake:output[1]"."""
     return parse_kind(kind).plain
+
+
+def site_name(name: str, names: Container[str]) -> str:
+    """The name of a module's sites: the module's own, unless sites of another module may have it.
+
+    Where there is a module "relu", a module "relu[64ch]" or "relu@1" has sites named "relu[64ch]'"
+    or "relu@1'".
+
+    names: of all watched modules.
+    """
+    if name and (stem := _SUFFIX.sub("", name)) != name and stem in names:
+        while name in names:
+            name += "'"
+    return name
 
 
 def label(name: str) -> str:

@@ -10,10 +10,11 @@ import weakref
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from hookstats.arena.arena import PATIENCE
 from hookstats.arena.flag import Flag
@@ -24,12 +25,11 @@ from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
+from hookstats.watching.called import Call, Sink, name_of, takes_scalars
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.requests import Close, ClosedStep, Drain, Request, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.world import current_rank
-
-Sink = Callable[[StepRecord], object]
 
 DISK_PATIENCE = 60.0
 """The seconds that anybody waits for the flush thread while it gets nothing done: a disk hangs."""
@@ -80,12 +80,13 @@ class Flusher:
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._thread = self._new_thread()
+        self._unstarted = [self._thread]
         self._begun = False  # whether somebody started the thread
         self._running = Flag()
         self._served = 0  # how often the thread got something done
         self._last: Callable[[], ClosedStep | None] = lambda: None
         self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
-        self._calling: _Call | None = None
+        self._calling: Call | None = None
         self._overtaking = threading.Lock()  # held while a sink's call ends or is overtaken
         self._pid = os.getpid()
         self._closed = False
@@ -127,7 +128,7 @@ class Flusher:
         if not self._begun:
             atexit.register(self._at_exit)
             # Thread.start waits for the new thread, in a way that an interrupt can break.
-            start_new_thread(self._start, (self._thread,))
+            start_new_thread(self._start_first, ())
             self._begun = True
             self._running.wait(self.patience)
         self._queue.put(request)
@@ -234,13 +235,17 @@ class Flusher:
         if not self._ended.is_set():
             self._thread = thread
 
+    def _start_first(self) -> None:
+        """Start the thread, unless an interrupt has had this called already."""
+        with suppress(IndexError):
+            self._start(self._unstarted.pop())
+
     def _start(self, thread: threading.Thread) -> None:
         try:
             thread.start()
-        except RuntimeError:
-            if thread.ident is None:  # the interpreter ends; else an interrupt had it started twice
-                self._ended.set()
-                self._running.set()
+        except RuntimeError:  # the interpreter ends
+            self._ended.set()
+            self._running.set()
 
     def is_current_thread(self) -> bool:
         """Whether a sink, or what the sink calls, asks."""
@@ -357,7 +362,7 @@ class Flusher:
         if self.latest is not None and self.latest.step == step:
             self.latest.complete(values)
         self._write(lambda writer: writer.write_scalars(step, time, values))
-        for sink in filter(_takes_scalars, self._sinks):
+        for sink in filter(takes_scalars, self._sinks):
             write: Any = sink
             action = partial(write.write_scalars, step, self.rank, values)
             self._todo.append(partial(self._use, sink, action))
@@ -379,18 +384,18 @@ class Flusher:
         """Call a sink unless it was disabled meanwhile; disable it if that fails."""
         if not any(other is sink for other in self._sinks):
             return
-        if not self._call(sink, _name(sink), "the sink is disabled", action):
+        if not self._call(sink, name_of(sink), "the sink is disabled", action):
             self._sinks = [other for other in self._sinks if other is not sink]
             self._close_sink(sink)
 
     def _close_sink(self, sink: Sink) -> None:
         close = getattr(sink, "close", None)
         if close is not None:
-            self._call(sink, f"closing {_name(sink)}", "its output may be incomplete", close)
+            self._call(sink, f"closing {name_of(sink)}", "its output may be incomplete", close)
 
     def _call(self, sink: Sink, what: str, outcome: str, action: Callable[[], object]) -> bool:
         """Whether an action of a sink succeeded, or was overtaken."""
-        self._calling = call = _Call(sink, what, time.monotonic())
+        self._calling = call = Call(sink, what, time.monotonic())
         succeeded = self._attempt(what, outcome, action)
         with self._overtaking:
             overtaken = self._calling is not call
@@ -433,19 +438,3 @@ class Flusher:
             return
         self.failures[what] = why
         warn(f"hookstats: {what} failed: {why}")
-
-
-def _name(sink: Sink) -> str:
-    return f"sink {getattr(sink, '__qualname__', None) or repr(sink)}"
-
-
-def _takes_scalars(sink: Sink) -> bool:
-    return callable(getattr(sink, "write_scalars", None))
-
-
-class _Call(NamedTuple):
-    """A call of a sink that has not returned yet."""
-
-    sink: Sink
-    what: str
-    since: float

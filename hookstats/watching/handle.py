@@ -100,8 +100,8 @@ class Watch:
             self._handles += self._roots.attach()
             for name, model in doors.items():
                 self._handles += self._observers.attach_door(name, model)
-            for name, module in selection.modules.items():
-                self._handles += self._observers.attach(name, module)
+            for name in selection.modules:
+                self._handles += self._observers.attach(selection, name)
             for name in selection.parameters:
                 self._observers.add_parameter(selection, name)
             for optimizer in optimizers:

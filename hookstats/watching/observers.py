@@ -22,6 +22,7 @@ from hookstats.hooks.silence import Silence
 from hookstats.hooks.spread import Spread
 from hookstats.hooks.updates import Updates
 from hookstats.hooks.widths import Sites, Suffixes, Widths
+from hookstats.records.keys import site_name
 from hookstats.watching.settings import OPTIMIZER_STATE, PARAMETER_KINDS, Settings
 
 
@@ -58,8 +59,9 @@ class Observers:
             self._sites.append([states])
             self.states.add(owner, key, states)
 
-    def attach(self, name: str, module: nn.Module) -> Iterator[RemovableHandle]:
+    def attach(self, selection: Selection, name: str) -> Iterator[RemovableHandle]:
         """Register the hooks of a module, as the settings say; a ScriptModule takes none."""
+        module, name = selection.modules[name], site_name(name, selection.modules)
         made: list[Sites] = []  # and those of later calls
         self._sites.append(made)
         rule = channel_rule(module, self._settings.channel_dim)

@@ -17,7 +17,8 @@ from hookstats.hooks.spread import Spread
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
-from hookstats.watching.flush import Flusher, Sink
+from hookstats.watching.called import Sink
+from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from hookstats.hooks.attach import MODULE_KINDS
 from hookstats.watching.watch import watch
@@ -28,6 +28,14 @@ def test_a_deep_copy_keeps_the_hooks_of_others_and_can_be_scripted() -> None:
     other[1]._forward_hooks.clear()
     x = torch.randn(2, 3)
     assert torch.equal(torch.jit.script(other)(x), model(x))
+
+
+def test_a_deep_copy_of_a_graph_module_has_no_hooks() -> None:
+    model = fx.symbolic_trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
+    with watch(model, kinds=MODULE_KINDS, include="*"):
+        other = copy.deepcopy(model)
+    hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in other.modules()]
+    assert hooks == [({}, {})] * 3
 
 
 def _of_the_user(module: nn.Module, args: object, output: object) -> None: ...

@@ -262,3 +262,17 @@ def test_resnet_50(size: tuple[int, int, int, int], hooks_in: str) -> None:
             assert row.skipped == {}
             assert row.missing == 0
         assert_adds_up(w)
+
+
+def test_a_module_that_has_the_name_of_another_ones_width_keeps_its_own_numbers() -> None:
+    model = Reused(4, 5)
+    model.add_module("act[5ch]", nn.ReLU())
+    x = torch.randn(6, 3)
+    with watch(model, kinds=("output",)) as w:
+        model(x)
+        taken = model.get_submodule("act[5ch]")(x)
+        w.step()
+        record = w.latest
+    assert names(record, "output") == {"act": 4, "act[5ch]": 5, "act[5ch]'": 3}
+    assert_stats(record["act[5ch]", "output"], [model.outputs[1]], 1)
+    assert_stats(record["act[5ch]'", "output"], [taken], 1)

@@ -2,20 +2,29 @@
 
 With words as arguments: only the mutants whose bug has one of them.
 
-First each test must pass without its mutant; then, with the mutant, it must fail. Prints the table
+First the tests must pass without mutants; then, with its mutant, each must fail. Prints the table
 of docs/reliability.md. The exit code is the number of mutants that were not caught.
+
+Tests run in forks of this process, which has loaded torch.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
+import hypothesis  # noqa: F401, loaded once for all forks, as is all of this
+import pyarrow.parquet  # noqa: F401
+import pytest
+import torch  # noqa: F401
 from table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -30,26 +39,69 @@ PROGRAMS = {
 """The sources beside its own that a C++ test needs."""
 
 
-def run(tree: Path, test: str) -> tuple[str, str]:
-    """What becomes of a test in a tree, "passed", "failed" or "did not end", and its output."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *test.split()]
+def run_program(tree: Path, test: str) -> tuple[str, str]:
+    """What becomes of a C++ test in a tree, "passed", "failed" or "did not end", and its output."""
+    program = tree / "program"
+    compiler = os.environ.get("CXX", "c++").split()
+    flags = ["-std=c++20", "-O1", "-pthread", "-Icsrc", "-Itests/cpp", "-o", str(program)]
+    subprocess.run([*compiler, *flags, test, *PROGRAMS[test]], cwd=tree, check=True)
     try:
-        if test in PROGRAMS:
-            program = tree / "program"
-            compiler = os.environ.get("CXX", "c++").split()
-            flags = ["-std=c++20", "-O1", "-pthread", "-Icsrc", "-Itests/cpp", "-o", str(program)]
-            sources = [test, *PROGRAMS[test]]
-            subprocess.run([*compiler, *flags, *sources], cwd=tree, check=True)
-            command = [str(program)]
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=SECONDS
-        )
+        done = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return "did not end", ""
-    if test not in PROGRAMS and done.returncode not in (0, 1):  # an error of pytest, no failure
-        return f"exit code {done.returncode}", done.stdout + done.stderr
     return "failed" if done.returncode else "passed", done.stdout + done.stderr
+
+
+def run_tests(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
+    """What becomes of tests in a tree, as of a C++ test."""
+    log = tree / "log"
+    child = os.fork()
+    if not child:
+        os.setsid()
+        with log.open("w") as file:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
+        os.chdir(tree)
+        os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.path.insert(0, str(tree))
+        sys.dont_write_bytecode = True
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+        sys.stdout.flush()
+        os._exit(int(code))
+    end = time.monotonic() + SECONDS * len(set(tests))
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "did not end", log.read_text()
+        time.sleep(0.05)
+    code = os.waitstatus_to_exitcode(ended[1])
+    if code not in (0, 1):  # an error of pytest, no failure
+        return f"exit code {code}", log.read_text()
+    return "failed" if code else "passed", log.read_text()
+
+
+def run(tree: Path, test: str) -> tuple[str, str]:
+    return run_program(tree, test) if test in PROGRAMS else run_tests(tree, test.split())
+
+
+def run_without(tree: Path, tests: set[str]) -> None:
+    """All tests, without mutants: those of pytest with equal options together."""
+    for test in sorted(tests & PROGRAMS.keys()):
+        require_passed(test, *run(tree, test))
+
+    def options(test: str) -> list[str]:
+        return [word for word in test.split() if not word.startswith("tests/")]
+
+    for words, group in groupby(sorted(tests - PROGRAMS.keys(), key=options), options):
+        names = [word for test in group for word in test.split() if word not in words]
+        require_passed(" ".join(names), *run_tests(tree, [*names, *words]))
+
+
+def require_passed(what: str, outcome: str, output: str) -> None:
+    if outcome != "passed":
+        print(output)
+        raise SystemExit(f"{what}: {outcome} without any mutant")
 
 
 def apply(tree: Path, mutant: Mutant) -> None:
@@ -73,11 +125,7 @@ def main(words: list[str]) -> int:
                 shutil.copytree(source, tree / name)
             else:
                 shutil.copy(source, tree / name)
-        for test in dict.fromkeys(mutant.test for mutant in chosen):
-            outcome, output = run(tree, test)
-            if outcome != "passed":
-                print(output)
-                raise SystemExit(f"{test}: {outcome} without any mutant")
+        run_without(tree, {mutant.test for mutant in chosen})
         print("| bug | in | caught by | seconds |\n|---|---|---|---|")
         for mutant in chosen:
             whole = (tree / mutant.file).read_text()
@@ -87,7 +135,8 @@ def main(words: list[str]) -> int:
             (tree / mutant.file).write_text(whole)
             caught = outcome in ("failed", "did not end")
             missed += not caught
-            by = " ".join(f"`{test.removeprefix('tests/')}`" for test in mutant.test.split())
+            tests = [word for word in mutant.test.split() if word.startswith("tests/")]
+            by = " ".join(f"`{test.removeprefix('tests/')}`" for test in tests)
             seconds = f"{time.monotonic() - began:.0f}"
             name = mutant.file.removeprefix("hookstats/")
             print(f"| {mutant.bug} | `{name}` | {by if caught else '**NOT CAUGHT**'} | {seconds} |")

@@ -41,6 +41,7 @@ def train(at: int) -> tuple[int, int, dict[int, float]]:
     optimizer.step()
     w.close()
     sums = {}
+    assert len({record.step for record in records}) == len(records)
     for record in records:
         whole = record["", "output"].per_tensor()
         sums[record.step] = float(whole.mean * whole.count)

@@ -1,0 +1,28 @@
+"""Call: a sink while the flush thread calls it; what sinks are named by, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hookstats.records.record import StepRecord
+
+Sink = Callable[[StepRecord], object]
+
+
+class Call(NamedTuple):
+    """A call of a sink that has not returned yet."""
+
+    sink: Sink
+    what: str
+    since: float
+
+
+def name_of(sink: Sink) -> str:
+    """What messages call a sink."""
+    return f"sink {getattr(sink, '__qualname__', None) or repr(sink)}"
+
+
+def takes_scalars(sink: Sink) -> bool:
+    """Whether a sink gets the scalars of each step, too."""
+    return callable(getattr(sink, "write_scalars", None))
