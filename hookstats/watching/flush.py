@@ -22,12 +22,12 @@ from hookstats.records.record import StepRecord
 from hookstats.records.summands import Summand
 from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
+from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.requests import Close, ClosedStep, Drain, Request, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
-from hookstats.watching.world import current_rank
 
 Sink = Callable[[StepRecord], object]
 
