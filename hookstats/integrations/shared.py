@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hookstats._torch import agree
 from hookstats.runs.format import rank_json
+from hookstats.runs.world import current_rank
 from hookstats.watching.handle import Watch
-from hookstats.watching.world import current_rank
 
 _NAME = "hookstats"
 _asked: Counter[Path] = Counter()  # how often a name was asked for: on each rank as often

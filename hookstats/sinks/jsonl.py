@@ -6,9 +6,11 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from hookstats.records.record import StepRecord
+from hookstats.sinks.by_rank import ByRank, Ranks
 from hookstats.stats.derived import statistic_names
 
 
@@ -18,21 +20,33 @@ class JSONL:
     A line is an object with step, rank, site, kind, shape, dtype, observed (calls merged) and the
     tensor's statistics; a statistic that is not finite is null. Only run directories have channels
     and histograms. The numbers that training logs are a line of their own per step, also where the
-    step is not recorded: an object with step, rank and scalars. Each of several processes needs a
-    file of its own.
+    step is not recorded: an object with step, rank and scalars.
 
+    Args:
+        path: the file.
+        ranks: which of several ranks write. "all": each into a file of its own, rank 1 into
+            `stats.rank1.jsonl` where rank 0 has `stats.jsonl`.
+            A rank, such as 0: this one alone. "merged": rank 0 writes, and only records of the
+            whole model, as `hookstats.Reduce` has them.
     Raises:
         OSError: the file cannot be opened.
+        ValueError: ranks is something else.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115, PTH123
+    def __init__(self, path: str | os.PathLike[str], ranks: Ranks = "all") -> None:
+        self._ranks = ByRank(ranks)
+        self._path = self._ranks.of_file(Path(path))
+        self._file: TextIO | None = None
+        if self._ranks.writes:
+            self._file = self._path.open("a", encoding="utf-8")
 
     def __repr__(self) -> str:
-        return f"JSONL({self._file.name!r})"
+        return f"JSONL({str(self._path)!r})"
 
     def __call__(self, record: StepRecord) -> None:
         """Write a step."""
+        if not self._ranks.takes(record):
+            return
         whole = record.whole
         names = statistic_names(higher=whole.higher)
         columns = {name: getattr(whole, name).tolist() for name in names}
@@ -51,19 +65,23 @@ class JSONL:
                 **{name: _number(column[row]) for name, column in columns.items()},
             }
             lines.append(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.write("".join(lines))
-        self._file.flush()
+        self._write("".join(lines))
 
     def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
         scalars = {name: _number(value) for name, value in values.items()}
         line = {"step": step, "rank": rank, "scalars": scalars}
-        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        self._write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def _write(self, text: str) -> None:
+        if self._file is not None:
+            self._file.write(text)
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _number(value: Any) -> Any:

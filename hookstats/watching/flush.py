@@ -23,13 +23,13 @@ from hookstats.records.record import StepRecord
 from hookstats.records.summands import Summand
 from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
+from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
 from hookstats.watching.called import Call, Sink, name_of, takes_scalars
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.requests import Close, ClosedStep, Drain, Request, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
-from hookstats.watching.world import current_rank
 
 DISK_PATIENCE = 60.0
 """The seconds that anybody waits for the flush thread while it gets nothing done: a disk hangs."""

@@ -15,6 +15,7 @@ from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
+from hookstats.runs.world import current_rank, current_world
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.called import Sink
@@ -31,7 +32,6 @@ from hookstats.watching.settings import (
     together,
 )
 from hookstats.watching.setup import setup_of
-from hookstats.watching.world import current_rank, current_world
 
 _LOG_BINS = LogBins()
 

@@ -14,9 +14,9 @@ from support.paths import python_path
 from support.samples import BINS, CHANNEL_BINS, sample
 
 from hookstats.runs.run import open_run
+from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.watching.flush import Flusher
-from hookstats.watching.world import current_rank
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
 

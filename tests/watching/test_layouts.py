@@ -16,8 +16,8 @@ from torch.optim import SGD
 
 import hookstats as hs
 from hookstats.records.layout import Axis, Cut, Layout, Mesh
+from hookstats.runs.world import current_world
 from hookstats.watching.settings import KINDS
-from hookstats.watching.world import current_world
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this build of torch has no gloo", allow_module_level=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import distributed
 
-from hookstats.watching.world import current_world
+from hookstats.runs.world import current_world
 
 
 def test_a_rendezvous_file_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
