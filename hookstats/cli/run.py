@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +17,81 @@ from torch.optim import Optimizer
 from hookstats.cli.output import describe
 from hookstats.cli.usage.run import DIRECTORY
 from hookstats.integrations.automatic import Automatic
+from hookstats.integrations.children import Children, Target
 from hookstats.integrations.shared import free_name
 from hookstats.stats.printable import printable
 from hookstats.watching.config import load_config
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
-_OPTIONS = ("every", "include", "kinds")
+_OPTIONS = ("out", "every", "include", "kinds")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; its exceptions, exit codes and warnings are its own."""
     try:
-        settings, out = _settings(options)
+        recorder = _recorder(options)
     except (ImportError, KeyError, OSError, ValueError) as error:
-        print(f"hookstats run: error: {describe(error)}", file=sys.stderr)
+        _say(f"error: {describe(error)}")
         return 2
-
-    def begin(models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
-        model: Any = models[""] if list(models) == [""] else models
-        return watch(model, optimizers, out=out, **settings)
-
-    automatic = Automatic(begin)
-    try:
-        with automatic:
-            _run(options.script, options.arguments, module=options.module)
-    finally:
-        _report(automatic.watch, out)
+    with recorder.watching():
+        _run(options.script, options.arguments, module=options.module)
     return 0
 
 
-def _settings(options: argparse.Namespace) -> tuple[dict[str, Any], Path]:
-    """The arguments of `watch`, and the run directory.
+class _Recorder:
+    """Watches what a process trains. It is sent to the processes that the process starts."""
+
+    def __init__(self, options: argparse.Namespace, settings: dict[str, Any]) -> None:
+        """settings: the arguments of `watch`, "out" included if it is given."""
+        self._script = options.script
+        self._command = _command(options)
+        self._settings = settings
+        name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
+        self._out = settings.pop("out", None)
+        self._default = DIRECTORY / name
+
+    @contextmanager
+    def watching(self, *, is_child: bool = False) -> Iterator[None]:
+        """In this context, what is trained is watched; at its end, it is said what was."""
+        children = Children(self._script, partial(_Child, self), self._command)
+        automatic = Automatic(self._begin)
+        try:
+            with children, automatic:
+                yield
+        finally:
+            if automatic.watch is not None:
+                path = printable(str(self._out))
+                steps = automatic.watch.coverage().steps
+                _say(f"{steps} steps in {path}: hookstats show {path}")
+            elif not (is_child or children.started):
+                _say("no training was watched")
+
+    def _begin(self, models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
+        """Begin to watch. By now the ranks have a process group, and so one directory for all."""
+        model: Any = models[""] if list(models) == [""] else models
+        self._out = self._out or free_name(self._default)
+        return watch(model, optimizers, out=self._out, **self._settings)
+
+
+class _Child:
+    """What a process runs instead of its target: the target, watched."""
+
+    def __init__(self, recorder: _Recorder, target: Target) -> None:
+        self._recorder = recorder
+        self._target = target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._recorder.watching(is_child=True):
+            return self._target(*args, **kwargs)
+
+
+def _say(what: str) -> None:
+    print(f"hookstats run: {what}", file=sys.stderr)
+
+
+def _recorder(options: argparse.Namespace) -> _Recorder:
+    """What the options say.
 
     Raises:
         ImportError, KeyError, OSError, ValueError: as `load_config`; there is no such script.
@@ -54,10 +100,18 @@ def _settings(options: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         raise FileNotFoundError(f"SCRIPT {options.script}: no such file")
     settings = load_config(options.config) if options.config else {}
     given = {name: getattr(options, name) for name in _OPTIONS}
-    settings |= {name: value for name, value in given.items() if value is not None}
-    in_file = settings.pop("out", None)
-    name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
-    return settings, Path(options.out or in_file or free_name(DIRECTORY / name))
+    return _Recorder(options, settings | {n: x for n, x in given.items() if x is not None})
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """The words after "python" that watch with these options, up to the script."""
+    words = ["-m", "hookstats", "run"]
+    for name in ("out", "every", "config"):
+        value = getattr(options, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    for pattern in options.include or ():
+        words += ["--include", pattern]
+    return words if options.kinds is None else [*words, "--kinds", ",".join(options.kinds)]
 
 
 def _run(script: str, arguments: list[str], *, module: bool) -> None:
@@ -69,12 +123,3 @@ def _run(script: str, arguments: list[str], *, module: bool) -> None:
     else:
         sys.path.insert(0, str(Path(script).resolve().parent))
         runpy.run_path(script, run_name="__main__")
-
-
-def _report(watched: Watch | None, out: Path) -> None:
-    if watched is None:
-        print("hookstats run: no training was watched", file=sys.stderr)
-    else:
-        path = printable(str(out))
-        steps = watched.coverage().steps
-        print(f"hookstats run: {steps} steps in {path}: hookstats show {path}", file=sys.stderr)

@@ -9,6 +9,7 @@ moment; afterwards it is as it was.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -28,7 +29,8 @@ Begin = Callable[[dict[str, nn.Module], list[Optimizer]], Watch]
 class Automatic:
     """Calls `begin` once, when the training of a script begins; as a context, while it is entered.
 
-    Whatever goes wrong is said on stderr, and the script goes on.
+    A process that is forked meanwhile is left alone. Whatever goes wrong is said on stderr, and the
+    script goes on.
     """
 
     def __init__(self, begin: Begin) -> None:
@@ -37,15 +39,17 @@ class Automatic:
         self._init: Any = Optimizer.__init__
         self._call: Any = nn.Module.__call__
         self._waits = False
+        self._process = os.getpid()
         self.watch: Watch | None = None
         """The watch; None while nothing is watched."""
 
     def __enter__(self) -> Automatic:
-        original, note = self._init, self._note
+        original, note, process = self._init, self._note, self._process
 
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            note(optimizer)
+            if os.getpid() == process:
+                note(optimizer)
 
         Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
         return self
@@ -65,10 +69,11 @@ class Automatic:
         if looks == self._waits:
             return
         self._waits = looks
-        original, look = self._call, self._look_at
+        original, look, process = self._call, self._look_at, self._process
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            looks_now = not torch.compiler.is_compiling() and torch.is_grad_enabled()
+            if looks_now and os.getpid() == process:
                 look(module)
             return original(module, *args, **kwargs)
 

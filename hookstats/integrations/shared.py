@@ -10,13 +10,14 @@ from itertools import count
 from pathlib import Path
 
 from hookstats._torch import agree
+from hookstats.records.norms import GRADIENT_NORM, has_parts
+from hookstats.records.speeds import COST
 from hookstats.runs.format import rank_json
 from hookstats.runs.world import current_rank
 from hookstats.watching.handle import Watch
 
 _NAME = "hookstats"
 _asked: Counter[Path] = Counter()  # how often a name was asked for: on each rank as often
-_HEADLINE = ("grad_norm", "watch_seconds")
 
 
 def run_directory(parent: str, *, resumed: bool) -> Path:
@@ -53,11 +54,17 @@ def _free_name(path: Path, files: str, *, resumed: bool) -> Path:
 
 def headline(watch: Watch) -> dict[str, float]:
     """What a trainer's log has of a watch: the number of alerts, and of the last recorded step the
-    norm of the gradients and what watching cost. Waits until that step is recorded."""
+    norm of the gradients and what watching cost. Waits until that step is recorded.
+
+    The norm is left out where this rank knows parts of the gradients alone: under FSDP and tensor
+    parallelism, unless the watch reduces records.
+    """
     found = {f"{_NAME}/alerts": float(len(watch.alerts))}
     with suppress(RuntimeError):  # no step is recorded yet
-        scalars = watch.latest.scalars
-        found.update({f"{_NAME}/{name}": scalars[name] for name in _HEADLINE if name in scalars})
+        latest = watch.latest
+        names = (COST,) if has_parts(latest.sites) else (GRADIENT_NORM, COST)
+        scalars = latest.scalars
+        found.update({f"{_NAME}/{name}": scalars[name] for name in names if name in scalars})
     return found
 
 

@@ -65,7 +65,8 @@ def _resumes(trainer: Trainer) -> bool:
 def _number(trainer: Trainer, watched: Watch) -> None:
     """Give each step the Trainer's number when it begins.
 
-    Nothing is observed before: where a checkpoint is loaded, the optimizer steps without gradients.
+    Nothing is observed before: where the Trainer loads a checkpoint, a function of its own steps
+    the optimizers without gradients.
     """
     numbering, step = Numbering(watched), trainer.train_step
     watched.pause()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.keys import plain_kind
+from hookstats.records.layout import shard_dim
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.stats.state import COUNT, M2, MEAN, NAN, NEGINF, POSINF
 
@@ -36,6 +37,19 @@ def gradient_norm(record: StepRecord) -> float | None:
     with np.errstate(over="ignore"):
         squares = moments[M2].sum() + (count * mean * mean).sum()
     return math.sqrt(squares)
+
+
+@lru_cache(maxsize=8)
+def has_parts(sites: tuple[SiteInfo, ...]) -> bool:
+    """Whether other ranks have parts of the parameters' gradients, so that their norm is not that
+    of all."""
+    layouts = [site.layout for site in sites if plain_kind(site.kind) == "param_grad"]
+    return any(
+        shard_dim(placement) is not None and axis.size > 1
+        for layout in layouts
+        if layout is not None
+        for axis, placement in zip(layout.axes, layout.placements, strict=True)
+    )
 
 
 @lru_cache(maxsize=8)

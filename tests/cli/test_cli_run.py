@@ -122,6 +122,31 @@ with open("result-0", "w") as file:
 """
 
 
+CHILDREN = """
+import sys, tempfile
+import torch
+from torch import distributed, nn
+
+def train(rank, rendezvous):
+    distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    data = torch.utils.data.DataLoader(torch.randn(6, 4), batch_size=2, num_workers=1)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in data:
+        optimizer.zero_grad()
+        model(batch + rank).square().mean().backward()
+        optimizer.step()
+    with open(f"result-{rank}", "w") as file:
+        print([p.tolist() for p in model.parameters()], file=file)
+    distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    rendezvous = "file://" + tempfile.mktemp()
+    torch.multiprocessing.start_processes(train, (rendezvous,), 2, start_method=sys.argv[1])
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "training.py"
@@ -223,6 +248,44 @@ def test_a_trainer_of_lightning(script: Path) -> None:
     assert recorded.steps == [0, 1, 2, 3]
     assert recorded[3]["net.0", "output"].count.sum() == 4 * 8
     assert max(recorded[step]["net.0", "output"].amax.max() for step in recorded) < 100
+
+
+def compare_children(script: Path, mode: str) -> None:
+    """Run a training on two processes that the script starts, unwatched and watched."""
+    code, errors = run(script, "training.py", mode, watched=False)
+    assert code == 0, errors
+    expected = results(script)
+    assert len(expected) == 2
+    code, errors = run(script, "--every", "2", "training.py", mode)
+    assert code == 0, errors
+    assert results(script) == expected
+    said = [line for line in errors.splitlines() if "hookstats run: " in line]
+    assert len(said) == 2, errors
+    assert all("steps in runs/training: hookstats show" in line for line in said), errors
+    recorded = open_run(script.parent / "runs" / "training")
+    assert recorded.ranks == [0, 1]
+    assert recorded.steps == [0, 2]
+    assert recorded.header["grad_scale"] == 0.5
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("how", ["spawn", "fork"])
+def test_processes_that_a_script_starts(script: Path, how: str) -> None:
+    script.write_text(CHILDREN)
+    compare_children(script, how)
+    recorded = open_run(script.parent / "runs" / "training")
+    assert recorded[2]["0", "output"].count.tolist() == [2 * 2]
+
+
+@pytest.mark.check
+def test_a_trainer_of_lightning_that_starts_its_processes(script: Path) -> None:
+    pytest.importorskip("lightning")
+    parallel = 'max_epochs=2, devices=2, strategy="ddp",'
+    text = LIGHTNING.replace("max_epochs=2,", parallel).replace("randn(8, 4)", "randn(16, 4)")
+    script.write_text(text.replace('"result-0"', 'f"result-{trainer.global_rank}"'))
+    compare_children(script, "ddp")
+    recorded = open_run(script.parent / "runs" / "training")
+    assert recorded[2]["net.0", "output"].count.sum() == 2 * 4 * 8
 
 
 @pytest.mark.check

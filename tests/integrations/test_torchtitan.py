@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,19 +26,27 @@ pytestmark = [
 ]
 
 
-def train(folder: Path, *options: str) -> Any:
+def train(folder: Path, *options: str, ranks: int = 1) -> Any:
     """The weights' digest, and what the Trainer logged."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    program = ["-m", "support.titan", str(folder), *options]
+    printed = run_python(folder.parent, *(launcher if ranks > 1 else ()), *program)
+    return json.loads(printed.splitlines()[-1])
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    """What python prints with these arguments, where `support` can be imported."""
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-m", "support.titan", str(folder), *options],
-        cwd=folder.parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
 
 
 def losses(found: Any) -> list[float]:
@@ -68,6 +77,30 @@ def test_the_trainer_keeps_its_bits_and_its_numbers(
         assert values["hookstats/alerts"] == 0
 
 
+@pytest.mark.parametrize("how", ["fsdp", "tp"])
+def test_two_ranks_write_one_run(tmp_path: Path, how: str) -> None:
+    plain = train(tmp_path / "plain", how, ranks=2)
+    watched = train(tmp_path / "watched", how, "watched", ranks=2)
+    assert watched["digest"] == plain["digest"]
+    assert losses(watched) == losses(plain)
+    run = open_run(tmp_path / "watched" / "hookstats")
+    assert run.closed
+    assert run.ranks == [0, 1]
+    assert run.steps == [1, 2, 3, 4]
+    batches = 2 if how == "fsdp" else 1
+    assert run.header.get("grad_scale", 1.0) == 1 / batches
+    assert run[4]["", "input"].count.sum() == batches * 2 * 32
+    for kind in ("output", "grad_output"):
+        assert run[4]["lm_head", kind].count.sum() == batches * 2 * 32 * 2048
+    for name, size in [("feed_forward.w1", 768 * 256), ("attention_norm", 256)]:
+        assert run[4][f"layers.1.{name}.weight", "param_grad"].count.sum() == size
+    for step, values in watched["logged"]:
+        norm = run.scalars.at(step)["grad_norm"]
+        assert norm == pytest.approx(min(1.0, values["grad_norm"]), rel=1e-2)
+        assert "hookstats/grad_norm" not in values  # that of a part
+        assert values["hookstats/alerts"] == 0
+
+
 def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     whole = train(folder, "watched")
@@ -79,3 +112,14 @@ def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
     assert parts[3].part.step == 3
     assert parts[3].part.number > parts[2].part.number
     assert not (folder / "hookstats-1").exists()
+
+
+def test_the_script_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "trainers" / "torchtitan.md").read_text("utf-8")
+    block = re.search(r"^:caption: (\S+)\n\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    (tmp_path / block[1]).write_text(block[2], "utf-8")
+    start = f"import runpy, support.titan; runpy.run_path({block[1]!r}, run_name='__main__')"
+    words = ["--module", "support.titan", "--config", "tiny", "--dump_folder", "out"]
+    run_python(tmp_path, "-c", start, *words)
+    assert open_run(tmp_path / "out" / "hookstats").closed

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.fsdp import FSDPModule
 
 _CPU: Any = torch.cpu
 torch._utils._get_available_device_type = lambda: "cpu"
@@ -48,6 +49,8 @@ from torchtitan.models.llama3 import model_registry  # noqa: E402
 from torchtitan.trainer import Trainer  # noqa: E402
 
 STEPS = 4
+utils.set_pg_timeouts = lambda *args, **kwargs: None
+time.sleep = lambda seconds: None
 
 
 class Tokens(BaseDataLoader):  # type: ignore[misc]
@@ -113,7 +116,8 @@ def configure(folder: str, *, compiled: bool, tp: bool) -> Any:
             local_batch_size=2, seq_len=32, steps=STEPS, disable_cuda_graphs=True
         ),
         parallelism=ParallelismConfig(
-            tensor_parallel_degree=int(os.environ["WORLD_SIZE"]) if tp else 1
+            tensor_parallel_degree=int(os.environ["WORLD_SIZE"]) if tp else 1,
+            spmd_backend="partial_dtensor",  # the others need a newer torch
         ),
         dataloader=Tokens.Config(),
         tokenizer=NoTokenizer.Config(),
@@ -124,11 +128,17 @@ def configure(folder: str, *, compiled: bool, tp: bool) -> Any:
     )
 
 
+def tiny() -> Any:
+    """For torchtitan's command line: --module support.titan --config tiny."""
+    return configure("outputs", compiled=False, tp=False)
+
+
 def main(folder: str, *options: str) -> None:
-    utils.set_pg_timeouts = lambda *args, **kwargs: None
-    time.sleep = lambda seconds: None
     torch.manual_seed(0)
     trainer = configure(folder, compiled="compiled" in options, tp="tp" in options).build()
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale what it sums
     if "watched" in options:
         from hookstats.integrations.torchtitan import watch
 

@@ -1,0 +1,72 @@
+"""Children: the processes that a script starts, so that what these train can be watched, too.
+
+A process of multiprocessing, as torch.multiprocessing.spawn starts, gets another target. A process
+that runs the script itself again, as Lightning starts one for each further device, gets another
+command. All others are left alone: workers that load data or that are in a pool train nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+Target = Callable[..., Any]
+_WORKERS = ("multiprocessing.", "torch.utils.data.", "concurrent.futures.", "torch._inductor.")
+
+
+class Children:
+    """As a context: changes how the processes begin that are started while it is entered."""
+
+    def __init__(
+        self, script: str, target: Callable[[Target], Target], command: Sequence[str]
+    ) -> None:
+        """script: the script, as it is in its own sys.argv.
+
+        target: what a process is to run instead of its own target; it must be picklable.
+        command: what stands before the script and its arguments in a command to watch it.
+        """
+        self._script = os.path.normpath(Path.cwd() / script)
+        self._target = target
+        self._command = [sys.executable, *command]
+        self._start: Any = BaseProcess.start
+        self._popen: Any = subprocess.Popen.__init__
+        self.started = False
+        """Whether there was one."""
+
+    def __enter__(self) -> Children:
+        start_before, popen_before = self._start, self._popen
+
+        def start(process: Any) -> None:
+            target = getattr(process, "_target", None)
+            if target is not None and _may_train(target):
+                process._target = self._target(target)
+                self.started = True
+            start_before(process)
+
+        def __init__(popen: Any, args: Any, *more: Any, **options: Any) -> None:
+            popen_before(popen, self._watched(args), *more, **options)
+
+        BaseProcess.start = start  # type: ignore[method-assign, assignment]
+        subprocess.Popen.__init__ = __init__  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        BaseProcess.start = self._start  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = self._popen  # type: ignore[method-assign]
+
+    def _watched(self, args: Any) -> Any:
+        """A command that runs the script again, with hookstats; other commands as they are."""
+        if not isinstance(args, (list, tuple)) or list(args[:2]) != [sys.executable, self._script]:
+            return args
+        self.started = True
+        return [*self._command, *args[1:]]
+
+
+def _may_train(target: Target) -> bool:
+    module = getattr(target, "__module__", None) or type(target).__module__
+    return not f"{module}.".startswith(_WORKERS)
