@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hookstats.records.record import StepRecord
@@ -122,6 +123,7 @@ class RunWriter:
         """The last step of the continued run, of any rank; None for a new run."""
         self._bins = bins_of(header, "bins")
         self._channel_bins = bins_of(header, "channel_bins")
+        self._detail = header.get("detail") == "tensor"  # rows may be of whole tensors
         self._described = {
             "bins": self._bins and self._bins.to_dict(),
             "channel_bins": self._channel_bins and self._channel_bins.to_dict(),
@@ -283,7 +285,8 @@ class RunWriter:
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         if self._records.takes(record.step):
-            self._records.add(rows_of(record), schema_of(record), encode)
+            schema = schema_of(record, detail=self._detail)
+            self._records.add(rows_of(record), schema, partial(encode, schema=schema))
         self._alerts.at(record.step)
         self.flush_if_due()
 

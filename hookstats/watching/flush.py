@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from hookstats.arena.arena import PATIENCE
 from hookstats.arena.flag import Flag
@@ -24,12 +24,12 @@ from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
+from hookstats.watching.detail import Detail
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.requests import Close, ClosedStep, Drain, Request, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
+from hookstats.watching.sinks import Call, Sink, name_of, takes_scalars
 from hookstats.watching.world import current_rank
-
-Sink = Callable[[StepRecord], object]
 
 DISK_PATIENCE = 60.0
 """The seconds that anybody waits for the flush thread while it gets nothing done: a disk hangs."""
@@ -60,8 +60,13 @@ class Flusher:
         writer: RunWriter | None,
         sinks: Sequence[Sink] = (),
         exchange: Exchange | None = None,
+        detail: Detail | None = None,
     ) -> None:
-        """exchange: merges what `latest` and the sinks get; what is written stays this rank's."""
+        """exchange: merges what `latest` and the sinks get; what is written stays this rank's.
+
+        detail: what is written of a step, once the first sink, a Monitor, has seen the step; None
+        for all of the step, before any sink.
+        """
         self.latest: StepRecord | None = None
         """The last recorded step; None until there is one."""
         self.failures: dict[str, str] = {}
@@ -76,6 +81,7 @@ class Flusher:
         self._sinks = list(sinks)
         self.exchange = exchange
         """None once the ranks do not merge any more."""
+        self._detail = detail
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[Request] = SimpleQueue()
@@ -85,7 +91,7 @@ class Flusher:
         self._served = 0  # how often the thread got something done
         self._last: Callable[[], ClosedStep | None] = lambda: None
         self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
-        self._calling: _Call | None = None
+        self._calling: Call | None = None
         self._overtaking = threading.Lock()  # held while a sink's call ends or is overtaken
         self._pid = os.getpid()
         self._closed = False
@@ -319,15 +325,24 @@ class Flusher:
         given = None if self.exchange else record
         if given is not None:
             self.latest = given
-        self._write(lambda writer: writer.write(record))
-        if self._writer is not None and self._writer.lost:
-            what = f"keeping the steps for out = {str(self._writer.path)!r}"
-            self._fail(what, f"too many wait for the disk; steps from {step} on are lost")
+        if self._detail is None:
+            self._write_record(record)
         if self.exchange is not None and self.exchange.is_due(step):
             given = self._merged(partial(self.exchange, record, summands), record)
         if given is not None:
             self.latest = given
             self._todo.extend(partial(self._give, sink, given) for sink in self._sinks)
+        if self._detail is not None:
+            self._todo.insert(1, partial(self._write_detail, self._detail, record))
+
+    def _write_detail(self, detail: Detail, record: StepRecord) -> None:
+        self._write_record(detail.of(record))
+
+    def _write_record(self, record: StepRecord) -> None:
+        self._write(lambda writer: writer.write(record))
+        if self._writer is not None and self._writer.lost:
+            what = f"keeping the steps for out = {str(self._writer.path)!r}"
+            self._fail(what, f"too many wait for the disk; steps from {record.step} on are lost")
 
     def _merged(
         self, merge: Callable[[], StepRecord | None], record: StepRecord
@@ -357,7 +372,7 @@ class Flusher:
         if self.latest is not None and self.latest.step == step:
             self.latest.complete(values)
         self._write(lambda writer: writer.write_scalars(step, time, values))
-        for sink in filter(_takes_scalars, self._sinks):
+        for sink in filter(takes_scalars, self._sinks):
             write: Any = sink
             action = partial(write.write_scalars, step, self.rank, values)
             self._todo.append(partial(self._use, sink, action))
@@ -379,18 +394,18 @@ class Flusher:
         """Call a sink unless it was disabled meanwhile; disable it if that fails."""
         if not any(other is sink for other in self._sinks):
             return
-        if not self._call(sink, _name(sink), "the sink is disabled", action):
+        if not self._call(sink, name_of(sink), "the sink is disabled", action):
             self._sinks = [other for other in self._sinks if other is not sink]
             self._close_sink(sink)
 
     def _close_sink(self, sink: Sink) -> None:
         close = getattr(sink, "close", None)
         if close is not None:
-            self._call(sink, f"closing {_name(sink)}", "its output may be incomplete", close)
+            self._call(sink, f"closing {name_of(sink)}", "its output may be incomplete", close)
 
     def _call(self, sink: Sink, what: str, outcome: str, action: Callable[[], object]) -> bool:
         """Whether an action of a sink succeeded, or was overtaken."""
-        self._calling = call = _Call(sink, what, time.monotonic())
+        self._calling = call = Call(sink, what, time.monotonic())
         succeeded = self._attempt(what, outcome, action)
         with self._overtaking:
             overtaken = self._calling is not call
@@ -433,19 +448,3 @@ class Flusher:
             return
         self.failures[what] = why
         warn(f"hookstats: {what} failed: {why}")
-
-
-def _name(sink: Sink) -> str:
-    return f"sink {getattr(sink, '__qualname__', None) or repr(sink)}"
-
-
-def _takes_scalars(sink: Sink) -> bool:
-    return callable(getattr(sink, "write_scalars", None))
-
-
-class _Call(NamedTuple):
-    """A call of a sink that has not returned yet."""
-
-    sink: Sink
-    what: str
-    since: float

@@ -1,0 +1,29 @@
+"""Sinks, as the flush thread calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hookstats.records.record import StepRecord
+
+Sink = Callable[[StepRecord], object]
+"""What gets every record; it may have a `close`, and a `write_scalars`."""
+
+
+class Call(NamedTuple):
+    """A call of a sink that has not returned yet."""
+
+    sink: Sink
+    what: str
+    since: float
+
+
+def name_of(sink: Sink) -> str:
+    """What errors call a sink."""
+    return f"sink {getattr(sink, '__qualname__', None) or repr(sink)}"
+
+
+def takes_scalars(sink: Sink) -> bool:
+    """Whether a sink wants the scalars of each step, too."""
+    return callable(getattr(sink, "write_scalars", None))
