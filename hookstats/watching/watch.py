@@ -105,7 +105,9 @@ def watch(
             `Watch.load_state_dict`.
         max_bytes: the most bytes that each rank may have in `out`; old steps are thinned to keep
             below. The newest quarter stays whole; every second older part is deleted, then every
-            second of those that remain, and so on. `Run.thinned` counts the deleted steps.
+            second of those that remain, and so on. Ten recorded steps before and after each
+            incident that is no note stay, too, in up to half of it. `Run.thinned` counts the
+            deleted steps.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
             or as a Rule; False or () for none. They check each recorded step, on the same thread as
