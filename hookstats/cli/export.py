@@ -127,7 +127,7 @@ def _channel_rows(site: SiteSeries) -> dict[str, Any]:
     steps, channels = site.channels.count.shape
     names = statistic_names(higher=site.higher)
     return {
-        "step": np.repeat(site.steps, channels),
+        "step": np.repeat(site.channels.steps, channels),
         **_constants(site, steps * channels),
         "channel": np.tile(np.arange(channels), steps),
         **{name: getattr(site.channels, name).ravel() for name in names},

@@ -147,7 +147,7 @@ class View:
             (format_number(site.rms) if site.finite else "-", ""),
             (change(curve), ""),
             (str(site.nonfinite), "bold red" if site.nonfinite else ""),
-            (f"{site.dead}/{site.channels}", "yellow" if many_dead else ""),
+            (site.dead_of, "yellow" if many_dead else ""),
         ]
 
     def _urgency(self, site: SiteSummary) -> tuple[bool, float]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
+from hookstats.records.tensors import of_tensors
 from hookstats.stats import derived
 from hookstats.stats.derived import columns_of, statistic
 from hookstats.stats.state import HIGHER, MOMENTS, TALLIES, ZERO, is_higher
@@ -92,11 +93,15 @@ class Comparison:
 def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
     """Compare integers exactly, moments to `rtol`, histograms where both have the same bins.
 
+    Where one of them has whole tensors alone (`of_tensors`), whole tensors are compared.
+
     Raises:
         ValueError: rtol is not 0 or more.
     """
     if not rtol >= 0:
         raise ValueError(f"rtol = {rtol}: expected 0 or more")
+    if any(site.merged for record in (a, b) for site in record.sites):
+        a, b = of_tensors(a), of_tensors(b)
     in_a, in_b = ({key: i for i, key in enumerate(record)} for record in (a, b))
     keys = list(in_a | in_b)
     relative = np.zeros((len(keys), len(STATISTICS)))

@@ -16,6 +16,7 @@ from hookstats.records.keys import PARAMETER_KINDS, Key, plain_kind
 from hookstats.records.layout import REPLICATE, UNKNOWN, Axis, Layout, shard_dim
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.records.tensors import of_tensors
 from hookstats.stats.state import combine
 
 _Sites = tuple[SiteInfo, ...]
@@ -47,7 +48,9 @@ class Merger:
         self._plans: dict[frozenset[_Twin], _Plan] = {}
 
     def __call__(self, records: Sequence[StepRecord]) -> StepRecord:
-        """records: in order of rank."""
+        """records: in order of rank. Where one has whole tensors alone, those of all are merged."""
+        if any(site.merged for record in records for site in record.sites):
+            records = [of_tensors(record) for record in records]
         sites = tuple(record.sites for record in records)
         if len(sites) != len(self._sites) or any(map(is_not, sites, self._sites)):
             self._sites, self._parts, self._plans = sites, _by_key(sites), {}
@@ -262,6 +265,11 @@ def _placed(infos: Sequence[SiteInfo]) -> tuple[SiteInfo, list[Int64]]:
     dim, shape = first.channel_dim, _shape(infos)
     if dim is not None and dim < 0:
         dim += len(first.shape)
+    if any(info.merged for info in infos):
+        places = [np.zeros(info.channels, np.int64) for info in infos]
+        most = max(info.merged or info.channels for info in infos)
+        whole = first._replace(channels=1, channel_dim=None, shape=shape, layout=None, merged=most)
+        return whole, places
     channels, places = 0, []
     cut = False
     for info in infos:

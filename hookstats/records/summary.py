@@ -17,7 +17,8 @@ class SiteSummary(NamedTuple):
 
     mean, std (population), min and max are over the finite values of all channels; without finite
     values they are NaN, NaN, +inf and -inf. `finite` counts these values, `nonfinite` NaNs and
-    infinities, `dead` the dead channels (see `insight.dead`). skewness and kurtosis (excess) are
+    infinities, `dead` the dead channels (see `insight.dead`) of `channels`, which is 0 where the
+    record has the whole tensor alone. skewness and kurtosis (excess) are
     None where third and fourth moments were not asked for, and NaN where all values are equal.
     """
 
@@ -37,6 +38,11 @@ class SiteSummary(NamedTuple):
     kurtosis: float | None = None
 
     @property
+    def dead_of(self) -> str:
+        """How many channels of how many are dead, for people: "3/64"; "-" where nobody knows."""
+        return f"{self.dead}/{self.channels}" if self.channels else "-"
+
+    @property
     def rms(self) -> float:
         """Square root of the mean of squares of the finite values; NaN without finite values."""
         return math.hypot(self.mean, self.std)
@@ -45,16 +51,18 @@ class SiteSummary(NamedTuple):
 def summarise(record: StepRecord) -> list[SiteSummary]:
     """One SiteSummary per site, in the record's order; vectorised over all channels."""
     whole = record.whole
+    merged = np.array([site.merged > 0 for site in record.sites], bool)
     died = dead(columns_of(record.moments, record.tallies)).astype(np.int64)
+    died = np.where(merged, 0, over_site(np.add, died, record.offsets, 0))
     return [
         SiteSummary(site.name, site.kind, site.shape, *numbers)
         for site, *numbers in zip(
             record.sites,
-            np.diff(record.offsets).tolist(),
+            np.where(merged, 0, np.diff(record.offsets)).tolist(),
             record.observed.tolist(),
             *(getattr(whole, name).tolist() for name in ("count", "mean", "std", "min", "max")),
             (whole.nan + whole.posinf + whole.neginf).tolist(),
-            over_site(np.add, died, record.offsets, 0).tolist(),
+            died.tolist(),
             *([whole.skewness.tolist(), whole.kurtosis.tolist()] if whole.higher else []),
             strict=True,
         )

@@ -71,7 +71,8 @@ class History:
         """int64 [R]: for how many steps in a row each channel has been dead, including this one."""
         self.dead_values: Int64
         """int64 [R]: how many zeros the channel had in these steps."""
-        self._known: dict[tuple[str, str, int], tuple[int, int]] = {}  # to its first row
+        self._known: dict[Key, int] = {}
+        self._first_rows: dict[tuple[str, str, int], int] = {}  # by site and number of channels
         self._keys: set[Key] = set()
         self._sites: tuple[SiteInfo, ...] | None = None
         self._at: NDArray[np.intp]  # where the record's sites and rows are in what follows
@@ -147,11 +148,10 @@ class History:
         at, rows = [], [np.empty(0, np.intp)]
         sites, width = len(self._all_rms), len(self._all_dead_steps)
         for site in record.sites:
-            key = site.name, site.kind, site.channels
-            if key not in self._known:
-                self._known[key] = sites, width
-                sites, width = sites + 1, width + site.channels
-            index, row = self._known[key]
+            index = self._known.setdefault((site.name, site.kind), sites)
+            sites = max(sites, index + 1)
+            row = self._first_rows.setdefault((site.name, site.kind, site.channels), width)
+            width = max(width, row + site.channels)
             at.append(index)
             rows.append(np.arange(row, row + site.channels))
         self._at, self._rows = np.array(at, np.intp), np.concatenate(rows)

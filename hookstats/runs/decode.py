@@ -16,6 +16,7 @@ from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_columns, to_state
 from hookstats.runs.footer import Footer
 from hookstats.runs.format import (
+    CHANNELS_COLUMN,
     LAYOUT_COLUMNS,
     PHASE_COLUMN,
     SPARSE_COLUMNS,
@@ -26,8 +27,11 @@ from hookstats.runs.part_file import PartFile
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import TALLIES
 
-DESCRIBED = ("site", "kind", PHASE_COLUMN, "channel_dim", "shape", "dtype", *LAYOUT_COLUMNS)
-"""The columns that say what a site is; the phase and the layout only where a part has them."""
+DESCRIBED = (
+    *("site", "kind", PHASE_COLUMN, "channel_dim", CHANNELS_COLUMN, "shape", "dtype"),
+    *LAYOUT_COLUMNS,
+)
+"""The columns that say what a site is; some only where a part has them."""
 
 _COUNTS = {
     *("observed", "hist_counts", "channel_hist_counts", *TALLIES),
@@ -197,17 +201,30 @@ def sites_of(described: Any, channels: Int64) -> tuple[SiteInfo, ...]:
         for phase, kind in zip(phases, columns["kind"], strict=True)
     ]
     names = ("channel_dim", "shape", "dtype")
+    counts = channels.tolist()
     return tuple(
-        SiteInfo(name, kind, count, dim, tuple(shape), dtype, _layout(*layout))
-        for name, kind, dim, shape, dtype, count, layout in zip(
+        SiteInfo(name, kind, count, dim, tuple(shape), dtype, _layout(*layout), _merged(*merged))
+        for name, kind, dim, shape, dtype, count, layout, *merged in zip(
             columns["site"],
             kinds,
             *(columns[name] for name in names),
-            channels.tolist(),
+            counts,
             layouts,
+            columns.get(CHANNELS_COLUMN, counts),
+            counts,
+            columns["channel_dim"],
             strict=True,
         )
     )
+
+
+def _merged(channels: int, rows: int, dim: int | None) -> int:
+    """How many channels of a site are merged in a row of the whole tensor; 0 for none."""
+    if channels == rows:
+        return 0
+    if rows != 1 or dim is not None or channels < 1:
+        raise ValueError(f"channels = {channels}: expected {rows}, as many as the lists have")
+    return channels
 
 
 def _layout(

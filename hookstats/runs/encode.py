@@ -16,6 +16,8 @@ from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.runs.checksums import placeholder, seal
 from hookstats.runs.columns import to_columns
 from hookstats.runs.format import (
+    ALL_EXTRAS,
+    CHANNELS_COLUMN,
     LAYOUT_COLUMNS,
     PART_KEY,
     PHASE_COLUMN,
@@ -152,11 +154,14 @@ def rows_of(record: StepRecord) -> Rows:
     return Rows(record.step, len(record), _nbytes(record), record.sites, record)
 
 
-def schema_of(record: StepRecord) -> Any:
-    """The schema of the rows of a record; the same object for records that are alike."""
+def schema_of(record: StepRecord, *, detail: bool = False) -> Any:
+    """The schema of the rows of a record; the same object for records that are alike.
+
+    detail: whether rows say how many channels their sites have.
+    """
     layout = any(site.layout for site in record.sites)
     phases = any(phase is not None for phase, _ in (split_phase(s.kind) for s in record.sites))
-    schema = part_schema(extras=Extras(is_higher(record.moments), layout, phases))
+    schema = part_schema(extras=Extras(is_higher(record.moments), layout, phases, detail))
     return merged_schema(schema) if record.rank is None else schema
 
 
@@ -169,11 +174,15 @@ def merged_schema(schema: Any) -> Any:
     return pa.schema([rank if field.name == "rank" else field for field in kept])
 
 
-def encode_table(record: StepRecord, schema: Any = None) -> Any:
+def encode_table(record: StepRecord, schema: Any = None, *, detail: bool = False) -> Any:
     """The rows of a record as a table, of this schema if there is one; columns that the record
-    lacks are null."""
+    lacks are null.
+
+    detail: as in `schema_of`; a schema says so itself.
+    """
     pa = require_pyarrow()
-    table = pa.Table.from_batches([encode([record])])
+    detail = detail if schema is None else CHANNELS_COLUMN in schema.names
+    table = pa.Table.from_batches([encode([record], schema_of(record, detail=detail))])
     for field in schema or ():
         if field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(record), field.type))
@@ -186,14 +195,16 @@ def join_tables(tables: Sequence[Any]) -> Any:
     return require_pyarrow().concat_tables([table.select(names) for table in tables])
 
 
-def encode(records: Sequence[StepRecord]) -> Any:
+def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
     """The rows of records as a record batch of `part_schema`; loops over no channels.
 
     The records have the same sites, bins and columns of moments.
+
+    schema: that of the first record, if it is known.
     """
     pa = require_pyarrow()
     first = records[0]
-    schema = schema_of(first)
+    schema = schema_of(first) if schema is None else schema
     rows = len(first)
     columns = {
         name: pa.concat_arrays([values] * len(records))
@@ -276,7 +287,7 @@ def _nbytes(record: StepRecord) -> int:
 @lru_cache(maxsize=2)
 def encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
     """The columns that describe sites; kept, since most steps have equal sites."""
-    schema = part_schema(extras=Extras(layout=True, phases=True))
+    schema = part_schema(extras=ALL_EXTRAS)
     layouts = [site.layout for site in sites]
     kinds = [split_phase(site.kind) for site in sites]
     values: dict[str, list[Any]] = {
@@ -284,6 +295,7 @@ def encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
         "kind": [kind for _, kind in kinds],
         PHASE_COLUMN: [phase for phase, _ in kinds],
         "channel_dim": [site.channel_dim for site in sites],
+        CHANNELS_COLUMN: [site.merged or site.channels for site in sites],
         "shape": [list(site.shape) for site in sites],
         "dtype": [site.dtype for site in sites],
         "global_shape": [one and one.global_shape for one in layouts],

@@ -60,6 +60,9 @@ LAYOUT_COLUMNS = ("global_shape", "shards", "mesh", "placements")
 """The columns that say which part of a distributed tensor a row is about."""
 
 
+CHANNELS_COLUMN = "channels"
+"""The column that says how many channels a site has, where rows may be of whole tensors instead."""
+
 PHASE_COLUMN = "phase"
 """The column that says in which phase a module was called; null: in training."""
 
@@ -73,6 +76,11 @@ class Extras(NamedTuple):
     """`LAYOUT_COLUMNS`."""
     phases: bool = False
     """`PHASE_COLUMN`."""
+    channels: bool = False
+    """`CHANNELS_COLUMN`."""
+
+
+ALL_EXTRAS = Extras(*[True] * len(Extras._fields))
 
 
 _NO_EXTRAS = Extras()
@@ -99,6 +107,7 @@ def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> A
     text = pa.dictionary(pa.int32(), pa.string())
     statistics = (*COLUMNS, *(HIGHER_COLUMNS if extras.higher else ()))
     phase = (field(PHASE_COLUMN, text),)
+    channels = (field(CHANNELS_COLUMN, pa.int32()),)
     layout = (
         field("global_shape", list_of(pa.int64())),
         field("shards", list_of(pa.int64())),
@@ -113,6 +122,7 @@ def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> A
             field("kind", text),
             *(phase if extras.phases else ()),
             field("channel_dim", pa.int32()),
+            *(channels if extras.channels else ()),
             field("shape", list_of(pa.int64())),
             field("dtype", text),
             field("observed", pa.int64()),
@@ -155,7 +165,7 @@ def extras_of(stored: Any, version: int) -> Extras:
     """
     names, extras = set(stored.names), Extras()
     if version > 2:
-        groups = (HIGHER_COLUMNS, LAYOUT_COLUMNS, (PHASE_COLUMN,))
+        groups = (HIGHER_COLUMNS, LAYOUT_COLUMNS, (PHASE_COLUMN,), (CHANNELS_COLUMN,))
         extras = Extras(*(not names.isdisjoint(each) for each in groups))
     check_schema(stored, part_schema(version, extras))
     return extras

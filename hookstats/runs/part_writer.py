@@ -16,6 +16,8 @@ from hookstats.runs.files import remove_temporaries, write_file
 from hookstats.runs.footer import Footer, Gap, Session, footer_json, noted
 from hookstats.runs.format import PHASE_COLUMN, PHASES, PartName
 
+_MOST_KEPT = 255  # ranges of steps
+
 _PARTS_WAITING = 2
 """The number of parts whose bytes may wait in memory while the disk takes none."""
 
@@ -73,6 +75,7 @@ class PartWriter:
         self._retry = 0.0  # when to try again
         self._left = 0  # bytes of temporary files that could not be removed
         self._due = math.inf
+        self._kept: list[tuple[int, int]] = []  # ranges of steps, see `keep`
         self._started = started
         self._sessions: list[Session] = []
 
@@ -88,7 +91,8 @@ class PartWriter:
             self._sessions = footer.sessions
             self._before = footer.records[-1][0]
         size = (self._directory / str(part)).stat().st_size
-        self._parts[part.number] = _Written(part, records, size)
+        last = part.step if footer is None else max(step for step, _ in footer.records)
+        self._parts[part.number] = _Written(part, records, size, last)
         self._number = part.number + 1
 
     def clean(self) -> None:
@@ -218,10 +222,32 @@ class PartWriter:
         )
         content = part.finish(about)
         name = PartName(self._rank, self._number, part.records[0][0])
-        self._sealed.append((_Written(name, len(part.records), content.size), content))
+        last = max(step for step, _ in part.records)
+        self._sealed.append((_Written(name, len(part.records), content.size, last), content))
         self._number += 1
         self._written += len(part.records)
         self._part, self._due, self._gaps = None, math.inf, []
+
+    def keep(self, first: int, last: int) -> None:
+        """Have thinning keep the steps from `first` to `last`, as those around an incident."""
+        self._kept = [*self._kept[-_MOST_KEPT:], (first, last)]
+
+    def _around_incidents(self, max_bytes: int) -> set[int]:
+        """The parts with steps that are to be kept: of the latest incidents, as many as half of
+        `max_bytes` holds."""
+        found: set[int] = set()
+        size = 0
+        numbers = sorted(self._parts)
+        for first, last in reversed(self._kept):
+            for number in numbers:
+                part = self._parts[number]
+                if number in found or part.last < first or part.name.step > last:
+                    continue
+                if size + part.size > max_bytes // 2:
+                    return found
+                found.add(number)
+                size += part.size
+        return found
 
     def _thin(self, max_bytes: int) -> None:
         """Delete old parts until the remaining parts hold at most `max_bytes`."""
@@ -232,8 +258,9 @@ class PartWriter:
         recent = self._parts[older.pop()].size  # the newest part stays, whatever its size
         while older and recent + self._parts[older[-1]].size <= max_bytes // 4:
             recent += self._parts[older.pop()].size
+        kept = self._around_incidents(max_bytes)
         # Sorted by how many powers of two divide their numbers: the rest is spread evenly.
-        older.sort(key=lambda number: (number & -number or math.inf, number))
+        older.sort(key=lambda number: (number in kept, number & -number or math.inf, number))
         for number in older:
             if excess <= 0:
                 break
@@ -250,3 +277,5 @@ class _Written(NamedTuple):
     """How many steps it has."""
     size: int
     """The size in bytes."""
+    last: int
+    """Its last step."""

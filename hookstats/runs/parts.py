@@ -31,6 +31,7 @@ from hookstats.runs.decode import (
 from hookstats.runs.files import naming
 from hookstats.runs.footer import Footer
 from hookstats.runs.format import (
+    ALL_EXTRAS,
     PARTS,
     Extras,
     PartName,
@@ -219,6 +220,10 @@ class Parts:
         """Whether a part has the column of phases."""
         return self._known_footer(name).extras.phases
 
+    def all_detailed(self, names: Iterable[PartName]) -> bool:
+        """Whether all parts of these names say how many channels sites have."""
+        return all(self._known_footer(name).extras.channels for name in names)
+
     def all_higher(self, names: Iterable[PartName]) -> bool:
         """Whether all parts of these names have the columns of third and fourth moments."""
         return all(self._known_footer(name).extras.higher for name in names)
@@ -256,7 +261,7 @@ class Parts:
             if footer.version == 1:
                 table = with_tensors(table)
             for column in set(columns) - set(table.column_names):  # moments that it does not have
-                field = part_schema(extras=Extras(True, True, True)).field(column)
+                field = part_schema(extras=ALL_EXTRAS).field(column)
                 nulls = require_pyarrow().nulls(table.num_rows, field.type)
                 table = table.append_column(field, nulls)
             table = table.select(columns).unify_dictionaries().combine_chunks()

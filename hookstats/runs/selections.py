@@ -17,7 +17,7 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.runs.columns import HIGHER_COLUMNS
 from hookstats.runs.encode import encode_table, join_tables
-from hookstats.runs.format import PHASE_COLUMN, TENSOR_COLUMNS, PartName
+from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN, TENSOR_COLUMNS, PartName
 from hookstats.runs.index import Where
 from hookstats.runs.parts import Parts
 from hookstats.runs.whole import Whole
@@ -77,7 +77,9 @@ class OfRank(Selection):
     @cached_property
     def numbers(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
         higher = HIGHER_COLUMNS if self.parts.all_higher(self._masks) else ()
-        names = ("observed", *TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
+        channels = (CHANNELS_COLUMN,) if self.parts.all_detailed(self._masks) else ()
+        tensors = (*TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
+        names = ("observed", *channels, *tensors)
         tables = [table.filter(mask) for mask, table in self._read(names)]
         return {
             name: np.concatenate([t.column(name).to_numpy() for t in tables])[self._order]
@@ -147,19 +149,21 @@ class Merged(Selection):
         number = {key: i for i, key in enumerate(self.keys)}
         self.infos: dict[Key, SiteInfo] = {}
         sites, steps, tables = [], [], []
+        detail = CHANNELS_COLUMN in parts.schema().names
         for record in whole.records():
             chosen = [i for i, site in enumerate(record.sites) if (site.name, site.kind) in number]
             found = [record.sites[i] for i in chosen]
             self.infos |= {(site.name, site.kind): site for site in found}
             sites += [number[site.name, site.kind] for site in found]
             steps += [record.step] * len(found)
-            tables.append(encode_table(record).take(chosen))
+            tables.append(encode_table(record, detail=detail).take(chosen))
         self._table = join_tables(tables)
         self._order = np.argsort(np.array(sites, np.int64), kind="stable")
         self.steps = np.array(steps, np.int64)[self._order]
         self.bounds = [0, *np.cumsum(np.bincount(sites, minlength=len(self.keys))).tolist()]
         higher = HIGHER_COLUMNS if "tensor_m3" in self._table.column_names else ()
-        columns = ("observed", *TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
+        channels = (CHANNELS_COLUMN,) if detail else ()
+        columns = ("observed", *channels, *TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
         self.numbers = {name: self._table.column(name).to_numpy()[self._order] for name in columns}
 
     def record(self, step: int) -> StepRecord:

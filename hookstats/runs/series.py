@@ -14,6 +14,7 @@ from hookstats.records.keys import Key
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.runs.columns import state_column
+from hookstats.runs.format import CHANNELS_COLUMN
 from hookstats.runs.parts import Parts
 from hookstats.runs.selections import Merged, OfRank, Selection
 from hookstats.runs.whole import Whole
@@ -96,7 +97,8 @@ class SiteSeries(ArrayStatistics):
 
     @property
     def channel_dim(self) -> int | None:
-        """The dimension of the channels in the last step; None if the tensor is one channel."""
+        """The dimension of the channels in the last step; None if the tensor is one channel, or the
+        step has the whole tensor alone."""
         return self._info.channel_dim
 
     @property
@@ -126,13 +128,14 @@ class SiteSeries(ArrayStatistics):
         return self._selection.record(int(self.steps[i]))[self.name, self.kind]
 
     @property
-    def channels(self) -> ArrayStatistics:
-        """The same statistics channel by channel, [S, C].
+    def channels(self) -> ChannelSeries:
+        """The same statistics channel by channel, [S, C]; where `watch` had detail="tensor", of the
+        steps alone that have their channels.
 
         Raises:
             ValueError: (when an array is asked for) steps have different numbers of channels.
         """
-        return _Channels(self)
+        return ChannelSeries(self)
 
     @property
     def hist(self) -> Int64 | None:
@@ -163,24 +166,49 @@ class SiteSeries(ArrayStatistics):
                 f"{name!r} have lists of different lengths"
             )
         bounds = offsets[self._rows.start : self._rows.stop + 1]
-        channels = set(np.diff(bounds).tolist())
+        lengths = np.diff(bounds)
+        whole = self._merged(lengths)
+        channels = set(lengths[~whole].tolist())
         if len(channels) > 1:
             raise ValueError(
                 f"{self.kind} of {self.name!r}: {min(channels)} to {max(channels)} channels, "
                 "expected the same number in every step; see stats"
             )
-        return values[bounds[0] : bounds[-1]].reshape(len(self), -1)
+        found = values[bounds[0] : bounds[-1]]
+        if whole.any():
+            found = found[np.repeat(~whole, lengths)]
+        return found.reshape(int((~whole).sum()), max(channels, default=0))
+
+    def _merged(self, lengths: Int64) -> NDArray[np.bool_]:
+        """bool [S]: the steps whose channels are merged; `lengths` has those of the lists."""
+        if CHANNELS_COLUMN not in self._selection.numbers:
+            return np.zeros(len(self), np.bool_)
+        merged: NDArray[np.bool_]
+        merged = self._selection.numbers[CHANNELS_COLUMN][self._rows] != lengths
+        return merged
+
+    def _steps_of_channels(self) -> Int64:
+        if CHANNELS_COLUMN not in self._selection.numbers:
+            return self.steps
+        ((_, offsets),) = self._selection.lists("count")
+        lengths = np.diff(offsets[self._rows.start : self._rows.stop + 1])
+        return self.steps[~self._merged(lengths)]
 
     @property
     def _info(self) -> SiteInfo:
         return self._selection.infos[self.name, self.kind]
 
 
-class _Channels(ArrayStatistics):
+class ChannelSeries(ArrayStatistics):
     """The statistics of a site channel by channel."""
 
     def __init__(self, site: SiteSeries) -> None:
         self._site = site
+
+    @property
+    def steps(self) -> Int64:
+        """int64: the steps that have their channels, ascending."""
+        return self._site._steps_of_channels()
 
     @property
     def higher(self) -> bool:

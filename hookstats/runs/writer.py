@@ -11,12 +11,14 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from hookstats.records.alerts import Alert, incidents_of
 from hookstats.records.record import StepRecord
-from hookstats.runs.alerts import AlertFile, Told
+from hookstats.runs.alerts import AlertFile, Told, read_alerts
 from hookstats.runs.encode import encode, rows_of, schema_of
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
 from hookstats.runs.footer import check_grad_scale
@@ -50,6 +52,9 @@ from hookstats.runs.scalars import encode_scalars, scalar_rows
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 
+AROUND = 10
+"""How many recorded steps before and after the cause of an incident thinning keeps."""
+
 _PARTS_AT_LEAST = 64
 """The number of parts that `max_bytes` is cut into: thinning deletes whole parts."""
 _SCALARS_SHARE = 16
@@ -73,9 +78,11 @@ class RunWriter:
     Scalars go into parts of their own, in the same way.
 
     If `max_bytes` is given, the parts of the rank never hold more once a part is written. Every
-    step in the newest quarter of `max_bytes` is kept. Older parts are deleted: first every second,
-    then every fourth that is left, and so on, the older ones first and the first part last. Deleted
-    records are counted, in the parts and beside the header.
+    step in the newest quarter of `max_bytes` is kept, and so are the steps around incidents
+    (`AROUND` recorded steps before and after each cause that is worse than a note), the latest
+    first, in up to half of it. Older parts are deleted: first every second, then every fourth that
+    is left, and so on, the older ones first and the first part last. Deleted records are counted,
+    in the parts and beside the header.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.
@@ -122,6 +129,8 @@ class RunWriter:
         """The last step of the continued run, of any rank; None for a new run."""
         self._bins = bins_of(header, "bins")
         self._channel_bins = bins_of(header, "channel_bins")
+        self._around = AROUND * int(header.get("every") or 1)
+        self._detail = header.get("detail") == "tensor"  # rows may be of whole tensors
         self._described = {
             "bins": self._bins and self._bins.to_dict(),
             "channel_bins": self._channel_bins and self._channel_bins.to_dict(),
@@ -244,6 +253,9 @@ class RunWriter:
                 with suppress(ValueError, FileNotFoundError):
                     footer = read_footer(self.path, part, SCALARS)
                 self._scalars.after(part, footer)
+        with suppress(ValueError):
+            alerts = read_alerts(self.path, self.rank)
+            self._keep(incident.cause for incident in incidents_of(alerts))
         # Equal on all ranks, even if some of them lost more steps than others.
         self.last_step = max(last.values(), default=None)
         self._run["thinned"] = self._records.thinned
@@ -283,7 +295,8 @@ class RunWriter:
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         if self._records.takes(record.step):
-            self._records.add(rows_of(record), schema_of(record), encode)
+            schema = schema_of(record, detail=self._detail)
+            self._records.add(rows_of(record), schema, partial(encode, schema=schema))
         self._alerts.at(record.step)
         self.flush_if_due()
 
@@ -315,7 +328,13 @@ class RunWriter:
             OSError: they cannot be written; they are kept for the next attempt.
         """
         self._check_open()
+        self._keep([one.alert for one in told if one.cause])
         self._alerts.write(told)
+
+    def _keep(self, causes: Iterable[Alert]) -> None:
+        for alert in causes:
+            if alert.level:
+                self._records.keep(alert.step - self._around, alert.step + self._around)
 
     @property
     def lost(self) -> int:

@@ -40,6 +40,12 @@ class ChannelColumns:
     nonfinite: Bool
     """bool [T, C]: there is a NaN or an infinity."""
 
+    @property
+    def known(self) -> Bool:
+        """bool [T]: whether there is any value; not where the steps have whole tensors alone."""
+        known: Bool = np.any(self.nonfinite | ~np.isnan(self.rms), axis=1)
+        return known
+
 
 @dataclass(frozen=True)
 class Overview:
@@ -126,8 +132,8 @@ class _Rows:
 
     def __init__(self) -> None:
         self.sites: list[SiteInfo] = []  # as recorded last
-        self.channels: list[int] = []  # as recorded first
-        self.offsets = [0]  # site s owns the channels' rows offsets[s]:offsets[s + 1]
+        self.channels: list[slice] = []  # the rows of each, as recorded first; none until then
+        self.of_channels = 0  # all of these
         self.uneven: set[int] = set()  # the sites whose number of channels changed
         self._index: dict[Key, int] = {}
         self._known: dict[tuple[SiteInfo, ...], tuple[Int64, Int64, Int64]] = {}
@@ -145,17 +151,26 @@ class _Rows:
             row = self._index.setdefault((site.name, site.kind), len(self._index))
             if row == len(self.sites):
                 self.sites.append(site)
-                self.channels.append(site.channels)
-                self.offsets.append(self.offsets[-1] + site.channels)
-            self.sites[row] = site
+                self.channels.append(slice(0, 0))
+            if not site.merged or self.sites[row].merged:  # the tensor's row has no dimension
+                self.sites[row] = site
             rows.append(row)
-            if site.channels == self.channels[row]:
-                taken.append(np.arange(first, first + site.channels))
-                places.append(np.arange(self.offsets[row], self.offsets[row + 1]))
-            else:
-                self.uneven.add(row)
+            if not site.merged:
+                span = self._rows_of(row, site.channels)
+                if span.stop - span.start == site.channels:
+                    taken.append(np.arange(first, first + site.channels))
+                    places.append(np.arange(span.start, span.stop))
+                else:
+                    self.uneven.add(row)
             first += site.channels
         return np.array(rows, np.int64), np.concatenate(taken), np.concatenate(places)
+
+    def _rows_of(self, row: int, channels: int) -> slice:
+        """The channels' rows of a site, which gets `channels` of them if it has none yet."""
+        if self.channels[row] == slice(0, 0):
+            self.channels[row] = slice(self.of_channels, self.of_channels + channels)
+            self.of_channels += channels
+        return self.channels[row]
 
 
 @dataclass(frozen=True)
@@ -179,7 +194,7 @@ class _Merger:
         self._rows = rows
         self._bins = bins
         self._tensors: list[tuple[Int64, Float64, Int64, Int64]] = []
-        self._channels = np.zeros((4, rows.offsets[-1]))
+        self._channels = np.zeros((4, rows.of_channels))
         self._counts = np.zeros((len(rows.sites), 0 if bins is None else bins.slots), np.int64)
 
     def add(self, record: StepRecord) -> None:
@@ -188,7 +203,7 @@ class _Merger:
         row, taken, place = self._rows.of(record.sites)
         whole = record.whole
         self._tensors.append((row, whole.moments.numpy(), whole.tallies.numpy(), record.observed))
-        self._channels = channels = _grown(self._channels, 1, self._rows.offsets[-1])
+        self._channels = channels = _grown(self._channels, 1, self._rows.of_channels)
         columns = columns_of(record.moments[taken], record.tallies[taken])
         channels[0, place] = np.hypot(channels[0, place], statistic("l2_norm", columns))
         channels[1, place] += columns("count")
@@ -220,8 +235,7 @@ def _join(
     """The overview of these columns, the sites in order of execution."""
     size = len(rows.sites)
     order = execution_order([(site.name, site.kind) for site in rows.sites])
-    offsets = np.array(rows.offsets)
-    channels = np.stack([_grown(column.channels, 1, rows.offsets[-1]) for column in columns])
+    channels = np.stack([_grown(column.channels, 1, rows.of_channels) for column in columns])
     norm, count, zero, nonfinite = channels.transpose(1, 0, 2)
     died = dead({"count": count, "zero": zero}.__getitem__)
     with np.errstate(invalid="ignore"):
@@ -240,7 +254,7 @@ def _join(
             None
             if i in rows.uneven
             else ChannelColumns(rms[:, span], died[:, span], nonfinite[:, span] > 0)
-            for i, span in ((i, slice(*offsets[i : i + 2])) for i in order)
+            for i, span in ((i, rows.channels[i]) for i in order)
         ),
         bins=run.bins,
         hist=tuple(hists),

@@ -147,8 +147,8 @@ class Plots:
         dead = channels.dead.T
         figure, ax = _axes(ax, (6.0, 3.5))
         edges = np.arange(len(values) + 1) - 0.5
-        _mesh(ax, site.steps, edges, np.where(dead, np.nan, values), statistic)
-        _mark(ax, site.steps, edges, dead, NONE)
+        _mesh(ax, channels.steps, edges, np.where(dead, np.nan, values), statistic)
+        _mark(ax, channels.steps, edges, dead, NONE)
         ax.invert_yaxis()
         ax.set_ylabel("channel")
         _label(ax, site)

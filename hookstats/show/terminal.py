@@ -90,7 +90,7 @@ def _row(site: SiteSummary) -> dict[str, Cell]:
         },
         **{name: _number_or_dash(getattr(site, name)) for name in _HIGHER},
         "non-\nfinite": str(site.nonfinite),
-        "dead": f"{site.dead}/{site.channels}",
+        "dead": site.dead_of,
     }
     styles = {
         "non-\nfinite": "bold red" if site.nonfinite else "",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hookstats.records.record import StepRecord
 
 Sink = Callable[[StepRecord], object]
+"""What gets every record; it may have a `close`, and a `write_scalars`."""
 
 
 class Call(NamedTuple):

@@ -27,6 +27,7 @@ from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
 from hookstats.watching.called import Call, Sink, name_of, takes_scalars
+from hookstats.watching.detail import Detail
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.requests import Close, ClosedStep, Drain, Request, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
@@ -60,8 +61,13 @@ class Flusher:
         writer: RunWriter | None,
         sinks: Sequence[Sink] = (),
         exchange: Exchange | None = None,
+        detail: Detail | None = None,
     ) -> None:
-        """exchange: merges what `latest` and the sinks get; what is written stays this rank's."""
+        """exchange: merges what `latest` and the sinks get; what is written stays this rank's.
+
+        detail: what is written of a step, once the first sink, a Monitor, has seen the step; None
+        for all of the step, before any sink.
+        """
         self.latest: StepRecord | None = None
         """The last recorded step; None until there is one."""
         self.failures: dict[str, str] = {}
@@ -76,6 +82,7 @@ class Flusher:
         self._sinks = list(sinks)
         self.exchange = exchange
         """None once the ranks do not merge any more."""
+        self._detail = detail
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[Request] = SimpleQueue()
@@ -324,15 +331,24 @@ class Flusher:
         given = None if self.exchange else record
         if given is not None:
             self.latest = given
-        self._write(lambda writer: writer.write(record))
-        if self._writer is not None and self._writer.lost:
-            what = f"keeping the steps for out = {str(self._writer.path)!r}"
-            self._fail(what, f"too many wait for the disk; steps from {step} on are lost")
+        if self._detail is None:
+            self._write_record(record)
         if self.exchange is not None and self.exchange.is_due(step):
             given = self._merged(partial(self.exchange, record, summands), record)
         if given is not None:
             self.latest = given
             self._todo.extend(partial(self._give, sink, given) for sink in self._sinks)
+        if self._detail is not None:
+            self._todo.insert(1, partial(self._write_detail, self._detail, record))
+
+    def _write_detail(self, detail: Detail, record: StepRecord) -> None:
+        self._write_record(detail.of(record))
+
+    def _write_record(self, record: StepRecord) -> None:
+        self._write(lambda writer: writer.write(record))
+        if self._writer is not None and self._writer.lost:
+            what = f"keeping the steps for out = {str(self._writer.path)!r}"
+            self._fail(what, f"too many wait for the disk; steps from {record.step} on are lost")
 
     def _merged(
         self, merge: Callable[[], StepRecord | None], record: StepRecord

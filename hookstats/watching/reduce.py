@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.records.subset import subset
 from hookstats.records.summands import Summand, added
+from hookstats.records.tensors import of_tensors
 from hookstats.runs.format import require_pyarrow
 from hookstats.runs.message import Message, from_bytes, to_bytes
 from hookstats.stats.arguments import check_integer
@@ -127,7 +127,10 @@ class Exchange:
         Raises:
             RuntimeError: a rank does not answer.
         """
-        own = record if self.reduce.channels else _of_tensors(record)
+        own = record
+        if not self.reduce.channels:
+            empty = SparseCounts.empty(len(record.moments))
+            own = of_tensors(replace(record, channel_bins=None, channel_hist=empty))
         outgoing = self._shares(own, summands)
         sizes = self._agree(record.step, outgoing)
         if sizes is None:
@@ -287,18 +290,3 @@ def _counts(hist: Histogram | None, rows: int) -> SparseCounts:
 
 def _nothing() -> NDArray[np.uint8]:
     return np.zeros(0, np.uint8)
-
-
-def _of_tensors(record: StepRecord) -> StepRecord:
-    """The record with each tensor as one channel."""
-    rows = len(record)
-    whole: Any = record.whole
-    return replace(
-        record,
-        sites=tuple(site._replace(channels=1, channel_dim=None) for site in record.sites),
-        offsets=np.arange(rows + 1, dtype=np.int64),
-        moments=whole.moments.numpy(),
-        tallies=whole.tallies.numpy(),
-        channel_bins=None,
-        channel_hist=SparseCounts.empty(rows),
-    )

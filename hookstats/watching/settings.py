@@ -28,6 +28,9 @@ KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")
 MODES = ("auto", "all", "both")
 """Which calls are recorded: those that are not of an evaluation, all together, or both, apart."""
 
+DETAILS = ("channel", "tensor")
+"""What steps have on the disk."""
+
 
 class Settings(NamedTuple):
     """What a watch records, as `watch` documents its arguments."""
@@ -41,6 +44,8 @@ class Settings(NamedTuple):
     modes: str
     per_call: bool = False
     after: int = 10
+    detail: str = "channel"
+    channels_every: int = 10
 
     def checked(self) -> Settings:
         """The settings, with `every` and `moments` as ints.
@@ -58,10 +63,13 @@ class Settings(NamedTuple):
             raise ValueError(f"per_call = {self.per_call!r}: expected True or False")
         if self.modes not in MODES:
             raise ValueError(f"modes = {self.modes!r}: expected {', '.join(map(repr, MODES))}")
+        if self.detail not in DETAILS:
+            raise ValueError(f'detail = {self.detail!r}: expected "channel" or "tensor"')
         return self._replace(
             every=check_integer("every", self.every, 1),
             moments=check_moments(self.moments),
             after=check_integer("after", self.after, 0),
+            channels_every=check_integer("channels_every", self.channels_every, 1),
         )
 
     def header(self, models: Mapping[str, nn.Module], selection: Selection) -> dict[str, Any]:
@@ -85,8 +93,12 @@ class Settings(NamedTuple):
             "every": self.every,
             "moments": self.moments,
             **({"per_call": True} if self.per_call else {}),
+            **({} if self.detail == "channel" else self._detail()),
             "torch": str(torch.__version__),
         }
+
+    def _detail(self) -> dict[str, Any]:
+        return {"detail": self.detail, "channels_every": self.channels_every}
 
 
 def as_optimizers(optimizer: Any) -> list[Optimizer]:

@@ -19,6 +19,7 @@ from hookstats.runs.world import current_rank, current_world
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.called import Sink
+from hookstats.watching.detail import Detail
 from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
 from hookstats.watching.reduce import Exchange, Reduce
@@ -58,6 +59,8 @@ def watch(
     mesh: DeviceMesh | None = None,
     reduce: Reduce | None = None,
     after: int = 10,
+    detail: str = "channel",
+    channels_every: int = 10,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
@@ -102,7 +105,9 @@ def watch(
             `Watch.load_state_dict`.
         max_bytes: the most bytes that each rank may have in `out`; old steps are thinned to keep
             below. The newest quarter stays whole; every second older part is deleted, then every
-            second of those that remain, and so on. `Run.thinned` counts the deleted steps.
+            second of those that remain, and so on. Ten recorded steps before and after each
+            incident that is no note stay, too, in up to half of it. `Run.thinned` counts the
+            deleted steps.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
             or as a Rule; False or () for none. They check each recorded step, on the same thread as
@@ -132,6 +137,13 @@ def watch(
         after: with `every`, how many steps in a row are recorded once a rule found an error, or
             that a logged loss leaps; 0 for none. Rules run in the background: training may be a few
             steps further by then.
+        detail: what `out` has of a step: "channel" for all channels; "tensor" for whole tensors,
+            merged exactly, and channels in some steps alone (see `channels_every`): for models with
+            millions of channels, whose steps have hundreds of megabytes. `Watch.latest`, sinks and
+            rules have all channels anyway, and so has the memory of the device.
+        channels_every: with detail="tensor", the multiples of `every` * `channels_every` keep their
+            channels; so does a step in which rules found something worse than a note, and the
+            `after` recorded steps that follow.
 
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
@@ -152,7 +164,8 @@ def watch(
     by_default = kinds is None and include is None
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
-        kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call, after
+        *(kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call),
+        *(after, detail, channels_every),
     ).checked()
     check_sinks(sinks)
     if not (reduce is None or isinstance(reduce, Reduce)):
@@ -176,7 +189,12 @@ def watch(
     )
     last = None if writer is None else writer.last_step
     step = 0 if last is None else last + 1
-    flusher = Flusher(writer, (*sinks, monitor) if chosen else sinks, exchange)
+    readers: list[Sink] = [*sinks, monitor] if chosen else [*sinks]
+    kept = None
+    if settings.detail == "tensor":
+        readers = readers[-1:] + readers[:-1] if chosen else readers  # rules before the writer
+        kept = Detail(monitor, settings.every * settings.channels_every, settings.after)
+    flusher = Flusher(writer, readers, exchange, kept)
     monitor.keep = flusher.write_alerts
     return Watch(
         *(models.values(), doors, selection, optimizers, settings, header),

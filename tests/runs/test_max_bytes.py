@@ -15,7 +15,10 @@ from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 from torch import nn
 
 from hookstats import open_run, watch
+from hookstats.records.alerts import Alert, Severity
 from hookstats.records.record import StepRecord
+from hookstats.rules import NonFinite
+from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -64,6 +67,50 @@ def test_old_steps_are_thinned_evenly_and_new_ones_kept(tmp_path: Path, part_byt
     assert run.table().column("step").unique().to_pylist() == run.steps
     assert run["whole", "*"].steps.tolist() == run.steps
     assert_same(run[199], record(199))
+
+
+def told(step: int, severity: Severity = "error", cause: bool = True) -> Told:
+    alert = Alert(step, 0, "whole", "param_grad", None, "non-finite", 1.0, "a message", severity)
+    return Told(alert, 0, cause, {})
+
+
+def test_steps_around_incidents_stay(tmp_path: Path, part_bytes: int) -> None:
+    limit = int(64.5 * part_bytes)
+    writer = writer_of(tmp_path, limit)
+    for step in range(300):
+        if step == 200:  # from here on another process goes on
+            writer.close()
+            writer = writer_of(tmp_path, limit, append=True)
+        writer.write(record(step))
+        if step in (50, 120):
+            writer.write_alerts([told(step), told(step + 3, cause=False)])
+        if step == 170:
+            writer.write_alerts([told(step, "note")])
+        assert size(tmp_path) <= limit
+    steps = set(open_run(tmp_path).steps)
+    assert steps >= set(range(110, 131))
+    # Of the incident before, what half of the limit holds: 30 parts (scalars have some) less 21.
+    assert steps >= set(range(40, 49))
+    assert not steps >= set(range(40, 61))
+    assert not steps >= set(range(165, 176))
+    assert steps >= set(range(286, 300))
+
+
+def test_a_watch_keeps_the_steps_around_what_its_rules_find(tmp_path: Path) -> None:
+    model = nn.Linear(3, 4)
+    rules = [NonFinite(action=lambda alert: None)]
+    settings: dict[str, Any] = {"kinds": ["output"], "bins": None, "rules": rules}
+    with watch(model, out=tmp_path, max_bytes=420_000, **settings) as w:
+        for step in range(120):
+            x = torch.randn(2, 3)
+            model(x * torch.nan if step == 40 else x)
+            w.step()
+            w._flusher.drain()  # a part a step
+    run = open_run(tmp_path)
+    assert size(tmp_path) <= 420_000
+    assert run.thinned > 0
+    assert set(run.steps) >= set(range(30, 51))
+    assert [incident.step for incident in run.incidents] == [40]
 
 
 def test_a_continued_run_goes_on_counting(tmp_path: Path, part_bytes: int) -> None:

@@ -118,7 +118,7 @@ def test_sites_without_a_name_a_shape_or_values_are_said_to_be_so() -> None:
     rows = [words(line) for line in shown(sample())[3:]]
     assert rows[0].startswith("(root) output ")
     assert rows[2].endswith(" - - - - 6 0/2")
-    assert rows[4] == "no.channels input 2x0 - - - - 0 0/0"
+    assert rows[4] == "no.channels input 2x0 - - - - 0 -"
     assert rows[6] == "scalar output scalar 0.250 0 0.250 0.250 0 0/1"
 
 

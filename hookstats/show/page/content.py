@@ -125,7 +125,7 @@ def _describe(run: Run, site: SiteInfo) -> dict[str, Any]:
         "module": modules.get(owner),
         "shape": list(site.shape),
         "dtype": site.dtype,
-        "channels": site.channels,
+        "channels": site.merged or site.channels,
         "channelDim": site.channel_dim,
     }
 
@@ -144,7 +144,8 @@ def _alert(alert: Alert, keys: dict[Key, int]) -> dict[str, Any]:
 
 
 def _add_statistics(payload: Payload, view: Overview) -> None:
-    """Add arrays [S, T]: statistics and counts as bfloat16, dead channels as uint16.
+    """Add arrays [S, T]: statistics and counts as bfloat16, dead channels as uint16
+    (65535: unknown).
 
     The description gets "statistics", what one can choose to see: id, label, scale ("log",
     "signed", or "share" in 0..1); and "floats", the names of the arrays of bfloat16.
@@ -165,7 +166,7 @@ def _add_statistics(payload: Payload, view: Overview) -> None:
     died = np.zeros(count.shape, np.uint16)
     for s, channels in enumerate(view.channels):
         if channels is not None:
-            died[s] = np.minimum(channels.dead.sum(1), 0xFFFF)
+            died[s] = np.where(channels.known, np.minimum(channels.dead.sum(1), 0xFFFE), 0xFFFF)
     payload.add("dead", died)
     offered: list[tuple[str, str, str]]
     offered = [(name, STATISTICS[name].label, STATISTICS[name].scale) for name in chosen]
@@ -221,7 +222,8 @@ def _add_channels(payload: Payload, view: Overview, s: int) -> dict[str, Any]:
     columns = min(len(view.spans), max(16, budget // rows))
     image, levels = _image(channels, rows, columns)
     payload.add(f"channels{s}", image)
-    last = np.flatnonzero(channels.dead[-1]).tolist()
+    known = np.flatnonzero(channels.known)
+    last = np.flatnonzero(channels.dead[known[-1]]).tolist() if len(known) else []
     return {"image": [rows, columns], "rms": levels, "deadLast": ranges(last)}
 
 

@@ -164,7 +164,7 @@ function describeCell(s, column) {
   const ratio = view.ratios?.[view.sites.indexOf(s)]?.[column];
   if (ratio !== undefined && !Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} the layer’s median`);
   if (nonfinite(data, i)) lines.push(`${integer(nonfinite(data, i))} values not finite`);
-  if (data.dead[i]) lines.push(`${data.dead[i]} of ${plural(site.channels, "channel")} dead`);
+  if (deadIsKnown(data, i, site) && data.dead[i]) lines.push(`${data.dead[i]} of ${plural(site.channels, "channel")} dead`);
   return lines.join("\n");
 }
 

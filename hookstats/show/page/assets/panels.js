@@ -27,7 +27,7 @@ function showTiles(data, s, column) {
     ["max", number(value("max"))],
     ["zeros", percent(value("zero"))],
     ["non-finite", bad.join(", ") || "none", bad.length],
-    ["dead channels", site.uneven ? "–" : `${data.dead[i]} of ${site.channels}`, data.dead[i]],
+    ["dead channels", deadIsKnown(data, i, site) ? `${data.dead[i]} of ${site.channels}` : "–", value("dead")],
     ["values", integer(data.count[i] + nonfinite(data, i))],
   ];
   byId("tiles").replaceChildren(...tiles.map(([name, text, alarm]) =>

@@ -1,0 +1,32 @@
+"""of_tensors(): a record with each tensor as one channel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import SparseCounts
+
+
+def of_tensors(record: StepRecord) -> StepRecord:
+    """The record whose rows are whole tensors: what is known of channels is merged, exactly as in
+    `StepRecord.whole`, and histograms are added up."""
+    sites = len(record)
+    owner = np.repeat(np.arange(sites, dtype=np.int64), np.diff(record.offsets))
+    return replace(
+        record,
+        sites=tuple(
+            site
+            if site.channels == 1
+            else site._replace(channels=1, channel_dim=None, merged=site.channels)
+            for site in record.sites
+        ),
+        offsets=np.arange(sites + 1, dtype=np.int64),
+        moments=record.whole.moments.numpy(),
+        tallies=record.whole.tallies.numpy(),
+        channel_hist=SparseCounts.empty(sites)
+        if record.channel_bins is None
+        else SparseCounts.added([record.channel_hist], owner, sites),
+    )
