@@ -17,6 +17,7 @@ from typing import Any
 
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import AlertFile, Told
+from hookstats.runs.disk_notice import DiskNotice
 from hookstats.runs.encode import encode, rows_of, schema_of
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
 from hookstats.runs.footer import check_grad_scale
@@ -47,6 +48,7 @@ from hookstats.runs.lock import Lock
 from hookstats.runs.part_file import read_footer
 from hookstats.runs.part_writer import Pace, PartWriter
 from hookstats.runs.scalars import encode_scalars, scalar_rows
+from hookstats.runs.thinning import block_of
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 
@@ -73,9 +75,10 @@ class RunWriter:
     Scalars go into parts of their own, in the same way.
 
     If `max_bytes` is given, the parts of the rank never hold more once a part is written. Every
-    step in the newest quarter of `max_bytes` is kept. Older parts are deleted: first every second,
-    then every fourth that is left, and so on, the older ones first and the first part last. Deleted
-    records are counted, in the parts and beside the header.
+    step in the newest quarter of `max_bytes` is kept. Older blocks of steps are deleted: first
+    every second, then every fourth that is left, and so on, the older ones first and the first
+    block last; the same blocks on all ranks (see `thinning`). Deleted records are counted, in the
+    parts and beside the header.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.
@@ -85,6 +88,8 @@ class RunWriter:
             then continued.
         world: how many ranks there are (`size`), and a text that is equal on all ranks and greater
             for process groups that started later (`started`); None if nothing is known.
+        says: whether to say what steps take on the disk, at the second one, and when steps are
+            about to be deleted; see `DiskNotice`.
         locked: whether other writers of the rank that are locked, too, are kept out; see `lock`.
         seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry: see `Pace`.
 
@@ -106,6 +111,7 @@ class RunWriter:
         append: bool = False,
         max_bytes: int | None = None,
         locked: bool = False,
+        says: bool = False,
         world: Mapping[str, Any] | None = None,
         seconds_per_part: float = 5.0,
         bytes_per_part: int = 32 << 20,
@@ -142,6 +148,13 @@ class RunWriter:
         pace = pace._replace(bytes_per_part=most)
         self._scalars = PartWriter(self.path / SCALARS, rank, {}, scalars, pace)
         self._alerts = AlertFile(self.path, rank)
+        self._every = int(header.get("every", 1))
+        self._limit = of_records
+        self._notice: DiskNotice | None = None
+        if says:
+            ranks = int((world or {}).get("size", 1))
+            self._notice = DiskNotice(self.path, self._every, ranks, max_bytes, seconds_per_part)
+            self._records.before_thinning = self._notice.before_thinning
         self._open = True
         self._locked = locked
         self._lock: Lock | None = None
@@ -283,7 +296,14 @@ class RunWriter:
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         if self._records.takes(record.step):
-            self._records.add(rows_of(record), schema_of(record), encode)
+            rows, schema = rows_of(record), schema_of(record)
+            if self._limit is not None and self._records.block is None:
+                self._records.block = block_of(
+                    self.path, self.rank, rows.nbytes, self._every, self._limit
+                )
+            self._records.add(rows, schema, encode)
+            if self._notice is not None:
+                self._notice.add(rows, schema, encode)
         self._alerts.at(record.step)
         self.flush_if_due()
 

@@ -32,6 +32,8 @@ from hookstats.watching.settings import (
 from hookstats.watching.setup import setup_of
 from hookstats.watching.world import current_rank, current_world
 
+MAX_BYTES = 10 << 30
+"""What a run may have on the disk by default."""
 _LOG_BINS = LogBins()
 
 
@@ -47,7 +49,7 @@ def watch(
     every: int = 1,
     out: str | os.PathLike[str] | None = None,
     append: bool = False,
-    max_bytes: int | None = None,
+    max_bytes: int | None = MAX_BYTES,
     sinks: Sequence[Sink] = (),
     rules: Rules = "default",
     *,
@@ -99,9 +101,12 @@ def watch(
         append: whether `out` may hold a run of the same model and settings, which is continued:
             steps are numbered from the last recorded step, or from that of
             `Watch.load_state_dict`.
-        max_bytes: the most bytes that each rank may have in `out`; old steps are thinned to keep
-            below. The newest quarter stays whole; every second older part is deleted, then every
-            second of those that remain, and so on. `Run.thinned` counts the deleted steps.
+        max_bytes: the most bytes that the run may have in `out`, by default 10 GiB; None for any
+            number. Each rank may have an equal share. Old steps are thinned to keep below: the
+            newest quarter stays whole; every second older block of steps is deleted, then every
+            second of those that remain, and so on, the same blocks on all ranks. `Run.thinned`
+            counts the deleted steps. A line on stderr, or in the log "hookstats", says at the
+            second step what steps take, and another one when the first are about to be deleted.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
             or as a Rule; False or () for none. They check each recorded step, on the same thread as
@@ -193,12 +198,17 @@ def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:
 def _writer(
     out: str | os.PathLike[str], header: dict[str, Any], append: bool, max_bytes: int | None
 ) -> RunWriter:
+    if max_bytes is not None and not max_bytes >= 1:
+        raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
+    rank, world = current_rank(), current_world()
+    ranks = (world or {}).get("size", 1)
     return RunWriter(
         out,
         header,
-        rank=current_rank(),
+        rank=rank,
         append=append,
-        max_bytes=max_bytes,
+        max_bytes=None if max_bytes is None else max(1, max_bytes // ranks),
         locked=True,
-        world=current_world(),
+        says=rank == 0,
+        world=world,
     )
