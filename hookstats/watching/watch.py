@@ -19,6 +19,7 @@ from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.flush import Flusher, Sink
 from hookstats.watching.handle import Watch
+from hookstats.watching.out import numbered
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import (
     KINDS_BY_DEFAULT,
@@ -30,7 +31,7 @@ from hookstats.watching.settings import (
     together,
 )
 from hookstats.watching.setup import setup_of
-from hookstats.watching.world import current_rank, current_world
+from hookstats.watching.world import current_rank, current_world, world_size
 
 MAX_BYTES = 10 << 30
 """What a run may have on the disk by default."""
@@ -49,6 +50,7 @@ def watch(
     every: int = 1,
     out: str | os.PathLike[str] | None = None,
     append: bool = False,
+    overwrite: bool = False,
     max_bytes: int | None = MAX_BYTES,
     sinks: Sequence[Sink] = (),
     rules: Rules = "default",
@@ -98,9 +100,13 @@ def watch(
             types to these. Parameters have their channels in dimension 0.
         every: steps 0, every, 2 * every, ... are recorded.
         out: a new or empty directory for the run, which `open_run` reads; None for no directory.
+            "{n}" in it stands for the first number that is free: "runs/a-{n}" is "runs/a-1", and
+            the next time "runs/a-2". `Watch.path` has the directory.
         append: whether `out` may hold a run of the same model and settings, which is continued:
             steps are numbered from the last recorded step, or from that of
             `Watch.load_state_dict`.
+        overwrite: whether a run in `out` is deleted, so that a notebook's cell can run again. A
+            directory with anything else in it is refused, and so is a run that is being written.
         max_bytes: the most bytes that the run may have in `out`, by default 10 GiB; None for any
             number. Each rank may have an equal share. Old steps are thinned to keep below: the
             newest quarter stays whole; every second older block of steps is deleted, then every
@@ -146,7 +152,8 @@ def watch(
     Raises:
         ValueError: a bad argument, a selection that matches nothing, a compiled model; a run in
             `out` that is to be continued has other settings, such as other `moments`.
-        OSError: `out` cannot be written, holds another run and `append` is false, or another watch
+        OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
+            given, or another watch
             of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
         ImportError: `out` or `reduce` is given and pyarrow is not installed.
@@ -176,16 +183,18 @@ def watch(
     writer = (
         None
         if out is None
-        else _writer(out, {**header, **_of_rules(chosen, setup)}, append, max_bytes)
+        else _writer(out, {**header, **_of_rules(chosen, setup)}, append, overwrite, max_bytes)
     )
     last = None if writer is None else writer.last_step
     step = 0 if last is None else last + 1
     flusher = Flusher(writer, (*sinks, monitor) if chosen else sinks, exchange)
     monitor.keep = flusher.write_alerts
-    return Watch(
+    made = Watch(
         *(models.values(), doors, selection, optimizers, settings, header),
         *(flusher, monitor, step, spread),
     )
+    made.path = None if writer is None else writer.path
+    return made
 
 
 def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:
@@ -196,19 +205,26 @@ def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:
 
 
 def _writer(
-    out: str | os.PathLike[str], header: dict[str, Any], append: bool, max_bytes: int | None
+    out: str | os.PathLike[str],
+    header: dict[str, Any],
+    append: bool,
+    overwrite: bool,
+    max_bytes: int | None,
 ) -> RunWriter:
     if max_bytes is not None and not max_bytes >= 1:
         raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
-    rank, world = current_rank(), current_world()
-    ranks = (world or {}).get("size", 1)
+    if append and overwrite:
+        raise ValueError("append = overwrite = True: expected at most one of them")
+    rank, ranks = current_rank(), world_size()
     return RunWriter(
-        out,
+        numbered(out),
         header,
         rank=rank,
         append=append,
+        overwrite=overwrite,
         max_bytes=None if max_bytes is None else max(1, max_bytes // ranks),
         locked=True,
         says=rank == 0,
-        world=world,
+        world=current_world(),
+        ranks=ranks,
     )
