@@ -28,6 +28,8 @@ FEATURES: frozenset[str] = frozenset([PHASES])
 """The features that this reader knows among those that a run may require of its readers."""
 
 RUN_JSON = "run.json"
+THINNING_JSON = "thinning.json"
+"""How many steps are thinned together, on all ranks; see `thinning`."""
 PARTS = "parts"
 """The directory of the parts that have records."""
 SCALARS = "scalars"
@@ -239,7 +241,7 @@ def listed_ranks(names: Collection[str]) -> list[int]:
 
 def is_of_a_run(name: str) -> bool:
     """Whether a file or directory of this name, in a run directory, belongs to the format."""
-    return name in (RUN_JSON, PARTS, SCALARS) or bool(_OF_A_RANK.fullmatch(name))
+    return name in (RUN_JSON, THINNING_JSON, PARTS, SCALARS) or bool(_OF_A_RANK.fullmatch(name))
 
 
 _OF_A_RANK = re.compile(r"run-\d{5,}\.json|alerts-\d{5,}\.jsonl|lock-\d{5,}\.json")

@@ -15,6 +15,7 @@ from hookstats.runs.encode import PartBuilder, Rows
 from hookstats.runs.files import remove_temporaries, write_file
 from hookstats.runs.footer import Footer, Gap, Session, footer_json, noted
 from hookstats.runs.format import PHASE_COLUMN, PHASES, PartName
+from hookstats.runs.thinning import Written, around, first_to_go
 
 _MOST_KEPT = 255  # ranges of steps
 
@@ -62,14 +63,19 @@ class PartWriter:
         self._max_bytes = max_bytes
         self._pace = pace
         self._part: PartBuilder | None = None
-        self._sealed: list[tuple[_Written, Any]] = []  # parts that are not on the disk yet
-        self._parts: dict[int, _Written] = {}  # those that are, by number
+        self._first = 0  # its first step
+        self._sealed: list[tuple[Written, Any]] = []  # parts that are not on the disk yet
+        self._parts: dict[int, Written] = {}  # those that are, by number
         self._number = 0  # of the next part
         self._written = 0  # steps in all parts, those that were deleted included
         self._before = -1  # the step written last
         self._rewinds: list[tuple[int, int]] = []  # see footer.Footer
         self.lost = 0
         """How many steps were dropped because the disk took none."""
+        self.block: int | None = None
+        """The steps that are thinned together, see `thinning`; None: those of a part."""
+        self.before_thinning: Callable[[], object] = lambda: None
+        """Called before the first part is deleted."""
         self._gaps: list[Gap] = []  # since the last part that is sealed
         self._failing = False  # the last attempt to write a part failed
         self._retry = 0.0  # when to try again
@@ -92,7 +98,7 @@ class PartWriter:
             self._before = footer.records[-1][0]
         size = (self._directory / str(part)).stat().st_size
         last = part.step if footer is None else max(step for step, _ in footer.records)
-        self._parts[part.number] = _Written(part, records, size, last)
+        self._parts[part.number] = Written(part, records, size, last)
         self._number = part.number + 1
 
     def clean(self) -> None:
@@ -124,12 +130,15 @@ class PartWriter:
     def add(self, rows: Rows, schema: Any, encode: Callable[[Sequence[Any]], Any]) -> None:
         """Take the rows of a step, which `encode` turns into the `schema`, into the pending part.
 
-        A part of another schema is sealed first: schemas are compared by identity.
+        A part of another schema, compared by identity, or of another block is sealed first.
         """
-        if self._part is not None and self._part.schema is not schema:
+        if self._part is not None and (
+            self._part.schema is not schema or self._block(rows.step) != self._block(self._first)
+        ):
             self._seal(self._part)
         if self._part is None:
             self._part = PartBuilder(schema, encode, self._pace.bytes_per_group)
+            self._first = rows.step
             self._due = time.monotonic() + self._pace.seconds_per_part
         if self._started is not None and self._started not in (s.started for s in self._sessions):
             self._sessions.append(Session(self._next, rows.step, self._started))
@@ -141,11 +150,14 @@ class PartWriter:
     def due_in(self) -> float | None:
         """Seconds until `flush_if_due` has something to write; None while nothing is pending."""
         if self._part is None and not self._failing:
-            return None
+            return 0.0 if self._sealed else None
         return max(0.0, (self._retry if self._failing else self._due) - time.monotonic())
 
     def flush_if_due(self) -> None:
         """Write what is pending as a part if it is old or large enough."""
+        if self._sealed and not self._failing:
+            self._put()
+            self._keep_to_limit()
         now, part = time.monotonic(), self._part
         if self._failing:
             due = now >= self._retry
@@ -167,8 +179,14 @@ class PartWriter:
         if self._part is not None:
             self._seal(self._part)
             self._put()
+        self._keep_to_limit()
+
+    def _keep_to_limit(self) -> None:
         if self._max_bytes is not None:
             self._thin(self._max_bytes)
+
+    def _block(self, step: int) -> int:
+        return 0 if self.block is None else step // self.block
 
     @property
     def thinned(self) -> int:
@@ -223,7 +241,7 @@ class PartWriter:
         content = part.finish(about)
         name = PartName(self._rank, self._number, part.records[0][0])
         last = max(step for step, _ in part.records)
-        self._sealed.append((_Written(name, len(part.records), content.size, last), content))
+        self._sealed.append((Written(name, len(part.records), content.size, last), content))
         self._number += 1
         self._written += len(part.records)
         self._part, self._due, self._gaps = None, math.inf, []
@@ -232,50 +250,18 @@ class PartWriter:
         """Have thinning keep the steps from `first` to `last`, as those around an incident."""
         self._kept = [*self._kept[-_MOST_KEPT:], (first, last)]
 
-    def _around_incidents(self, max_bytes: int) -> set[int]:
-        """The parts with steps that are to be kept: of the latest incidents, as many as half of
-        `max_bytes` holds."""
-        found: set[int] = set()
-        size = 0
-        numbers = sorted(self._parts)
-        for first, last in reversed(self._kept):
-            for number in numbers:
-                part = self._parts[number]
-                if number in found or part.last < first or part.name.step > last:
-                    continue
-                if size + part.size > max_bytes // 2:
-                    return found
-                found.add(number)
-                size += part.size
-        return found
-
     def _thin(self, max_bytes: int) -> None:
         """Delete old parts until the remaining parts hold at most `max_bytes`."""
         excess = self._left + sum(part.size for part in self._parts.values()) - max_bytes
-        if excess <= 0:
+        if excess <= 0 or len(self._parts) < 2:
             return
-        older = sorted(self._parts)
-        recent = self._parts[older.pop()].size  # the newest part stays, whatever its size
-        while older and recent + self._parts[older[-1]].size <= max_bytes // 4:
-            recent += self._parts[older.pop()].size
-        kept = self._around_incidents(max_bytes)
-        # Sorted by how many powers of two divide their numbers: the rest is spread evenly.
-        older.sort(key=lambda number: (number in kept, number & -number or math.inf, number))
-        for number in older:
+        if not self.thinned:
+            self.before_thinning()
+        kept = around(self._parts, self._kept, max_bytes // 2)
+        for together in first_to_go(dict(self._parts), self.block, max_bytes, kept):
+            for number in together:
+                part = self._parts.pop(number)
+                excess -= part.size
+                (self._directory / str(part.name)).unlink(missing_ok=True)
             if excess <= 0:
                 break
-            part = self._parts.pop(number)
-            excess -= part.size
-            (self._directory / str(part.name)).unlink(missing_ok=True)
-
-
-class _Written(NamedTuple):
-    """A part that is complete."""
-
-    name: PartName
-    steps: int
-    """How many steps it has."""
-    size: int
-    """The size in bytes."""
-    last: int
-    """Its last step."""

@@ -25,6 +25,15 @@ def current_rank() -> int:
     return int(value)
 
 
+def world_size() -> int:
+    """How many ranks there are: of torch.distributed if initialised, else WORLD_SIZE in the
+    environment, or 1."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    value = os.environ.get("WORLD_SIZE", "1")
+    return max(int(value) if value.isdecimal() else 1, current_rank() + 1)
+
+
 def current_world() -> dict[str, Any] | None:
     """How many ranks there are, and when the first of them asked; None without torch.distributed.
 

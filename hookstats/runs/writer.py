@@ -19,6 +19,7 @@ from typing import Any
 from hookstats.records.alerts import Alert, incidents_of
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import AlertFile, Told, read_alerts
+from hookstats.runs.disk_notice import DiskNotice
 from hookstats.runs.encode import encode, rows_of, schema_of
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
 from hookstats.runs.footer import check_grad_scale
@@ -48,13 +49,15 @@ from hookstats.runs.headers import (
 from hookstats.runs.lock import Lock
 from hookstats.runs.part_file import read_footer
 from hookstats.runs.part_writer import Pace, PartWriter
+from hookstats.runs.replace import remove_run
 from hookstats.runs.scalars import encode_scalars, scalar_rows
+from hookstats.runs.thinning import block_of
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 
 AROUND = 10
 """How many recorded steps before and after the cause of an incident thinning keeps."""
-
+_HINT = "; overwrite=True replaces the run, append=True continues it"
 _PARTS_AT_LEAST = 64
 """The number of parts that `max_bytes` is cut into: thinning deletes whole parts."""
 _SCALARS_SHARE = 16
@@ -80,9 +83,9 @@ class RunWriter:
     If `max_bytes` is given, the parts of the rank never hold more once a part is written. Every
     step in the newest quarter of `max_bytes` is kept, and so are the steps around incidents
     (`AROUND` recorded steps before and after each cause that is worse than a note), the latest
-    first, in up to half of it. Older parts are deleted: first every second, then every fourth that
-    is left, and so on, the older ones first and the first part last. Deleted records are counted,
-    in the parts and beside the header.
+    first, in up to half of it. Older blocks of steps are deleted: first every second, then every
+    fourth that is left, and so on, the older ones first and the first block last; the same blocks
+    on all ranks (see `thinning`). Deleted records are counted, in the parts and beside the header.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.
@@ -90,8 +93,13 @@ class RunWriter:
             LogBins, its dict, or None) say how to read the histograms of every record.
         append: whether `out` may hold a run with an equal header (see `check_settings`), which is
             then continued.
+        overwrite: whether a run in `out` is deleted first; nothing else is. Each rank deletes its
+            own files, and those of ranks that there are no more.
         world: how many ranks there are (`size`), and a text that is equal on all ranks and greater
             for process groups that started later (`started`); None if nothing is known.
+        ranks: how many ranks write the run.
+        says: whether to say what steps take on the disk, at the second one, and when steps are
+            about to be deleted; see `DiskNotice`.
         locked: whether other writers of the rank that are locked, too, are kept out; see `lock`.
         seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry: see `Pace`.
 
@@ -111,9 +119,12 @@ class RunWriter:
         *,
         rank: int = 0,
         append: bool = False,
+        overwrite: bool = False,
         max_bytes: int | None = None,
         locked: bool = False,
+        says: bool = False,
         world: Mapping[str, Any] | None = None,
+        ranks: int = 1,
         seconds_per_part: float = 5.0,
         bytes_per_part: int = 32 << 20,
         bytes_per_group: int = 4 << 20,
@@ -151,18 +162,24 @@ class RunWriter:
         pace = pace._replace(bytes_per_part=most)
         self._scalars = PartWriter(self.path / SCALARS, rank, {}, scalars, pace)
         self._alerts = AlertFile(self.path, rank)
+        self._every = int(header.get("every", 1))
+        self._limit = of_records
+        self._notice: DiskNotice | None = None
+        if says:
+            self._notice = DiskNotice(self.path, self._every, ranks, max_bytes, seconds_per_part)
+            self._records.before_thinning = self._notice.before_thinning
         self._open = True
         self._locked = locked
         self._lock: Lock | None = None
         try:
-            self._claim(append)
+            self._claim(append, overwrite, ranks)
         except OSError as error:
             self._unlock()
             if error.filename is None:  # ours: says all there is to say
                 raise
             raise self._unwritable(error) from error
 
-    def _claim(self, append: bool) -> None:
+    def _claim(self, append: bool, overwrite: bool, ranks: int) -> None:
         """Make the directory; refuse one with files that are not those of other ranks."""
         parts, own = self.path / PARTS, rank_json(self.rank)
         if self.path.exists() and not self.path.is_dir():
@@ -174,6 +191,10 @@ class RunWriter:
         foreign = [name for name in names if not (is_of_a_run(name) or is_temporary(name))]
         if foreign:
             raise self._exists(f"holds {min(foreign)!r}")
+        if overwrite and RUN_JSON in names:
+            self._take_lock()  # nobody else may be writing what is deleted
+            remove_run(self.path, self.rank, ranks)
+            names = [path.name for path in self.path.iterdir()]
         found = list_parts(self.path) if PARTS in names else []
         run = read_run_json(self.path) if RUN_JSON in names else None
         if append and (run is not None or own in names):
@@ -183,14 +204,14 @@ class RunWriter:
             own in names
             or any(p.rank == self.rank for p in found)
             or "header" in (run or {})
-            or self._is_of_another_world(names)
+            or (not overwrite and self._is_of_another_world(names))
         ):
-            raise self._exists("holds another run")
+            raise self._exists("holds another run", _HINT)
         parts.mkdir(exist_ok=True)
         try:
             self._write_rank_json(new=own not in names)
         except FileExistsError:
-            raise self._exists("holds another run") from None
+            raise self._exists("holds another run", _HINT) from None
         self._take_lock()
         # Not before: until here, other writers of the rank may be asking for the directory.
         remove_temporaries(self.path, self.rank)
@@ -271,9 +292,10 @@ class RunWriter:
             f"({error.strerror}: {error.filename})",
         )
 
-    def _exists(self, what: str) -> FileExistsError:
+    def _exists(self, what: str, hint: str = "") -> FileExistsError:
         return FileExistsError(
-            errno.EEXIST, f"out = {str(self.path)!r}: {what}, expected a new or empty directory"
+            errno.EEXIST,
+            f"out = {str(self.path)!r}: {what}, expected a new or empty directory{hint}",
         )
 
     def write(self, record: StepRecord) -> None:
@@ -295,8 +317,15 @@ class RunWriter:
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         if self._records.takes(record.step):
-            schema = schema_of(record, detail=self._detail)
-            self._records.add(rows_of(record), schema, partial(encode, schema=schema))
+            rows, schema = rows_of(record), schema_of(record, detail=self._detail)
+            encoded = partial(encode, schema=schema)
+            if self._limit is not None and self._records.block is None:
+                self._records.block = block_of(
+                    self.path, self.rank, rows.nbytes, self._every, self._limit
+                )
+            self._records.add(rows, schema, encoded)
+            if self._notice is not None:
+                self._notice.add(rows, schema, encoded)
         self._alerts.at(record.step)
         self.flush_if_due()
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -66,6 +67,8 @@ class Watch:
 
         header: that of the run directory, `Settings.header`.
         """
+        self.path: Path | None = None
+        """The run directory; None where `out` was not given."""
         self._settings = settings
         self._header = header
         self._arena = arena = Arena(

@@ -15,13 +15,14 @@ from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
-from hookstats.runs.world import current_rank, current_world
+from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.called import Sink
 from hookstats.watching.detail import Detail
 from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
+from hookstats.watching.out import numbered
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import (
     KINDS_BY_DEFAULT,
@@ -34,6 +35,8 @@ from hookstats.watching.settings import (
 )
 from hookstats.watching.setup import setup_of
 
+MAX_BYTES = 10 << 30
+"""What a run may have on the disk by default."""
 _LOG_BINS = LogBins()
 
 
@@ -49,7 +52,8 @@ def watch(
     every: int = 1,
     out: str | os.PathLike[str] | None = None,
     append: bool = False,
-    max_bytes: int | None = None,
+    overwrite: bool = False,
+    max_bytes: int | None = MAX_BYTES,
     sinks: Sequence[Sink] = (),
     rules: Rules = "default",
     *,
@@ -100,14 +104,21 @@ def watch(
             types to these. Parameters have their channels in dimension 0.
         every: steps 0, every, 2 * every, ... are recorded.
         out: a new or empty directory for the run, which `open_run` reads; None for no directory.
+            "{n}" in it stands for the first number that is free: "runs/a-{n}" is "runs/a-1", and
+            the next time "runs/a-2". `Watch.path` has the directory.
         append: whether `out` may hold a run of the same model and settings, which is continued:
             steps are numbered from the last recorded step, or from that of
             `Watch.load_state_dict`.
-        max_bytes: the most bytes that each rank may have in `out`; old steps are thinned to keep
-            below. The newest quarter stays whole; every second older part is deleted, then every
-            second of those that remain, and so on. Ten recorded steps before and after each
-            incident that is no note stay, too, in up to half of it. `Run.thinned` counts the
-            deleted steps.
+        overwrite: whether a run in `out` is deleted, so that a notebook's cell can run again. A
+            directory with anything else in it is refused, and so is a run that is being written.
+        max_bytes: the most bytes that the run may have in `out`, by default 10 GiB; None for any
+            number. Each rank may have an equal share. Old steps are thinned to keep below: the
+            newest quarter stays whole; every second older block of steps is deleted, then every
+            second of those that remain, and so on, the same blocks on all ranks. Ten recorded steps
+            before and after each incident that is no note stay, too, in up to half of it.
+            `Run.thinned` counts the deleted steps. A line on stderr, or in the log "hookstats",
+            says at the second step what steps take, and another one when the first are about to be
+            deleted.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
         rules: "default" for `rules.default_rules()`, or some of `hookstats.rules`, by name, class
             or as a Rule; False or () for none. They check each recorded step, on the same thread as
@@ -154,7 +165,8 @@ def watch(
     Raises:
         ValueError: a bad argument, a selection that matches nothing, a compiled model; a run in
             `out` that is to be continued has other settings, such as other `moments`.
-        OSError: `out` cannot be written, holds another run and `append` is false, or another watch
+        OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
+            given, or another watch
             of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
         ImportError: `out` or `reduce` is given and pyarrow is not installed.
@@ -185,7 +197,7 @@ def watch(
     writer = (
         None
         if out is None
-        else _writer(out, {**header, **_of_rules(chosen, setup)}, append, max_bytes)
+        else _writer(out, {**header, **_of_rules(chosen, setup)}, append, overwrite, max_bytes)
     )
     last = None if writer is None else writer.last_step
     step = 0 if last is None else last + 1
@@ -196,10 +208,12 @@ def watch(
         kept = Detail(monitor, settings.every * settings.channels_every, settings.after)
     flusher = Flusher(writer, readers, exchange, kept)
     monitor.keep = flusher.write_alerts
-    return Watch(
+    made = Watch(
         *(models.values(), doors, selection, optimizers, settings, header),
         *(flusher, monitor, step, spread),
     )
+    made.path = None if writer is None else writer.path
+    return made
 
 
 def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:
@@ -210,14 +224,26 @@ def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:
 
 
 def _writer(
-    out: str | os.PathLike[str], header: dict[str, Any], append: bool, max_bytes: int | None
+    out: str | os.PathLike[str],
+    header: dict[str, Any],
+    append: bool,
+    overwrite: bool,
+    max_bytes: int | None,
 ) -> RunWriter:
+    if max_bytes is not None and not max_bytes >= 1:
+        raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
+    if append and overwrite:
+        raise ValueError("append = overwrite = True: expected at most one of them")
+    rank, ranks = current_rank(), world_size()
     return RunWriter(
-        out,
+        numbered(out),
         header,
-        rank=current_rank(),
+        rank=rank,
         append=append,
-        max_bytes=max_bytes,
+        overwrite=overwrite,
+        max_bytes=None if max_bytes is None else max(1, max_bytes // ranks),
         locked=True,
+        says=rank == 0,
         world=current_world(),
+        ranks=ranks,
     )

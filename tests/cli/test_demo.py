@@ -43,7 +43,8 @@ def test_the_demo_is_repeated_but_no_other_run_replaced(
     assert result.code == 2
     assert result.err == (
         "hookstats demo: error: out = 'runs/demo/../demo': holds another run, "
-        "expected a new or empty directory\n"
+        "expected a new or empty directory; overwrite=True replaces the run, append=True continues "
+        "it\n"
     )
     assert call("demo", "--epochs", 0) == (
         2,

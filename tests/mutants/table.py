@@ -147,9 +147,9 @@ MUTANTS = (
     ),
     Mutant(
         "old steps are thinned from the oldest on, not evenly",
-        "hookstats/runs/part_writer.py",
-        "older.sort(key=lambda number: (number & -number or math.inf, number))",
-        "older.sort()",
+        "hookstats/runs/thinning.py",
+        "order.sort(key=lambda key: (key & -key or math.inf, key))",
+        "order.sort()",
         "tests/runs/test_max_bytes.py::test_old_steps_are_thinned_evenly_and_new_ones_kept",
     ),
     Mutant(

@@ -90,7 +90,7 @@ class Interrupt:
         """A call: pass over all but the one that has the line."""
         if frame.f_code.co_filename.startswith(_PACKAGE):
             self.calls += 1
-            if self.calls == self.at.call:
+            if isinstance(self.at, Line) and self.calls == self.at.call:
                 self.calls -= 1
                 return self._trace(frame, event, arg)
         return None

@@ -1,0 +1,78 @@
+"""DiskNotice: says what a run takes on the disk, and when its first steps are about to go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hookstats.runs.encode import PartBuilder, Rows
+from hookstats.stats.notice import say, size
+
+Encode = Callable[[Sequence[Any]], Any]
+
+
+class DiskNotice:
+    """Measures the first two steps of a rank, and says what those of all ranks will take.
+
+    The first step is encoded alone, and then with the second one: the difference is what a step
+    adds to a part. The rest is what a part costs by itself, which all its steps share.
+
+    Args:
+        path: the run directory.
+        every: how many steps lie between two that are recorded.
+        ranks: how many ranks write the run.
+        max_bytes: the most bytes of a rank; None for any number.
+        seconds_per_part: the time between two parts.
+    """
+
+    def __init__(
+        self, path: Path, every: int, ranks: int, max_bytes: int | None, seconds_per_part: float
+    ) -> None:
+        self._path = path
+        self._every = every
+        self._ranks = ranks
+        self._most = None if max_bytes is None else max_bytes * ranks
+        self._seconds = seconds_per_part
+        self._first: tuple[Rows, float] | None = None
+        self._done = False
+
+    def add(self, rows: Rows, schema: Any, encode: Encode) -> None:
+        """Take the rows of a step; with the second one, say what steps take."""
+        if self._done:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = rows, now
+            return
+        first, began = self._first
+        self._done, self._first = True, None
+        alone, both = (_size(each, schema, encode) for each in ([first], [first, rows]))
+        step = max(both - alone, 1)
+        share = min(1.0, (now - began) / self._seconds) if self._seconds else 1.0
+        per_step = (step + max(alone - step, 0) * share) * self._ranks / self._every
+        what = f"{self._path} takes about {size(1000 * per_step)} per 1,000 steps"
+        if self._most is None:
+            say(f"{what}, without a limit (max_bytes=None)")
+        else:
+            after = float(f"{self._most / per_step:.1e}")
+            say(
+                f"{what}; old steps are thinned above {size(self._most)} (max_bytes), after about "
+                f"{after:,.0f} steps"
+            )
+
+    def before_thinning(self) -> None:
+        """Say that steps will be deleted."""
+        say(
+            f"{self._path} has reached {size(self._most or 0)} (max_bytes): from now on old steps "
+            "are thinned, never new ones"
+        )
+
+
+def _size(steps: Sequence[Rows], schema: Any, encode: Encode) -> int:
+    """The bytes of a part with these steps."""
+    builder = PartBuilder(schema, encode, 1 << 30)
+    for rows in steps:
+        builder.add(rows)
+    return int(builder.finish("{}").size)

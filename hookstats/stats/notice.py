@@ -1,0 +1,34 @@
+"""say(): what a user should know, which is no warning; a line on stderr, or of the user's log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+
+from hookstats.stats.printable import printable
+
+
+def say(message: str) -> None:
+    """Say something once: to the logger "hookstats", at INFO, where the program configures logging,
+    else on stderr. ``logging.getLogger("hookstats").setLevel(logging.WARNING)`` silences it.
+
+    The message may hold names from anywhere: it is made `printable`.
+    """
+    message = printable(message, lines=True)
+    logger = logging.getLogger("hookstats")
+    if logger.level != logging.NOTSET or logger.hasHandlers():
+        logger.info(message)
+    elif sys.stderr is not None:
+        with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+            print(f"hookstats: {message}", file=sys.stderr)
+
+
+def size(number: float) -> str:
+    """A number of bytes as people read it: "640 KiB", "12 MiB", "1.3 GiB"."""
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
+    power = 0
+    while number >= 1023.5 and power < len(units) - 1:
+        number, power = number / 1024, power + 1
+    digits = 1 if power and number < 9.95 else 0
+    return f"{number:.{digits}f} {units[power]}"
