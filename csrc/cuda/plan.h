@@ -7,6 +7,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/policy.h"
+#include "cuda/primitives.cuh"
 #include "cuda/table.h"
 #include "cuda/update.h"
 
