@@ -121,6 +121,9 @@ cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels if nvcc is fou
 	  echo "hookstats: CUDA kernels: not compiled (no nvcc)" >$(LOGS)/cuda-compile.log; \
 	fi
 	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
+	@if [ -d build/cuda ]; then \
+	  $(BIN)/python -m bench.cuda.sass --check $$(ls -dt build/temp.*/nvcc | head -n 1)/kernels_{float32,float16,bfloat16}.cu.o; \
+	fi
 
 build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with all tools
 	@:
