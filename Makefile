@@ -8,6 +8,7 @@
 # JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
 # CASES   how many strange run directories `make fuzz` reads, beyond those of `make check`
 # STEPS, MINUTES  how long `make soak` trains at most
+# PHASE, CAPABILITY  of `make gpu-check`: one phase; for which GPU to build where there is none (9.0)
 # BENCH, RESULTS, BASELINE  of `make bench`: a part of it, where it writes, and what it is compared with
 
 SHELL := bash
@@ -120,6 +121,9 @@ cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels if nvcc is fou
 	  echo "hookstats: CUDA kernels: not compiled (no nvcc)" >$(LOGS)/cuda-compile.log; \
 	fi
 	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
+	@if [ -d build/cuda ]; then \
+	  $(BIN)/python -m bench.cuda.sass --check $$(ls -dt build/temp.*/nvcc | head -n 1)/kernels_{float32,float16,bfloat16}.cu.o; \
+	fi
 
 build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with all tools
 	@:
@@ -167,8 +171,9 @@ bench-compare:  ## Compare the last run, RESULTS, with a stored one, BASELINE
 bench-docs:  ## Write the last run, RESULTS, into docs/performance.md, its tables and figures
 	$(BIN)/python -m bench.report $(RESULTS) --write docs/performance.md docs/performance-tables.md
 
-gpu-check:  ## On a machine with a GPU: build, test, sanitize and measure the CUDA kernels
-	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py
+gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench|profile: the CUDA kernels
+	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py $(if $(PHASE),--phase $(PHASE)) \
+	  $(if $(CAPABILITY),--capability $(CAPABILITY))
 
 matrix:  ## Every torch, or TORCH=2.15.0, in a fresh environment: build, doctor, tests (5-8 GB each, in turn)
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) -m bench.matrix $(if $(TORCH),--torch $(TORCH)) \

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,7 +35,18 @@ def arguments(given: Sequence[str] | None, sections: Sequence[str]) -> argparse.
         "--seconds", type=float, default=float("inf"), help="begin no section after that many"
     )
     parser.add_argument("--note", action="append", default=[], help="what the result is to say")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what an earlier run here has measured"
+    )
     return parser.parse_args(given)
+
+
+def earlier(path: Path, machine: dict[str, Any]) -> Results | None:
+    """What was measured on this machine, by this code, today; None if nothing was."""
+    if not path.is_file():
+        return None
+    results = Results.load(path)
+    return results if results.machine == machine else None
 
 
 def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTIONS) -> int:
@@ -44,30 +56,39 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTI
     if device.type != "cuda" and not options.smoke:
         raise SystemExit(f"--device {device}: expected cuda, or --smoke, which measures nothing")
     scale = Scale(device)
-    results = Results(device_facts(device), notes=options.note)
     path = options.out / "gpu-check.json"
+    machine = device_facts(device)
+    results = (earlier(path, machine) if options.resume else None) or Results(machine)
+    notes = list(options.note)
     if options.smoke:
-        results.notes.append("a smoke run: tiny tensors, and no figure here is a measurement")
+        notes.append("a smoke run: tiny tensors, and no figure here is a measurement")
         scale = Scale(device, 1 << 18, 2, 2, False, 20, 1 << 16, 128, 64, 10)
+    results.notes += [note for note in notes if note not in results.notes]
     if device.type == "cuda":
         torch.cuda._sleep(1_000_000_000)  # half a second, in which the clocks rise
     start = time.perf_counter()
     failed = False
     for section in sections:
-        if section.__name__ not in options.sections:
+        name = section.__name__
+        done = f"{name}: measured"
+        if name not in options.sections or done in results.notes:
             continue
+        results.notes = [note for note in results.notes if not note.startswith(f"{name}: ")]
         began = time.perf_counter()
         if began - start > options.seconds:
-            results.notes.append(f"{section.__name__}: not measured, time ran out")
+            results.notes.append(f"{name}: not measured, time ran out")
             continue
+        fresh = Results(machine)
         try:
-            results.cases.extend(section(scale))  # those before an error stay
+            fresh.cases.extend(section(scale))  # those before an error stay
+            fresh.notes.append(done)
         except Exception as error:
             failed = True
-            results.notes.append(f"{section.__name__}: FAILED: {type(error).__name__}: {error}")
+            fresh.notes.append(f"{name}: FAILED: {type(error).__name__}: {error}")
             traceback.print_exc()
+        results = results.merge(fresh)
         free(device)
-        print(f"bench.cuda: {section.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
+        print(f"bench.cuda: {name}: {time.perf_counter() - began:.0f} s", flush=True)
         # After each, so that one that fails or is killed takes no other along.
         write(results, path)
     write(results, path)

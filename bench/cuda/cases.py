@@ -34,19 +34,20 @@ WHATS = dict(zip(tables.WHATS, (What(), What(CHANNEL_BINS), EVERYTHING), strict=
 
 
 def layouts(elements: int) -> list[Layout]:
-    """Those of the regimes, of about so many elements each, a power of two of 2**18 or more."""
+    """Those of the regimes, of about so many elements each, of 2**18 or more."""
     found = [Layout("whole tensor", (elements,), None)]
-    for channels in (64, 256, 1024, 4096, 16384):
+    # Powers of two; widths of models; what no vector divides: 3 channels, GPT-2's vocabulary.
+    for channels in (64, 256, 768, 1024, 4096, 5120, 14336, 16384, 3, 50257):
         batch = 8
-        found.append(
-            Layout(f"(N, L, {channels})", (batch, elements // channels // batch, channels), 2)
-        )
-    for channels in (64, 256, 512, 2048):
-        side = 16
+        length = max(1, elements // channels // batch)
+        found.append(Layout(f"(N, L, {channels})", (batch, length, channels), 2))
+    # Maps of 14 x 14 and 7 x 7 do not begin at multiples of 16 bytes.
+    for channels, side in ((64, 16), (256, 16), (512, 16), (2048, 16), (256, 14), (512, 7)):
         images = max(1, elements // channels // side**2)
-        found.append(Layout(f"(N, {channels}, H, W)", (images, channels, side, side), 1))
-    found.append(Layout("rows of 4096", (elements // 4096, 4096), 0))
-    return found
+        name = f"(N, {channels}, {'H, W' if side == 16 else f'{side}, {side}'})"
+        found.append(Layout(name, (images, channels, side, side), 1))
+    rows = (Layout(f"rows of {n}", (elements // n, n), 0) for n in (1024, 4096))
+    return [*found, *rows]
 
 
 def values(content: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:

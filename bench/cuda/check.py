@@ -1,14 +1,18 @@
 """`make gpu-check`: builds for the GPU that is here, tests, looks for bad accesses, and measures.
 
-Needs a GPU, nvcc and a Python with torch, numpy and pytest; nothing is installed or downloaded.
-What cannot be done here is said, and goes into the result. Exit code: 0 if all that was done went
-well, 1 otherwise.
+Five phases, in turn or, by `make gpu-check PHASE=test`, one at a time; each takes less than eight
+minutes and is of use alone. Where the libraries fit what is here, they need not be built: those
+of another machine, without a GPU perhaps, may be brought along. Needs a Python with torch, NumPy,
+pytest and hypothesis, and nvcc for the build; nothing is installed or downloaded. What cannot be
+done here is said, and goes into the result. Exit code: 0 if all that was done went well, 1
+otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -16,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,21 +38,33 @@ TESTS = (
     "test_update_many.py",
 )
 SECONDS = 460
-"""For everything: a limit of eight minutes, with some to spare."""
+"""For a phase: a limit of eight minutes, with some to spare."""
+METRICS = (
+    "gpu__time_duration.sum",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm__inst_executed.sum",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "launch__registers_per_thread",
+    "launch__occupancy_limit_registers",
+)
+"""What ncu is asked of each kernel."""
 
 
 class Outcome(NamedTuple):
-    """How a step went: None is a step that could not be taken here."""
+    """How a phase, or a part of one, went: None is what could not be done here."""
 
     well: bool | None
     text: str
 
 
 class Check:
-    """The steps, each with what is left of the time."""
+    """The phases, each with what is left of its time."""
 
-    def __init__(self, out: Path, seconds: float) -> None:
+    def __init__(self, out: Path, seconds: float, capability: str) -> None:
+        """capability: of the GPU, such as "9.0", for which the build compiles."""
         self.out = out
+        self.capability = capability
         self._end = time.monotonic() + seconds
         out.mkdir(parents=True, exist_ok=True)
 
@@ -83,52 +99,88 @@ class Check:
                 child.wait()
         return code, log.read_text(errors="replace")
 
-    def build(self, capability: str) -> Outcome:
+    def build(self) -> dict[str, Outcome]:
         """The operators, the hooks and the kernels, for this GPU alone."""
         command = [sys.executable, "setup.py", "build_ext", "--inplace"]
         code, said = self.run(
-            "build", command, 300, FORCE_CUDA="1", TORCH_CUDA_ARCH_LIST=capability
+            "build", command, self.left, FORCE_CUDA="1", TORCH_CUDA_ARCH_LIST=self.capability
         )
         built = [line for line in said.splitlines() if line.startswith("hookstats: ")]
         if code == 0:
-            return Outcome(True, "; ".join(line.partition(": ")[2] for line in built))
-        return Outcome(False, last_line(said) if code else "time ran out")
+            text = "; ".join(line.partition(": ")[2] for line in built)
+            return {"build": Outcome(True, text)}
+        return {"build": Outcome(False, last_line(said) if code else "time ran out")}
 
-    def test(self) -> Outcome:
+    def test(self) -> dict[str, Outcome]:
         """What is marked as in need of a GPU."""
         for module in ("pytest", "hypothesis", "numpy"):
             if importlib.util.find_spec(module) is None:
-                return Outcome(None, f"the tests need {module}: pip install {module}")
+                return {"test": Outcome(None, f"the tests need {module}: pip install {module}")}
         files = [str(ROOT / "tests" / "kernels" / name) for name in TESTS]
         options = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "--tb=short"]
         for category in ("DeprecationWarning", "FutureWarning"):  # of the versions that are here
             options += ["-W", f"default::{category}"]
-        code, said = self.run("tests", [sys.executable, "-m", "pytest", *options, *files], 240)
-        return Outcome(code == 0, last_line(said) if code is not None else "time ran out")
+        command = [sys.executable, "-m", "pytest", *options, *files]
+        # Other people's plugins would load under our filters, where each of their warnings fails.
+        code, said = self.run("test", command, self.left, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+        return {"test": Outcome(code == 0, last_line(said) if code is not None else "time ran out")}
 
-    def sanitize(self, tool: str) -> Outcome:
-        """compute-sanitizer of our own kernels."""
-        found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-        if not Path(found).is_file():
+    def sanitize(self) -> dict[str, Outcome]:
+        """compute-sanitizer of our own kernels, with each tool."""
+        tools = ("memcheck", "racecheck", "synccheck")
+        return {tool: self._sanitize(tool, self.left / (3 - i)) for i, tool in enumerate(tools)}
+
+    def _sanitize(self, tool: str, seconds: float) -> Outcome:
+        found = tool_of_cuda("compute-sanitizer")
+        if found is None:
             return Outcome(None, "compute-sanitizer is not installed")
         command = [found, "--tool", tool, "--kernel-regex", "kns=hookstats"]
         if tool == "memcheck":
             command += ["--report-api-errors", "no"]  # it is the kernels that are asked about
         command += [sys.executable, "-m", "bench.cuda.kernels"]
         # Without the cache every tensor has an allocation, and an end, of its own.
-        code, said = self.run(tool, command, 90, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+        code, said = self.run(tool, command, seconds, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         return verdict(tool, code, said)
 
-    def measure(self, notes: Sequence[str]) -> Outcome:
-        """The benchmark, which writes the result."""
-        command = [sys.executable, "-u", "-m", "bench.cuda", "--out", str(self.out)]
-        command += ["--seconds", f"{self.left - 30:.0f}"]
-        for note in notes:
-            command += ["--note", note]
+    def bench(self) -> dict[str, Outcome]:
+        """The benchmark, which writes the result; what an earlier call measured stays."""
+        command = [sys.executable, "-u", "-m", "bench.cuda", "--out", str(self.out), "--resume"]
+        command += ["--seconds", f"{self.left - 60:.0f}"]
         code, said = self.run("bench", command, self.left)
         if code is None:  # what was measured by then is written
-            return Outcome(None, "time ran out")
-        return Outcome(code == 0, last_line(said))
+            return {"bench": Outcome(None, "time ran out: another call goes on from here")}
+        return {"bench": Outcome(code == 0, last_line(said))}
+
+    def profile(self) -> dict[str, Outcome]:
+        """Nsight Compute's counters of the kernels of the main cases, as CSV."""
+        found = tool_of_cuda("ncu")
+        if found is None:
+            return {"profile": Outcome(None, "ncu is not installed")}
+        # At the clocks as they are: those of a machine that is lent are not ours to set.
+        command = [found, "--clock-control", "none", "--csv", "--page", "raw"]
+        command += ["--kernel-name-base", "mangled", "--kernel-name", "regex:hookstats"]
+        command += ["--metrics", ",".join(METRICS), sys.executable, "-m", "bench.cuda.profiled"]
+        code, said = self.run("profile", command, self.left)
+        rows = [line for line in said.splitlines() if line.startswith('"') and "hookstats" in line]
+        if code != 0 or not rows:
+            reason = next((line for line in said.splitlines() if "ERROR" in line), last_line(said))
+            text = "time ran out" if code is None else f"ncu does not work here: {reason.strip()}"
+            return {"profile": Outcome(None, text)}
+        return {"profile": Outcome(True, f"{len(rows)} kernels in {self.out}/profile.log")}
+
+
+PHASES: dict[str, Callable[[Check], dict[str, Outcome]]] = {
+    "build": Check.build,
+    "test": Check.test,
+    "sanitize": Check.sanitize,
+    "bench": Check.bench,
+    "profile": Check.profile,
+}
+
+
+def tool_of_cuda(name: str) -> str | None:
+    """The path of a tool that comes with CUDA."""
+    return shutil.which(name) or shutil.which(f"/usr/local/cuda/bin/{name}")
 
 
 def verdict(tool: str, code: int | None, said: str) -> Outcome:
@@ -145,13 +197,22 @@ def verdict(tool: str, code: int | None, said: str) -> Outcome:
     return Outcome(int(summary[2]) == 0 and agreed, summary[0])
 
 
-def add_note(out: Path, note: str) -> None:
-    """Add to the notes of what was written; nothing, if nothing was."""
+def keep(out: Path, outcomes: dict[str, Outcome]) -> None:
+    """Keep how parts went, beside those of earlier calls, and say so in what was measured."""
+    kept = out / "phases.json"
+    texts: dict[str, str] = json.loads(kept.read_text()) if kept.is_file() else {}
+    texts |= {name: f"{_word(outcome)}: {outcome.text}" for name, outcome in outcomes.items()}
+    kept.write_text(json.dumps(texts, indent=1) + "\n")
     path = out / "gpu-check.json"
     if path.is_file():
         results = Results.load(path)
-        results.notes.append(note)
+        others = [note for note in results.notes if note.partition(": ")[0] not in texts]
+        results.notes = [*others, *(f"{name}: {text}" for name, text in texts.items())]
         write(results, path)
+
+
+def _word(outcome: Outcome) -> str:
+    return {True: "ok", False: "FAILED", None: "not done"}[outcome.well]
 
 
 def last_line(text: str) -> str:
@@ -160,44 +221,53 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Take the steps."""
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-check")
-    parser.add_argument("--seconds", type=float, default=SECONDS)
-    options = parser.parse_args(given)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each phase")
+    parser.add_argument("--phase", nargs="+", choices=PHASES, default=list(PHASES))
+    parser.add_argument(
+        "--capability", help="of the GPU to build for, such as 9.0, where there is none"
+    )
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Take the phases."""
+    options = arguments(given)
     if importlib.util.find_spec("torch") is None:
         raise SystemExit(f"gpu-check: {sys.executable} has no torch")
     import torch
 
-    if not torch.cuda.is_available():
-        raise SystemExit(f"gpu-check: torch {torch.__version__} finds no GPU; it needs one")
-    check = Check(options.out, options.seconds)
-    major, minor = torch.cuda.get_device_capability()
-    outcomes: dict[str, Outcome] = {}
-
-    def note(name: str, outcome: Outcome) -> bool:
-        outcomes[name] = outcome
-        word = {True: "ok", False: "FAILED", None: "not done"}[outcome.well]
-        print(f"gpu-check: {name}: {word}: {outcome.text}", flush=True)
-        return outcome.well is True
-
-    if not note("build", check.build(f"{major}.{minor}")):
-        print((check.out / "build.log").read_text()[-4000:])
-        return 1
-    if not note("tests", check.test()) and (check.out / "tests.log").is_file():
-        print((check.out / "tests.log").read_text()[-8000:])
-    notes = [f"{name}: {outcome.text}" for name, outcome in outcomes.items()]
-    if not note("bench", check.measure(notes)):
-        print((check.out / "bench.log").read_text()[-4000:])
-    for tool in ("memcheck", "racecheck"):
-        note(tool, check.sanitize(tool))
-        add_note(check.out, f"{tool}: {outcomes[tool].text}")
-    said = check.out / "gpu-check.txt"
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        capability = options.capability or f"{major}.{minor}"
+    elif options.capability and options.phase == ["build"]:
+        capability = options.capability
+    else:
+        raise SystemExit(
+            f"gpu-check: torch {torch.__version__} finds no GPU; only --phase build with "
+            "--capability goes without one"
+        )
+    failed = False
+    for phase in options.phase:
+        check = Check(options.out, options.seconds, capability)
+        outcomes = PHASES[phase](check)
+        keep(options.out, outcomes)
+        for name, outcome in outcomes.items():
+            print(f"gpu-check: {name}: {_word(outcome)}: {outcome.text}", flush=True)
+            if outcome.well is False:
+                failed = True
+                log = options.out / f"{name}.log"
+                print(log.read_text(errors="replace")[-8000:] if log.is_file() else "")
+        if failed and phase == "build":
+            return 1
+    said = options.out / "gpu-check.txt"
     if said.is_file():
         print(said.read_text())
-        print(f"gpu-check: {check.out}/gpu-check.json and .txt; see bench/results/README.md")
-    return int(any(outcome.well is False for outcome in outcomes.values()))
+        print(f"gpu-check: {options.out}/gpu-check.json and .txt; see bench/results/README.md")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class Scale:
     """How much is measured."""
 
     device: torch.device
-    elements: int = 1 << 26
-    """Of one tensor: 256 MB in float32, four times the cache of the largest GPUs."""
+    elements: int = 1 << 28
+    """Of one tensor: 1 GB in float32, beside which what a launch costs at least is nothing."""
     rounds: int = 15
     inputs: int | None = None
     """None for as many as keep each cold."""
@@ -50,7 +50,7 @@ class Scale:
 FEW = ("whole tensor", "(N, L, 1024)", "(N, 256, H, W)", "rows of 4096")
 """A layout of each regime."""
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def _regimes(
@@ -101,6 +101,17 @@ def reading(scale: Scale) -> Iterator[Case]:
     for name, layout, dtype in _regimes(scale, every if scale.every_layout else FEW):
         sample = _sample(scale, layout, dtype)
         yield _on_device(scale, tables.READING, name, sample.bytes, _updates(sample))
+
+
+def sizes(scale: Scale) -> Iterator[Case]:
+    """Tensors of 1 MB and more, as they are in small models and in gradients."""
+    for megabytes in (1, 4, 16, 64):
+        elements = min(scale.elements, megabytes << 18)
+        for name in ("whole tensor", "(N, L, 1024)", "rows of 1024"):
+            layout = next(each for each in layouts(elements) if each.name == name)
+            sample = _sample(scale, layout, torch.float32)
+            named = f"{name} fp32, {megabytes} MB"
+            yield _on_device(scale, tables.SIZES, named, sample.bytes, _updates(sample))
 
 
 def skewed(scale: Scale) -> Iterator[Case]:
@@ -313,7 +324,7 @@ def transformer(scale: Scale) -> Iterator[Case]:
 
 
 Section = Callable[[Scale], Iterator[Case]]
-SECTIONS: tuple[Section, ...] = (reading, gradients, host, transformer, skewed, beside)
+SECTIONS: tuple[Section, ...] = (reading, gradients, host, transformer, sizes, skewed, beside)
 """What is asked of us first, in case that time runs out."""
 
 

@@ -17,6 +17,7 @@ RATE = ("us/GB", 1e6)
 """A million over it is GB/s."""
 
 READING = Table("reading", *RATE, floor=SUM, ours=WHATS)
+SIZES = Table("sizes", *RATE, floor=SUM, ours=WHATS)
 SKEWED = {
     what: Table(f"skewed data: {what}", *RATE, floor=CONTENTS[0], ours=CONTENTS[1:])
     for what in WHATS

@@ -69,6 +69,12 @@ class Columns {
     const int64_t stride = Source::kVectors ? 1 : across_;
     offset_ = (begin_ + owned(0)) * item_.channel_stride;
     stride_ = stride * item_.channel_stride;
+    // Of the thread's first row, and from one of its rows to the next.
+    const int64_t size = Source::element_size(common_);
+    row_bytes_ = row_stride_ * size;
+    down_bytes_ = static_cast<uintptr_t>(down_ * row_bytes_);
+    address_ = reinterpret_cast<uintptr_t>(item_.data) +
+               static_cast<uintptr_t>(offset_ * size + (first_row_ + row_) * row_bytes_);
   }
 
   HOOKSTATS_DEVICE Values read(uint32_t row) const {
@@ -78,6 +84,24 @@ class Columns {
       if (item_.outer_dims > 1) offset += offset_of_many(outer_, item_.outer_dims, index);
     }
     return Source::read_channels(common_, item_.data, offset, stride_, row < rows_ ? exist_ : 0);
+  }
+
+  // The rows of this thread from row `first` on.
+  HOOKSTATS_DEVICE void read_tile(uint32_t first, Values (&values)[kRows]) const {
+    if constexpr (Source::kVectors) {
+      if (exist_ != 0 && first + static_cast<uint32_t>(kRows * down_) <= rows_) {
+        uintptr_t at = address_ + uint64_t{first} * static_cast<uint64_t>(row_bytes_);
+        HOOKSTATS_UNROLL
+        for (int i = 0; i < kRows; ++i, at += down_bytes_) {
+          values[i] = Source::read_whole_channels(at);
+        }
+        return;
+      }
+    }
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      values[i] = read(first + static_cast<uint32_t>(i * down_ + row_));
+    }
   }
 
   HOOKSTATS_DEVICE void widen_all(const Values& values, Real (&x)[kOwned]) const {
@@ -163,10 +187,7 @@ class Columns {
                                  uint32_t first) const {
     Values values[kRows];
     Real x[kOwned];
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      values[i] = read(first + static_cast<uint32_t>(i * down_ + row_));
-    }
+    read_tile(first, values);
     const Real finite_before = finite(sums);
     HOOKSTATS_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -248,6 +269,8 @@ class Columns {
   int64_t row_stride_;
   // The piece at hand.
   int64_t begin_ = 0, first_row_ = 0, offset_ = 0, stride_ = 0;
+  int64_t row_bytes_ = 0;
+  uintptr_t address_ = 0, down_bytes_ = 0;
   uint32_t rows_ = 0, exist_ = 0;
 };
 

@@ -110,38 +110,103 @@ class Runs {
     Source::widen_all(common_, scale_, values, x);
   }
 
-  // The sums of this warp's part of the piece, for every lane. The caller counts NaNs.
+  // How many of the piece's slots, from the first on, are whole vectors side by side.
+  HOOKSTATS_DEVICE uint32_t whole_slots(const Piece& p) const {
+    if (!Source::kVectors || p.rows > 1 || p.address % 16 != 0) return 0;
+    return p.length / kElements;
+  }
+
+  // The vectors of this thread from slot `first` on.
+  template <int kTeam>
+  HOOKSTATS_DEVICE void read_tile(const Piece& p, uint32_t first, uint32_t whole,
+                                  Values (&values)[kInFlight]) const {
+    if constexpr (Source::kVectors) {
+      if (first + kTeam * kInFlight <= whole) {
+        const uintptr_t at = p.address + uint64_t{first + static_cast<uint32_t>(thread_)} * 16;
+        HOOKSTATS_UNROLL
+        for (int i = 0; i < kInFlight; ++i) values[i] = Source::read_whole(at, i * kTeam * 16);
+        return;
+      }
+    }
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      values[i] = read(p, first + static_cast<uint32_t>(i * kTeam + thread_));
+    }
+  }
+
+  // Sums the tile as if all its values were finite, and counts nothing; false, with nothing summed,
+  // if some value of the warp is not.
+  HOOKSTATS_DEVICE bool add_finite(const Values (&values)[kInFlight], Real shift,
+                                   Sums<Real, kHigher>& sums) const {
+    TileSums tile;
+    Real x[kElements];
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      widen_all(values[i], x);
+      HOOKSTATS_UNROLL
+      for (int e = 0; e < kElements; ++e) tile.add(x[e], shift);
+    }
+    if (any_in_warp(!tile.finite())) return false;
+    sums.add(tile, kInFlight * kElements);
+    return true;
+  }
+
+  // Sums the tile's finite values, and tallies the others. Whether all were finite.
+  HOOKSTATS_DEVICE bool add_any(Values (&values)[kInFlight], Real shift,
+                                Sums<Real, kHigher>& sums) const {
+    Real x[kElements];
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      widen_all(values[i], x);
+      HOOKSTATS_UNROLL
+      for (int e = 0; e < kElements; ++e) sums.add(x[e], shift);
+    }
+    const bool all_finite = sums.finite == kInFlight * kElements;
+    sums.spill();
+    if (all_finite) return true;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      Source::forget_widened(values[i]);
+      widen_all(values[i], x);
+      HOOKSTATS_UNROLL
+      for (int e = 0; e < kElements; ++e) sums.add_infinity(x[e]);
+    }
+    return false;
+  }
+
+  // The sums of this warp's part of the piece, for every lane. The caller counts NaNs. A tile with
+  // values that are not finite is summed twice, the tiles after it once, until one is finite.
+  template <int kTeam>
   HOOKSTATS_DEVICE Seen sum(const Piece& p) {
+    constexpr bool kTiles = Source::kVectors && !kHigher;
     Sums<Real, kHigher> sums;
     Real shift = 0;
-    const uint32_t step = static_cast<uint32_t>(team_threads_) * kInFlight;
-    for (uint32_t first = 0; first < p.slots; first += step) {
+    bool expect_finite = kTiles;
+    const uint32_t whole = whole_slots(p);
+    for (uint32_t first = 0; first < p.slots; first += kTeam * kInFlight) {
       Values values[kInFlight];
-      Real x[kElements];
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        values[i] = read(p, first + static_cast<uint32_t>(i * team_threads_ + thread_));
-      }
+      read_tile<kTeam>(p, first, whole, values);
       if (first == 0) {
+        Real x[kElements];
         widen_all(values[0], x);
         shift = warp_mean(tree_mean(x));
       }
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        widen_all(values[i], x);
-        HOOKSTATS_UNROLL
-        for (int e = 0; e < kElements; ++e) sums.add(x[e], shift);
-        if (kCounts) count_all(p, x);
+      bool added = false;
+      if constexpr (kTiles) {
+        if (expect_finite) added = add_finite(values, shift, sums);
       }
-      const bool all_finite = sums.finite == kInFlight * kElements;
-      sums.spill();
-      if (all_finite) continue;
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        Source::forget_widened(values[i]);
-        widen_all(values[i], x);
+      if (!added) {
+        const bool all_finite = add_any(values, shift, sums);
+        if constexpr (kTiles) expect_finite = !any_in_warp(!all_finite);
+      }
+      if constexpr (kCounts) {
         HOOKSTATS_UNROLL
-        for (int e = 0; e < kElements; ++e) sums.add_infinity(x[e]);
+        for (int i = 0; i < kInFlight; ++i) {
+          Real x[kElements];
+          Source::forget_widened(values[i]);
+          widen_all(values[i], x);
+          count_all(p, x);
+        }
       }
     }
     sums.reduce_warp();
@@ -193,7 +258,7 @@ class Runs {
   }
 
   HOOKSTATS_DEVICE void run_warp(const Piece& p) {
-    Seen seen = sum(p);
+    Seen seen = sum<kWarp>(p);
     sync_warp();
     add_channel_table(p);
     sync_warp();
@@ -202,7 +267,7 @@ class Runs {
   }
 
   HOOKSTATS_DEVICE void run_block(const Piece& p, Seen* scratch) {
-    const Seen mine = sum(p);
+    const Seen mine = sum<kBlock>(p);
     if (lane() == 0) scratch[warp()] = mine;
     sync_block();
     add_channel_table(p);

@@ -131,14 +131,13 @@ template <class Real, int N, class Offset, class State>
 HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repeat, Offset&& offset,
                             State&& state) {
   if constexpr (sizeof(Real) == sizeof(float)) {
-    // Non-finite values are counted too, in a counter that nobody reads: a select costs less than a
-    // branch.
+    // Non-finite values are counted too, by patterns that `add_patterns` passes over, or in a
+    // counter that nobody reads: a select costs less than a branch.
     if (h.patterns) {
       HOOKSTATS_UNROLL
       for (int i = 0; i < N; ++i) {
         uint32_t* const counter = h.table + (bits_from_float(x[i]) >> h.bins.shift);
-        uint32_t* const finite = x[i] == 0.0f ? h.unread + 1 : counter;
-        add_shared(is_finite(x[i]) ? finite : h.unread, 1);
+        add_shared(x[i] == 0.0f ? h.unread + 1 : counter, 1);
       }
       return;
     }
@@ -199,6 +198,7 @@ HOOKSTATS_DEVICE void add_patterns(const Histogram& h, int64_t* state, int64_t r
        p += static_cast<uint32_t>(block_threads())) {
     if (h.table[p] == 0) continue;
     const uint32_t bits = p << h.bins.shift | 1u;
+    if ((bits & 0x7f800000u) == 0x7f800000u) continue;  // infinite, NaN or missing
     const int64_t slot = log_slot(h.bins, bits & 0x7fffffffu, (bits >> 31) != 0);
     add_global(state + slot, int64_t{h.table[p]} * repeat);
   }

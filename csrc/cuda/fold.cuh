@@ -73,6 +73,21 @@ HOOKSTATS_DEVICE bool last_of(uint32_t* ticket, int32_t blocks) {
   return any_in_block(last);
 }
 
+// Merges `count` > 0 partial results, `stride` apart. No merge waits for memory: the next partial
+// result is under way.
+template <class C>
+HOOKSTATS_DEVICE void merge_column(const C* partial, int64_t stride, int64_t count, C& total) {
+  C next = load_partial(partial);
+  HOOKSTATS_NO_UNROLL
+  for (; count > 1; --count) {
+    const C now = next;
+    partial += stride;
+    next = load_partial(partial);
+    merge(total, now);
+  }
+  merge(total, next);
+}
+
 // The block folds the partial results of the channels [begin, begin + width) into their state.
 template <class C>
 HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int width, C* scratch) {
@@ -84,9 +99,9 @@ HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int wi
     C total;
     if (row < rows) {
       const int64_t from = int64_t{splits} * row / rows, to = int64_t{splits} * (row + 1) / rows;
-      for (int64_t s = from; s < to; ++s) {
-        merge(total, load_partial(partials<C>(item) + s * item.channels + begin + first + column));
-      }
+      if (from < to)
+        merge_column(partials<C>(item) + from * item.channels + begin + first + column,
+                     item.channels, to - from, total);
     }
     merge_rows(scratch, total, row, column, columns, rows);
     if (row == 0) fold(item, begin + first + column, scratch[column]);

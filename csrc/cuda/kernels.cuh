@@ -4,6 +4,7 @@
 #include "cuda/agent_columns.cuh"
 #include "cuda/agent_runs.cuh"
 #include "cuda/kernels.h"
+#include "cuda/launch.h"
 
 namespace hookstats::cuda {
 

@@ -1,7 +1,7 @@
 // What one source of elements offers: the launch of each agent, on one tensor or many.
 #pragma once
 
-#include "cuda/primitives.cuh"
+#include "cuda/launch_config.h"
 #include "cuda/table.h"
 
 namespace hookstats::cuda {

@@ -7,6 +7,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/policy.h"
+#include "cuda/primitives.cuh"
 #include "cuda/table.h"
 #include "cuda/update.h"
 
@@ -157,14 +158,26 @@ inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors,
   plan.scratch = item.splits() > 1 ? kBlock : kWarps;
 }
 
+// Channels of a block, channels last: about twice the root of their number, a power of two. Blocks
+// side by side then take fewer pieces each, and of the pieces of a channel, whose results the last
+// block merges, each of its threads has about four.
+inline int64_t side_by_side(int64_t channels) {
+  int64_t width = kLeastColumns;
+  while (width * width < 4 * channels) width *= 2;
+  return width;
+}
+
 inline void plan_columns(const Device& device, const UpdateParams& p, bool vectors, Plan& plan) {
   const ChannelView& view = p.view;
-  // 512 bytes of a row side by side, or fewer where the tables of more channels have no room.
-  int64_t most = vectors ? 512 / (kOwned * element_size(p.dtype)) : kWarp;
+  // At most 512 bytes of a row, and fewer where the tables of more channels have no room.
+  const int64_t wanted_width = side_by_side(view.channels) / kOwned;
+  const int64_t widest =
+      std::min(wanted_width, vectors ? 512 / (kOwned * element_size(p.dtype)) : kWarp);
+  int64_t most = widest;
   plan.shared = plan_shared(device, p, vectors, most * kOwned);
   if (p.channel_bins.kind != BinKind::kNone) {
-    constexpr int64_t kFewest = 8;
-    for (most = kWarp; most >= kFewest; most /= 2) {
+    constexpr int64_t kFewest = 4;
+    for (most = std::min<int64_t>(widest, kWarp); most >= kFewest; most /= 2) {
       plan.shared = plan_shared(device, p, vectors, most * kOwned);
       if (plan.shared.channel_table >= 0) break;
     }

@@ -23,8 +23,10 @@
 // Rows: a warp takes a row, without barriers or partial results. From 4096 elements on its end,
 // about 300 instructions, is less than a fifth of the work.
 //
-// Channels last: a block is as wide as 512 bytes of a row. A thread's registers have room for the
-// sums of four channels at 512 threads per multiprocessor, each with 64 bytes under way.
+// Channels last: a block is about 2 sqrt(C) channels wide, at most 512 bytes of a row: a wider one
+// has more pieces of each channel, whose merge by the last block would cost as much as the pass. A
+// thread's registers have room for the sums of four channels at 512 threads per multiprocessor,
+// each with 64 bytes under way.
 //
 // Many tensors: the same blocks, found by bisection in the arguments of a launch of 150 tensors.
 //
@@ -52,6 +54,8 @@ constexpr int kWarpSlots = 512;     // vectors up to which a channel is always a
 constexpr int kWarpTiles = 8;       // tiles of a block up to which it is if there are
 constexpr int kFillingWarps = 16;   // such warps for each multiprocessor
 constexpr int64_t kLeastRows = 32;  // rows per thread, channels last, that a piece is worth
+// Channels of a block, channels last: 32 bytes of 16-bit elements, what memory reads at least.
+constexpr int64_t kLeastColumns = 16;
 constexpr int kMostCopyBytes = 16384;    // of a table in 32 copies, one a bank: above, one copy
 constexpr int64_t kMostPatterns = 8192;  // 32 KB: up to 4 subdivision bits
 constexpr int kMostWarpTables = 65536;   // bytes of the tables of all warps of a block

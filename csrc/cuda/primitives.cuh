@@ -1,4 +1,5 @@
 // Every part of CUDA that kernels use, under names of ours; with HOOKSTATS_SIMT the emulator's.
+// What the host uses is in launch.h.
 #pragma once
 
 #if defined(HOOKSTATS_SIMT)
@@ -46,22 +47,13 @@ inline void add_powers_if_finite(float x, float shift, float& s1, float& s2, flo
 }
 inline float widen_half(uint16_t bits) { return widen(Half{bits}); }
 
-struct DeviceLimits {
-  int multiprocessors, shared_bytes, major, minor;
-};
-inline DeviceLimits device_limits(int) { return {132, static_cast<int>(simt::shared_limit), 9, 0}; }
-
 }  // namespace hookstats::cuda
 
 #else
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
-#include <utility>
 
 #define HOOKSTATS_KERNEL __global__
 #define HOOKSTATS_DEVICE __device__ __forceinline__
@@ -195,49 +187,6 @@ HOOKSTATS_DEVICE float widen_half(uint16_t bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
-}
-
-struct LaunchConfig {
-  int64_t grid = 1;
-  int block = 1;
-  size_t shared_bytes = 0;
-  void* stream = nullptr;
-};
-
-inline void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error) + ", " +
-                           cudaGetErrorString(error));
-}
-
-struct DeviceLimits {
-  int multiprocessors, shared_bytes, major, minor;
-};
-inline DeviceLimits device_limits(int index) {
-  const auto read = [index](cudaDeviceAttr attribute) {
-    int value = 0;
-    check(cudaDeviceGetAttribute(&value, attribute, index), "cudaDeviceGetAttribute");
-    return value;
-  };
-  return {read(cudaDevAttrMultiProcessorCount), read(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-          read(cudaDevAttrComputeCapabilityMajor), read(cudaDevAttrComputeCapabilityMinor)};
-}
-
-template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), const LaunchConfig& config, Arguments&&... arguments) {
-  constexpr size_t kWithoutAsking = 48 * 1024;
-  if (config.shared_bytes > kWithoutAsking) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(config.shared_bytes)),
-          "cudaFuncSetAttribute of a kernel's shared memory");
-  }
-  cudaLaunchConfig_t launch_config{};
-  launch_config.gridDim = dim3(static_cast<unsigned>(config.grid));
-  launch_config.blockDim = dim3(static_cast<unsigned>(config.block));
-  launch_config.dynamicSmemBytes = config.shared_bytes;
-  launch_config.stream = static_cast<cudaStream_t>(config.stream);
-  check(cudaLaunchKernelEx(&launch_config, kernel, std::forward<Arguments>(arguments)...),
-        "the launch of a kernel");
 }
 
 }  // namespace hookstats::cuda

@@ -49,6 +49,7 @@ struct Vectors {
   static constexpr int kElements = 16 / sizeof(T);         // of a run at a time
   static constexpr int kRows = kInFlight * 4 / sizeof(T);  // of channels: 64 bytes in flight
   static constexpr bool kVectors = true;
+  static constexpr uint32_t kNaNs = 0x7fff7fffu;  // one of fp32, two of fp16 or bf16
   using Element = T;
 
   static HOOKSTATS_DEVICE int64_t element_size(const Common&) { return sizeof(T); }
@@ -61,7 +62,6 @@ struct Vectors {
   // The elements at `address`, those that lie within [begin, end) if not all do: three addresses.
   static HOOKSTATS_DEVICE Values<kElements> read_run(const Common&, uintptr_t address,
                                                      uintptr_t begin, uintptr_t end, bool inside) {
-    constexpr uint32_t kNaNs = 0x7fff7fffu;  // one of fp32, two of fp16 or bf16
     Values<kElements> values{{kNaNs, kNaNs, kNaNs, kNaNs}};
     if (inside) {
       const Bytes16 bytes = load16(reinterpret_cast<const void*>(address));
@@ -76,23 +76,31 @@ struct Vectors {
     return values;
   }
 
-  // kOwned neighbouring channels, `exists` or none of them.
+  // A vector at `address`, a multiple of 16, plus `ahead`, which instructions hold.
+  static HOOKSTATS_DEVICE Values<kElements> read_whole(uintptr_t address, int ahead) {
+    const Bytes16 bytes = load16(reinterpret_cast<const char*>(address) + ahead);
+    return {{bytes.word[0], bytes.word[1], bytes.word[2], bytes.word[3]}};
+  }
+
+  // kOwned neighbouring channels.
+  static HOOKSTATS_DEVICE Values<kOwned> read_whole_channels(uintptr_t address) {
+    if constexpr (sizeof(T) == 4) {
+      const Bytes16 bytes = load16(reinterpret_cast<const void*>(address));
+      return {{bytes.word[0], bytes.word[1], bytes.word[2], bytes.word[3]}};
+    } else {
+      const uint64_t bytes = load8(reinterpret_cast<const void*>(address));
+      return {{static_cast<uint32_t>(bytes), static_cast<uint32_t>(bytes >> 32)}};
+    }
+  }
+
+  // The same, `exists` or none of them.
   static HOOKSTATS_DEVICE Values<kOwned> read_channels(const Common&, const void* data,
                                                        int64_t offset, int64_t, bool exists) {
     Values<kOwned> values;
+    for (uint32_t& word : values.words) word = kNaNs;
     const uintptr_t address =
         reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(offset) * sizeof(T);
-    if constexpr (sizeof(T) == 4) {
-      Bytes16 bytes{{0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu, 0x7fff7fffu}};
-      if (exists) bytes = load16(reinterpret_cast<const void*>(address));
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < 4; ++i) values.words[i] = bytes.word[i];
-    } else {
-      uint64_t bytes = 0x7fff7fff7fff7fffu;
-      if (exists) bytes = load8(reinterpret_cast<const void*>(address));
-      values.words[0] = static_cast<uint32_t>(bytes);
-      values.words[1] = static_cast<uint32_t>(bytes >> 32);
-    }
+    if (exists) values = read_whole_channels(address);
     return values;
   }
 

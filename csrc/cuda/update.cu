@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/kernels.h"
+#include "cuda/launch.h"
 #include "cuda/plan.h"
 
 namespace hookstats::cuda {
@@ -80,14 +81,14 @@ struct Batch {
     return partials == 0 ? 0 : kTicketBytes + static_cast<size_t>(partials) * channel_bytes(higher);
   }
 
-  void launch(Workspace workspace, Stream stream) const {
+  void launch(const Device& device, Workspace workspace, Stream stream) const {
     if (workspace.bytes < workspace_bytes()) {
       throw std::invalid_argument("workspace has " + std::to_string(workspace.bytes) +
                                   " bytes; expected " + std::to_string(workspace_bytes()));
     }
     const size_t shared = static_cast<size_t>(table.common.shared.scratch) +
                           static_cast<size_t>(scratch) * channel_bytes(higher);
-    const LaunchConfig config{blocks, kBlock, shared, stream};
+    const LaunchConfig config{blocks, kBlock, shared, stream, device.index, device.shared_bytes};
     switch (source) {
       case SourceKind::kFloat32:
         return launch_agent<Vectors<float>>(table, agent, higher, config);
@@ -139,7 +140,7 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
 
 Device device(int index) {
   const DeviceLimits limits = device_limits(index);
-  return {limits.multiprocessors, static_cast<size_t>(limits.shared_bytes), limits.major,
+  return {index, limits.multiprocessors, static_cast<size_t>(limits.shared_bytes), limits.major,
           limits.minor};
 }
 
@@ -153,7 +154,7 @@ size_t workspace_bytes_many(const Device& device, const UpdateParams* params, in
 void update_many(const Device& device, const UpdateParams* params, int64_t count,
                  Workspace workspace, Stream stream) {
   each_batch(device, params, count, workspace.data,
-             [&](const auto& batch) { batch.launch(workspace, stream); });
+             [&](const auto& batch) { batch.launch(device, workspace, stream); });
 }
 
 size_t workspace_bytes(const Device& device, const UpdateParams& params) {

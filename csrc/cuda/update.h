@@ -12,6 +12,7 @@ using Stream = void*;  // cudaStream_t
 
 // The properties of a device that a plan depends on; read once per device.
 struct Device {
+  int index;
   int multiprocessors;
   size_t shared_bytes;  // a block's, at most
   int major, minor;     // compute capability

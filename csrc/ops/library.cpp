@@ -28,9 +28,13 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
   // The addresses of what the C++ hooks call (ops/kernels.h). The CUDA library, which is separate,
-  // implements cuda_entry and ignore_captures.
+  // implements the rest.
   m.def("cpu_entry(int params_size) -> int");
   m.def("cuda_entry(int params_size) -> int");
+  // A step is closed on the current stream of a device. Before it is read on another stream, that
+  // one waits for the kernels that hooks launched on others than the first (cuda/streams.h).
+  m.def("cuda_close(int device) -> ()");
+  m.def("cuda_wait(int device) -> ()");
   // Lets this thread use CUDA while other threads capture graphs, which by default forbid it.
   m.def("ignore_captures() -> ()");
 }

@@ -45,13 +45,13 @@ void launch(const UpdateParams* params, int64_t count, int32_t index) {
   const cuda::Device& device = device_at(index);
   const size_t bytes = count == 1 ? cuda::workspace_bytes(device, *params)
                                   : cuda::workspace_bytes_many(device, params, count);
-  cuda::with_workspace(index, stream, bytes, [&](cuda::Workspace workspace) {
-    if (count == 1) {
-      cuda::update(device, *params, workspace, stream);
-    } else {
-      cuda::update_many(device, params, count, workspace, stream);
-    }
-  });
+  cuda::Leased leased(index, stream, bytes);
+  if (count == 1) {
+    cuda::update(device, *params, leased.workspace(), stream);
+  } else {
+    cuda::update_many(device, params, count, leased.workspace(), stream);
+  }
+  leased.launched();
 }
 
 bool is_capturing(int32_t device) { return cuda::is_capturing(current_stream(device)); }
@@ -77,6 +77,18 @@ struct CudaBackend {
 
 int64_t cuda_entry(int64_t params_size) { return entry(CudaBackend::kernels, params_size); }
 
+void close_streams(int64_t device) {
+  const auto index = static_cast<int32_t>(device);
+  const torch::stable::accelerator::DeviceGuard guard(index);
+  cuda::streams_of(index).close(current_stream(index));
+}
+
+void wait_for_streams(int64_t device) {
+  const auto index = static_cast<int32_t>(device);
+  const torch::stable::accelerator::DeviceGuard guard(index);
+  cuda::streams_of(index).wait(current_stream(index));
+}
+
 void ignore_captures() {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
@@ -93,6 +105,8 @@ STABLE_TORCH_LIBRARY_IMPL(hookstats, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(hookstats, CompositeExplicitAutograd, m) {
   m.impl("cuda_entry", TORCH_BOX(&cuda_entry));
+  m.impl("cuda_close", TORCH_BOX(&close_streams));
+  m.impl("cuda_wait", TORCH_BOX(&wait_for_streams));
   m.impl("ignore_captures", TORCH_BOX(&ignore_captures));
 }
 

@@ -6,72 +6,13 @@
 #include <torch/headeronly/util/Exception.h>
 #include <torch/headeronly/util/shim_utils.h>
 
-#include <algorithm>
-#include <bit>
-#include <map>
-#include <mutex>
-#include <utility>
+#include <array>
 
 namespace hookstats::cuda {
 
 namespace {
 
-// Of a stream's workspace: most grow no more, for the price of one page of the driver's.
-constexpr size_t kLeastBytes = size_t{2} << 20;
-
-void check(cudaError_t error, const char* what, size_t bytes) {
-  STD_TORCH_CHECK(error == cudaSuccess, "hookstats could not ", what, " a workspace of ", bytes,
-                  " bytes: ", cudaGetErrorString(error));
-}
-
-void clear(void* data, size_t bytes, Stream stream) {
-  check(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream)), "clear", bytes);
-}
-
-// Memory of the graph that is captured on the current stream, which is `stream`.
-class OfGraph {
- public:
-  OfGraph(size_t bytes, Stream stream) : bytes_(bytes) {
-    TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &data_));
-    clear(data_, bytes, stream);
-  }
-  ~OfGraph() {
-    // Nothing is to be done where that fails.
-    if (data_ != nullptr) (void)aoti_torch_cuda_caching_allocator_raw_delete(data_);
-  }
-  OfGraph(const OfGraph&) = delete;
-  OfGraph& operator=(const OfGraph&) = delete;
-
-  Workspace workspace() const { return {data_, bytes_}; }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-// Zeroed memory that is kept, and not torch's: graphs are warmed up on memory that has to come
-// back. Never freed, which would wait for the device: what grows is doubled, so little is lost.
-Workspace keep(size_t bytes, Stream stream) {
-  Workspace made{nullptr, bytes};
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // other threads may be capturing
-  check(cudaThreadExchangeStreamCaptureMode(&mode), "prepare", bytes);
-  const cudaError_t error = cudaMalloc(&made.data, bytes);
-  check(cudaThreadExchangeStreamCaptureMode(&mode), "prepare", bytes);  // as it was
-  check(error, "allocate", bytes);
-  clear(made.data, bytes, stream);
-  return made;
-}
-
-struct Kept {
-  std::mutex mutex;
-  std::map<std::pair<int32_t, Stream>, Workspace> workspaces;
-};
-
-// Never destroyed: at exit the driver may be gone before this library.
-Kept& kept() {
-  static Kept* const kept = new Kept;
-  return *kept;
-}
+constexpr int32_t kMostDevices = 128;  // torch has fewer
 
 }  // namespace
 
@@ -85,19 +26,39 @@ bool is_capturing(Stream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-void with_workspace(int32_t device, Stream stream, size_t bytes,
-                    const std::function<void(Workspace)>& launch) {
-  if (bytes == 0) return launch({nullptr, 0});
-  if (is_capturing(stream)) {
-    const OfGraph memory(bytes, stream);
-    return launch(memory.workspace());
+Streams& streams_of(int32_t device) {
+  static auto* const streams = new std::array<Streams, kMostDevices>;
+  STD_TORCH_CHECK(0 <= device && device < kMostDevices, "device is ", device,
+                  "; expected an index below ", kMostDevices);
+  return (*streams)[static_cast<size_t>(device)];
+}
+
+Leased::Leased(int32_t device, Stream stream, size_t bytes)
+    : device_(device), stream_(stream), captured_(is_capturing(stream)) {
+  if (bytes == 0) return;
+  if (!captured_) {
+    workspace_ = streams_of(device).workspace(stream, bytes);
+    return;
   }
-  const std::lock_guard<std::mutex> lock(kept().mutex);
-  Workspace& workspace = kept().workspaces[{device, stream}];
-  if (workspace.bytes < bytes) {
-    workspace = keep(std::bit_ceil(std::max(bytes, kLeastBytes)), stream);
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &workspace_.data));
+  workspace_.bytes = bytes;
+  const cudaError_t error =
+      cudaMemsetAsync(workspace_.data, 0, bytes, static_cast<cudaStream_t>(stream));
+  if (error == cudaSuccess) return;
+  (void)aoti_torch_cuda_caching_allocator_raw_delete(workspace_.data);
+  STD_TORCH_CHECK(false, "hookstats could not clear a workspace of ", bytes,
+                  " bytes: ", cudaGetErrorString(error));
+}
+
+void Leased::launched() {
+  if (!captured_) streams_of(device_).launched(stream_);
+}
+
+Leased::~Leased() {
+  // Nothing is to be done where that fails.
+  if (captured_ && workspace_.data != nullptr) {
+    (void)aoti_torch_cuda_caching_allocator_raw_delete(workspace_.data);
   }
-  launch(workspace);
 }
 
 }  // namespace hookstats::cuda

@@ -11,7 +11,7 @@ from hookstats.arena.graph_states import GraphStates
 from hookstats.arena.rows import Table, zeros
 from hookstats.arena.staging import Staging, event
 from hookstats.kernels.backends import backend_of
-from hookstats.kernels.ops import Taken, mark_columns, take_
+from hookstats.kernels.ops import Taken, close_streams, mark_columns, take_
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import State, identity_moments, identity_tallies
@@ -109,6 +109,7 @@ class Shelf:
         sites, rows: as in `states`.
         observed: by index in the arena, the number of tensors that hooks folded in.
         """
+        close_streams(self.device)
         return Part(
             self,
             sites,

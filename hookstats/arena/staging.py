@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from hookstats.kernels.ops import ignore_captures
+from hookstats.kernels.ops import ignore_captures, wait_for_streams
 
 _POLL_SECONDS = 2e-4  # short enough to go unnoticed, long enough to leave the core idle
 
@@ -28,11 +28,13 @@ class Staging:
 
     @contextmanager
     def work(self, behind: torch.Event | None = None) -> Iterator[None]:
-        """Submit the block's work on the stream, after the event `behind`; done when this ends."""
+        """Submit the block's work on the stream, after the event `behind` and after what hooks
+        launched on other streams than the event's; done when this ends."""
         ignore_captures()
         with self._stream:
             if behind is not None:
                 self._stream.wait_event(behind)
+            wait_for_streams(self._device)
             yield
             done = event(self._device)
         while not done.query():

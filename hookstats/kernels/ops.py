@@ -189,6 +189,19 @@ def _entry(device: str, params_size: int) -> int | None:
         return None
 
 
+def close_streams(device: torch.device) -> None:
+    """A step was closed on the device's current stream."""
+    if device.type == "cuda" and why_missing["cuda"] is None:
+        torch.ops.hookstats.cuda_close(device.index)
+
+
+def wait_for_streams(device: torch.device) -> None:
+    """Have the device's current stream wait for what hooks launched on other streams than the one
+    that steps are closed on."""
+    if device.type == "cuda" and why_missing["cuda"] is None:
+        torch.ops.hookstats.cuda_wait(device.index)
+
+
 def ignore_captures() -> None:
     """Let this thread use CUDA while others capture graphs, which by default forbid it."""
     if why_missing["cuda"] is None:

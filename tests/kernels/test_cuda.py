@@ -100,6 +100,21 @@ def test_a_step_closes_behind_the_work_that_was_asked_for() -> None:
 
 
 @needs_kernel
+def test_a_step_waits_for_streams_that_nobody_joined() -> None:
+    model = network_on()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    x = torch.randn(4096, 64, device="cuda")
+    torch.cuda.synchronize()
+    with hs.watch(model, kinds=("output",)) as w:
+        for step in range(6):
+            with torch.cuda.stream(streams[step % 2]):
+                torch.cuda._sleep(LATE)
+                y = model(x)
+            w.step()  # on another stream, which does not wait
+            assert_stats(w.latest["2", "output"], [y.cpu()], -1)
+
+
+@needs_kernel
 def test_hooks_do_not_synchronise() -> None:
     model = network_on()
     x = torch.randn(256, 64, device="cuda")

@@ -18,6 +18,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda/launch_config.h"
+
 #define HOOKSTATS_KERNEL
 #define HOOKSTATS_DEVICE inline
 
@@ -158,13 +160,6 @@ template <class T>
   simt::require_aligned(address, sizeof(T), site);
   return *address;
 }
-
-struct LaunchConfig {
-  int64_t grid = 1;
-  int block = 1;
-  size_t shared_bytes = 0;
-  void* stream = nullptr;
-};
 
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchConfig& config, Arguments&&... arguments) {

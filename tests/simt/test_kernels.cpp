@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "check.h"
+#include "cuda/plan.h"
+#include "cuda/policy.h"
 #include "cuda/update.h"
 #include "kernel_cases.h"
 #include "simt.h"
@@ -261,6 +263,29 @@ void test_many_bins() {
   }
 }
 
+// Channels last: a thread of the last block merges few partial results of a channel one after
+// another, whatever the number of channels.
+void test_merges_are_few() {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int64_t channels : {4, 16, 40, 64, 256, 768, 1024, 4096, 16384}) {
+      const int64_t sizes[] = {(int64_t{1} << 28) / channels, channels};
+      const int64_t strides[] = {channels, 1};
+      UpdateParams p{};
+      p.dtype = dtype;
+      p.view = channel_view(sizes, strides, 2, 1);
+      const cuda::Plan plan = cuda::make_plan(kDevices[0], p);
+      const int64_t across = std::min<int64_t>(channels, plan.item.slots.divisor * cuda::kOwned);
+      const int64_t merges =
+          cuda::ceil_div(plan.item.splits(), std::max<int64_t>(1, cuda::kBlock / across));
+      // One block is as narrow as memory reads: its pieces are all that there are.
+      CHECK(merges <= (channels > cuda::kLeastColumns ? 8 : 17), "%lld channels: %lld merges",
+            static_cast<long long>(channels), static_cast<long long>(merges));
+      const bool fills = plan.item.blocks >= kDevices[0].multiprocessors;
+      CHECK(fills, "%lld channels: %d blocks", static_cast<long long>(channels), plan.item.blocks);
+    }
+  }
+}
+
 void test_errors() {
   const Case c =
       make_case({"whole", {300001}, {1}, -1}, DType::kFloat32, Data::kNormal, 0.0, 1.0, 1.0f, 0, 1);
@@ -290,6 +315,7 @@ int main() {
   test_large_offsets();
   test_expanded_beyond_32_bits();
   test_many_bins();
+  test_merges_are_few();
   test_errors();
   return check::finish("kernels");
 }

@@ -1,0 +1,138 @@
+"""python -m bench.cuda.sass FILE...: what the compiled CUDA kernels cost an element, without a GPU.
+
+FILE: objects or cubins of nvcc. In each kernel the loop that reads the tensor is found, and the
+shortest way through that loop which does all of its loads, sums and counts: finite data, whole
+vectors. `--check` compares with the ceilings in ceilings.json, `--store` writes them anew,
+`--write` puts the table into docs/cuda.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.cuda.sass.flow import costs
+from bench.cuda.sass.listing import kernels
+
+CEILINGS = Path(__file__).with_name("ceilings.json")
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "cuda.md"
+BEGIN, END = "<!-- the table of bench.cuda.sass -->\n", "<!-- end of the table -->\n"
+SLACK = 1.02
+"""Of a ceiling: another patch release of nvcc schedules a little differently."""
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    kernel: str
+    architecture: str
+    what: str
+    instructions: float
+    alu: float
+    registers: int
+    stack: int
+
+    @property
+    def key(self) -> str:
+        """What a ceiling is stored under."""
+        return f"{self.architecture} {self.kernel} {self.what}"
+
+    @property
+    def share(self) -> float:
+        """Of an H200's memory bandwidth, what instructions leave at most: 18.6 bytes a clock and
+        multiprocessor, which issues 128 instructions of threads, 64 of them to the ALU."""
+        size = 4 if self.kernel.endswith("fp32") else 2
+        elements = min(128 / self.instructions, 64 / max(self.alu, 1e-9))
+        return min(1.0, elements * size / 18.6)
+
+
+def rows(files: Iterable[Path]) -> list[Row]:
+    """Of every kernel of one tensor that reads vectors, without higher moments."""
+    found = []
+    for file in files:
+        for kernel in kernels(file):
+            if kernel.dtype == "any" or kernel.flags[1:] != ["false", "1"]:
+                continue
+            for what, cost in costs(kernel).items():
+                # The kernel that counts nothing tells what moments cost.
+                if (what == "moments") == (kernel.flags[0] == "true"):
+                    continue
+                found.append(
+                    Row(
+                        f"{kernel.agent} {kernel.dtype}",
+                        kernel.architecture,
+                        what,
+                        cost.instructions,
+                        cost.by_pipe.get("alu", 0.0),
+                        kernel.registers,
+                        kernel.stack,
+                    )
+                )
+    return sorted(found, key=lambda row: (row.architecture, row.kernel))
+
+
+def table(found: Sequence[Row]) -> str:
+    """As Markdown."""
+    head = (
+        "| kernel | for | what | instructions | of them ALU | registers | local memory, bytes "
+        "| of an H200's bandwidth, at most |\n|---|---|---|---|---|---|---|---|\n"
+    )
+    lines = (
+        f"| {row.kernel} | {row.architecture} | {row.what} | {row.instructions:.1f} "
+        f"| {row.alu:.1f} | {row.registers} | {row.stack} "
+        f"| {f'{row.share:.2f}' if row.architecture.startswith('sm_90') else '-'} |\n"
+        for row in found
+    )
+    return head + "".join(lines)
+
+
+def above(found: Sequence[Row], ceilings: dict[str, list[float]]) -> Iterator[str]:
+    """What costs more than it is allowed to, or has no ceiling."""
+    for row in found:
+        if row.key not in ceilings:
+            yield f"{row.key}: no ceiling is stored; run with --store"
+            continue
+        for name, value, most in zip(
+            ("instructions an element", "registers", "bytes of local memory"),
+            (row.instructions, row.registers, row.stack),
+            ceilings[row.key],
+            strict=True,
+        ):
+            if value > most * SLACK:
+                yield f"{row.key}: {value:.4g} {name}; expected at most {most:.4g}"
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Print the table, compare it, or keep it."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cuda.sass", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--store", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(given)
+    if missing := [str(file) for file in options.files if not file.is_file()]:
+        raise SystemExit(f"bench.cuda.sass: {', '.join(missing)}: no such file")
+    found = rows(options.files)
+    if not found:
+        raise SystemExit("bench.cuda.sass: no kernel reads vectors in any of the files")
+    if options.store:
+        kept = {row.key: [round(row.instructions, 2), row.registers, row.stack] for row in found}
+        CEILINGS.write_text(json.dumps(kept, indent=1) + "\n")
+    if options.write:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2])
+    problems = list(above(found, json.loads(CEILINGS.read_text()))) if options.check else []
+    for problem in problems:
+        print(f"bench.cuda.sass: {problem}", file=sys.stderr)
+    print(f"bench.cuda.sass: {len(found)} loops, {len(problems)} above their ceilings")
+    if not options.check:
+        print(table(found), end="")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

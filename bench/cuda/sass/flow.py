@@ -1,0 +1,169 @@
+"""costs(): the loop of a kernel that reads the tensor, and the shortest way through it."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.cuda.sass.listing import Instruction, Kernel
+
+ROOT = Path(__file__).resolve().parents[3]
+SIZES = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""Bytes of an element."""
+
+
+def in_flight() -> int:
+    """How many loads a thread has under way, 16 bytes each or as many bytes in smaller ones."""
+    policy = (ROOT / "csrc" / "cuda" / "policy.h").read_text()
+    found = re.search(r"kInFlight = (\d+);", policy)
+    assert found is not None, "policy.h has no kInFlight"
+    return int(found[1])
+
+
+class Cost(NamedTuple):
+    """What one pass of a kernel's loop takes for an element."""
+
+    instructions: float
+    by_pipe: dict[str, float]
+
+
+class Done(NamedTuple):
+    """What a way through a loop does, as far as it can be told from its instructions."""
+
+    loads: int
+    """Of whole vectors."""
+    counts: int
+    """Additions to counters in shared memory."""
+    compared: int
+    """Minima and maxima: two an element."""
+
+    def after(self, body: Iterable[Instruction], asked: Done) -> Done:
+        """What is done after `body`, too."""
+        loads, counts, compared = self
+        for each in body:
+            loads += each.reads_vector
+            counts += each.mnemonic == "ATOMS"
+            compared += each.mnemonic == "FMNMX"
+        return Done(loads, counts, min(compared, asked.compared))
+
+
+class Flow:
+    """The blocks of a function: from where to where, and which may follow."""
+
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
+        self.instructions = instructions
+        index = {each.address: i for i, each in enumerate(instructions)}
+        starts = {0}
+        for i, each in enumerate(instructions):
+            if each.target is not None:
+                starts.add(index[each.target])
+            if each.target is not None or each.mnemonic in ("EXIT", "RET", "BRX"):
+                starts.add(i + 1)
+        ordered = sorted(start for start in starts if start < len(instructions))
+        ends = [*ordered[1:], len(instructions)]
+        self.blocks = dict(zip(ordered, ends, strict=True))
+        self._index = index
+
+    def followers(self, start: int) -> Iterator[int]:
+        """The blocks that may follow the one from `start` on."""
+        end = self.blocks[start]
+        last = self.instructions[end - 1]
+        if last.mnemonic in ("EXIT", "RET", "BRX"):
+            return
+        if last.target is None:
+            yield end
+            return
+        if last.is_conditional or ".DIV" in last.text:
+            yield end
+        if ".DIV" not in last.text:
+            yield self._index[last.target]
+
+    def loops(self) -> Iterator[tuple[int, int]]:
+        """First and last instruction of each stretch that a branch repeats."""
+        for i, each in enumerate(self.instructions):
+            if each.target is not None and each.target <= each.address:
+                yield self._index[each.target], i
+
+    def shortest(self, first: int, last: int, asked: Done) -> list[Instruction] | None:
+        """The shortest way from `first` to `last`, in blocks, that does all that is asked.
+
+        Calls and additions to memory are for what is rare: no way leads through them.
+        """
+        goal = next(start for start, end in self.blocks.items() if start <= last < end)
+        begin = first, Done(0, 0, 0)
+        best = {begin: 0}
+        before: dict[tuple[int, Done], tuple[int, Done]] = {}
+        queue = [(0, *begin)]
+        while queue:
+            length, start, done = heapq.heappop(queue)
+            body = self.instructions[start : self.blocks[start]]
+            if best[start, done] < length or any(each.is_rare for each in body):
+                continue
+            so_far = done.after(body, asked)
+            if so_far.loads > asked.loads or so_far.counts > asked.counts:
+                continue
+            if start == goal:
+                if so_far == asked:
+                    return self._way((start, done), before)
+                continue
+            for following in self.followers(start):
+                key = following, so_far
+                if first <= following <= goal and length + len(body) < best.get(key, sys.maxsize):
+                    best[key] = length + len(body)
+                    before[key] = start, done
+                    heapq.heappush(queue, (best[key], *key))
+        return None
+
+    def _way(
+        self, state: tuple[int, Done], before: dict[tuple[int, Done], tuple[int, Done]]
+    ) -> list[Instruction]:
+        starts = [state[0]]
+        while state in before:
+            state = before[state]
+            starts.append(state[0])
+        return [
+            each
+            for start in reversed(starts)
+            for each in self.instructions[start : self.blocks[start]]
+        ]
+
+
+def divides(instructions: Iterable[Instruction]) -> bool:
+    """Whether it divides in float64."""
+    return any("RCP64H" in each.text for each in instructions)
+
+
+def loads_in(instructions: Sequence[Instruction], first: int, last: int) -> int:
+    """How many instructions load whole vectors."""
+    return sum(each.reads_vector for each in instructions[first : last + 1])
+
+
+def costs(kernel: Kernel) -> dict[str, Cost]:
+    """By what is counted, the cost of an element; empty where no loop reads whole vectors."""
+    flow, every = Flow(kernel.instructions), kernel.instructions
+    # Loops that divide in float64 merge partial results.
+    loops = [loop for loop in flow.loops() if not divides(every[loop[0] : loop[1] + 1])]
+    size = SIZES[kernel.dtype]
+    loads = in_flight() * (1 if kernel.agent == "runs" else 4 // size)
+    # The smallest loop with all the loads that are under way at a time.
+    reading = [loop for loop in loops if loads_in(every, *loop) >= loads]
+    if not reading:
+        return {}
+    first, last = min(reading, key=lambda loop: loop[1] - loop[0])
+    elements = loads * (16 if kernel.agent == "runs" else 4 * size) // size
+    found = {}
+    asked = {"moments": 0}
+    if kernel.flags[0] == "true":
+        asked |= {"and one histogram": elements, "and both": 2 * elements}
+    for what, counts in asked.items():
+        way = flow.shortest(first, last, Done(loads, counts, 2 * elements))
+        if way is not None:
+            pipes = Counter(each.pipe for each in way)
+            by_pipe = {pipe: n / elements for pipe, n in sorted(pipes.items())}
+            found[what] = Cost(len(way) / elements, by_pipe)
+    return found

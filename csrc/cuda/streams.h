@@ -1,0 +1,145 @@
+// The streams that kernels were launched on: a workspace for each, and what a closed step waits
+// for.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cuda/update.h"
+
+namespace hookstats::cuda {
+
+// One device's, which is the current one in every call. No lock is held while anything is submitted
+// to a stream: a stream whose queue is full blocks who submits, and others must get on.
+class Streams {
+ public:
+  // A workspace of `bytes` or more for kernels on `stream`. It is allocated once a stream, is kept,
+  // and grows where more is needed; what it grew out of is kept, too, for launches under way.
+  Workspace workspace(Stream stream, size_t bytes) {
+    const Key key = key_of(stream);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const Workspace& known = entries_[key].workspace;
+      if (known.bytes >= bytes) return known;
+    }
+    const Workspace made = allocate(std::bit_ceil(std::max(bytes, kLeastBytes)), stream);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Workspace& known = entries_[key].workspace;
+    if (known.bytes < made.bytes) known = made;
+    return made;
+  }
+
+  // A kernel was launched on `stream`. Most are on the stream that steps are closed on, whose own
+  // order is enough; an event follows each of the others.
+  void launched(Stream stream) {
+    const Key key = key_of(stream);
+    cudaEvent_t event = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (has_home_ && key == home_) {
+        home_was_used_ = true;
+        return;
+      }
+      event = event_of(entries_[key]);
+    }
+    record(event, stream);
+  }
+
+  // A step is closed by a thread whose current stream is `stream`; an event there stands for all
+  // work of that stream.
+  void close(Stream stream) {
+    const Key key = key_of(stream);
+    cudaEvent_t event = nullptr;
+    Key before;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      before = home_;
+      const bool moves = !has_home_ || home_ != key;
+      if (moves && home_was_used_) event = event_of(entries_[home_]);
+      has_home_ = true;
+      home_ = key;
+      home_was_used_ = false;
+    }
+    if (event != nullptr) record(event, before.first);
+  }
+
+  // Has `stream` wait for all kernels of streams other than that of the last `close`.
+  void wait(Stream stream) {
+    std::vector<cudaEvent_t> events;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& [key, entry] : entries_) {
+        if (entry.event != nullptr) events.push_back(entry.event);
+      }
+    }
+    for (const cudaEvent_t event : events) {
+      check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, 0),
+            "cudaStreamWaitEvent of a step that is read");
+    }
+  }
+
+ private:
+  // Of a stream's workspace: most grow no more, for the price of one page of the driver's.
+  static constexpr size_t kLeastBytes = size_t{2} << 20;
+
+  // The handle of per-thread default streams is the same in every thread.
+  using Key = std::pair<Stream, std::thread::id>;
+  static Key key_of(Stream stream) {
+    if (stream != static_cast<Stream>(cudaStreamPerThread)) return {stream, {}};
+    return {stream, std::this_thread::get_id()};
+  }
+
+  struct Entry {
+    Workspace workspace{nullptr, 0};
+    cudaEvent_t event = nullptr;
+  };
+
+  static void check(cudaError_t error, const std::string& what) {
+    if (error != cudaSuccess) throw std::runtime_error(what + ": " + cudaGetErrorString(error));
+  }
+
+  static cudaEvent_t event_of(Entry& entry) {
+    if (entry.event == nullptr) {
+      check(cudaEventCreateWithFlags(&entry.event, cudaEventDisableTiming),
+            "cudaEventCreateWithFlags");
+    }
+    return entry.event;
+  }
+
+  static void record(cudaEvent_t event, Stream stream) {
+    check(cudaEventRecord(event, static_cast<cudaStream_t>(stream)),
+          "cudaEventRecord behind a kernel");
+  }
+
+  // Zeroed memory that is never given back: that would wait for the device, and what grows is
+  // doubled, so little is lost. Not torch's: graphs are warmed up on memory that has to come back.
+  static Workspace allocate(size_t bytes, Stream stream) {
+    const std::string what = "a workspace of " + std::to_string(bytes) + " bytes";
+    Workspace made{nullptr, bytes};
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // other threads may be capturing
+    check(cudaThreadExchangeStreamCaptureMode(&mode), what);
+    const cudaError_t error = cudaMalloc(&made.data, bytes);
+    check(cudaThreadExchangeStreamCaptureMode(&mode), what);  // as it was
+    check(error, what);
+    check(cudaMemsetAsync(made.data, 0, bytes, static_cast<cudaStream_t>(stream)), what);
+    return made;
+  }
+
+  std::mutex mutex_;
+  std::map<Key, Entry> entries_;
+  Key home_{};  // the stream of the last `close`
+  bool has_home_ = false, home_was_used_ = false;
+};
+
+}  // namespace hookstats::cuda

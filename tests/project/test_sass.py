@@ -1,0 +1,97 @@
+"""bench.cuda.sass: the loop that reads a tensor, found in a listing, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support.paths import ROOT
+
+sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
+
+from bench.cuda.sass.__main__ import Row, above
+from bench.cuda.sass.flow import costs, in_flight
+from bench.cuda.sass.listing import Instruction, Kernel
+
+NAME = (
+    "void hookstats::cuda::runs<hookstats::cuda::Vectors<float>, false, false, 1>"
+    "(hookstats::cuda::Table<1>)"
+)
+
+
+def listing(*lines: str) -> list[Instruction]:
+    """Instructions 16 bytes apart; `{n}` in a line is the address of the n-th."""
+    addresses = [hex(16 * i) for i in range(len(lines))]
+    return [Instruction(16 * i, line.format(*addresses)) for i, line in enumerate(lines)]
+
+
+def kernel(*lines: str, name: str = NAME) -> Kernel:
+    return Kernel(name, "sm_90", listing(*lines), 80, 0)
+
+
+LOADS = ["LDG.E.128 R4, desc[UR4][R2.64]"] * in_flight()
+SUMS = ["FADD R8, R4, R5", "FMNMX R9, R9, R4, PT", "FMNMX R10, R10, R4, !PT"]
+SUMS *= 4 * in_flight()
+HEAD, LOOP = ["MOV R1, R2"], len(LOADS) + len(SUMS)
+
+
+def test_a_loop_costs_what_is_between_its_ends() -> None:
+    lines = [*HEAD, *LOADS, *SUMS, "@P0 BRA {1}", "EXIT"]
+    (cost,) = costs(kernel(*lines)).values()
+    assert cost.instructions == (LOOP + 1) / (4 * in_flight())
+    assert cost.by_pipe["fma"] == 1.0
+    assert cost.by_pipe["alu"] == 2.0
+
+
+def test_the_way_that_does_all_is_taken_and_no_shorter_one() -> None:
+    """A branch jumps over the sums, as where a warp has nothing to sum."""
+    over = 2 + LOOP
+    lines = [*HEAD, *LOADS, f"@P1 BRA {{{over}}}", *SUMS, "@P0 BRA {1}", "EXIT"]
+    (cost,) = costs(kernel(*lines)).values()
+    assert cost.instructions == (LOOP + 2) / (4 * in_flight())
+
+
+def test_of_two_ways_the_shorter_one_counts_and_none_with_a_call() -> None:
+    slow, fast = ["NOP"] * 50, ["CALL.REL 0x0"]
+    begin = 1 + LOOP
+    lines = [*HEAD, *LOADS, *SUMS, f"@P1 BRA {{{begin + 2 + len(slow)}}}", *slow]
+    lines += [f"BRA {{{begin + 2 + len(slow) + len(fast)}}}", *fast, "@P0 BRA {1}", "EXIT"]
+    (cost,) = costs(kernel(*lines)).values()
+    assert cost.by_pipe["control"] * 4 * in_flight() == len(slow) + 3
+
+
+def test_loops_that_merge_are_not_taken_for_those_that_read() -> None:
+    merge = ["LDG.E.128 R4, desc[UR4][R2.64]"] * 9 + ["MUFU.RCP64H R5, R5"]
+    lines = [*HEAD, *merge, "@P0 BRA {1}", "EXIT"]
+    assert costs(kernel(*lines)) == {}
+
+
+def test_what_is_above_a_ceiling_is_named() -> None:
+    row = Row("runs fp32", "sm_90", "moments", 13.0, 5.0, 80, 72)
+    assert list(above([row], {row.key: [13.0, 80, 72]})) == []
+    assert list(above([row], {row.key: [12.0, 80, 64]})) == [
+        "sm_90 runs fp32 moments: 13 instructions an element; expected at most 12",
+        "sm_90 runs fp32 moments: 72 bytes of local memory; expected at most 64",
+    ]
+    assert "no ceiling is stored" in next(above([row], {}))
+
+
+def test_shares_are_of_the_bandwidth_that_instructions_leave() -> None:
+    row = Row("runs bf16", "sm_90", "moments", 20.0, 5.0, 80, 72)
+    assert row.share == pytest.approx(128 / 20 * 2 / 18.6)
+    assert row._replace(alu=16.0).share == pytest.approx(64 / 16 * 2 / 18.6)
+    assert row._replace(instructions=2.0, alu=1.0).share == 1.0
+
+
+def test_files_without_kernels_are_an_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.cuda.sass", "no-such-file.o"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "no-such-file.o" in done.stderr

@@ -1,0 +1,165 @@
+// The host's part of the CUDA library, on a runtime of the tests' own: shared memory, workspaces
+// and streams, from several threads.
+#include <atomic>
+#include <condition_variable>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "cuda/launch.h"
+#include "cuda/streams.h"
+
+namespace {
+
+using namespace hookstats::cuda;
+using driver::run_kernel;
+
+void small(int) {}
+void large(int) {}
+
+cudaStream_t stream(uintptr_t i) { return reinterpret_cast<cudaStream_t>(i * 16); }
+
+LaunchConfig with_shared(size_t kilobytes) {
+  return {1, 32, kilobytes * 1024, stream(1), 0, 227 * 1024};
+}
+
+// The attribute is set once a kernel and device, to the most, whatever a launch needs: another
+// thread's launch, which needs less, comes between the attribute and the launch.
+void test_shared_memory_of_other_threads() {
+  driver::reset();
+  driver::state.before_next = [] { std::thread([] { launch(small, with_shared(60), 0); }).join(); };
+  bool launched = true;
+  try {
+    launch(small, with_shared(200), 0);
+  } catch (const std::runtime_error&) {
+    launched = false;
+  }
+  CHECK(launched, "a launch with 200 KB beside one with 60 KB");
+  launch(small, with_shared(100), 0);
+  CHECK(driver::state.set_attributes == 1, "%d attributes set", driver::state.set_attributes);
+  launch(large, with_shared(20), 0);
+  CHECK(driver::state.set_attributes == 1, "20 KB need no attribute");
+}
+
+void test_workspaces() {
+  driver::reset();
+  Streams streams;
+  const Workspace first = streams.workspace(stream(1), 1000);
+  CHECK(first.bytes >= 1000 && static_cast<char*>(first.data)[999] == 0, "zeroed memory");
+  CHECK(streams.workspace(stream(1), 2000).data == first.data, "kept");
+  CHECK(streams.workspace(stream(2), 1000).data != first.data, "one for each stream");
+  const Workspace more = streams.workspace(stream(1), size_t{5} << 20);
+  CHECK(more.bytes >= size_t{5} << 20 && more.data != first.data, "grown");
+  CHECK(streams.workspace(stream(1), 1000).data == more.data, "the grown one serves");
+  CHECK(driver::state.allocations == 3, "%d allocations", driver::state.allocations);
+
+  // The per-thread default stream has one handle for as many streams as there are threads.
+  const void* const mine = streams.workspace(cudaStreamPerThread, 8).data;
+  const void* other = nullptr;
+  std::thread([&] { other = streams.workspace(cudaStreamPerThread, 8).data; }).join();
+  CHECK(mine != other, "per-thread streams share a workspace");
+}
+
+// A thread whose launch blocks, as its stream's queue is full, keeps nobody else from launching.
+void test_a_full_queue_blocks_nobody_else() {
+  driver::reset();
+  Streams streams;
+  streams.close(stream(1));
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_blocked = false, may_go_on = false;
+  driver::state.before_next = [&] {
+    std::unique_lock<std::mutex> lock(mutex);
+    is_blocked = true;
+    changed.notify_all();
+    changed.wait(lock, [&] { return may_go_on; });
+  };
+  std::thread blocked([&] { streams.launched(stream(2)); });
+  {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return is_blocked; });
+  }
+  // Each of these would wait for ever, were a lock held.
+  streams.workspace(stream(3), 100);
+  streams.launched(stream(1));
+  streams.launched(stream(3));
+  streams.wait(stream(9));
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    may_go_on = true;
+  }
+  changed.notify_all();
+  blocked.join();
+  CHECK(true, "nobody waited");
+}
+
+// The reading stream waits for every kernel that was launched before the step closed.
+void test_a_step_waits_for_all_streams() {
+  const auto launch_on = [](Streams& streams, uintptr_t i) {
+    run_kernel(stream(i));
+    streams.launched(stream(i));
+  };
+  constexpr uintptr_t kReader = 9;
+  for (unsigned script = 0; script < 4096; ++script) {
+    driver::reset();
+    Streams streams;
+    for (int step = 0, at = 0; step < 3; ++step) {
+      const auto next = [&] { return uintptr_t{1} + (script >> (at++ % 12) & 1); };
+      for (int kernel = 0; kernel < 3; ++kernel) launch_on(streams, next());
+      const uintptr_t closing = next();
+      std::map<cudaStream_t, int> needed = driver::state.kernels;
+      // As the closing thread does: an event of its own on its stream, which the reader waits for.
+      streams.close(stream(closing));
+      driver::state.waits_for[stream(kReader)][stream(closing)] = needed[stream(closing)];
+      launch_on(streams, next());  // of the next step, while the closed one is read
+      streams.wait(stream(kReader));
+      for (const auto& [of, kernels] : needed) {
+        const int waited = driver::state.waits_for[stream(kReader)][of];
+        CHECK(waited >= kernels, "script %u, step %d: %d of %d kernels of stream %zu", script, step,
+              waited, kernels, reinterpret_cast<uintptr_t>(of) / 16);
+      }
+    }
+  }
+}
+
+// Training on one stream, as nearly all does, records no event behind its kernels.
+void test_one_stream_costs_no_events() {
+  driver::reset();
+  Streams streams;
+  streams.close(stream(1));
+  for (int i = 0; i < 10; ++i) streams.launched(stream(1));
+  streams.close(stream(1));
+  CHECK(driver::state.events.empty(), "%zu events", driver::state.events.size());
+}
+
+void test_threads() {
+  driver::reset();
+  Streams streams;
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (uintptr_t t = 1; t <= 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 0; i < 500; ++i) {
+        const size_t bytes = i * 10000;
+        if (streams.workspace(stream(t % 2 + 1), bytes).bytes < bytes) ++wrong;
+        streams.launched(stream(t));
+        if (i % 10 == 0) streams.close(stream(1));
+        streams.wait(stream(9));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0, "%d workspaces too small", wrong.load());
+}
+
+}  // namespace
+
+int main() {
+  test_shared_memory_of_other_threads();
+  test_workspaces();
+  test_a_full_queue_blocks_nobody_else();
+  test_a_step_waits_for_all_streams();
+  test_one_stream_costs_no_events();
+  test_threads();
+  return check::finish("test_host");
+}
