@@ -66,6 +66,10 @@ def current_node_number() -> int | None:
     return None if number is None else int(number)
 
 
+COMPILERS = "torch._inductor."
+"""Where the processes come from that compile kernels (2.13); without it, one that a script starts
+is taken for a child that trains."""
+
 has_storage = _has_storage
 """Whether a tensor has a storage; wrappers have none (all; required)."""
 

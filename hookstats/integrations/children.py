@@ -15,8 +15,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from hookstats._torch import COMPILERS
+
 Target = Callable[..., Any]
-_WORKERS = ("multiprocessing.", "torch.utils.data.", "concurrent.futures.", "torch._inductor.")
+_WORKERS = ("multiprocessing.", "torch.utils.data.", "concurrent.futures.", COMPILERS)
 
 
 class Children:

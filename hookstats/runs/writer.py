@@ -149,21 +149,10 @@ class RunWriter:
         self._run = new_rank_json(rank, {**header, **self._described}, max_bytes, world)
         self._started: str | None = (world or {}).get("started")
         to_json("header", self._run)
-        scalars = None if max_bytes is None else max_bytes // _SCALARS_SHARE
-        of_records = None if max_bytes is None else max_bytes - (scalars or 0)
-        most = min(bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
-        pace = Pace(seconds_per_part, most, bytes_per_group, seconds_per_retry)
-        scale = check_grad_scale(header.get("grad_scale"))
-        of_parts = {**self._described, **({} if scale is None else {"grad_scale": scale})}
-        self._records = PartWriter(
-            self.path / PARTS, rank, of_parts, of_records, pace, self._started
-        )
-        most = min(bytes_per_part, max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST))
-        pace = pace._replace(bytes_per_part=most)
-        self._scalars = PartWriter(self.path / SCALARS, rank, {}, scalars, pace)
-        self._alerts = AlertFile(self.path, rank)
         self._every = int(header.get("every", 1))
-        self._limit = of_records
+        sizes_and_times = Pace(seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry)
+        self._limit = self._make_parts(header, max_bytes, sizes_and_times)
+        self._alerts = AlertFile(self.path, rank)
         self._notice: DiskNotice | None = None
         if says:
             self._notice = DiskNotice(self.path, self._every, ranks, max_bytes, seconds_per_part)
@@ -178,6 +167,24 @@ class RunWriter:
             if error.filename is None:  # ours: says all there is to say
                 raise
             raise self._unwritable(error) from error
+
+    def _make_parts(
+        self, header: Mapping[str, Any], max_bytes: int | None, pace: Pace
+    ) -> int | None:
+        """The writers of records and of scalars. Returns how many bytes the records may have."""
+        scalars = None if max_bytes is None else max_bytes // _SCALARS_SHARE
+        of_records = None if max_bytes is None else max_bytes - (scalars or 0)
+        scale = check_grad_scale(header.get("grad_scale"))
+        about = {**self._described, **({} if scale is None else {"grad_scale": scale})}
+        most = min(pace.bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
+        self._records = PartWriter(
+            *(self.path / PARTS, self.rank, about, of_records),
+            *(pace._replace(bytes_per_part=most), self._started),
+        )
+        least = max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST)
+        of_scalars = pace._replace(bytes_per_part=min(pace.bytes_per_part, least))
+        self._scalars = PartWriter(self.path / SCALARS, self.rank, {}, scalars, of_scalars)
+        return of_records
 
     def _claim(self, append: bool, overwrite: bool, ranks: int) -> None:
         """Make the directory; refuse one with files that are not those of other ranks."""

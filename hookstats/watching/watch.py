@@ -166,8 +166,7 @@ def watch(
         ValueError: a bad argument, a selection that matches nothing, a compiled model; a run in
             `out` that is to be continued has other settings, such as other `moments`.
         OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
-            given, or another watch
-            of this rank writes to `out`.
+            given, or another watch of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
         ImportError: `out` or `reduce` is given and pyarrow is not installed.
     """
@@ -180,8 +179,7 @@ def watch(
         *(after, detail, channels_every),
     ).checked()
     check_sinks(sinks)
-    if not (reduce is None or isinstance(reduce, Reduce)):
-        raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
+    exchange = _exchange(reduce)
     chosen = as_rules(rules)
     selection = select(together(models), kinds, include, exclude, "watch")
     doors = doors_of(models, selection) if by_default else {}
@@ -191,22 +189,13 @@ def watch(
     header = settings.header(models, selection)
     if spread.batches is not None:
         header["grad_scale"] = 1 / spread.batches
-    exchange = None if reduce is None else Exchange(reduce)
     setup = setup_of(selection, optimizers) if chosen else None
     monitor = Monitor(chosen, setup)
-    writer = (
-        None
-        if out is None
-        else _writer(out, {**header, **_of_rules(chosen, setup)}, append, overwrite, max_bytes)
-    )
+    header_of_run = {**header, **_of_rules(chosen, setup)}
+    writer = None if out is None else _writer(out, header_of_run, append, overwrite, max_bytes)
     last = None if writer is None else writer.last_step
     step = 0 if last is None else last + 1
-    readers: list[Sink] = [*sinks, monitor] if chosen else [*sinks]
-    kept = None
-    if settings.detail == "tensor":
-        readers = readers[-1:] + readers[:-1] if chosen else readers  # rules before the writer
-        kept = Detail(monitor, settings.every * settings.channels_every, settings.after)
-    flusher = Flusher(writer, readers, exchange, kept)
+    flusher = _flusher(writer, sinks, monitor, exchange, settings)
     monitor.keep = flusher.write_alerts
     made = Watch(
         *(models.values(), doors, selection, optimizers, settings, header),
@@ -214,6 +203,27 @@ def watch(
     )
     made.path = None if writer is None else writer.path
     return made
+
+
+def _exchange(reduce: Reduce | None) -> Exchange | None:
+    if not (reduce is None or isinstance(reduce, Reduce)):
+        raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
+    return None if reduce is None else Exchange(reduce)
+
+
+def _flusher(
+    writer: RunWriter | None,
+    sinks: Sequence[Sink],
+    monitor: Monitor,
+    exchange: Exchange | None,
+    settings: Settings,
+) -> Flusher:
+    rules = [monitor] if monitor.has_rules else []
+    if settings.detail != "tensor":
+        return Flusher(writer, [*sinks, *rules], exchange, None)
+    # Rules come before the writer: what they find decides what is written.
+    detail = Detail(monitor, settings.every * settings.channels_every, settings.after)
+    return Flusher(writer, [*rules, *sinks], exchange, detail)
 
 
 def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from support.samples import BINS, CHANNEL_BINS, sample
 
 from hookstats import open_run
 from hookstats.runs.format import PartName
-from hookstats.runs.thinning import Written, block_of, first_to_go
+from hookstats.runs.thinning import Written, around, block_of, first_to_go
 from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -55,9 +55,14 @@ def test_a_continued_run_keeps_its_blocks(tmp_path: Path) -> None:
 
 
 def test_whole_blocks_go_first_odd_ones_the_newest_last() -> None:
-    parts = {n: Written(PartName(0, n, 4 * n), 4, 10) for n in range(12)}  # two to a block of 8
+    # Two to a block of 8.
+    parts = {n: Written(PartName(0, n, 4 * n), 4, 10, 4 * n + 3) for n in range(12)}
     order = list(first_to_go(parts, 8, max_bytes=80))
     assert order == [[2, 3], [6, 7], [4, 5], [8, 9], [0, 1], [10]]
+    late = around(parts, [(9, 9), (26, 29), (21, 21)], 30)  # of which the first has no room
+    assert late == {5, 6, 7}
+    order = list(first_to_go(parts, 8, 80, late))
+    assert order == [[2, 3], [4], [8, 9], [0, 1], [6], [7], [5], [10]]
     # Without blocks, and with room for three parts in the newest quarter.
     order = list(first_to_go(parts, None, max_bytes=120))
     assert order == [[n] for n in (1, 3, 5, 7, 2, 6, 4, 8, 0, 9, 10)]
