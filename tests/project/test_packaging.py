@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.builds import PACKED, run, venv_python
 from support.paths import ROOT
 
 sys.path.append(str(ROOT / "_build"))
@@ -19,68 +20,6 @@ sys.path.append(str(ROOT / "_build"))
 import nvcc
 
 pytestmark = pytest.mark.check
-
-PACKED = (
-    "_build",
-    "csrc",
-    "hookstats",
-    "LICENSE",
-    "MANIFEST.in",
-    "README.md",
-    "pyproject.toml",
-    "setup.py",
-)
-
-
-def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True
-    )
-
-
-def venv_python(venv: Path) -> Path:
-    return venv / "bin" / "python"
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A copy of what a build reads, so that no build leaves anything in the repository."""
-    copy = tmp_path / "project"
-    copy.mkdir()
-    for name in PACKED:
-        source = ROOT / name
-        if source.is_dir():
-            # Other processes write to __pycache__ meanwhile.
-            ignored = shutil.ignore_patterns("*.so", "__pycache__")
-            shutil.copytree(source, copy / name, ignore=ignored)
-        else:
-            shutil.copy(source, copy)
-    # Optimising takes most of a build's time, and changes nothing of what is tested here.
-    setup = copy / "setup.py"
-    setup.write_text(setup.read_text().replace('"-O3"', '"-O0"'))
-    return copy
-
-
-@pytest.fixture
-def isolated(tmp_path: Path) -> dict[str, str]:
-    """The environment variables of an isolated build: setuptools can be imported, torch cannot."""
-    packages = Path(sysconfig.get_path("purelib"))
-    overlay = tmp_path / "overlay"
-    overlay.mkdir()
-    for package in (*packages.glob("setuptools*"), packages / "_distutils_hack"):
-        (overlay / package.name).symlink_to(package)
-    (overlay / "sitecustomize.py").write_text(
-        f"import sys\nsys.path[:] = [p for p in sys.path if p != {str(packages)!r}]\n"
-    )
-    return {"PYTHONPATH": str(overlay), "PYTHONNOUSERSITE": "1"}
-
-
-@pytest.fixture
-def bare(tmp_path: Path) -> Path:
-    """A virtual environment with nothing in it."""
-    venv = tmp_path / "bare"
-    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path).check_returncode()
-    return venv
 
 
 def requirements(
@@ -325,6 +264,38 @@ def test_no_torch_is_named_in_one_line(project: Path, isolated: dict[str, str], 
     assert build.stderr.splitlines()[-1] == (
         "hookstats is built against torch, but this environment has none: pip install torch"
     )
+
+
+@pytest.mark.parametrize(
+    ("there", "line"),
+    [
+        (
+            (),
+            "hookstats needs setuptools >= 77 to be built, and none is installed: "
+            "pip install 'setuptools>=77' ninja",
+        ),
+        (
+            ("setuptools*", "_distutils_hack"),
+            "hookstats is built against torch, but this environment has none: pip install torch",
+        ),
+    ],
+    ids=["setuptools", "torch"],
+)
+def test_uv_builds_without_isolation_and_names_what_is_missing(
+    project: Path, bare: Path, there: tuple[str, ...], line: str
+) -> None:
+    if shutil.which("uv") is None:
+        pytest.skip("uv is not installed")
+    (packages,) = bare.glob("lib/python*/site-packages")
+    for pattern in there:
+        for package in Path(sysconfig.get_path("purelib")).glob(pattern):
+            (packages / package.name).symlink_to(package)
+    command = ("uv", "pip", "install", "--offline", "--no-cache", "--no-deps", ".")
+    clean = {"VIRTUAL_ENV": str(bare), "PYTHONPATH": ""}
+    done = run(*command, cwd=project, **clean)
+    assert done.returncode != 0
+    assert [said.strip() for said in done.stderr.splitlines()].count(line) == 1, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_the_compiler_refused_is_said_in_one_line(project: Path, tmp_path: Path) -> None:

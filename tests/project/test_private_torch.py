@@ -52,6 +52,7 @@ PLACES: dict[str, str | Callable[[], object]] = {
     "_fsdp_param_groups": "torch.distributed.fsdp._fully_shard._fsdp_state",
     "_fsdp_wrapped_module": "torch.distributed.fsdp._common_utils",
     "_get_fsdp_state": "torch.distributed.fsdp._fully_shard._fully_shard",
+    "_init_optim_state": "torch.distributed.checkpoint.state_dict",
     "_input_metadata": node,
     "_inter_node_pg": "torch.distributed.fsdp._init_utils",
     "_local_tensor": "torch.distributed.tensor._api",
