@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-import hypothesis  # noqa: F401, loaded once for all forks, as is all of this
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet  # noqa: F401, loaded once for all forks, as torch is
 import pytest
 import torch  # noqa: F401
 from table import MUTANTS, Mutant
@@ -61,6 +61,8 @@ def run_tests(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
         code = 99  # of an error that is not pytest's
         try:
             code = _test(tree, log, tests)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     end = time.monotonic() + SECONDS * len(set(tests))
@@ -149,6 +151,7 @@ def main(words: list[str]) -> int:
             by = " ".join(f"`{test.removeprefix('tests/')}`" for test in tests)
             seconds = f"{time.monotonic() - began:.0f}"
             name = mutant.file.removeprefix("hookstats/")
+            by = f"{by}, which did not end" if outcome == "did not end" else by
             print(f"| {mutant.bug} | `{name}` | {by if caught else '**NOT CAUGHT**'} | {seconds} |")
             sys.stdout.flush()
     print(f"{len(chosen) - missed} of {len(chosen)} caught")
