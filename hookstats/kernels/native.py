@@ -12,6 +12,8 @@ from types import ModuleType
 
 import torch
 
+from hookstats.kernels.whole import cut_short
+
 _REBUILD = (
     "run `pip install .` in the sources of hookstats, or `make clean build` in a checkout, "
     "to build them"
@@ -26,24 +28,32 @@ def _first() -> str:
     return f"install python{version}-dev (on Fedora, python3-devel) for Python.h, then "
 
 
+def _library() -> Path | None:
+    """The library of the C++ hooks, if there is one."""
+    libraries = [Path(__file__).parents[1] / f"_hooks{suffix}" for suffix in EXTENSION_SUFFIXES]
+    return next(filter(Path.is_file, libraries), None)
+
+
 def made_for() -> str | None:
     """The version of torch that the library of the C++ hooks was built for, such as "2.13.0"; None
     where there is no library.
 
     The version is read in the file: a library for another torch need not load, and may do harm.
     """
-    for suffix in EXTENSION_SUFFIXES:
-        library = Path(__file__).parents[1] / f"_hooks{suffix}"
-        if library.is_file():
-            found = re.search(rb"hookstats hooks for torch (\d+\.\d+\.\d+)", library.read_bytes())
-            return found[1].decode() if found else "of no known version"
-    return None
+    library = _library()
+    if library is None:
+        return None
+    found = re.search(rb"hookstats hooks for torch (\d+\.\d+\.\d+)", library.read_bytes())
+    return found[1].decode() if found else "of no known version"
 
 
 def _load() -> tuple[ModuleType | None, str | None]:
     """The module of the C++ hooks, or the reason that there is none."""
     if os.environ.get("HOOKSTATS_HOOKS") == "python":
         return None, "HOOKSTATS_HOOKS=python in the environment"
+    library = _library()
+    if library is not None and (short := cut_short(library)) is not None:
+        return None, f"{library.name} is cut short, at {short}; {_REBUILD} again"
     version, running = made_for(), re.match(r"\d+\.\d+\.\d+", torch.__version__)
     if version is not None and (running is None or running[0] != version):
         return None, f"they are for torch {version}, not {torch.__version__}; {_REBUILD} again"

@@ -217,12 +217,13 @@ class _Merger:
     def merged(self) -> _Column:
         """All records that were taken, as one column."""
         size, tensors = len(self._rows.sites), self._tensors
-        identity = state.IDENTITY[: tensors[0][1].shape[1]]
+        known = _in_all([moments for _, moments, _, _ in tensors])
+        identity = state.IDENTITY[:known]
         moments = np.tile(identity, (len(tensors), size, 1))
         tallies = np.zeros((len(tensors), size, len(state.TALLIES)), np.int64)
         observed = np.zeros(size, np.int64)
         for i, (row, moments_i, tallies_i, observed_i) in enumerate(tensors):
-            moments[i, row], tallies[i, row] = moments_i, tallies_i
+            moments[i, row], tallies[i, row] = moments_i[:, :known], tallies_i
             observed[row] += observed_i
         both = state.combine(torch.from_numpy(moments), torch.from_numpy(tallies))
         counts = SparseCounts.from_dense(_grown(self._counts, 0, size))
@@ -241,13 +242,14 @@ def _join(
     with np.errstate(invalid="ignore"):
         rms = norm / np.sqrt(count)
     hists = [c.hist for c in columns]
-    identity = state.IDENTITY[: columns[0].moments.shape[1]]
+    known = _in_all([c.moments for c in columns])
+    moments = [_grown(c.moments[:, :known], 0, size, state.IDENTITY[:known]) for c in columns]
     return Overview(
         rank=run.rank,
         steps=tuple(steps),
         spans=spans,
         sites=tuple(rows.sites[i] for i in order),
-        moments=np.stack([_grown(c.moments, 0, size, identity) for c in columns])[:, order],
+        moments=np.stack(moments)[:, order],
         tallies=np.stack([_grown(c.tallies, 0, size) for c in columns])[:, order],
         observed=np.stack([_grown(c.observed, 0, size) for c in columns])[:, order],
         channels=tuple(
@@ -260,6 +262,11 @@ def _join(
         hist=tuple(hists),
         hist_rows=np.array(order, np.int64),
     )
+
+
+def _in_all(moments: Sequence[Float64]) -> int:
+    """How many columns all have: ranks may keep the higher moments or not."""
+    return min(int(each.shape[1]) for each in moments)
 
 
 def _grown(array: NDArray[Any], axis: int, size: int, fill: Any = 0) -> NDArray[Any]:

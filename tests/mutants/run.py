@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-import hypothesis  # noqa: F401, loaded once for all forks, as is all of this
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet  # noqa: F401, loaded once for all forks, as torch is
 import pytest
 import torch  # noqa: F401
 from table import MUTANTS, Mutant
@@ -55,19 +55,16 @@ def run_program(tree: Path, test: str) -> tuple[str, str]:
 def run_tests(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
     """What becomes of tests in a tree, as of a C++ test."""
     log = tree / "log"
+    tests = list(tests)
     child = os.fork()
     if not child:
-        os.setsid()
-        with log.open("w") as file:
-            for stream in (1, 2):
-                os.dup2(file.fileno(), stream)
-        os.chdir(tree)
-        os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-        sys.path.insert(0, str(tree))
-        sys.dont_write_bytecode = True
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
-        sys.stdout.flush()
-        os._exit(int(code))
+        code = 99  # of an error that is not pytest's
+        try:
+            code = _test(tree, log, tests)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
     end = time.monotonic() + SECONDS * len(set(tests))
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         if time.monotonic() > end:
@@ -79,6 +76,21 @@ def run_tests(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
     if code not in (0, 1):  # an error of pytest, no failure
         return f"exit code {code}", log.read_text()
     return "failed" if code else "passed", log.read_text()
+
+
+def _test(tree: Path, log: Path, tests: Iterable[str]) -> int:
+    """Run tests in this process, which is a child for them alone; the exit code of pytest."""
+    os.setsid()
+    with log.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(tree)
+    os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True
+    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    sys.stdout.flush()
+    return code
 
 
 def run(tree: Path, test: str) -> tuple[str, str]:
@@ -139,6 +151,7 @@ def main(words: list[str]) -> int:
             by = " ".join(f"`{test.removeprefix('tests/')}`" for test in tests)
             seconds = f"{time.monotonic() - began:.0f}"
             name = mutant.file.removeprefix("hookstats/")
+            by = f"{by}, which did not end" if outcome == "did not end" else by
             print(f"| {mutant.bug} | `{name}` | {by if caught else '**NOT CAUGHT**'} | {seconds} |")
             sys.stdout.flush()
     print(f"{len(chosen) - missed} of {len(chosen)} caught")

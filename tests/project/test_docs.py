@@ -156,3 +156,12 @@ def test_every_public_name_has_its_place_in_the_api_pages(module: object) -> Non
     documented = re.findall(r"^\.\. auto\w+:: (?:\w+\.)*(\w+)$", pages, re.MULTILINE)
     public = set(module.__all__) - {"__version__"}
     assert public <= set(documented), public - set(documented)
+
+
+def test_every_test_that_the_page_on_reliability_names_is_there() -> None:
+    text = (DOCS / "reliability.md").read_text("utf-8")
+    named = re.findall(r"`([a-z]+/test_\w+\.(?:py|cpp))(?:::(\w+))?[^`]*`", text)
+    assert len(named) > 60
+    for file, test in named:
+        content = (ROOT / "tests" / file).read_text("utf-8")
+        assert f"def {test}(" in content or not test, f"{file}::{test}"

@@ -104,6 +104,19 @@ def test_a_changing_number_of_channels_has_statistics_but_no_channels(tmp_path: 
     assert payload_of(report.render(hs.open_run(tmp_path)))["sites"][0]["uneven"]
 
 
+def test_of_ranks_with_and_without_higher_moments_the_page_has_what_both_have(
+    tmp_path: Path,
+) -> None:
+    for rank, moments, steps in ((0, 2, 2), (1, 4, 3)):  # the last step is of the second alone
+        writer = RunWriter(tmp_path / "run", {**HEADER, "moments": moments}, rank=rank)
+        for step in range(steps):
+            writer.write(record_of(values_of(step), step, rank, channel_bins=None, moments=moments))
+        writer.close()
+    run = hs.open_run(tmp_path / "run")
+    assert overview(run).moments.shape[0::2] == (3, len(state.MOMENTS))
+    assert report.write(run, tmp_path / "run.html").stat().st_size > 0
+
+
 def test_every_record_is_handed_on_once_and_in_order(tmp_path: Path) -> None:
     seen: list[int] = []
     overview(write(tmp_path, 7), columns=3, each=lambda record: seen.append(record.step))

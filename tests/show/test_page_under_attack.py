@@ -15,6 +15,8 @@ from support.browser import chromium, requests, screen
 from support.rewritten import rewritten
 from support.samples import BINS, CHANNEL_BINS, record_of
 
+from hookstats.records.alerts import SCALAR, SEVERITIES, Alert
+from hookstats.runs.alerts import Told
 from hookstats.runs.format import PART_KEY
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -42,9 +44,17 @@ EVIL = (
 )
 
 
+def _alert(step: int, i: int) -> Alert:
+    text, other = EVIL[i], EVIL[-1 - i]
+    kind = ("output", "fake:output", SCALAR, other)[i % 4]
+    severity = SEVERITIES[i % 3]
+    return Alert(step, 0, text, kind, 1, other, 1.0, f"{other}: step {step}: {text}", severity)
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run with these texts as names, kinds, dtypes, classes, versions, errors."""
+    """The page of a run with these texts as names, kinds, dtypes, classes, versions, errors, in
+    phases, of scalars, and in all that alerts say."""
     scratch = tmp_path_factory.mktemp("attack")
     out = scratch / "<img src=x onerror='window.owned = 1'>"
     texts = list(EVIL)
@@ -61,6 +71,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     writer = RunWriter(out, header, seconds_per_part=3600)
     kinds = ("output", "grad_output", *(f"output.{text}" for text in EVIL[:4]), EVIL[1])
+    kinds += ("fake:output", *(f"fake:output.{text}" for text in EVIL[:2]), f"{EVIL[0]}:output")
     for step in range(6):
         scale = 1e6 if step > 3 else 1.0  # rules have something to say
         x = scale * torch.randn(4, 3)
@@ -68,6 +79,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sites = {(text, kinds[i % len(kinds)]): (x, 1) for i, text in enumerate(texts)}
         sites |= {(text, "output"): (x, 1) for text in texts}
         writer.write(record_of(sites, step))
+        writer.write_scalars(step, 1e9 + step, {text: float(step) for text in texts})
+        told = [Told(_alert(step, i), i, step == 0, {text: text}) for i, text in enumerate(texts)]
+        writer.write_alerts(told)
     row = {"forwards": 2, "observed": 1, "backwards": 0, "missing": 0}
     rows = [
         {"name": text, "kind": text, "error": text, "skipped": {text: 1}, **row} for text in texts

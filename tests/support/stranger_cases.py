@@ -59,6 +59,25 @@ def damage_json(files: Files, rng: random.Random) -> None:
     files[name] = damaged(files[name] or b" ", rng)
 
 
+def change_alerts(files: Files, rng: random.Random) -> None:
+    """Change a value of an alert, or drop, double or reorder alerts, or damage their bytes."""
+    name = _one(files, rng, ".jsonl")
+    lines = files[name].splitlines(keepends=True) or [b"\n"]
+    at = rng.randrange(len(lines))
+    match rng.randrange(6):
+        case 0 | 1 | 2:
+            with suppress(ValueError, RecursionError):  # it is damaged already
+                value = rng.choice((json.loads(lines[at]), {"rewind": 1}))
+                lines[at] = to_text(changed(value, rng)).encode() + b"\n"
+        case 3:
+            lines = rng.choices(lines, k=rng.randrange(len(lines) + 3))
+        case 4:
+            lines = lines * 400
+        case _:
+            lines[at] = damaged(lines[at], rng)
+    files[name] = b"".join(lines)
+
+
 def change_about(files: Files, rng: random.Random) -> None:
     """Change what the metadata of a part say, with checksums that are right."""
 
@@ -133,6 +152,9 @@ def rename(files: Files, rng: random.Random) -> None:
     other = rng.choice(
         (
             f"parts/{rank:05d}-{number:06d}-{step:012d}.parquet",
+            f"scalars/{rank:05d}-{number:06d}-{step:012d}.parquet",
+            f"alerts-{rank:05d}.jsonl",
+            f"lock-{rank:05d}.json",
             f"run-{rank:05d}.json",
             "run.json",
             f"parts/.{rank:05d}.x.tmp",
@@ -150,6 +172,7 @@ def rename(files: Files, rng: random.Random) -> None:
 CHANGES: dict[Callable[[Files, random.Random], None], float] = {
     change_json: 3,
     damage_json: 1,
+    change_alerts: 1.5,
     change_about: 2,
     change_column: 3,
     change_rows: 1,

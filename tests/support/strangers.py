@@ -7,6 +7,7 @@ are. What must not happen is printed, one line of JSON per finding.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import resource
@@ -15,15 +16,22 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from support.commands import call, healthy
 from support.paths import DATA
 from support.samples import record_of, sample, tensors
 from support.stranger_cases import Files, build
 
+from hookstats.records.alerts import SEVERITIES, Alert
+from hookstats.records.layout import Axis, Layout, Mesh, cuts_of
+from hookstats.records.record import StepRecord
 from hookstats.records.summary import summarise
+from hookstats.runs.alerts import Told
 from hookstats.runs.run import Run, open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.show.notebook import about_html
@@ -48,7 +56,9 @@ def bases(scratch: Path) -> list[Files]:
     _write(scratch / "higher", higher, seconds=3600)  # one part, which goes back
     for rank in (0, 3):
         _write(scratch / "ranks", [record_of(tensors(5), 5, rank)], rank)
-    paths = [scratch / name for name in ("small", "odd", "higher", "ranks")]
+    for rank in (0, 1):
+        _write(scratch / "told", [_spread(step, rank) for step in (0, 1, 2, 1)], rank, told=True)
+    paths = [scratch / name for name in ("small", "odd", "higher", "ranks", "told", "told")]
     paths += [DATA / "format-1", DATA / "format-2"]
     return [
         {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*.*")}
@@ -56,7 +66,39 @@ def bases(scratch: Path) -> list[Files]:
     ]
 
 
-def _write(out: Path, records: list[Any], rank: int = 0, seconds: float = 0) -> None:
+def _spread(step: int, rank: int) -> StepRecord:
+    """A record of half a batch, and of half of a weight, in training and in a phase."""
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+    sites = {
+        (f"relu{end}", f"{phase}output"): (x, 1)
+        for end in ("", "@1[6ch]")
+        for phase in ("", "fake:", "evaluation:")
+    }
+    record = record_of({**sites, ("relu.weight", "param"): (x, 0)}, step, rank)
+    mesh = (Mesh((Axis("dp", rank, 2),), 0),)
+    batch = Layout(mesh, ("Shard(0)",), None, None)
+    weight = Layout(mesh, ("Shard(0)",), (8, 6), cuts_of(0, np.arange(4) * 2 + rank))
+    layouts = [weight if site.kind == "param" else batch for site in record.sites]
+    with_layouts = zip(record.sites, layouts, strict=True)
+    return replace(
+        record, sites=tuple(site._replace(layout=layout) for site, layout in with_layouts)
+    )
+
+
+def _tell(writer: RunWriter, step: int) -> None:
+    """What a run has beside records."""
+    writer.write_scalars(step, 1e9 + step, {"loss": 1.0 / (step + 1), "lr/0": 0.1, "odd": math.nan})
+    about = (step, writer.rank, "relu", "fake:output", step or None, "dead channels", 0.5 * step)
+    for severity in SEVERITIES:
+        alert = Alert(*about, f"dead channels: step {step}: relu", severity)
+        writer.write_alerts([Told(alert, step, severity == "note", {"share": 0.5})])
+    if step == 2:
+        writer.skip(3, "stall")
+
+
+def _write(
+    out: Path, records: list[Any], rank: int = 0, seconds: float = 0, *, told: bool = False
+) -> None:
     header = {
         "model": "Net",
         "modules": {"whole": "Linear"},
@@ -71,6 +113,8 @@ def _write(out: Path, records: list[Any], rank: int = 0, seconds: float = 0) -> 
     writer = RunWriter(out, header, rank=rank, seconds_per_part=seconds)
     for record in records:
         writer.write(record)
+        if told:
+            _tell(writer, record.step)
     row = {"name": "whole", "kind": "output", "forwards": 2, "observed": 1, "error": None}
     row |= {"skipped": {"no channels": 1}, "backwards": 0, "missing": 0}
     totals = {"steps": 2, "discarded": 0, "stalls": 0, "failures": {"sink X": "ValueError: no"}}
@@ -121,6 +165,8 @@ class Reader:
             "series": lambda: self._api(_series),
             "skip": lambda: self._api(_records, skip_damaged=True),
             "notebook": lambda: self._api(_html),
+            "scalars": lambda: self._api(_scalars),
+            "alerts": lambda: self._api(_alerts),
         }
 
     def _commands(self) -> dict[str, Callable[[], Iterator[str]]]:
@@ -134,6 +180,7 @@ class Reader:
             "channels": lambda: self._command("export", "--channels", out, "-o", room / "c.csv"),
             "parquet": lambda: self._command("export", out, "-o", room / "run.parquet"),
             "compare": lambda: self._command("compare", out, self.other),
+            "ls": lambda: self._command("ls", out),
         }
 
     def _api(self, read: Callable[[Run], object], *, skip_damaged: bool = False) -> Iterator[str]:
@@ -189,6 +236,19 @@ def _series(run: Run) -> None:
     for each in (run, *map(run.of_rank, run.ranks)):
         for site in each.series().values():
             repr((site, site.std, site.rms, site.hist, site.shape))
+
+
+def _scalars(run: Run) -> None:
+    for each in (run, *map(run.of_rank, run.ranks)):
+        for name, series in each.scalars.items():
+            repr((name, series, series.steps, series.values, series.times))
+        each.scalars.table()
+        repr((each.scalars, [dict(each.scalars.of(step)) for step in each.scalars.steps[:3]]))
+
+
+def _alerts(run: Run) -> None:
+    for each in (run, *map(run.of_rank, run.ranks)):
+        repr((each.alerts, each.incidents, [str(incident) for incident in each.incidents]))
 
 
 def _html(run: Run) -> None:
