@@ -7,7 +7,13 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hookstats.integrations.shared import Numbering, close_at_exit, headline, run_directory
+from hookstats.integrations.shared import (
+    Numbering,
+    check_options,
+    close_at_exit,
+    headline,
+    run_directory,
+)
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
@@ -29,9 +35,13 @@ class WatchCallback(TrainerCallback):
         out: the run directory; by default "hookstats" in the Trainer's `output_dir`, or
             "hookstats-1", "hookstats-2", ... where another training run left one.
         **options: every other argument of `watch` but `optimizer` and `append`.
+
+    Raises:
+        ValueError: an option is none of these.
     """
 
     def __init__(self, out: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        check_options(options)
         self._out = out
         self._options = options
         self.watch: Watch | None = None
