@@ -14,6 +14,7 @@ from hookstats.integrations.shared import (
     check_options,
     close_at_exit,
     headline,
+    of_run,
     run_directory,
 )
 from hookstats.watching.handle import Watch
@@ -60,7 +61,8 @@ class WatchCallback(Callback):
             parent = trainer.log_dir or trainer.default_root_dir
             out = run_directory(parent, resumed=resumed)
         self._path = str(Path(out).resolve())
-        self.watch = watch(pl_module, trainer.optimizers, out=out, append=resumed, **self._options)
+        options = of_run(self._options, resumed=resumed)
+        self.watch = watch(pl_module, trainer.optimizers, out=out, **options)
         self._numbering = Numbering(self.watch)
         self._logged = trainer.global_step
         close_at_exit(self.watch)

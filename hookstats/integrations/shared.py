@@ -72,6 +72,12 @@ def check_options(options: Mapping[str, Any]) -> None:
             )
 
 
+def of_run(options: Mapping[str, Any], *, resumed: bool) -> dict[str, Any]:
+    """The options of a training run: one that is resumed continues its run, and overwrites none."""
+    overwrite = bool(options.get("overwrite", False)) and not resumed
+    return {**options, "append": resumed, "overwrite": overwrite}
+
+
 def headline(watched: Watch) -> dict[str, float]:
     """What a trainer's log has of a watch: the number of alerts, and of the last recorded step the
     norm of the gradients and what watching cost. Waits until that step is recorded.

@@ -12,6 +12,7 @@ from hookstats.integrations.shared import (
     check_options,
     close_at_exit,
     headline,
+    of_run,
     run_directory,
 )
 from hookstats.watching.handle import Watch
@@ -57,7 +58,8 @@ class WatchCallback(TrainerCallback):
         directory = args.output_dir or "."
         out = run_directory(directory, resumed=resumed) if self._out is None else self._out
         optimizer = kwargs["optimizer"]
-        self.watch = watch(kwargs["model"], optimizer, out=out, append=resumed, **self._options)
+        options = of_run(self._options, resumed=resumed)
+        self.watch = watch(kwargs["model"], optimizer, out=out, **options)
         self._numbering = Numbering(self.watch)
         close_at_exit(self.watch)
 

@@ -74,7 +74,8 @@ def test_transformers_resumes(tmp_path: Path) -> None:
     callbacks = [WatchCallback()]
     fit_transformers(tmp_path, callbacks)
     checkpoint = str(tmp_path / "checkpoint-3")
-    resumed = fit_transformers(tmp_path, [WatchCallback()], resume=checkpoint)
+    again = [WatchCallback(overwrite=True)]  # a run that is continued is not deleted
+    resumed = fit_transformers(tmp_path, again, resume=checkpoint)
     assert same(whole.model.state_dict(), resumed.model.state_dict())
     run = open_run(tmp_path / "hookstats")
     assert run.steps == [1, 2, 3, 4, 5, 6]
