@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,8 @@ class _Recorder:
 
     def __init__(self, options: argparse.Namespace, settings: dict[str, Any]) -> None:
         """settings: the arguments of `watch`, "out" included if it is given."""
-        self._script = options.script
+        path = os.path.normpath(Path.cwd() / options.script)
+        self._script = ["-m", options.script] if options.module else [path]
         self._command = _command(options)
         self._settings = settings
         name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem

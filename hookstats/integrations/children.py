@@ -7,12 +7,10 @@ command. All others are left alone: workers that load data or that are in a pool
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from hookstats._torch import COMPILERS
@@ -25,14 +23,14 @@ class Children:
     """As a context: changes how the processes begin that are started while it is entered."""
 
     def __init__(
-        self, script: str, target: Callable[[Target], Target], command: Sequence[str]
+        self, script: Sequence[str], target: Callable[[Target], Target], command: Sequence[str]
     ) -> None:
-        """script: the script, as it is in its own sys.argv.
+        """script: what python is given to run the script, such as ["-m", "package.train"].
 
         target: what a process is to run instead of its own target; it must be picklable.
         command: what stands before the script and its arguments in a command to watch it.
         """
-        self._script = os.path.normpath(Path.cwd() / script)
+        self._script = [sys.executable, *script]
         self._target = target
         self._command = [sys.executable, *command]
         self._start: Any = BaseProcess.start
@@ -63,7 +61,7 @@ class Children:
 
     def _watched(self, args: Any) -> Any:
         """A command that runs the script again, with hookstats; other commands as they are."""
-        if not isinstance(args, (list, tuple)) or list(args[:2]) != [sys.executable, self._script]:
+        if not isinstance(args, (list, tuple)) or list(args[: len(self._script)]) != self._script:
             return args
         self.started = True
         return [*self._command, *args[1:]]

@@ -9,7 +9,14 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from hookstats.integrations.shared import Numbering, close_at_exit, headline, run_directory
+from hookstats.integrations.shared import (
+    Numbering,
+    check_options,
+    close_at_exit,
+    headline,
+    of_run,
+    run_directory,
+)
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
@@ -27,9 +34,13 @@ class WatchCallback(Callback):
         out: the run directory; by default "hookstats" in the Trainer's `log_dir`, or else its
             `default_root_dir`; "hookstats-1", ... where another training run left one.
         **options: every other argument of `watch` but `optimizer` and `append`.
+
+    Raises:
+        ValueError: an option is none of these.
     """
 
     def __init__(self, out: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        check_options(options)
         self._out = out
         self._options = options
         self._resumed: str | None = None  # the run that a checkpoint names
@@ -50,7 +61,8 @@ class WatchCallback(Callback):
             parent = trainer.log_dir or trainer.default_root_dir
             out = run_directory(parent, resumed=resumed)
         self._path = str(Path(out).resolve())
-        self.watch = watch(pl_module, trainer.optimizers, out=out, append=resumed, **self._options)
+        options = of_run(self._options, resumed=resumed)
+        self.watch = watch(pl_module, trainer.optimizers, out=out, **options)
         self._numbering = Numbering(self.watch)
         self._logged = trainer.global_step
         close_at_exit(self.watch)

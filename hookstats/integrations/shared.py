@@ -5,16 +5,21 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
+from inspect import signature
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from hookstats._torch import agree
+from hookstats.records.alike import did_you_mean
 from hookstats.records.norms import GRADIENT_NORM, has_parts
 from hookstats.records.speeds import COST
 from hookstats.runs.format import rank_json
 from hookstats.runs.world import current_rank
 from hookstats.watching.handle import Watch
+from hookstats.watching.watch import watch
 
 _NAME = "hookstats"
 _asked: Counter[Path] = Counter()  # how often a name was asked for: on each rank as often
@@ -52,16 +57,37 @@ def _free_name(path: Path, files: str, *, resumed: bool) -> Path:
     return last if resumed and last is not None else name
 
 
-def headline(watch: Watch) -> dict[str, float]:
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless these are arguments of `watch` that a callback does not set.
+
+    So a wrong one is found when the callback is made, not when the training begins.
+    """
+    given = ("model", "optimizer", "out", "append")
+    names = [name for name in signature(watch).parameters if name not in given]
+    for name, value in options.items():
+        if name not in names:
+            raise ValueError(
+                f"{name} = {value!r}{did_you_mean(name, names)}: expected arguments of watch, "
+                f"{', '.join(names)}"
+            )
+
+
+def of_run(options: Mapping[str, Any], *, resumed: bool) -> dict[str, Any]:
+    """The options of a training run: one that is resumed continues its run, and overwrites none."""
+    overwrite = bool(options.get("overwrite", False)) and not resumed
+    return {**options, "append": resumed, "overwrite": overwrite}
+
+
+def headline(watched: Watch) -> dict[str, float]:
     """What a trainer's log has of a watch: the number of alerts, and of the last recorded step the
     norm of the gradients and what watching cost. Waits until that step is recorded.
 
     The norm is left out where this rank knows parts of the gradients alone: under FSDP and tensor
     parallelism, unless the watch reduces records.
     """
-    found = {f"{_NAME}/alerts": float(len(watch.alerts))}
+    found = {f"{_NAME}/alerts": float(len(watched.alerts))}
     with suppress(RuntimeError):  # no step is recorded yet
-        latest = watch.latest
+        latest = watched.latest
         names = (COST,) if has_parts(latest.sites) else (GRADIENT_NORM, COST)
         scalars = latest.scalars
         found.update({f"{_NAME}/{name}": scalars[name] for name in names if name in scalars})

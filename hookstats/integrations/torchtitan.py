@@ -11,7 +11,13 @@ from typing import Any
 from torchtitan.trainer import Trainer
 
 from hookstats._torch import without_compiled_calls
-from hookstats.integrations.shared import Numbering, close_at_exit, headline, run_directory
+from hookstats.integrations.shared import (
+    Numbering,
+    close_at_exit,
+    headline,
+    of_run,
+    run_directory,
+)
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch as watch_model
 
@@ -39,13 +45,13 @@ def watch(trainer: Trainer, *, out: str | os.PathLike[str] | None = None, **opti
     folder = trainer.config.dump_folder
     if out is None:
         out = run_directory(folder, resumed=_resumes(trainer))
-    options.setdefault("append", Path(out).exists() and _resumes(trainer))
+    resumed = options.pop("append", Path(out).exists() and _resumes(trainer))
     with without_compiled_calls(parts):
         watched = watch_model(
             parts[0] if len(parts) == 1 else list(parts),
             list(trainer.optimizers.optimizers),
             out=out,
-            **options,
+            **of_run(options, resumed=resumed),
         )
     _number(trainer, watched)
     _join_logs(trainer, watched)

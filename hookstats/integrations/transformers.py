@@ -7,7 +7,14 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hookstats.integrations.shared import Numbering, close_at_exit, headline, run_directory
+from hookstats.integrations.shared import (
+    Numbering,
+    check_options,
+    close_at_exit,
+    headline,
+    of_run,
+    run_directory,
+)
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
@@ -29,9 +36,13 @@ class WatchCallback(TrainerCallback):
         out: the run directory; by default "hookstats" in the Trainer's `output_dir`, or
             "hookstats-1", "hookstats-2", ... where another training run left one.
         **options: every other argument of `watch` but `optimizer` and `append`.
+
+    Raises:
+        ValueError: an option is none of these.
     """
 
     def __init__(self, out: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        check_options(options)
         self._out = out
         self._options = options
         self.watch: Watch | None = None
@@ -47,7 +58,8 @@ class WatchCallback(TrainerCallback):
         directory = args.output_dir or "."
         out = run_directory(directory, resumed=resumed) if self._out is None else self._out
         optimizer = kwargs["optimizer"]
-        self.watch = watch(kwargs["model"], optimizer, out=out, append=resumed, **self._options)
+        options = of_run(self._options, resumed=resumed)
+        self.watch = watch(kwargs["model"], optimizer, out=out, **options)
         self._numbering = Numbering(self.watch)
         close_at_exit(self.watch)
 

@@ -12,6 +12,7 @@ from support.trainers import fit_accelerate, fit_lightning, fit_transformers
 from torch import Tensor
 
 from hookstats.runs.run import Run, open_run
+from hookstats.watching.config import load_config
 
 pytestmark = [
     pytest.mark.check,
@@ -73,7 +74,8 @@ def test_transformers_resumes(tmp_path: Path) -> None:
     callbacks = [WatchCallback()]
     fit_transformers(tmp_path, callbacks)
     checkpoint = str(tmp_path / "checkpoint-3")
-    resumed = fit_transformers(tmp_path, [WatchCallback()], resume=checkpoint)
+    again = [WatchCallback(overwrite=True)]  # a run that is continued is not deleted
+    resumed = fit_transformers(tmp_path, again, resume=checkpoint)
     assert same(whole.model.state_dict(), resumed.model.state_dict())
     run = open_run(tmp_path / "hookstats")
     assert run.steps == [1, 2, 3, 4, 5, 6]
@@ -81,6 +83,60 @@ def test_transformers_resumes(tmp_path: Path) -> None:
     assert not (tmp_path / "hookstats-1").exists()
     fit_transformers(tmp_path, callbacks)  # from the beginning: another run
     assert open_run(tmp_path / "hookstats-1").steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_transformers_whose_training_fails(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import TrainerCallback
+
+    from hookstats.integrations.transformers import WatchCallback
+
+    class Fails(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.global_step == 4:
+                raise ValueError("of the training")
+
+    callback = WatchCallback()
+    with pytest.raises(ValueError, match="of the training"):
+        fit_transformers(tmp_path, [callback, Fails()])
+    assert callback.watch is not None  # the Trainer tells nobody
+    fit_transformers(tmp_path, [callback])
+    run = open_run(tmp_path / "hookstats")
+    assert run.closed
+    assert run.steps == [1, 2, 3, 4]
+    assert open_run(tmp_path / "hookstats-1").steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_callbacks_take_the_arguments_of_watch(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("lightning")
+    from hookstats.integrations import lightning, transformers
+
+    for made in (lightning.WatchCallback, transformers.WatchCallback):
+        for wrong in ({"kind": "output"}, {"optimizer": None}, {"append": True}):
+            name = next(iter(wrong))
+            with pytest.raises(ValueError, match=f"{name} = .*expected arguments of watch, kinds"):
+                made(**wrong)
+    path = tmp_path / "watch.toml"
+    path.write_text(f"""
+        out = "{tmp_path / "run"}"
+        kinds = ["output", "param_grad", "update"]
+        exclude = ["*attn*"]
+        every = 2
+        moments = 4
+        modes = "both"
+        per_call = true
+        max_bytes = 10_000_000
+        rules = ["non-finite"]
+        channel_bins = {{type = "linear", bins = 4, lo = -1.0, hi = 1.0}}
+    """)
+    fit_transformers(tmp_path, [transformers.WatchCallback(**load_config(path))])
+    run = open_run(tmp_path / "run")
+    assert run.steps == [2, 4, 6]
+    assert ("transformer.h.0.ln_1@0", "output") in run[4]
+    assert ("transformer.h.0.ln_1@0", "evaluation:output") in run[4]
+    assert ("transformer.h.0.ln_1.weight", "update") in run[4]
+    assert not any("attn" in name for name, _ in run[4])
 
 
 def fit_trl(out: Path, callbacks: list[Any]) -> Any:

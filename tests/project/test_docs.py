@@ -66,6 +66,7 @@ TRAINERS = {
     "trainers/transformers.md": ("transformers", "accelerate"),
     "trainers/lightning.md": ("lightning",),
     "trainers/accelerate.md": ("accelerate",),
+    "trainers/loop.md": (),  # torch warns that its checkpoint is that of one process
 }
 """What the pages of trainers need; the trainers print, and warn, as they like."""
 

@@ -161,10 +161,15 @@ def fit_accelerate(out: Path, *, watched: bool, resumed: bool = False) -> tuple[
 
 
 def on_transformers(out: Path, *, watched: bool) -> tuple[nn.Module, list[float]]:
+    """Watched, the training is resumed once more from the checkpoint of its third step."""
     from hookstats.integrations.transformers import WatchCallback
 
     callbacks = [WatchCallback()] if watched else []
     trainer = fit_transformers(out, callbacks, ddp_backend="gloo")
+    if watched:
+        checkpoint = str(out / "checkpoint-3")
+        again = fit_transformers(out, [WatchCallback()], ddp_backend="gloo", resume=checkpoint)
+        assert all(map(torch.equal, trainer.model.parameters(), again.model.parameters()))
     return trainer.model, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
