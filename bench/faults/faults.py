@@ -256,7 +256,7 @@ FAULTS = (
     Fault(
         name="optim/no-zeroing",
         base="cnn-norm-large",
-        says=(*_LOSS, *_SIZES),
+        says=("accumulation", *_LOSS, *_SIZES),
         step=LATE,
         start=plant.without_zeroing,
     ),

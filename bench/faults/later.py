@@ -45,7 +45,7 @@ LATER = (
     Fault(
         name="data/one-class",
         base="cnn-norm-large",
-        says=(*_DATA, "loss"),
+        says=(*_DATA, "targets", "loss"),
         step=LATE,
         batch=plant.one_class,
         later=True,
@@ -53,7 +53,7 @@ LATER = (
     Fault(
         name="data/one-label",
         base="mlp-adam",
-        says=(*_DATA, "loss"),
+        says=(*_DATA, "targets", "loss"),
         batch=plant.one_label,
         later=True,
     ),

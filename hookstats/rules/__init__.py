@@ -7,25 +7,28 @@ thread; `replay` checks the steps of a stored run. A rule of your own is a subcl
 from hookstats.records.alerts import Alert, Incident
 from hookstats.rules.attention import Attention
 from hookstats.rules.beginnings import Initialisation, Untrained
-from hookstats.rules.channels import DeadChannels, Saturation
+from hookstats.rules.channels import DeadChannels, Dropout, Saturation
 from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
 from hookstats.rules.monitor import Monitor, Rules, as_rules, default_rules, replay
-from hookstats.rules.peers import Collapse, Depth, Peers
+from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
+from hookstats.rules.targets import Accumulation, Logits, Targets
 from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
 
 __all__ = [
+    "Accumulation",
     "Alert",
     "Attention",
     "Clipping",
     "Collapse",
     "DeadChannels",
     "Depth",
+    "Dropout",
     "Exploding",
     "FP8Risk",
     "History",
@@ -33,6 +36,8 @@ __all__ = [
     "Initialisation",
     "Inputs",
     "LearningRate",
+    "LinearRange",
+    "Logits",
     "Loss",
     "LossScale",
     "Monitor",
@@ -47,6 +52,7 @@ __all__ = [
     "Saturation",
     "Setup",
     "SuddenShift",
+    "Targets",
     "Underflow",
     "Untrained",
     "UpdateSize",

@@ -40,7 +40,8 @@ class Initialisation(Rule):
     weight in its role (the same name but for numbers, "h.#.c_fc"), or from most weights of its type
     of module; if rows are 8 times larger or smaller than the median row, as those of a head; and if
     all values are equal, so that all its units learn the same. Embeddings are compared with each
-    other alone. The rule looks once, at the first step. The alert's value is the gain.
+    other alone, and so are the gains of norms. The rule looks once, at the first step. The alert's
+    value is the gain.
     """
 
     name: ClassVar[str] = "initialisation"
@@ -67,6 +68,7 @@ class Initialisation(Rule):
             if says:
                 yield self._alert(record, weight, says, gains[weight.name])
         yield from self._embeddings(record, embeddings)
+        yield from self._norms(record, setup)
 
     def _alert(self, record: StepRecord, weight: Weight, says: str, value: float) -> Alert:
         return self.about((weight.name, "param"), record.step, record.rank, says, value)
@@ -109,6 +111,19 @@ class Initialisation(Rule):
                 usual = float(np.median(typed))
                 return f"begins with a gain of {gain:.3g}, other weights of {kind} with {usual:.3g}"
         return ""
+
+    def _norms(self, record: StepRecord, setup: Setup) -> Iterator[Alert]:
+        """The gains of norms: zeros are left out, with which some residual branches begin."""
+        gains = [w for w in setup.weights if w.rms and "Norm" in setup.type_of(w.name)]
+        for weight in gains:
+            if weight.name.endswith(".bias"):
+                continue
+            peers = [w for w in gains if w is not weight and role(w.name) == role(weight.name)]
+            away = {abs(math.log2((weight.rms or 1.0) / (w.rms or 1.0))): w for w in peers}
+            if len(peers) >= 2 and min(away) >= self.octaves:
+                peer = away[min(away)]
+                says = f"begins at {weight.rms:.3g}, the nearest of its peers at {peer.rms:.3g}"
+                yield self._alert(record, weight, says, weight.rms or 0.0)
 
     def _embeddings(self, record: StepRecord, embeddings: Sequence[Weight]) -> Iterator[Alert]:
         sizes = sorted((w.rms, w.name, w) for w in embeddings if w.rms)

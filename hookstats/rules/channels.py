@@ -86,6 +86,38 @@ class DeadChannels(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dropout(Rule):
+    """A dropout drops nearly all values.
+
+    At least `share` of what enters it leaves as zero; what was zero before, in the output of the
+    layer before it, does not count. Half is usual in hidden layers, and less at inputs (Srivastava
+    et al., "Dropout", 2014). So it is where the share to keep is given for the share to drop. The
+    alert's value is the share.
+    """
+
+    name: ClassVar[str] = "dropout"
+
+    share: float = 0.85
+    patience: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(self, "share")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        counts = history.columns("count")
+        with np.errstate(invalid="ignore"):
+            zeros = history.columns("zero") / counts
+        for site in history.outputs_of.get("Dropout", ()):
+            before = zeros[site - 1] if site and counts[site - 1] == counts[site] else 0.0
+            if counts[site] < 256 or not zeros[site] > before:
+                continue
+            share = float(1 - (1 - zeros[site]) / (1 - before))
+            if share >= self.share:
+                yield self.alert(record, site, f"is zero in {share:.0%} of what enters it", share)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saturation(Rule):
     """An output sits at its bounds, where a tanh or a clamp passes hardly any gradient on.
 

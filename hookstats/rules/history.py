@@ -13,6 +13,7 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.rules.past_inputs import PastInputs
 from hookstats.rules.setup import Setup
+from hookstats.rules.sums import Sums
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import columns_of, dead, rms
 
@@ -42,6 +43,14 @@ class History:
         self.classes: int | None = None
         """The number of channels of the last output in execution order: the classes that a
         classifier tells apart; None before there is one."""
+        self.last_output: int | None = None
+        """The site of that output."""
+        self.last_gradient: int | None = None
+        """The site of its gradient."""
+        self.outputs_of: dict[str, list[int]] = {}
+        """The sites of outputs by the type of their module, where the setup knows it."""
+        self.sums = Sums()
+        """The gradients of biases, and what they should be."""
         self.scalars: Mapping[str, list[float]] = defaultdict(list)
         """The values of each scalar so far, newest last, `SCALARS` at most."""
         self.inputs = PastInputs()
@@ -135,6 +144,7 @@ class History:
         self._all_dead_steps[self._rows] = self.dead_steps
         self._all_dead_values[self._rows] = self.dead_values
         self.inputs.push(record)
+        self.sums.push(record)
 
     def _place(self, record: StepRecord) -> None:
         """Find where the sites of `record` are, and make room for those that are new."""
@@ -143,8 +153,20 @@ class History:
         kinds = [parse_kind(site.kind) for site in record.sites]
         self.plain_kinds = tuple([kind.plain for kind in kinds])
         self.gradient = np.array([kind.is_gradient for kind in kinds], bool)
-        outputs = [s for s, kind in zip(record.sites, kinds, strict=True) if kind.plain == "output"]
-        self.classes = outputs[-1].channels if outputs else None
+        outputs = [i for i, kind in enumerate(kinds) if kind.plain == "output"]
+        self.last_output = outputs[-1] if outputs else None
+        self.classes = record.sites[outputs[-1]].channels if outputs else None
+        self.last_gradient = None
+        if outputs:
+            last = record.sites[outputs[-1]]
+            key = last.name, parse_kind(last.kind).gradient
+            keys = [(site.name, site.kind) for site in record.sites]
+            self.last_gradient = keys.index(key) if key in keys else None
+        types: Mapping[str, str] = {} if self.setup is None else self.setup.modules
+        self.outputs_of = {}
+        for i in outputs:
+            self.outputs_of.setdefault(types.get(record.sites[i].name, ""), []).append(i)
+        self.sums.place(record, types)
         at, rows = [], [np.empty(0, np.intp)]
         sites, width = len(self._all_rms), len(self._all_dead_steps)
         for site in record.sites:

@@ -36,8 +36,8 @@ class Loss(Rule):
     rate does not grow. A plateau that training is about to leave looks the same, but for its
     gradients, which grow exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of
     learning in deep linear neural networks", 2014): while their norm is greater in the last 12 of
-    30 steps than in the first 12, at the level of 5 %, the rule waits, and looks again 12 and 24
-    steps later. The alert's value is the loss.
+    30 steps than in the first 12 by 5 % or more, and at the level of 5 %, the rule waits, and looks
+    again 12 and 24 steps later. The alert's value is the loss.
     """
 
     name: ClassVar[str] = "loss"
@@ -129,7 +129,7 @@ def _grows(norms: _Values) -> bool:
         return False
     logs: _Values = np.log(recent)
     first, last = logs[:_WINDOW], logs[-_WINDOW:]
-    return bool(last.mean() - first.mean() > _ONE_SIDED * _error(first, last))
+    return bool(last.mean() - first.mean() > max(_ONE_SIDED * _error(first, last), 0.05))
 
 
 def _falls(values: _Values) -> bool:

@@ -12,15 +12,16 @@ from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.attention import Attention
 from hookstats.rules.beginnings import Initialisation, Untrained
-from hookstats.rules.channels import DeadChannels, Saturation
+from hookstats.rules.channels import DeadChannels, Dropout, Saturation
 from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
-from hookstats.rules.peers import Collapse, Depth, Peers
+from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
+from hookstats.rules.targets import Accumulation, Logits, Targets
 from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
 from hookstats.runs.alerts import Told
 from hookstats.runs.run import Run
@@ -40,10 +41,15 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Inputs,
     RepeatedInputs,
     NonFinite,
+    Accumulation,
+    Logits,
+    Targets,
+    Dropout,
     Attention,
     Saturation,
     Peers,
     Depth,
+    LinearRange,
     Collapse,
     Exploding,
     SuddenShift,

@@ -158,6 +158,47 @@ class Depth(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearRange(Rule):
+    """What enters an activation is so small that the activation is linear.
+
+    Near zero, smooth activations are straight lines: below an rms of `least` what they bend is
+    a few per cent of what they give, and layers with nothing else between them are one layer. So it
+    is where values have lost their size on the way, as weights that count on a norm before them
+    have no norm; initialisations aim at a size of one (Glorot and Bengio, 2010; He et al., 2015).
+    What enters is the output before the activation, in execution order, if it has as many values.
+    The rule looks at the first ten recorded steps. The alert's value is the rms.
+    """
+
+    name: ClassVar[str] = "linear range"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "run"
+
+    least: float = 0.03
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "least")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if history.pushed > 10:
+            return
+        counts = history.columns("count")
+        smooth = [site for type in _SMOOTH for site in history.outputs_of.get(type, ())]
+        for site in sorted(smooth):
+            before = site - 1
+            if before < 0 or history.plain_kinds[before] != "output":
+                continue
+            rms = float(history.rms[before])
+            if counts[before] == counts[site] and 0 < rms < self.least:
+                says = f"is linear: what enters has an rms of {rms:.2g}"
+                yield self.alert(record, site, says, rms)
+                return
+
+
+_SMOOTH = ("GELU", "SiLU", "Tanh", "ELU", "Softplus", "Mish", "NewGELUActivation")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Collapse(Rule):
     """The output of a layer hardly depends on the sample.
 

@@ -130,10 +130,11 @@ class UpdateSize(Rule):
 
     What a step changes, by the rms of the weights at the start: the learning rate times the
     gradient for SGD, the learning rate for Adam and its kin, whose first steps are that large
-    whatever the gradient (Kingma and Ba, 2015). A rule of thumb is 1e-3 (Karpathy, CS231n). There
-    is an alert if the median over all weights is above `most`; or below `least` in `patience`
-    steps in a row, while the learning rate does not grow. The rule looks at the first `steps`
-    steps, as the weights change later. The alert's value is the median ratio.
+    whatever the gradient, unless it is below their epsilon (Kingma and Ba, 2015). A rule of thumb
+    is 1e-3 (Karpathy, CS231n). There is an alert if the median over all weights is above `most`; or
+    below `least` in `patience` steps in a row, while the learning rate does not grow. The rule
+    looks at the first `steps` steps, as the weights change later. The alert's value is the median
+    ratio.
     """
 
     name: ClassVar[str] = "update size"
@@ -223,7 +224,7 @@ def _size(group: Group, gradient: float) -> float:
     if group.algorithm == "SGD":
         return gradient / max(1 - group.momentum, 0.01)
     if group.algorithm in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lion"):
-        return 1.0 if gradient else 0.0
+        return gradient / (gradient + group.epsilon) if gradient else 0.0
     return math.nan
 
 

@@ -40,6 +40,8 @@ class Group(NamedTuple):
     """The name of the optimizer's class."""
     momentum: float
     weight_decay: float
+    epsilon: float = 0.0
+    """What is added to a gradient's size before a step is divided by it; 0 if unknown."""
 
 
 class Setup(NamedTuple):

@@ -33,6 +33,7 @@ def setup_of(selection: Selection, optimizers: Sequence[Optimizer]) -> Setup:
                 type(one).__name__,
                 _number(group.get("momentum", 0.0)),
                 _number(group.get("weight_decay", 0.0)),
+                _number(group.get("eps", 0.0)),
             )
             for one, group in groups
         ),

@@ -1,0 +1,160 @@
+"""Rules about what goes into the loss: logits, targets, and gradients that are not zeroed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from hookstats.records.alerts import Alert
+from hookstats.records.record import StepRecord
+from hookstats.rules.history import History
+from hookstats.rules.rule import Rule, at_least
+from hookstats.stats.state import COUNT, L1, MEAN, MIN
+
+_ROUNDING = 1e-3
+"""By how much of their magnitude gradients of logits may miss a sum of zero: they are rounded."""
+_BOUND = (
+    *("ReLU", "ReLU6", "LeakyReLU", "ELU", "GELU", "SiLU", "Sigmoid", "Tanh", "Hardtanh"),
+    *("Softmax", "Softplus", "Dropout"),
+)
+"""What has no place between logits and their loss."""
+
+
+def gradient_of_logits(record: StepRecord, history: History) -> int | None:
+    """The site of the last output's gradient, if the loss is the cross-entropy of its softmax.
+
+    The gradient of such a loss is the difference of two distributions over the channels, what is
+    predicted less the targets: its sum over the channels is zero.
+    """
+    site = history.last_gradient
+    if site is None or record.sites[site].channels < 2:
+        return None
+    rows = slice(*record.offsets[site : site + 2])
+    moments, counts = record.moments[rows], record.tallies[rows, COUNT]
+    magnitude = float(moments[:, L1].sum())
+    total = float((moments[:, MEAN] * counts).sum()) if counts.all() else np.inf
+    return site if magnitude > 0 and abs(total) <= _ROUNDING * magnitude else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logits(Rule):
+    """The loss takes the softmax of what an activation, a softmax or a dropout has changed.
+
+    Cross-entropy is of logits as the last layer gives them, of either sign and any size ("the input
+    is expected to contain the unnormalized logits": the documentation of
+    torch.nn.CrossEntropyLoss). The rule knows that loss by its gradient, whose sum over the classes
+    is zero. So is that of other losses of probabilities: behind a softmax, a logged loss must lie
+    where the cross-entropy of n numbers between 0 and 1 lies, between log(e + n - 1) - 1 and
+    log(e + n - 1). The alert's value is the number of classes.
+    """
+
+    name: ClassVar[str] = "logits"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "run"
+
+    patience: int = 2
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if history.setup is None or history.last_output is None:
+            return
+        info = record.sites[history.last_output]
+        kind = history.setup.modules.get(info.name, "")
+        if kind not in _BOUND or (kind == "Softmax" and not _is_of_numbers(history, info.channels)):
+            return
+        if gradient_of_logits(record, history) is not None:
+            says = f"is that of a {kind}, and the loss takes the softmax of it"
+            yield self.alert(record, history.last_output, says, info.channels)
+
+
+def _is_of_numbers(history: History, classes: int) -> bool:
+    """Whether a logged loss may be the cross-entropy of numbers between 0 and 1."""
+    most = math.log(math.e + classes - 1)
+    losses = [past[-1] for name, past in history.scalars.items() if name.lower().endswith("loss")]
+    return any(most - 1 <= loss <= most for loss in losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets(Rule):
+    """All targets of a batch are of one class, step after step.
+
+    The gradient of a cross-entropy is negative for the class of the target alone, as what is
+    predicted is less than 1. There is an alert if in `patience` steps in a row only one of three or
+    more classes has such a gradient, among `least` targets or more: so it is where a loader sorts
+    by class, or a reader of labels fails. The alert's channel is the class, its value the number
+    of targets.
+    """
+
+    name: ClassVar[str] = "targets"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "run"
+
+    least: int = 8
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 2, "least")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        site = gradient_of_logits(record, history)
+        if site is None or record.sites[site].channels < 3:
+            return
+        rows = slice(*record.offsets[site : site + 2])
+        classes = np.flatnonzero(record.moments[rows, MIN] < 0)
+        many = int(record.tallies[rows, COUNT].min())
+        if len(classes) == 1 and many >= self.least:
+            one = int(classes[0])
+            says = f"says that all {many} targets of the batch are of class {one}"
+            yield self.alert(record, site, says, many, one)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulation(Rule):
+    """Gradients of the step before are still there: they were not zeroed.
+
+    The gradient of a bias is the sum of the gradients of its layer's outputs (see `sums.Sums`),
+    times a factor where gradients are clipped or unscaled. There is an alert if that explains less
+    than 1 - `share` of the squares over all biases, and together with the gradients of the step
+    before all but `rest` of them. The alert is about the first bias; its value is the weight of the
+    gradients before, by that of the new ones.
+    """
+
+    name: ClassVar[str] = "accumulation"
+    scope: ClassVar[Literal["site", "kind", "run"]] = "run"
+
+    share: float = 0.1
+    rest: float = 0.01
+    patience: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "share", "rest")
+
+    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        sums = history.sums
+        new, before, found = sums.sums, sums.before, sums.biases
+        if sums.first is None or len(found) < 8 or len(before) != len(found):
+            return
+        squares = float(found @ found)
+        if not (np.isfinite(squares) and squares > 0 and np.isfinite(new @ new)):
+            return
+        if _unexplained(found, new[:, None]) < self.share * squares:
+            return
+        both = np.column_stack((new, before))
+        weights = np.linalg.lstsq(both, found, rcond=None)[0]
+        rest = found - both @ weights
+        ratio = float(weights[1] / weights[0]) if weights[0] > 0 else 0.0
+        if float(rest @ rest) <= self.rest * squares and ratio >= 0.5:
+            says = "has the gradient of the step before, too: gradients are not zeroed"
+            yield self.alert(record, sums.first, says, ratio)
+
+
+def _unexplained(
+    found: np.ndarray[tuple[int], np.dtype[np.float64]],
+    by: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+) -> float:
+    """The sum of squares that a least-squares fit leaves."""
+    rest = found - by @ np.linalg.lstsq(by, found, rcond=None)[0]
+    return float(rest @ rest)

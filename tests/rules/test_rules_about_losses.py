@@ -1,0 +1,156 @@
+"""The rules about what goes into the loss, and about gradients that are not zeroed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hookstats.rules import (
+    Accumulation,
+    Alert,
+    Dropout,
+    Initialisation,
+    LinearRange,
+    Logits,
+    Rule,
+    Targets,
+    UpdateSize,
+)
+from hookstats.watching.watch import watch
+
+
+def classifier(*last: nn.Module, classes: int = 5) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, classes), *last)
+
+
+def said(
+    rule: type[Rule],
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
+    labels: Callable[[int], Tensor] = lambda step: torch.randint(5, (32,)),
+    zeroes: Callable[[int], bool] = lambda step: True,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.01),
+    steps: int = 8,
+) -> list[Alert]:
+    """What a rule says while a model trains; steps in which `zeroes` is false keep gradients."""
+    torch.manual_seed(0)
+    stepped = optimizer(model.parameters())
+    with watch(model, stepped, rules=rule(action=lambda alert: None)) as w:
+        for step in range(steps):
+            if zeroes(step):
+                stepped.zero_grad()
+            found = loss(model(torch.randn(32, 6)), labels(step))
+            w.log(loss=found)
+            found.backward()  # type: ignore[no-untyped-call]
+            stepped.step()
+    assert w.coverage().failures == {}
+    return list(w.alerts)
+
+
+@pytest.mark.parametrize("last", [nn.ReLU(), nn.Softmax(-1), nn.Dropout(0.1)])
+def test_logits_that_something_changed(last: nn.Module) -> None:
+    (alert,) = said(Logits, classifier(last))
+    assert (alert.step, alert.site, alert.kind) == (1, "3", "output")
+    assert f"that of a {type(last).__name__}" in alert.message
+
+
+def test_other_losses_take_what_they_like() -> None:
+    def squares(x: Tensor, labels: Tensor) -> Tensor:
+        return (x - functional.one_hot(labels, 5)).square().mean()
+
+    def likelihood(x: Tensor, labels: Tensor) -> Tensor:
+        return functional.nll_loss(x, labels)
+
+    assert said(Logits, classifier()) == []
+    assert said(Logits, classifier(nn.ReLU()), squares) == []
+    assert said(Logits, classifier(nn.Softmax(-1)), squares) == []
+    assert said(Logits, classifier(nn.LogSoftmax(-1)), likelihood) == []
+
+
+def test_targets_of_one_class() -> None:
+    (alert,) = said(Targets, classifier(), labels=lambda step: torch.full((32,), 3))
+    assert (alert.step, alert.site, alert.channel, alert.value) == (2, "2", 3, 32)
+    assert "all 32 targets of the batch are of class 3" in alert.message
+    (alert,) = said(
+        Targets,
+        classifier(),
+        labels=lambda step: torch.randint(5, (32,)) if step < 4 else torch.full((32,), 1),
+    )
+    assert (alert.step, alert.channel) == (6, 1)
+
+
+def test_targets_of_more_than_one_class_or_of_few_samples() -> None:
+    two = torch.arange(32) % 2
+    assert said(Targets, classifier(), labels=lambda step: two) == []
+    assert said(Targets, classifier(classes=2), labels=lambda step: 0 * two) == []
+    once = [0 * two, two, 0 * two, 0 * two]
+    assert said(Targets, classifier(), labels=lambda step: once[step], steps=4) == []
+
+
+def test_gradients_that_are_not_zeroed() -> None:
+    (alert,) = said(Accumulation, classifier(), zeroes=lambda step: step < 3)
+    assert (alert.step, alert.site, alert.kind) == (4, "0.bias", "param_grad")
+    assert alert.value == pytest.approx(1, rel=1e-4)
+    assert "gradients are not zeroed" in alert.message
+
+
+def test_gradients_that_are_zeroed_clipped_or_accumulated_over_micro_batches() -> None:
+    assert said(Accumulation, classifier()) == []
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, rules=Accumulation(action=lambda alert: None)) as w:
+        for _ in range(6):
+            for _ in range(3):
+                x, labels = torch.randn(32, 6), torch.randint(5, (32,))
+                functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert w.alerts == ()
+
+
+def test_a_dropout_that_keeps_what_it_should_drop() -> None:
+    (alert,) = said(Dropout, classifier(nn.Dropout(0.9), classes=64))
+    assert (alert.site, alert.value > 0.85) == ("3", True)
+    assert said(Dropout, classifier(nn.Dropout(0.5), classes=64)) == []
+    # What a ReLU made zero was not dropped.
+    behind = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 5))
+    with torch.no_grad():
+        behind[0].bias.fill_(-1.0)
+    assert said(Dropout, behind) == []
+
+
+def test_activations_in_their_linear_range() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 5))
+    assert said(LinearRange, model) == []
+    with torch.no_grad():
+        model[0].weight.mul_(0.01)
+        model[0].bias.mul_(0.01)
+    (alert,) = said(LinearRange, model)
+    assert (alert.step, alert.site, alert.value < 0.03) == (2, "1", True)
+    rectified = nn.Sequential(model[0], nn.ReLU(), model[2])  # bent at zero, at any size
+    assert said(LinearRange, rectified) == []
+
+
+def test_a_norm_that_begins_unlike_its_peers() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(4)))
+    assert said(Initialisation, model) == []
+    with torch.no_grad():
+        model[2][1].weight.fill_(40.0)
+        model[1][1].weight.fill_(0.0)  # as residual branches may begin
+    (alert,) = said(Initialisation, model, steps=1)
+    assert (alert.site, alert.value) == ("2.1.weight", 40.0)
+
+
+def test_an_epsilon_that_swallows_the_steps() -> None:
+    def adam(epsilon: float) -> Callable[[Any], torch.optim.Optimizer]:
+        return lambda parameters: torch.optim.Adam(parameters, lr=1e-3, eps=epsilon)
+
+    assert said(UpdateSize, classifier(), optimizer=adam(1e-8), steps=12) == []
+    (alert,) = said(UpdateSize, classifier(), optimizer=adam(1e5), steps=12)
+    assert alert.rule == "update size"
