@@ -69,7 +69,7 @@ define run_parts
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
-.PHONY: help demo test check fuzz soak mutants faults full cuda-compile pytest pytest-check pytest-full build lint format docs clean
+.PHONY: help demo test check fuzz soak mutants faults full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
 .PHONY: matrix wheel bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
@@ -158,6 +158,12 @@ format: $(STAMPS)/test  ## Format the Python and the C++
 docs: $(STAMPS)/dev  ## Build the documentation into build/docs, warnings as errors
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs build/docs
 	@echo "docs: build/docs/index.html"
+
+readme-picture: $(STAMPS)/dev  ## Train a run of bench/faults, and draw the README's picture into docs/figures
+	$(WAITING) $(BIN)/python -W ignore -m bench.faults.picture docs/figures
+
+page-pictures: $(STAMPS)/dev  ## Take the pictures of docs/page.md, of a run of bench/faults, by Chromium
+	$(WAITING) $(BIN)/python -W ignore -m bench.faults.screens docs/figures
 
 bench: $(STAMPS)/bench  ## Benchmark, beside other tools, about 12 minutes; BENCH=ops|hooks|steps|flush|ranks for a part
 	$(BENCHMARKS) --benchmark-quiet --results $(RESULTS)

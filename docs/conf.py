@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,15 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
     "command_help",
 ]
 exclude_patterns = ["_ext"]
+
+# What is copied of a console is the commands, without what they print.
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
 
 # Markdown: anchors for headings, so that pages link to them as GitHub does.
 myst_heading_anchors = 3
@@ -110,8 +117,26 @@ def set_language(
         context["language"] = "zh-CN"
 
 
+def chinese_sidebar(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Chinese pages have the Chinese pages in their sidebar, and a way to the English ones."""
+    if not page.startswith("zh/"):
+        return
+    env = app.env
+    pages = ["zh/index", *env.toctree_includes["zh/index"]]
+    items = [(one, env.titles[one].astext()) for one in pages] + [("index", "English")]
+    links = "".join(
+        f'<li class="toctree-l1{" current current-page" * (one == page)}">'
+        f'<a class="reference internal" href="{context["pathto"](one)}">{escape(title)}</a></li>'
+        for one, title in items
+    )
+    context["furo_navigation_tree"] = f'<ul class="current">{links}</ul>'
+
+
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", hide_signature)
     app.connect("autodoc-process-docstring", hide_colon, priority=400)  # before Napoleon
     app.connect("autodoc-process-docstring", show_colon, priority=600)
     app.connect("html-page-context", set_language)
+    app.connect("html-page-context", chinese_sidebar, priority=900)  # after the theme's

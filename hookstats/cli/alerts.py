@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hookstats.cli.output import count
@@ -11,6 +12,7 @@ from hookstats.records.keys import Key
 from hookstats.rules import Alert, replay
 from hookstats.runs.run import Run
 from hookstats.show.grid import require_rich
+from hookstats.show.progress import track
 from hookstats.stats.printable import printable
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 def alerts_of(run: Run, rules: str | None) -> list[Alert]:
     """What the rules said while the run was recorded, or what `rules` say of its steps now."""
-    return run.alerts if rules is None else replay(run, rules)
+    if rules is None:
+        return run.alerts
+    return replay(run, rules, partial(track, what="checking"))
 
 
 def print_alerts(

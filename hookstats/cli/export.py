@@ -19,6 +19,7 @@ from hookstats.cli.usage.export import FORMATS
 from hookstats.runs.format import require_pyarrow
 from hookstats.runs.run import Run
 from hookstats.runs.series import SiteSeries
+from hookstats.show.progress import track
 from hookstats.stats.derived import statistic_names
 from hookstats.stats.printable import printable
 
@@ -87,7 +88,7 @@ def _write_csv(recorded: Run, out: Path, channels: bool) -> None:
 
     writer = None
     with pa.OSFile(str(out), "wb") as file:
-        for site in recorded.series().values() if len(recorded) else ():
+        for site in track(recorded.series().values() if len(recorded) else (), "exporting"):
             table = pa.table(_channel_rows(site) if channels else _rows(site))
             if writer is None:
                 writer = pyarrow.csv.CSVWriter(file, table.schema)
@@ -152,7 +153,7 @@ def _write_events(recorded: Run, out: Path) -> None:
 
     sink = TensorBoard(out)
     try:
-        for step in recorded.steps:
+        for step in track(recorded.steps, "exporting"):
             sink(recorded[step])
         scalars = recorded.scalars
         for step in scalars.steps:

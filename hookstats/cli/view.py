@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hookstats.cli.alerts import alert_lines
 from hookstats.cli.inputs import check_chosen, choose
+from hookstats.records.alerts import incidents_of
 from hookstats.records.keys import Key, label
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.rules import Alert, Monitor, Setup
@@ -54,6 +55,7 @@ class View:
         self.sites: list[SiteSummary] = []
         """The sites of the step that was read last."""
         self.alerts: list[Alert] = []
+        self._causes: Collection[Key] = ()
         self._chosen: Collection[Key] | None = None
         self._step: int | None = None
         self._passed = 0
@@ -132,6 +134,8 @@ class View:
             *[f"rms, last {WINDOW}"] * curves,
             *("rms", "change", "non-\nfinite", "dead"),
         )
+        causes = (incident.alerts[0] for incident in incidents_of(self.alerts))
+        self._causes = {(alert.site, alert.kind) for alert in causes}
         shown = sorted(self.sites, key=self._urgency)[:rows]
         cells = [self._cells(site, curves) for site in shown]
         return grid(console, columns, cells, text=2 + curves, elided=2)
@@ -150,11 +154,12 @@ class View:
             (site.dead_of, "yellow" if many_dead else ""),
         ]
 
-    def _urgency(self, site: SiteSummary) -> tuple[bool, float]:
-        """A sort key: sites with non-finite values first, then those that changed most."""
+    def _urgency(self, site: SiteSummary) -> tuple[bool, bool, float]:
+        """A sort key: the causes of incidents first, then sites with non-finite values, then those
+        that changed most."""
         factor = _factor(self._curves[site.name, site.kind])
         moved = 0.0 if math.isnan(factor) else abs(math.log(factor)) if factor else math.inf
-        return not site.nonfinite, -moved
+        return (site.name, site.kind) not in self._causes, not site.nonfinite, -moved
 
 
 def draw(curve: deque[float]) -> str:

@@ -34,9 +34,9 @@ class SiteDifferences:
     steps: int
     """The number of steps in which it differs."""
     distance: float
-    """The mean over the compared steps of |ln(rms of B / rms of A)| + `moved`; inf where a step
-    cannot be compared: only one run has the site or has non-finite values in it, or the numbers of
-    channels differ."""
+    """The mean over the compared steps of ``abs(log(rms of B / rms of A))`` + `moved`; inf where a
+    step cannot be compared: only one run has the site or has non-finite values in it, or the
+    numbers of channels differ."""
     step: int
     """The step in which the site differs most."""
     rms: tuple[float, float]

@@ -111,12 +111,18 @@ def _named(name: str, rules: Any) -> Rule:
     raise ValueError(f'rules = {rules!r}: expected "default", or rules such as "loss"{meant}')
 
 
-def replay(run: Run, rules: Rules = "default") -> list[Alert]:
+def replay(
+    run: Run,
+    rules: Rules = "default",
+    shown: Callable[[list[int]], Iterable[int]] = iter,
+) -> list[Alert]:
     """The alerts that the rules would have given, had they seen what the run has.
 
     In a run of several ranks these see the whole model; in ``run.of_rank(r)`` what the rank saw.
     No action is taken. A rule that fails is disabled, with a warning. What the rules did give
     while the run was recorded is `Run.alerts`.
+
+    shown: goes through the steps, and may show how far it is.
 
     Raises:
         ValueError: rules stands for no rules.
@@ -124,7 +130,7 @@ def replay(run: Run, rules: Rules = "default") -> list[Alert]:
     monitor = Monitor(rules, Setup.from_header(run.header))
     scalars = run.scalars
     recorded = set(run.steps)
-    for step in sorted(recorded | set(scalars.steps)):
+    for step in shown(sorted(recorded | set(scalars.steps))):
         if step in recorded:
             monitor.examine(run[step])
         else:

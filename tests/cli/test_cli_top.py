@@ -59,6 +59,24 @@ def test_once_prints_one_frame(tmp_path: Path) -> None:
     assert once().words[1:] == result.words[1:]  # a pipe is not watched
 
 
+def test_what_an_incident_began_with_comes_first(tmp_path: Path) -> None:
+    """The last layer gets a NaN first; what follows is in a layer that stands before it."""
+
+    def step(number: int) -> StepRecord:
+        x = torch.ones(4, 4)
+        sick = torch.full((4, 4), torch.nan)
+        data = {
+            "calm": x,
+            "follows": sick if number > 3 else x,
+            "began": sick if number in (2, 3) else x * 1.01**number,
+        }
+        return record_of({(name, "output"): (t, 1) for name, t in data.items()}, number)
+
+    run = write_run(tmp_path / "run", *map(step, range(6)))
+    result = call("top", run, "--rules", "non-finite")
+    assert [words.split()[0] for words in result.words[4:7]] == ["began", "follows", "calm"]
+
+
 def test_a_closed_run_and_a_run_without_steps(tmp_path: Path) -> None:
     closed = write_run(tmp_path / "closed", growing(0))
     result = call("top", closed)

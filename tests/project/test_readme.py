@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 from pathlib import Path
@@ -29,6 +30,28 @@ def test_the_examples_print_what_the_readme_says(
         assert numbers(printed) == pytest.approx(numbers(promised), abs=2e-3)
 
 
+def test_the_one_line_on_top_records_what_the_commands_below_it_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    top = README[: README.index("## In a training loop")]
+    (line,) = re.findall(r"```python\n(.*?)```", top, re.DOTALL)
+    names: dict[str, object] = {}
+    exec("import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = None\n" + line, names)
+    exec("model(torch.ones(1, 2)); watch.step(); watch.close()", names)
+    commands = re.findall(r"^hookstats (.*?) +#", top, re.MULTILINE)
+    assert [call(*shlex.split(command)).code for command in commands] == [0, 0]
+
+
+def test_the_picture_shows_the_alert_that_its_text_quotes() -> None:
+    quoted = " ".join(re.findall(r'alt="([^"]*)"', README)[0].split())
+    for theme in ("light", "dark"):
+        assert f"docs/figures/caught-{theme}.svg" in README
+        picture = (ROOT / "docs" / "figures" / f"caught-{theme}.svg").read_text("utf-8")
+        (title,) = re.findall(r"<title>(.*?)</title>", picture)
+        assert html.unescape(title) in quoted
+
+
 @pytest.mark.check
 def test_the_arguments_and_the_single_tensor_run_as_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,7 +76,7 @@ def test_the_commands_run_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("a", "b"):
         write_run(Path("runs") / name, healthy(0), healthy(1))
     commands = re.findall(r"^hookstats (.*?) +#", README, re.MULTILINE)
-    assert len(commands) == 6
+    assert len(commands) == 8
     for command in commands:
         result = call(*shlex.split(command))
         assert (result.code, result.err) == (0, ""), command
