@@ -74,7 +74,9 @@ class Watch:
         self._arena = arena = Arena(
             settings.bins, settings.channel_bins, higher=settings.moments == 4
         )
-        self._arena.while_waiting = flusher.overtake
+        self._arena.while_waiting = flusher.hurry
+        if settings.every > 1:
+            flusher.mailbox.rest = 0.0  # steps are few, and `after` wants to know early
         self._flusher = flusher
         self._monitor = monitor
         self._step = first_step
@@ -383,7 +385,7 @@ class Watch:
         try:
             self._step += 1
             if recorded:
-                with self._cost.closing():
+                with self._cost:
                     self._arena.hand_over(
                         partial(
                             self._flusher.submit, step=step, scalars=scalars, summands=summands
