@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from hookstats.arena.flag import Flag
-from hookstats.watching.requests import Request, Step
+from hookstats.watching.requests import Close, Drain, Request, Step
 
 REST = 0.25
 """The seconds that the flush thread sleeps after it recorded steps: others come together then."""
@@ -29,6 +30,7 @@ class Mailbox:
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._next: Request | None = None  # taken from the queue, and still to be served
+        self._waited_for: deque[Request] = deque()  # those of them that somebody waits for
         self._is_due = False  # a sleep
         self._flag = Flag()  # ends the sleep
         self._rung = False
@@ -45,7 +47,8 @@ class Mailbox:
             self.ring()
 
     def hurry(self, request: Request) -> None:
-        """Ask for something that somebody waits for."""
+        """Ask for something that somebody waits for: there is no sleep before it."""
+        self._waited_for.append(request)
         self._queue.put(request)
         self.ring()
 
@@ -57,9 +60,9 @@ class Mailbox:
 
     def take(self, seconds: float | None) -> Request | None:
         """The next request, after a sleep if one is due; None if there is none for `seconds`."""
-        if self._is_due and self.rest:
+        if self._is_due and self.rest and self._next is None:
             self._flag = Flag()
-            if not self._rung:
+            if not (self._rung or self._waited_for or len(self) >= TOGETHER):
                 self._flag.wait(self.rest)
         self._is_due = self._rung = False
         request, self._next = self._next, None
@@ -67,6 +70,9 @@ class Mailbox:
             with suppress(Empty):
                 request = self._queue.get(timeout=seconds)
         self._is_due = isinstance(request, Step)
+        if isinstance(request, Drain | Close):
+            with suppress(IndexError):
+                self._waited_for.popleft()
         return request
 
     def more(self, first: Step) -> Sequence[Step]:
