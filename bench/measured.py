@@ -30,6 +30,8 @@ class Table:
     """Peers that compute less, and what they compute."""
     by_peer: bool = False
     """A line for every peer, rather than one for every case."""
+    read: str = ""
+    """The peer that only reads what ours observe: a measure of what they add to the floor."""
 
 
 @dataclass
@@ -60,6 +62,12 @@ class Case:
         """The median of the differences of neighbouring rounds, in the table's unit."""
         pairs = zip(self.seconds[peer], self.seconds[self.table.floor], strict=False)
         return median(mine - other for mine, other in pairs) * self.table.scale / self.size
+
+    def to_read(self, peer: str) -> float:
+        """What `peer` adds to the floor, by a read of all that is observed; as `ratio`."""
+        named = (peer, self.table.floor, self.table.read)
+        rounds = zip(*(self.seconds[name] for name in named), strict=False)
+        return median((mine - floor) / read for mine, floor, read in rounds)
 
     def disturbed(self, peer: str) -> bool:
         """Whether the median is over 1.5 times the least."""

@@ -96,15 +96,22 @@ def _by_case(table: Table, cases: Sequence[Case]) -> Rows:
 
 
 def _by_peer(table: Table, cases: Sequence[Case]) -> Rows:
-    """For every peer its median, what it adds to the floor, and its ratio to the floor."""
+    """For every peer its median, what it adds to the floor, also by a read of all that is observed,
+    and its ratio to the floor."""
     rows = []
     for case in cases:
         if rows:
             rows.append([""] * len(rows[0]))
-        rows.append([f"{case.name}, {table.unit}", "all", "added", f"/{table.floor}", "/best peer"])
+        read = [f"added/{table.read}"] if table.read in case.seconds else []
+        head = [f"{case.name}, {table.unit}", "all", "added", *read, f"/{table.floor}"]
+        rows.append([*head, "/best peer"])
         for peer in case.seconds:
             name = f"{peer}*" if peer in table.parts else peer
-            row = [name, _cell(case, peer), f"{case.over_floor(peer):.2f}"]
+            row = [name, _cell(case, peer)]
+            if peer == table.read:
+                rows.append([*row, *["-"] * (len(head) - 1)])
+                continue
+            row += [f"{case.over_floor(peer):.2f}", *(f"{case.to_read(peer):.2f}" for _ in read)]
             row.append(f"{case.ratio(peer, table.floor):.3f}")
             rows.append([*row, _ratio(case, peer, case.best_peer if peer in table.ours else None)])
     return rows

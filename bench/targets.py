@@ -100,6 +100,17 @@ def added(title: str, peer: str, model: str = "") -> Callable[[Results], Found]:
     return figures
 
 
+def _to_read(model: str) -> Callable[[Results], Found]:
+    """What `watch` adds to a step of a model, by a read of all that it observes."""
+
+    def figures(results: Results) -> Found:
+        for case in results.of(STEPS):
+            if model in case.name and case.table.read in case.seconds:
+                yield case.name, case.to_read("watch")
+
+    return figures
+
+
 def _steps(what: str, peer: str) -> Iterator[Target]:
     """What recording moments `what` may add to a training step, every step and one of ten."""
     for model, every, seldom in (("GPT-2", 4.0, 0.5), ("ResNet-50", 8.0, 1.0), ("MLP", 20.0, 2.5)):
@@ -145,6 +156,8 @@ TARGETS = (
     Target("command line: CPU time of help and typos", 0.25, _started, " s"),
     Target("three modules, a run directory and rules: to a step without", 1.5, _small, "x"),
     Target("the same: steps in which training waits", 1.0, _stalls, "%"),
+    Target("GPT-2: added with log bins, to a read", 1.6, _to_read("GPT-2"), "x"),
+    Target("ResNet-50: added with log bins, to a read", 1.8, _to_read("ResNet-50"), "x"),
     *_steps("", "bins=None"),
     *_steps(" and log bins", "watch"),
 )

@@ -404,6 +404,17 @@ def compiled_functions() -> Iterator[tuple[CodeType, list[str]]]:
         yield code, [str(entry.guard_manager) for entry in _debug_get_cache_entry_list(code)]
 
 
+def has_compiled() -> bool:
+    """Whether dynamo compiled anything (all; without it: True once dynamo is loaded)."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return False
+    try:
+        from torch._dynamo.convert_frame import input_codes
+    except ImportError:
+        return True
+    return any(reference() is not None for reference in input_codes.seen)
+
+
 def forget_compiled(code: CodeType) -> None:
     """Have dynamo compile `code` again at its next call (all; see `compiled_functions`)."""
     with suppress(ImportError):

@@ -14,6 +14,7 @@ from spread import spread
 from trainings import (
     CompiledHooks,
     EagerHooks,
+    Reading,
     Training,
     Watched,
     WatchedMoments,
@@ -33,9 +34,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
 ]
 
-KINDS: dict[str, type[Training]] = {
+KINDS: dict[str, type[Training | Reading]] = {
     "no hooks": Training,
     "watch": Watched,
+    "read": Reading,  # what `watch` has recorded
     "watch every=10": WatchedSeldom,
     "bins=None": WatchedMoments,
     "bins=None every=10": WatchedMomentsSeldom,
@@ -50,7 +52,9 @@ TABLE = Table(
     1e3,
     floor="no hooks",
     ours=WATCHED,
+    read="read",
     parts={
+        "read": "no training: a read of as many bytes as watch observes in a step, from memory",
         "bins=None": "watch without the histograms",
         "bins=None every=10": "the same, one step of ten",
         **{name: what for name, (_, what) in MONITORS.items()},
@@ -78,7 +82,7 @@ def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]
     }
     if not request.param.startswith(FEW_SHAPES):
         makers["compiled hooks"] = _too_many_shapes
-    long = dict.fromkeys(("no hooks", *WATCHED), LONG)
+    long = dict.fromkeys(("no hooks", "read", *WATCHED), LONG)
     measured = measure(TABLE, request.param, job.steps, makers, Rounds(2.0, least=1), long)
     if job.steps % PERIOD and not SMOKE:
         seconds = measured.case.seconds
@@ -87,7 +91,7 @@ def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]
     results.cases.append(measured.case)
     yield measured
     for training in measured.peers.values():
-        cast(Training, training).detach()
+        cast(Training | Reading, training).detach()
 
 
 @pytest.mark.parametrize("peer", KINDS)

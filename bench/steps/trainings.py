@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
+from operator import mul
 from time import perf_counter
 
 import torch
@@ -123,6 +125,41 @@ class Watched(Training):
 
     def detach(self) -> None:
         self.watch.close()
+
+
+class Reading:
+    """No training: reads as many bytes as all that `watch` observes in a step, once, from memory.
+
+    What `watch` adds to a step, by this, holds on any machine.
+    """
+
+    _BLOCK = torch.ones((64 << 20) // 8, dtype=torch.int64)  # larger than caches
+
+    def __init__(self, job: Job, together: dict[str, Training]) -> None:
+        self._job = job
+        self._together = together
+
+    def prepare(self) -> None:
+        """Find out how much it is, from what `watch` recorded of its last step."""
+        record = self._together[Watched.__name__].expected
+        sizes = [prod(s.shape) * getattr(torch, s.dtype).itemsize for s in record.sites]
+        observed = record.observed.tolist()
+        self._words = sum(map(mul, sizes, observed)) // 8
+
+    def run(self) -> float:
+        """Read, and say how long that takes for `Job.steps` steps."""
+        start = perf_counter()
+        whole, rest = divmod(self._words, len(self._BLOCK))
+        self._read = sum(int(self._BLOCK.sum()) for _ in range(whole))
+        self._read += int(self._BLOCK[:rest].sum())
+        return (perf_counter() - start) * self._job.steps
+
+    def check(self) -> None:
+        """Assert that it was read."""
+        assert self._read == self._words > 0
+
+    def detach(self) -> None:
+        """Nothing was opened."""
 
 
 class WatchedSeldom(Watched):

@@ -112,7 +112,7 @@ class Arena:
         self.closed = 0
         """The number of steps that were closed."""
         self.while_waiting: Callable[[], object] = lambda: None
-        """Called each second while a swap waits."""
+        """Called as a swap begins to wait, and each second while it does."""
         self.shelves: dict[torch.device, Shelf] = {}
         self._places = Places(np.zeros(0, np.int64), np.zeros(1, np.int64), ())
         self._pid = os.getpid()
@@ -249,8 +249,9 @@ class Arena:
 
         submit: what `hand_on` gives the closed step to.
 
-        If the step before is still in the other buffer, it is copied out here, or, where that would
-        wait for a device, or where too many steps wait already, by whom it was submitted to.
+        A small step is copied out here at once. If the step before is still in the other buffer, it
+        is copied out here, too, or, where that would wait for a device, or where too many steps
+        wait already, by whom it was submitted to.
 
         Raises:
             Stuck: that took `patience` seconds; the step is still open.
@@ -270,7 +271,9 @@ class Arena:
             self._unsubmitted = None if submit is None else (snapshot, submit)
             # One statement, so that an interrupt finds the step open or closed.
             self._half.front, self._back_is_free = 1 - self.front, is_free
-            return snapshot
+        if snapshot.is_small:
+            self._read_ahead()  # while it is in the caches
+        return snapshot
 
     def _close(self, is_lent: Callable[[Flag], bool]) -> Snapshot:
         """What is in the open step."""
@@ -287,6 +290,7 @@ class Arena:
             self._stuck_since = began
         seconds = 0
         free = self._back_is_free
+        self.while_waiting()
         while not (free.wait(_POLL_SECONDS) or self._reclaim() or self._read_ahead()):
             now = time.monotonic()
             if now > began + seconds + 1:
@@ -312,7 +316,11 @@ class Arena:
         while self._ahead and self._ahead[0]() is None:
             self._ahead.popleft()
         snapshot = self._lent()
-        if snapshot is None or snapshot.waits or len(self._ahead) >= self._room_ahead:
+        if (
+            snapshot is None
+            or snapshot.waits
+            or len(self._ahead) >= min(self._room_ahead, self.most_ahead)
+        ):
             return False
         try:
             snapshot.take_out()

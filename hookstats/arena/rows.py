@@ -89,6 +89,9 @@ class Counters:
 
     def first(self, rows: int, buffer: int) -> Int64:
         """A copy of the first `rows` rows, int64 [rows]."""
+        if len(self._blocks) == 1:  # as a rule
+            out: Int64 = self._blocks[0][buffer, :rows].copy()
+            return out
         whole = [block[buffer] for block in self._blocks]
         return np.concatenate([np.empty(0, np.int64), *whole])[:rows]
 

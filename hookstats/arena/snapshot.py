@@ -22,6 +22,9 @@ from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import identity_moments, identity_tallies
 
+_ROW_BYTES = 10 * 8
+_SMALL_BYTES = 256 << 10
+
 
 class Extent(NamedTuple):
     """What is in use of a shelf."""
@@ -99,7 +102,7 @@ class Snapshot:
         for part, in_graphs in zip(self._parts, self._in_graphs, strict=True):
             by_site[part.graph_sites] += in_graphs.numpy()
         by_site[self._cut_short] = 0
-        if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
+        if len(self._parts) > 1:
             infos = tuple(infos[site] for site in order)
         record = StepRecord(
             step=step,
@@ -132,11 +135,15 @@ class Snapshot:
             return
         if not self._readings:
             self._readings = [Reading() for _ in self._parts]
-        folds = self._by_site.copy()
-        folds[self._cut_short] = -1
+        folds = self._by_site
+        if self._cut_short.any():
+            folds = np.where(self._cut_short, -1, folds)
         for part in self._parts:
-            folds[part.graph_sites] = -1  # graphs set no marks
-        folds = folds[self._layout.places.order]
+            if part.graph_sites:
+                folds = folds.copy()
+                folds[part.graph_sites] = -1  # graphs set no marks
+        if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
+            folds = folds[self._layout.places.order]
         first = 0
         for i, part in enumerate(self._parts):
             of_part = torch.from_numpy(folds[first : first + part.sites])
@@ -150,6 +157,12 @@ class Snapshot:
     def waits(self) -> bool:
         """Whether `take_out` would wait for a device."""
         return any(part.event is not None for part in self._parts)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether `take_out` waits for nothing, and copies little."""
+        rows = int(self._layout.places.offsets[-1])
+        return rows * _ROW_BYTES <= _SMALL_BYTES and not self.waits
 
     @property
     def nbytes(self) -> int:

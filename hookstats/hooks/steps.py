@@ -43,7 +43,7 @@ class StepHook(Hook):
     ) -> None:
         self._arena = arena
         self._parameters = parameters
-        self._followers = followers
+        self._followers = [follower for follower in followers if follower]
         self._then = then
         self._after = after
         self._batches = Batches()
@@ -55,7 +55,7 @@ class StepHook(Hook):
             return  # no step of the training
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         is_its_time = (closure is not None) is self._after
-        followers = [follower for follower in self._followers if follower]
+        followers = self._followers
         if self._arena.recording:
             if is_its_time:
                 self._parameters.observe(

@@ -96,6 +96,11 @@ class StepRecord(Mapping[Key, ChannelStats]):
         moments, tallies = per_site(self.moments, self.tallies, self.offsets)
         return ChannelStats(torch.from_numpy(moments), torch.from_numpy(tallies))
 
+    def keep_whole(self, moments: Float64, tallies: Int64) -> None:
+        """Have `whole` be [S, 5 or 7] and [S, 5], merged together with those of other records."""
+        whole = ChannelStats(torch.from_numpy(moments), torch.from_numpy(tallies))
+        vars(self)["whole"] = whole
+
     def __len__(self) -> int:
         """The number of sites."""
         return len(self.sites)

@@ -14,6 +14,7 @@ from hookstats.records.alerts import Alert
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.rules.steps import Flags, Steps
 from hookstats.stats.derived import columns_of, rms
 
 _JOINT = re.compile(r"(?:^|\.)(?:c_attn|qkv|qkv_proj|query_key_value|Wqkv|in_proj)$")
@@ -45,6 +46,11 @@ class Attention(Rule):
         super().__post_init__()
         at_least(self, 0, "most")
         fraction(self, "sharp")
+
+    def suspects(self, steps: Steps) -> Flags:
+        sites = steps.sites.sites
+        known = _pairs(sites) or any(len(site.shape) >= 3 for site in sites)
+        return steps.all if known else steps.none
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         for query, key in _pairs(record.sites):

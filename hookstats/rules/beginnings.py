@@ -17,6 +17,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
 from hookstats.rules.setup import Setup, Weight
+from hookstats.rules.steps import Flags, Steps, in_steps
 
 _NOT_MATRICES = ("Embedding", "EmbeddingBag", "LayerNorm", "RMSNorm", "GroupNorm")
 
@@ -53,6 +54,9 @@ class Initialisation(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "most", "least", "octaves")
+
+    def suspects(self, steps: Steps) -> Flags:
+        return in_steps(steps.pushed == 1)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 1 or history.setup is None:
@@ -161,6 +165,11 @@ class Untrained(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "steps", "gone")
+
+    def suspects(self, steps: Steps) -> Flags:
+        if not steps.complete:  # one may be gone
+            return steps.all
+        return in_steps((steps.pushed == 1) | (steps.pushed == self.steps))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup

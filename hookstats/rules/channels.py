@@ -15,6 +15,7 @@ from hookstats.records.keys import parse_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.rules.steps import Flags, Steps, in_steps
 from hookstats.stats.derived import amax
 
 
@@ -46,6 +47,14 @@ class DeadChannels(Rule):
         super().__post_init__()
         fraction(self, "share", "few")
         at_least(self, 1, "width", "steps", "values")
+
+    def suspects(self, steps: Steps) -> Flags:
+        lasting = (steps.dead_steps >= self.steps) & (steps.dead_values >= self.values)
+        found = steps.dead & lasting
+        if not found.any():
+            return steps.none
+        counts, least = steps.over_sites(np.add, found.astype(np.int64)), min(self.share, self.few)
+        return in_steps(counts >= np.maximum(2, least * steps.sites.channels))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         lasting = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)
@@ -135,6 +144,13 @@ class Saturation(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction(self, "share")
+
+    def suspects(self, steps: Steps) -> Flags:
+        magnitude = amax(steps.columns)
+        near = (1 - MARGIN) * magnitude
+        both = (-steps.columns("min") >= near) & (steps.columns("max") >= near)
+        possible = both & (steps.rms >= near * self.share**0.5)
+        return in_steps(possible & steps.sites.of_kind("output"))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         magnitude = amax(history.columns)

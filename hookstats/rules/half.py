@@ -12,6 +12,7 @@ from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
+from hookstats.rules.steps import Flags, Steps, in_steps
 
 _HALF = "float16"
 
@@ -35,6 +36,9 @@ class Underflow(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "least")
+
+    def suspects(self, steps: Steps) -> Flags:
+        return in_steps((steps.rms < self.least) & steps.sites.of_type(_HALF))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         small = history.rms < self.least
@@ -73,6 +77,9 @@ class LossScale(Rule):
             name = next(iter(values))
             says = f"is logged again and again: {history.unclosed} iterations closed no step"
             yield self.about((name, SCALAR), step, None, says, history.unclosed)
+
+    def suspects(self, steps: Steps) -> Flags:
+        return in_steps(steps.calls >= self.factor)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         many = np.flatnonzero(history.calls >= self.factor)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookstats.records.keys import Key, parse_kind
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
-from hookstats.rules.past_inputs import PastInputs
+from hookstats.rules.past_inputs import PastInputs, SeenInputs
 from hookstats.rules.setup import Setup
+from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 from hookstats.rules.sums import Sums
+from hookstats.rules.windows import Windows
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.stats.derived import columns_of, dead, rms
+from hookstats.stats.derived import columns_of
 
 WINDOW = 32
 """How many earlier values of the rms are kept per tensor."""
@@ -53,45 +54,100 @@ class History:
         """The gradients of biases, and what they should be."""
         self.scalars: Mapping[str, list[float]] = defaultdict(list)
         """The values of each scalar so far, newest last, `SCALARS` at most."""
-        self.inputs = PastInputs()
-        """What the inputs of the model were in the steps before."""
-        self.calls: Float64 = np.empty(0)
-        """float64 [S]: calls merged into each site in this step, by their mean in the steps before;
-        NaN in the first step of a site."""
-        self.tensors: ChannelStats
-        """The statistics of whole tensors in this step: its "channels" are the sites; no hist."""
-        self.columns: Callable[[str], Float64]
-        """The columns of the state of whole tensors, [S] each; see `stats.derived`."""
-        self.plain_kinds: tuple[str, ...]
-        """The plain kind of each site."""
-        self.gradient: NDArray[np.bool_]
-        """bool [S]: which sites are gradients."""
-        self.nonfinite: NDArray[np.bool_]
-        """bool [S]: which sites have non-finite values in this step."""
-        self.nonfinite_steps = 0
-        """In how many steps in a row, with this one, any site had."""
-        self.rms: Float64
-        """float64 [S]: the rms of the finite values in this step; NaN without any."""
-        self.past_rms: Float64
-        """float64 [S, WINDOW]: the rms in the steps before, oldest first; NaN without a step."""
-        self.dead: NDArray[np.bool_]
-        """bool [R]: whether each channel is dead in this step, see `insight.dead`."""
-        self.dead_steps: Int64
-        """int64 [R]: for how many steps in a row each channel has been dead, including this one."""
-        self.dead_values: Int64
-        """int64 [R]: how many zeros the channel had in these steps."""
+        self._steps: Steps
+        self._step = 0  # the one in question, among these
+        self._pushed = 0  # how many steps there were in all
+        self._sites = Sites(())
+        self._nonfinite_steps = 0
+        self._inputs = PastInputs()
         self._known: dict[Key, int] = {}
         self._first_rows: dict[tuple[str, str, int], int] = {}  # by site and number of channels
         self._keys: set[Key] = set()
-        self._sites: tuple[SiteInfo, ...] | None = None
-        self._at: NDArray[np.intp]  # where the record's sites and rows are in what follows
-        self._rows: NDArray[np.intp]
+        self._at = np.zeros(0, np.intp)  # where the records' sites and rows are in what follows
+        self._rows = np.zeros(0, np.intp)
         self._all_rms = np.empty((0, WINDOW))
         self._all_dead_steps = np.zeros(0, np.int64)
         self._all_dead_values = np.zeros(0, np.int64)
         self._all_seen = np.zeros(0, np.int64)  # in how many steps, and when last
         self._all_last = np.zeros(0, np.int64)
         self._all_calls = np.zeros(0, np.int64)
+
+    @property
+    def inputs(self) -> SeenInputs:
+        """What the inputs of the model were in this step, and before."""
+        return self._steps.inputs[self._step]
+
+    @property
+    def calls(self) -> Float64:
+        """float64 [S]: calls merged into each site in this step, by their mean in the steps before;
+        NaN in the first step of a site."""
+        calls: Float64 = self._steps.calls[self._step]
+        return calls
+
+    @property
+    def tensors(self) -> ChannelStats:
+        """The statistics of whole tensors in this step: its "channels" are the sites; no hist."""
+        return self._steps.records[self._step].whole
+
+    @property
+    def columns(self) -> Callable[[str], Float64]:
+        """The columns of the state of whole tensors, [S] each; see `stats.derived`."""
+        return columns_of(self._steps.moments[self._step], self._steps.tallies[self._step])
+
+    @property
+    def sites(self) -> Sites:
+        """The sites of this step, with what follows from them."""
+        return self._sites
+
+    @property
+    def plain_kinds(self) -> tuple[str, ...]:
+        """The plain kind of each site."""
+        return self._sites.plain_kinds
+
+    @property
+    def gradient(self) -> Flags:
+        """bool [S]: which sites are gradients."""
+        return self._sites.gradient
+
+    @property
+    def nonfinite(self) -> Flags:
+        """bool [S]: which sites have non-finite values in this step."""
+        found: Flags = self._steps.nonfinite[self._step]
+        return found
+
+    @property
+    def nonfinite_steps(self) -> int:
+        """In how many steps in a row, with this one, any site had."""
+        return self._steps.nonfinite_steps[self._step]
+
+    @property
+    def rms(self) -> Float64:
+        """float64 [S]: the rms of the finite values in this step; NaN without any."""
+        out: Float64 = self._steps.rms[self._step]
+        return out
+
+    @property
+    def past_rms(self) -> Float64:
+        """float64 [S, WINDOW]: the rms in the steps before, oldest first; NaN without a step."""
+        return self._steps.past.before(self._step)
+
+    @property
+    def dead(self) -> Flags:
+        """bool [R]: whether each channel is dead in this step, see `insight.dead`."""
+        found: Flags = self._steps.dead[self._step]
+        return found
+
+    @property
+    def dead_steps(self) -> Int64:
+        """int64 [R]: for how many steps in a row each channel has been dead, with this one."""
+        out: Int64 = self._steps.dead_steps[self._step]
+        return out
+
+    @property
+    def dead_values(self) -> Int64:
+        """int64 [R]: how many zeros the channel had in these steps."""
+        out: Int64 = self._steps.dead_values[self._step]
+        return out
 
     def push_scalars(self, values: Mapping[str, float]) -> None:
         """Add the scalars of a step."""
@@ -115,56 +171,80 @@ class History:
 
     def push(self, record: StepRecord) -> None:
         """Add a step."""
-        if record.sites != self._sites:
-            self._place(record)
-        self.pushed += 1
-        with np.errstate(invalid="ignore", divide="ignore"):
-            self.calls = record.observed * self._all_seen[self._at] / self._all_calls[self._at]
-        self._all_seen[self._at] += 1
-        self._all_last[self._at] = self.pushed
-        self._all_calls[self._at] += record.observed
-        self.tensors = record.whole
-        whole = self.tensors.moments.numpy(), self.tensors.tallies.numpy()
-        self.columns = columns_of(*whole)
-        bad = (self.columns(name) for name in ("nan", "posinf", "neginf"))
-        self.nonfinite = np.add.reduce(list(bad)) > 0
-        self.nonfinite_steps = self.nonfinite_steps + 1 if self.nonfinite.any() else 0
-        self.rms = rms(self.columns)
-        self.past_rms = self._all_rms[self._at]
-        seen = ~np.isnan(self.rms)
-        moved = np.column_stack((self.past_rms[seen, 1:], self.rms[seen]))
-        self._all_rms[self._at[seen]] = moved
+        self.extend([record])
+        self.show(0)
 
-        columns = columns_of(record.moments, record.tallies)
-        self.dead = dead(columns)
-        alive = ~self.dead & (columns("count") > 0)  # without finite values nothing is known
-        steps, values = self._all_dead_steps[self._rows], self._all_dead_values[self._rows]
-        self.dead_steps = np.where(alive, 0, steps + self.dead)
-        self.dead_values = np.where(alive, 0, values + columns("count"))
-        self._all_dead_steps[self._rows] = self.dead_steps
-        self._all_dead_values[self._rows] = self.dead_values
-        self.inputs.push(record)
-        self.sums.push(record)
+    def show(self, step: int) -> None:
+        """Have the attributes be those of one of the steps that were added last, by its place."""
+        self._step = step
+        self.sums.push(self._steps.records[step])
+        self.pushed = int(self._steps.pushed[step])
+
+    def extend(self, records: Sequence[StepRecord]) -> Steps:
+        """Add steps that have the same sites; `show` says for which the attributes are."""
+        if records[0].sites != self._sites.sites:
+            self._place(records[0])
+        steps = self._steps = Steps(records, self._sites)
+        steps.complete = len(self._at) == len(self._all_seen)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self._add_calls(steps)
+        self._add_rms(steps)
+        self._add_dead(steps)
+        steps.nonfinite_steps = []
+        for has_any in in_steps(steps.nonfinite).tolist():
+            self._nonfinite_steps = self._nonfinite_steps + 1 if has_any else 0
+            steps.nonfinite_steps.append(self._nonfinite_steps)
+        steps.inputs = self._inputs.push(records, self._sites.kinds, steps.channels)
+        return steps
+
+    def _add_calls(self, steps: Steps) -> None:
+        at, number = self._at, len(steps)
+        before, self._pushed = self._pushed, self._pushed + number
+        steps.pushed = np.arange(before + 1, self._pushed + 1)
+        calls = np.array([record.observed for record in steps.records])
+        sums = np.cumsum(np.concatenate((self._all_calls[None, at], calls)), 0)
+        steps.calls = calls * (self._all_seen[at] + np.arange(number)[:, None]) / sums[:-1]
+        self._all_seen[at] += number
+        self._all_last[at] = self._pushed
+        self._all_calls[at] = sums[-1]
+
+    def _add_rms(self, steps: Steps) -> None:
+        steps.past = Windows(self._all_rms[self._at], steps.rms)
+        self._all_rms[self._at] = steps.past.before(len(steps))
+
+    def _add_dead(self, steps: Steps) -> None:
+        count, rows = steps.channels("count"), self._rows
+        alive = ~steps.dead & (count > 0)  # without finite values nothing is known
+        steps.dead_steps = np.zeros(steps.dead.shape, np.int64)
+        steps.dead_values = np.zeros(steps.dead.shape, np.int64)
+        # All others are alive, and were.
+        some = np.flatnonzero(~alive.all(0) | (self._all_dead_steps[rows] > 0))
+        at = rows[some]
+        for i in range(len(steps) if len(some) else 0):
+            known = alive[i, some]
+            streak = self._all_dead_steps[at] + steps.dead[i, some]
+            values = self._all_dead_values[at] + count[i, some]
+            self._all_dead_steps[at] = np.where(known, 0, streak)
+            self._all_dead_values[at] = np.where(known, 0, values)
+            steps.dead_steps[i, some] = self._all_dead_steps[at]
+            steps.dead_values[i, some] = self._all_dead_values[at]
 
     def _place(self, record: StepRecord) -> None:
         """Find where the sites of `record` are, and make room for those that are new."""
-        self._sites = record.sites
+        self._sites = Sites(record.sites)
         self._keys.update((site.name, site.kind) for site in record.sites)
-        kinds = [parse_kind(site.kind) for site in record.sites]
-        self.plain_kinds = tuple([kind.plain for kind in kinds])
-        self.gradient = np.array([kind.is_gradient for kind in kinds], bool)
-        outputs = [i for i, kind in enumerate(kinds) if kind.plain == "output"]
-        self.last_output = outputs[-1] if outputs else None
-        self.classes = record.sites[outputs[-1]].channels if outputs else None
+        outputs = np.flatnonzero(self._sites.of_kind("output"))
+        self.classes = record.sites[outputs[-1]].channels if len(outputs) else None
+        self.last_output = int(outputs[-1]) if len(outputs) else None
         self.last_gradient = None
-        if outputs:
+        if len(outputs):
             last = record.sites[outputs[-1]]
             key = last.name, parse_kind(last.kind).gradient
             keys = [(site.name, site.kind) for site in record.sites]
             self.last_gradient = keys.index(key) if key in keys else None
         types: Mapping[str, str] = {} if self.setup is None else self.setup.modules
         self.outputs_of = {}
-        for i in outputs:
+        for i in outputs.tolist():
             self.outputs_of.setdefault(types.get(record.sites[i].name, ""), []).append(i)
         self.sums.place(record, types)
         at, rows = [], [np.empty(0, np.intp)]

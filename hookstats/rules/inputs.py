@@ -12,6 +12,7 @@ from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.rules.steps import Flags, Steps, in_steps
 from hookstats.stats.derived import amax, std
 
 
@@ -40,6 +41,15 @@ class Inputs(Rule):
         super().__post_init__()
         at_least(self, 0, "most", "offset", "deviations")
         fraction(self, "distance")
+
+    def suspects(self, steps: Steps) -> Flags:
+        constant = np.array([seen.constant_site is not None for seen in steps.inputs], bool)
+        site = steps.inputs[0].site
+        if site is None:
+            return constant
+        distance = np.array([seen.distance for seen in steps.inputs])
+        constant |= steps.columns("min")[:, site] == steps.columns("max")[:, site]
+        return in_steps(constant | (steps.pushed == 1) | (distance >= self.distance))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         past, site = history.inputs, history.inputs.site
@@ -85,6 +95,9 @@ class RepeatedInputs(Rule):
     name: ClassVar[str] = "repeated inputs"
 
     patience: int = 2
+
+    def suspects(self, steps: Steps) -> Flags:
+        return np.array([seen.repeated > 0 for seen in steps.inputs], bool)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         past, site = history.inputs, history.inputs.site

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+
+import numpy as np
 
 from hookstats.records.alerts import SCALAR, Alert, Grouping, Incident
 from hookstats.records.keys import plain_kind
@@ -21,6 +23,7 @@ from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
+from hookstats.rules.steps import Steps, runs
 from hookstats.rules.targets import Accumulation, Logits, Targets
 from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
 from hookstats.runs.alerts import Told
@@ -166,6 +169,7 @@ class Monitor:
         self._history = History(setup)
         self._grouping = Grouping()
         self._findings: dict[tuple[int, Hashable], _Finding] = {}
+        self._live: set[int] = set()  # rules with findings that may end, by id
         self._to_raise: Alert | None = None
         self._seen: dict[int, Collection[str]] = {}  # the scalars that a record had, by step
         self._said: dict[int, int] = {}  # the worst level warned of, by incident
@@ -185,7 +189,12 @@ class Monitor:
 
     def __call__(self, record: StepRecord) -> None:
         """Check a step, and act on the alerts."""
-        self._act(self._examine(record))
+        self.write_records([record])
+
+    def write_records(self, records: Sequence[StepRecord]) -> None:
+        """Check steps, and act on the alerts; many steps at once cost less than one by one."""
+        for given in self._examine(records):
+            self._act(given)
 
     def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
         """Check the scalars of a step that its record did not have, and act on the alerts."""
@@ -206,7 +215,8 @@ class Monitor:
     def examine(self, record: StepRecord) -> list[Alert]:
         """The alerts of the next step, with its scalars, which are added to `alerts`; no action is
         taken."""
-        return [alert for _, alerts in self._examine(record) for alert, _ in alerts]
+        given = [each for step in self._examine([record]) for each in step]
+        return [alert for _, alerts in given for alert, _ in alerts]
 
     def examine_scalars(self, step: int, values: Mapping[str, float]) -> list[Alert]:
         """The alerts about the scalars of a step, in the same way."""
@@ -233,14 +243,36 @@ class Monitor:
                 except Exception as error:
                     self._disable(rule, error)
 
-    def _examine(self, record: StepRecord) -> _Given:
+    def _examine(self, records: Sequence[StepRecord]) -> Iterator[_Given]:
+        """What the rules give, step by step."""
+        for alike in runs(records):
+            steps = self._history.extend(alike)
+            suspects = self._suspects(steps)
+            for i, record in enumerate(alike):
+                self._history.show(i)
+                yield self._examine_one(record, {rule for rule in suspects if suspects[rule][i]})
+
+    def _suspects(self, steps: Steps) -> dict[int, list[bool]]:
+        """By the rule's id, in which steps it may find something."""
+        with np.errstate(all="ignore"):
+            return {id(rule): self._suspects_of(rule, steps) for rule in self._rules.copy()}
+
+    def _suspects_of(self, rule: Rule, steps: Steps) -> list[bool]:
+        try:
+            found: list[bool] = rule.suspects(steps).tolist()
+        except Exception as error:
+            self._disable(rule, error)
+            return [False] * len(steps)
+        return found
+
+    def _examine_one(self, record: StepRecord, suspects: Collection[int]) -> _Given:
         values = dict(record.scalars)
         self._seen[record.step] = values.keys()
         self._history.push_scalars(values)
-        self._history.push(record)
 
         def look(rule: Rule) -> Iterable[Alert]:
-            yield from rule.check(record, self._history)
+            if id(rule) in suspects:
+                yield from rule.check(record, self._history)
             yield from rule.check_scalars(record.step, values, self._history)
 
         def may_show(rule: Rule, key: Any) -> bool:
@@ -272,6 +304,8 @@ class Monitor:
             except Exception as error:
                 self._disable(rule, error)
                 continue
+            if not found and id(rule) not in self._live:
+                continue
             alerts = self._begun(rule, found, step, may_show)
             if not alerts:
                 continue
@@ -302,10 +336,13 @@ class Monitor:
         may_show: Callable[[Rule, Any], bool],
     ) -> list[Alert]:
         """The findings that were not reported yet."""
+        self._live.discard(id(rule))
         now = {(id(rule), _key(rule, alert)): alert for alert in reversed(found)}
         for key, finding in self._findings.items():
             if key[0] == id(rule) and key not in now and may_show(rule, key[1]):
                 finding.streak, finding.open = 0, False
+            if key[0] == id(rule) and (finding.streak or finding.open):
+                self._live.add(id(rule))
         alerts = []
         for alert in found:
             key = id(rule), _key(rule, alert)
@@ -313,6 +350,7 @@ class Monitor:
                 continue
             finding = self._findings.setdefault(key, _Finding())
             finding.streak += 1
+            self._live.add(id(rule))
             # Before the last alert: the training went back to a checkpoint.
             waited = finding.told is None or not 0 <= step - finding.told < rule.every
             if finding.streak >= rule.patience and waited and not finding.open:

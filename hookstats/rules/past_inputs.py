@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
-from hookstats.records.keys import parse_kind
-from hookstats.records.record import StepRecord
+from hookstats.records.keys import Kind
+from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.stats.derived import columns_of
+from hookstats.stats.derived import Columns
 
 _BATCHES = 16
 """How many batches are compared with the newest one, to find the same batch again."""
@@ -15,86 +18,112 @@ _STEPS = 32
 """How many distances are kept."""
 
 
+class SeenInputs(NamedTuple):
+    """The first input of the model, the root's, or else that of the first watched module, in a
+    step."""
+
+    site: int | None = None
+    """The site of the input in this step; None without one."""
+    distance: float = np.nan
+    """The share of values, 0..1, that one has to move to make the average histogram of the steps
+    before out of this step's (the total variation distance); NaN without any."""
+    past_distances: Sequence[float] = ()
+    """The same of the steps before, oldest first, 32 at most."""
+    repeated: int = 0
+    """How many steps in a row, with this one, had a batch that was equal in all statistics to one
+    of the 16 batches before it."""
+    varied: int = 0
+    """How many steps before had a new batch."""
+    constant_site: int | None = None
+    """The first output, in this step, in which each channel is constant; None without one."""
+
+
 class PastInputs:
-    """The first input of the model: the root's, or else that of the first watched module."""
+    """What is kept of the inputs of the steps before."""
 
     def __init__(self) -> None:
-        self.site: int | None = None
-        """The site of the input in this step; None without one."""
-        self.distance = np.nan
-        """The share of values, 0..1, that one has to move to make the average histogram of the
-        steps before out of this step's (the total variation distance); NaN without any."""
-        self.past_distances: list[float] = []
-        """The same of the steps before, oldest first, 32 at most."""
-        self.repeated = 0
-        """How many steps in a row, with this one, had a batch that was equal in all statistics to
-        one of the 16 batches before it."""
-        self.varied = 0
-        """How many steps before had a new batch."""
-        self.constant_site: int | None = None
-        """The first output, in this step, in which each channel is constant; None without one."""
+        self._last = SeenInputs()
         self._average: Float64 | None = None
         self._batches: list[bytes] = []
 
-    def push(self, record: StepRecord) -> None:
-        """Add a step."""
-        self.site = _input_site(record)
-        self.constant_site = _constant_output(record)
-        if not np.isnan(self.distance):
-            self.past_distances = [*self.past_distances, self.distance][-_STEPS:]
-        self.distance = np.nan
-        if self.site is None:
-            return
-        self._see_batch(record, self.site)
+    def push(
+        self, records: Sequence[StepRecord], kinds: Sequence[Kind], channels: Columns
+    ) -> list[SeenInputs]:
+        """Add steps with the same sites; what was seen in each.
+
+        kinds: of the sites. channels: the columns of the channels, [B, R] each.
+        """
+        sites = records[0].sites
+        site = _input_site(sites, kinds)
+        constant, varies = _constant_outputs(records, kinds, channels)
+        seen = []
+        for record, is_constant in zip(records, varies, strict=True):
+            self._last = self._seen(record, site, constant if is_constant else None)
+            seen.append(self._last)
+        return seen
+
+    def _seen(self, record: StepRecord, site: int | None, constant: int | None) -> SeenInputs:
+        last, past = self._last, self._last.past_distances
+        if last.distance == last.distance:
+            past = [*past, last.distance][-_STEPS:]
+        if site is None:
+            return last._replace(
+                site=None, distance=np.nan, past_distances=past, constant_site=constant
+            )
+        is_known = self._has_seen(record, site)
+        return SeenInputs(
+            site,
+            self._distance(record, site, len(past)),
+            past,
+            last.repeated + 1 if is_known else 0,
+            last.varied + (not is_known),
+            constant,
+        )
+
+    def _has_seen(self, record: StepRecord, site: int) -> bool:
+        rows = slice(*record.offsets[site : site + 2])
+        batch = record.moments[rows].tobytes() + record.tallies[rows].tobytes()
+        is_known = batch in self._batches
+        self._batches = [*self._batches, batch][-_BATCHES:]
+        return is_known
+
+    def _distance(self, record: StepRecord, site: int, known: int) -> float:
         if record.bins is None:
-            return
-        counts = record.hist.dense(self.site, record.bins.slots).astype(np.float64)
+            return np.nan
+        counts = record.hist.dense(site, record.bins.slots).astype(np.float64)
         total = counts.sum()
         if not total:
-            return
+            return np.nan
         shares: Float64 = counts / total
         if self._average is None or len(self._average) != len(shares):
             self._average = shares
-            return
-        self.distance = float(np.abs(shares - self._average).sum() / 2)
-        self._average += (shares - self._average) / min(len(self.past_distances) + 2, _STEPS)
-
-    def _see_batch(self, record: StepRecord, site: int) -> None:
-        rows = slice(*record.offsets[site : site + 2])
-        batch = record.moments[rows].tobytes() + record.tallies[rows].tobytes()
-        if batch in self._batches:
-            self.repeated += 1
-        else:
-            self.varied += 1
-            self.repeated = 0
-        self._batches = [*self._batches, batch][-_BATCHES:]
+            return np.nan
+        away = shares - self._average
+        self._average += away / min(known + 2, _STEPS)
+        return float(np.abs(away).sum() / 2)
 
 
-def _input_site(record: StepRecord) -> int | None:
+def _input_site(sites: Sequence[SiteInfo], kinds: Sequence[Kind]) -> int | None:
     """The first input in execution order, the root's if there is one."""
-    first = None
-    for i, site in enumerate(record.sites):
-        kind = parse_kind(site.kind)
-        if kind.plain == "input" and not kind.path:
-            if site.name == "":
-                return i
-            first = i if first is None else first
-    return first
+    found = [i for i, kind in enumerate(kinds) if kind.plain == "input" and not kind.path]
+    root = [i for i in found if sites[i].name == ""]
+    return next(iter(root or found), None)
 
 
-def _constant_output(record: StepRecord) -> int | None:
-    """The first output of several channels, and of more than one sample, that has no variation.
+def _constant_outputs(
+    records: Sequence[StepRecord], kinds: Sequence[Kind], channels: Columns
+) -> tuple[int | None, list[bool]]:
+    """The first output of several channels, and of more than one sample, and in which of the steps
+    it has no variation.
 
     So it is where all samples of a batch are equal; a site whose values are all equal is another
     matter.
     """
-    for i, site in enumerate(record.sites):
-        if parse_kind(site.kind).plain != "output" or site.channels < 4 or len(site.shape) != 2:
-            continue
-        rows = slice(*record.offsets[i : i + 2])
-        column = columns_of(record.moments[rows], record.tallies[rows])
-        least, most = column("min"), column("max")
-        if (column("count") > 1).all() and (least == most).all() and least.min() < least.max():
-            return i
-        return None
-    return None
+    first = records[0]
+    for i, (site, kind) in enumerate(zip(first.sites, kinds, strict=True)):
+        if kind.plain == "output" and site.channels >= 4 and len(site.shape) == 2:
+            rows = slice(*first.offsets[i : i + 2])
+            count, least, most = (channels(name)[:, rows] for name in ("count", "min", "max"))
+            varies = least.min(1) < least.max(1)
+            return i, ((count > 1).all(1) & (least == most).all(1) & varies).tolist()
+    return None, [False] * len(records)

@@ -17,6 +17,7 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.rules.steps import Flags, Steps, in_steps
 from hookstats.stats.state import M2
 
 _FLOOR = 2.0**-60
@@ -81,6 +82,15 @@ class Peers(Rule):
         super().__post_init__()
         at_least(self, 0, "octaves", "later")
 
+    def suspects(self, steps: Steps) -> Flags:
+        far: Flags = steps.none
+        least = np.where(steps.pushed <= 8, min(self.octaves, self.later), self.later)
+        for group in groups_of(steps.sites.sites):
+            size = np.sort(np.log2(np.maximum(steps.rms[:, list(group)], _FLOOR)), 1)
+            gap = np.maximum(size[:, -1] - size[:, -2], size[:, 1] - size[:, 0])
+            far = far | (gap >= least)
+        return far
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         found: list[tuple[int, float, int]] = []
         for group in groups_of(record.sites):
@@ -134,6 +144,9 @@ class Depth(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "growth", "decay", "step")
+
+    def suspects(self, steps: Steps) -> Flags:
+        return in_steps(steps.pushed <= 3)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 3:
@@ -219,6 +232,14 @@ class Collapse(Rule):
         super().__post_init__()
         fraction(self, "share")
         at_least(self, 1, "channels")
+
+    def suspects(self, steps: Steps) -> Flags:
+        within = steps.over_sites(np.add, steps.channels("m2"))
+        counts, channels = steps.columns("count"), steps.sites.channels
+        many = (channels >= self.channels) & (counts >= 4 * channels)
+        # Rounding may make the share another one than that of `check`, a little.
+        little = np.sqrt(within / counts) <= (1 + 1e-9) * self.share * steps.rms
+        return in_steps(many & (within > 0) & little & steps.sites.of_kind("output"))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         within = over_site(np.add, record.moments[:, M2], record.offsets, 0.0)

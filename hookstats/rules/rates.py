@@ -15,6 +15,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.setup import Group
+from hookstats.rules.steps import Flags, Steps, in_steps
 
 _RATE = "lr/"
 
@@ -148,6 +149,9 @@ class UpdateSize(Rule):
         super().__post_init__()
         at_least(self, 0, "most", "least")
 
+    def suspects(self, steps: Steps) -> Flags:
+        return in_steps(steps.pushed <= self.steps)
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         ratios = relative_updates(record, history) if history.pushed <= self.steps else {}
         if not ratios:
@@ -178,6 +182,10 @@ class Rounding(Rule):
 
     share: float = 0.25
     patience: int = 5
+
+    def suspects(self, steps: Steps) -> Flags:
+        half = any(site.dtype in _HALF_UNIT for site in steps.sites.sites)
+        return steps.all if half else steps.none
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         ratios = relative_updates(record, history)

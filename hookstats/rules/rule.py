@@ -11,6 +11,7 @@ from hookstats.records.alerts import SCALAR, Alert, Severity
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
+from hookstats.rules.steps import Flags, Steps
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.printable import printable
 
@@ -73,6 +74,14 @@ class Rule(ABC):
 
         A rule changes nothing here, and knows nothing but the arguments.
         """
+
+    def suspects(self, steps: Steps) -> Flags:
+        """In which steps `check` may find something, bool [B]; it is called for these alone.
+
+        Cheap, and for many steps at once: NaN and overflow give no warnings here. By default, it
+        may in every step.
+        """
+        return steps.all
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History

@@ -18,6 +18,7 @@ from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 from hookstats.stats.bins import LogBins
 from hookstats.stats.derived import amax, columns_of, l2_norm
 
@@ -35,6 +36,9 @@ class NonFinite(Rule):
 
     name: ClassVar[str] = "non-finite"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
+
+    def suspects(self, steps: Steps) -> Flags:
+        return in_steps(steps.nonfinite)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         first = first_nonfinite(record)
@@ -84,11 +88,13 @@ class Exploding(Rule):
         super().__post_init__()
         at_least(self, 1, "growth", "limit")
 
+    def suspects(self, steps: Steps) -> Flags:
+        large = steps.rms > np.where(steps.sites.gradient, 1.0, 100.0)
+        return in_steps(large | (steps.rms > self.limit))
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         rms = history.rms
         large = rms > np.where(history.gradient, 1.0, 100.0)
-        if not (large | (rms > self.limit)).any():
-            return
         median = _median(history.past_rms)
         grown = large & (rms > self.growth * median)
         for site, others in _first_of_kind(record, grown | (rms > self.limit)):
@@ -124,18 +130,17 @@ class Vanishing(Rule):
         super().__post_init__()
         fraction(self, "ratio")
 
+    def suspects(self, steps: Steps) -> Flags:
+        found: Flags = steps.none
+        norms = np.where(steps.columns("count") > 0, l2_norm(steps.columns), np.nan)
+        for sites in _in_backward_order(steps.sites):
+            norm = norms[:, sites]
+            found = found | in_steps(norm < self.ratio * np.fmax.accumulate(norm, axis=1))
+        return found
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         norms = np.where(history.columns("count") > 0, l2_norm(history.columns), np.nan)
-        gradients: dict[str | None, list[int]] = {}  # by phase
-        for i, kind in enumerate(history.plain_kinds):
-            if kind == "grad_output":
-                gradients.setdefault(parse_kind(record.sites[i].kind).phase, []).append(i)
-        parameters = [
-            i
-            for i, site in enumerate(record.sites)
-            if site.kind == "param_grad" and len(site.shape) > 1
-        ]
-        for sites in (*gradients.values(), parameters[::-1]):
+        for sites in _in_backward_order(history.sites):
             norm = norms[sites]
             largest = np.fmax.accumulate(norm)
             for i in np.flatnonzero(norm < self.ratio * largest).tolist():
@@ -174,9 +179,12 @@ class SuddenShift(Rule):
         at_least(self, 0, "octaves", "deviations")
         at_least(self, 1, "steps")
 
+    def suspects(self, steps: Steps) -> Flags:
+        least, most = steps.past.extremes()
+        factor = np.exp2(self.octaves)
+        return in_steps((steps.rms >= factor * least) | (steps.rms * factor <= most))
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        if not self._may_have_shifted(history):
-            return
         with np.errstate(divide="ignore"):
             past, now = np.log2(history.past_rms), np.log2(history.rms)
         past[~np.isfinite(past)] = np.nan
@@ -193,14 +201,6 @@ class SuddenShift(Rule):
             times = f"{2.0 ** shift[site]:.3g} times its median over the steps before"
             says = f"has an rms of {history.rms[site]:.3g}, {times}{_and(others)}"
             yield self.alert(record, site, says, shift[site])
-
-    def _may_have_shifted(self, history: History) -> bool:
-        """Whether any rms is far from one of the values before; cheap, as it nearly never is."""
-        least, most = (each.reduce(history.past_rms, 1) for each in (np.fmin, np.fmax))
-        with np.errstate(over="ignore", invalid="ignore"):
-            factor = np.exp2(self.octaves)
-            shifted = (history.rms >= factor * least) | (history.rms * factor <= most)
-        return bool(shifted.any())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +225,11 @@ class FP8Risk(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction(self, "share")
+
+    def suspects(self, steps: Steps) -> Flags:
+        types = {site.dtype for site in steps.sites.sites}
+        told = self.dtypes is None or not types.isdisjoint(self.dtypes)
+        return steps.all if told and isinstance(steps.records[0].bins, LogBins) else steps.none
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if not isinstance(record.bins, LogBins):
@@ -268,6 +273,18 @@ class FP8Risk(Rule):
         for i, *numbers in zip(chosen, *(column.tolist() for column in columns), strict=True):
             if numbers[1] + numbers[2] >= self.share:
                 yield i, form, numbers[0], numbers[1], numbers[2]
+
+
+def _in_backward_order(sites: Sites) -> Iterator[list[int]]:
+    """Gradients of outputs, those of each phase, and of parameters with two or more dimensions."""
+    gradients: dict[str | None, list[int]] = {}  # by phase
+    for i, kind in enumerate(sites.kinds):
+        if kind.plain == "grad_output":
+            gradients.setdefault(kind.phase, []).append(i)
+    parameters = [
+        i for i, s in enumerate(sites.sites) if s.kind == "param_grad" and len(s.shape) > 1
+    ]
+    yield from (*gradients.values(), parameters[::-1])
 
 
 def _median(rows: Float64) -> Float64:

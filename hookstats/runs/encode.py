@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hookstats.records.groups import per_site
 from hookstats.records.keys import split_phase
 from hookstats.records.layout import Layout, mesh_text, placements_text
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.records.wholes import wholes
 from hookstats.runs.checksums import placeholder, seal
 from hookstats.runs.columns import to_columns
 from hookstats.runs.format import (
@@ -226,7 +226,7 @@ def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
     moments = np.concatenate([r.moments.T for r in records], axis=1).T
     tallies = np.concatenate([r.tallies.T for r in records], axis=1).T
     lists(offsets, **to_columns(moments, tallies))
-    tensors = to_columns(*_whole(records, moments, tallies, offsets))
+    tensors = to_columns(*wholes(records, moments, tallies, offsets))
     columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
     hist = _of_all([r.hist for r in records])
     lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)
@@ -244,19 +244,6 @@ def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
             channel_hist_counts=np.zeros(0, np.int64),
         )
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
-
-
-def _whole(
-    records: Sequence[StepRecord], moments: Float64, tallies: Int64, offsets: Int64
-) -> tuple[Float64, Int64]:
-    """The statistics of whole tensors; those that rules or sinks asked for are merged already."""
-    if not all("whole" in vars(record) for record in records):
-        return per_site(moments, tallies, offsets)
-    wholes = [record.whole for record in records]
-    return (
-        np.concatenate([whole.moments.numpy() for whole in wholes]),
-        np.concatenate([whole.tallies.numpy() for whole in wholes]),
-    )
 
 
 def _joined(offsets: Sequence[Int64]) -> Int64:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from hookstats.records.record import StepRecord
+from hookstats.rules.monitor import Monitor
 
 Sink = Callable[[StepRecord], object]
 """What gets every record; it may have a `close`, and a `write_scalars`."""
@@ -27,3 +29,10 @@ def name_of(sink: Sink) -> str:
 def takes_scalars(sink: Sink) -> bool:
     """Whether a sink gets the scalars of each step, too."""
     return callable(getattr(sink, "write_scalars", None))
+
+
+def calls_with(sink: Sink, records: Sequence[StepRecord]) -> Sequence[Callable[[], object]]:
+    """The calls by which a sink gets records: one each, or, of rules, one for all."""
+    if isinstance(sink, Monitor):
+        return [partial(sink.write_records, records)]
+    return [partial(sink, record) for record in records]

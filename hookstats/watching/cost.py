@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from hookstats.arena.arena import Arena
 from hookstats.records.speeds import COST
@@ -17,15 +15,19 @@ class Cost:
         self._arena = arena
         self._closing = 0.0  # outside of the lock
         self._before = 0.0
+        self._began: tuple[float | None, float] = None, 0.0
 
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Count the time of the block."""
-        held, start = self._arena.seconds(), time.perf_counter()
-        yield
-        took, held_now = time.perf_counter() - start, self._arena.seconds()
+    def __enter__(self) -> None:
+        """Begin to count the time of the block, that of closing a step."""
+        self._began = self._arena.seconds(), time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        (held, start), now = self._began, time.perf_counter()
+        held_now = self._arena.seconds()
         if held is not None and held_now is not None:
-            self._closing += max(0.0, took - (held_now - held))
+            self._closing += max(0.0, now - start - (held_now - held))
 
     def since(self) -> dict[str, float]:
         """The cost since the last call of this, as a scalar by its name."""

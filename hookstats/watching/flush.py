@@ -11,9 +11,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from hookstats.arena.arena import PATIENCE
@@ -26,10 +24,12 @@ from hookstats.runs.alerts import Told
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
-from hookstats.watching.called import Call, Sink, name_of, takes_scalars
+from hookstats.watching.called import Call, Sink, calls_with, name_of, takes_scalars
 from hookstats.watching.detail import Detail
+from hookstats.watching.disk import Disk
+from hookstats.watching.mailbox import Mailbox
 from hookstats.watching.reduce import Exchange
-from hookstats.watching.requests import Close, ClosedStep, Drain, Request, Scalars, Skip, Step
+from hookstats.watching.requests import Close, ClosedStep, Drain, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
 
 DISK_PATIENCE = 60.0
@@ -45,6 +45,9 @@ class Flusher:
     disk takes nothing (it is full, the directory is gone), the writer keeps the records for a while
     and tries again, and a RuntimeWarning says so. Sinks that have a `close` are closed on
     the thread, once, after their last record.
+
+    Steps of small models are recorded many at once, see `Mailbox`; whoever waits for the thread
+    wakes it.
 
     If the disk or a sink is slow, closed steps wait here, up to `Arena.most_ahead` of them. Then
     training waits, too, which counts as a stall; after `patience` seconds in which no step was
@@ -78,14 +81,16 @@ class Flusher:
         self.patience = PATIENCE
         """The seconds that anybody waits for a sink before going on without it."""
         self.disk_patience = DISK_PATIENCE
-        self._writer = writer
+        self._disk = Disk(writer, self._attempt, self._fail)
         self._sinks = list(sinks)
         self.exchange = exchange
         """None once the ranks do not merge any more."""
         self._detail = detail
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
-        # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
-        self._queue: SimpleQueue[Request] = SimpleQueue()
+        self.mailbox = Mailbox()
+        """What the thread is asked for."""
+        if exchange is not None:
+            self.mailbox.rest = 0.0  # other ranks wait for this one
         self._thread = self._new_thread()
         self._unstarted = [self._thread]
         self._begun = False  # whether somebody started the thread
@@ -138,11 +143,11 @@ class Flusher:
             start_new_thread(self._start_first, ())
             self._begun = True
             self._running.wait(self.patience)
-        self._queue.put(request)
+        self.mailbox.put(request)
 
     def write_alerts(self, told: Sequence[Told]) -> None:
         """Have the run keep alerts; rules call this on the thread, as they check a step."""
-        self._write(lambda writer: writer.write_alerts(told))
+        self._disk.do(lambda writer: writer.write_alerts(told))
 
     def _at_exit(self) -> None:
         self.before_exit()
@@ -154,12 +159,12 @@ class Flusher:
             "keeping up",
             f"no step was taken for {self.patience:g} s; steps from {step} on are lost",
         )
-        self._queue.put(Skip(step))
+        self.mailbox.put(Skip(step))
 
     @property
     def has_readers(self) -> bool:
         """Whether anyone gets records beside the owner of this, who has `latest`."""
-        return self._writer is not None or bool(self._sinks)
+        return self._disk.is_there or bool(self._sinks)
 
     def drain(self, *, disk: bool = True) -> None:
         """Wait until every submitted step is recorded, with the sinks, and, if `disk`, on the disk.
@@ -183,7 +188,7 @@ class Flusher:
             if self._ended.is_set() and self._thread.ident is not None:  # it could be started
                 self._thread.join()
         else:
-            self._queue.put(Close(coverage))
+            self.mailbox.hurry(Close(coverage))
 
     def leave(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Close as `close` does, on the thread, without waiting; warnings may come later."""
@@ -193,7 +198,7 @@ class Flusher:
         if not self._begun:
             self._end_here(coverage)
         else:
-            self._queue.put(Close(coverage))
+            self.mailbox.hurry(Close(coverage))
 
     def _end_here(self, coverage: Mapping[str, Any] | None) -> None:
         """End without the thread, which no step has started."""
@@ -209,7 +214,7 @@ class Flusher:
         """
         served, since = self._served, time.monotonic()
         while not (answered.is_set() or self._ended.is_set()):
-            self._queue.put(request)
+            self.mailbox.hurry(request)
             for _ in range(50):  # a long wait would not notice some interrupts
                 if answered.wait(0.1) or self._ended.is_set():
                     return
@@ -220,6 +225,11 @@ class Flusher:
                     why = f"nothing was done for {self.disk_patience:g} s; what waits may be lost"
                     self._fail("waiting for the disk", why)
                     return
+
+    def hurry(self) -> None:
+        """Have the thread get on, as training waits: awake, and without a sink that hangs."""
+        self.mailbox.ring()
+        self.overtake()
 
     def overtake(self) -> None:
         """Go on without the sink that has not returned for `patience`, if there is one."""
@@ -284,26 +294,21 @@ class Flusher:
         if self._todo:
             self._todo.popleft()()
             return
-        due = None if self._writer is None else self._writer.due_in()
-        try:
-            request = self._queue.get(timeout=due)
-        except Empty:
-            self._write(lambda writer: writer.flush_if_due())
-            return
+        request = self.mailbox.take(self._disk.due_in())
         match request:
-            case Step(snapshot):
-                if self._last() is not snapshot:  # an interrupt may have it submitted twice
-                    self._last = weakref.ref(snapshot)
-                    self._record(request)
+            case None:
+                self._disk.do(lambda writer: writer.flush_if_due())
+            case Step():
+                alone = self.exchange is not None or self._detail is not None
+                self._record([request] if alone else self.mailbox.more(request))
             case Skip(step):
-                self._write(lambda writer: writer.skip(step, "stall"))
+                self._disk.do(lambda writer: writer.skip(step, "stall"))
             case Scalars(steps):
-                for scalars in steps:
-                    self._todo.append(partial(self._record_scalars, scalars))
+                self._todo.extend(partial(self._record_scalars, scalars) for scalars in steps)
             case Drain(done, disk):
                 try:
                     if disk:
-                        self._write(lambda writer: writer.flush())
+                        self._disk.do(lambda writer: writer.flush())
                 finally:
                     done.set()
             case Close(coverage):
@@ -312,18 +317,35 @@ class Flusher:
                 finally:
                     self._todo.append(self._ended.set)
 
-    def _record(self, request: Step) -> None:
+    def _record(self, steps: Sequence[Step]) -> None:
+        records: list[StepRecord] = []
+        for step in steps:
+            action = partial(self._record_one, step, records)
+            self._attempt("recording a step", "the step is lost", action)
+        uses = [
+            partial(self._use, sink, call)
+            for sink in self._sinks
+            for call in calls_with(sink, records)
+        ]
+        self._todo.extendleft(uses[:1])  # then comes what is written once rules have seen it
+        self._todo.extend(uses[1:])
+
+    def _record_one(self, request: Step, into: list[StepRecord]) -> None:
+        """Record a closed step, and add what the sinks are to get."""
         snapshot, step, scalars, summands = request
+        if self._last() is snapshot:  # an interrupt may have it submitted twice
+            return
+        self._last = weakref.ref(snapshot)
         try:
             record = snapshot.to_record(step, self.rank)
         except Exception:
-            self._write(lambda writer: writer.skip(step, "error"))
+            self._disk.do(lambda writer: writer.skip(step, "error"))
             raise
         finally:
             snapshot.release()
         if scalars is not None:
             values = scalars.resolved()
-            record = replace(record, scalars=values)
+            record.complete(values)
             norm = gradient_norm(record)
             if norm is not None:
                 values.setdefault(GRADIENT_NORM, norm)
@@ -332,23 +354,18 @@ class Flusher:
         if given is not None:
             self.latest = given
         if self._detail is None:
-            self._write_record(record)
+            self._disk.write(record)
         if self.exchange is not None and self.exchange.is_due(step):
             given = self._merged(partial(self.exchange, record, summands), record)
         if given is not None:
             self.latest = given
-            self._todo.extend(partial(self._give, sink, given) for sink in self._sinks)
+            if self._sinks:
+                into.append(given)
         if self._detail is not None:
-            self._todo.insert(1, partial(self._write_detail, self._detail, record))
+            self._todo.append(partial(self._write_detail, self._detail, record))
 
     def _write_detail(self, detail: Detail, record: StepRecord) -> None:
-        self._write_record(detail.of(record))
-
-    def _write_record(self, record: StepRecord) -> None:
-        self._write(lambda writer: writer.write(record))
-        if self._writer is not None and self._writer.lost:
-            what = f"keeping the steps for out = {str(self._writer.path)!r}"
-            self._fail(what, f"too many wait for the disk; steps from {record.step} on are lost")
+        self._disk.write(detail.of(record))
 
     def _merged(
         self, merge: Callable[[], StepRecord | None], record: StepRecord
@@ -377,24 +394,16 @@ class Flusher:
             values.setdefault(GRADIENT_NORM, self._norms.pop(step))
         if self.latest is not None and self.latest.step == step:
             self.latest.complete(values)
-        self._write(lambda writer: writer.write_scalars(step, time, values))
+        self._disk.do(lambda writer: writer.write_scalars(step, time, values))
         for sink in filter(takes_scalars, self._sinks):
             write: Any = sink
             action = partial(write.write_scalars, step, self.rank, values)
             self._todo.append(partial(self._use, sink, action))
 
     def _end(self, coverage: Mapping[str, Any] | None) -> None:
-        writer = self._writer
-        if writer is not None:
-            what = f"closing out = {str(writer.path)!r}"
-            lost = "steps that are not on the disk are lost"
-            self._attempt(what, lost, partial(writer.close, coverage))
-            self._writer = None  # with its lock, also where it failed
+        self._disk.close(coverage)
         self._todo.extend(partial(self._close_sink, sink) for sink in self._sinks)
         self._sinks = []
-
-    def _give(self, sink: Sink, record: StepRecord) -> None:
-        self._use(sink, partial(sink, record))
 
     def _use(self, sink: Sink, action: Callable[[], object]) -> None:
         """Call a sink unless it was disabled meanwhile; disable it if that fails."""
@@ -418,24 +427,6 @@ class Flusher:
             if not overtaken:
                 self._calling = None
         return succeeded or overtaken
-
-    def _write(self, action: Callable[[RunWriter], None]) -> None:
-        """Have the writer do something; disable the writer if that fails but for the disk."""
-        writer = self._writer
-        if writer is None:
-            return
-        what = f"writing to out = {str(writer.path)!r}"
-
-        def act() -> None:
-            try:
-                action(writer)
-            except FileExistsError:  # another process writes the run: to try again cannot help
-                raise
-            except OSError as error:
-                self._fail(what, f"{type(error).__name__}: {error}; the writer tries again")
-
-        if not self._attempt(what, "nothing more is written", act):
-            self._writer = None
 
     def _attempt(self, what: str, outcome: str, action: Callable[[], object]) -> bool:
         """Whether `action` succeeded; warn of the first error."""

@@ -21,6 +21,7 @@ from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import break_graphs, tidy
 from hookstats.hooks.partials import Partials
 from hookstats.hooks.phases import Phases
+from hookstats.hooks.presence import Presence
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.spread import Spread
@@ -36,6 +37,7 @@ from hookstats.watching.observers import Observers
 from hookstats.watching.scalars import ScalarLog, as_scalars, learning_rates
 from hookstats.watching.settings import Settings, unwrapped
 
+_SELDOM = 4  # with so many steps from one that is recorded to the next, hooks go in between
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
 
@@ -74,7 +76,9 @@ class Watch:
         self._arena = arena = Arena(
             settings.bins, settings.channel_bins, higher=settings.moments == 4
         )
-        self._arena.while_waiting = flusher.overtake
+        self._arena.while_waiting = flusher.hurry
+        if settings.every > 1:
+            flusher.mailbox.rest = 0.0  # steps are few, and `after` wants to know early
         self._flusher = flusher
         self._monitor = monitor
         self._step = first_step
@@ -85,6 +89,7 @@ class Watch:
         self._closed = False
         self._discarded = 0
         self._handles: list[RemovableHandle] = []
+        self._presence = Presence()
         self._roots = Roots(models)
         self._phases = Phases(self._roots.is_evaluation)
         if settings.modes == "both":
@@ -103,8 +108,10 @@ class Watch:
             self._handles += self._roots.attach()
             for name, model in doors.items():
                 self._handles += self._observers.attach_door(name, model)
-            for name in selection.modules:
+            for name, module in selection.modules.items():
+                known = len(self._handles)
                 self._handles += self._observers.attach(selection, name)
+                self._presence.add(module, self._handles[known:])
             for name in selection.parameters:
                 self._observers.add_parameter(selection, name)
             for optimizer in optimizers:
@@ -313,6 +320,7 @@ class Watch:
         """
         self._closed = True
         self._schedule()
+        self._presence.end()
         while self._handles:
             self._handles.pop().remove()
         self._arena.hand_on()
@@ -383,7 +391,7 @@ class Watch:
         try:
             self._step += 1
             if recorded:
-                with self._cost.closing():
+                with self._cost:
                     self._arena.hand_over(
                         partial(
                             self._flusher.submit, step=step, scalars=scalars, summands=summands
@@ -410,6 +418,10 @@ class Watch:
         due = self._step % self._settings.every == 0 or self._step < self._close_until
         self._arena.record(due and not self._paused and not self._closed)
         self._recorded |= self._arena.recording
+        if self._paused or self._settings.every >= _SELDOM:
+            self._presence.set(self._arena.recording)
+        else:
+            self._presence.set(True)
         exchange = self._flusher.exchange
         self._partials.wanted = exchange is not None and exchange.adds_up(self._step)
 

@@ -14,6 +14,11 @@ from hookstats.watching.scalars import StepScalars
 class ClosedStep(Protocol):
     """A step that an arena closed. The flush thread calls both methods."""
 
+    @property
+    def is_small(self) -> bool:
+        """Whether many such steps may wait for the thread, as each takes little memory, and whoever
+        closes steps copies each out in little time."""
+
     def to_record(self, step: int, rank: int) -> StepRecord:
         """Copy the step out."""
 

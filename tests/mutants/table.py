@@ -268,8 +268,8 @@ MUTANTS = (
     Mutant(
         "a step that an interrupt has submitted twice is recorded twice",
         "hookstats/watching/flush.py",
-        "if self._last() is not snapshot:",
-        "if True:",
+        "if self._last() is snapshot:",
+        "if False:",
         "tests/watching/test_interrupted_steps.py",
     ),
     Mutant(

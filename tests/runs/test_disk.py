@@ -271,9 +271,9 @@ def test_a_slow_disk_slows_the_training_and_bounds_the_memory(tmp_path: Path) ->
     for step in range(30):
         accumulator.fold(torch.full((2, 4), float(step)), 1)
         flusher.submit(arena.swap(), step)
-        assert flusher._queue.qsize() <= 4 + 1
+        assert len(flusher.mailbox) <= 4 + 1
     flusher.close()
-    assert arena.stalls >= 20
+    assert arena.stalls >= 5
     assert most <= 2  # one that is written, and the one before on its way out
     run = open_run(tmp_path)
     assert run.steps == list(range(30))

@@ -18,6 +18,8 @@ class Closed:
         self.released = 0
         self.thread = ""
 
+    is_small = False
+
     def to_record(self, step: int, rank: int) -> StepRecord:
         self.thread = threading.current_thread().name
         if self.wait is not None:

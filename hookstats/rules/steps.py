@@ -1,0 +1,144 @@
+"""Steps: consecutive records with the same sites, and their numbers for all steps at once.
+
+Rules look at hundreds of steps before they find anything. So the numbers that they look at are
+computed for many steps together, and `Rule.suspects` says at which of them a rule has to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.records.keys import Kind, parse_kind
+from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.sparse import Float64, Int64
+from hookstats.records.wholes import wholes
+from hookstats.rules.past_inputs import SeenInputs
+from hookstats.rules.windows import Windows
+from hookstats.stats.derived import columns_of, dead, rms
+
+Flags = NDArray[np.bool_]
+
+
+class Sites:
+    """What follows from the sites of a record alone."""
+
+    def __init__(self, sites: tuple[SiteInfo, ...]) -> None:
+        self.sites = sites
+        self.kinds: tuple[Kind, ...] = tuple([parse_kind(site.kind) for site in sites])
+        self.plain_kinds = tuple([kind.plain for kind in self.kinds])
+        self.gradient: Flags = np.array([kind.is_gradient for kind in self.kinds], bool)
+        self.channels: Int64 = np.array([site.channels for site in sites], np.int64)
+
+    def of_kind(self, kind: str) -> Flags:
+        """bool [S]: which sites are of a plain kind."""
+        return np.array([plain == kind for plain in self.plain_kinds], bool)
+
+    def of_type(self, dtype: str) -> Flags:
+        """bool [S]: which sites have tensors of this dtype."""
+        return np.array([site.dtype == dtype for site in self.sites], bool)
+
+
+class Steps:
+    """B consecutive records with the same S sites and R rows, one record or more.
+
+    Arrays are shared: read them, never write to them.
+    """
+
+    def __init__(self, records: Sequence[StepRecord], sites: Sites) -> None:
+        self.records = records
+        self.sites = sites
+        self.offsets = records[0].offsets
+        """int64 [S + 1]: site s owns rows offsets[s]:offsets[s + 1]."""
+        steps, rows = len(records), int(self.offsets[-1])
+        # Transposed, as an arena's records have their columns one after the other in memory.
+        moments = np.concatenate([r.moments.T for r in records], axis=1)
+        tallies = np.concatenate([r.tallies.T for r in records], axis=1)
+        starts = np.arange(steps)[:, None] * rows
+        self._ends = np.append((starts + self.offsets[:-1]).ravel(), steps * rows)
+        whole = wholes(records, moments.T, tallies.T, self._ends)
+        self.moments: Float64 = whole[0].reshape(steps, len(sites.sites), len(moments))
+        """float64 [B, S, 5 or 7]: of whole tensors."""
+        self.tallies: Int64 = whole[1].reshape(steps, len(sites.sites), len(tallies))
+        """int64 [B, S, 5]."""
+        self.columns = columns_of(self.moments, self.tallies)
+        """The columns of the states of whole tensors, [B, S] each; see `stats.derived`."""
+        self.channels = columns_of(
+            *(np.moveaxis(x.reshape(len(x), steps, rows), 0, -1) for x in (moments, tallies))
+        )
+        """The columns of the states of channels, [B, R] each."""
+        self.rms: Float64 = rms(self.columns)
+        """float64 [B, S]: the rms of the finite values; NaN without any."""
+        bad = [self.columns(name) for name in ("nan", "posinf", "neginf")]
+        self.nonfinite: Flags = np.add.reduce(bad) > 0
+        """bool [B, S]: which sites have non-finite values."""
+        self.dead: Flags = dead(self.channels)
+        """bool [B, R]: whether each channel is dead."""
+        # `History.extend` sets what the steps before have to do with.
+        self.pushed: Int64
+        """int64 [B]: how many steps there were, with each."""
+        self.complete: bool
+        """Whether the steps have all sites that any step so far had."""
+        self.calls: Float64
+        """float64 [B, S]: see `History.calls`."""
+        self.nonfinite_steps: list[int]
+        """See `History.nonfinite_steps`."""
+        self.dead_steps: Int64
+        """int64 [B, R]: see `History.dead_steps`."""
+        self.dead_values: Int64
+        self.inputs: list[SeenInputs]
+        """What the inputs were, by step."""
+        self.past: Windows
+        """The rms in the steps before each."""
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @cached_property
+    def all(self) -> Flags:
+        """bool [B]: every step."""
+        return np.ones(len(self), bool)
+
+    @cached_property
+    def none(self) -> Flags:
+        """bool [B]: no step."""
+        return np.zeros(len(self), bool)
+
+    def over_sites(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
+        """`ufunc` over each site's rows of `values` [B, R], as [B, S]; 0 where it has none."""
+        flat, starts = values.reshape(-1), self._ends[:-1]
+        some = np.diff(self._ends) > 0
+        out = np.zeros(len(starts), values.dtype)
+        if some.any():
+            out[some] = ufunc.reduceat(flat, starts[some])
+        return out.reshape(len(self), -1)
+
+
+def in_steps(found: Any) -> Flags:
+    """bool [B]: in which steps any of `found`, bool [B] or [B, ...], is true."""
+    flags = np.asarray(found, bool)
+    out: Flags = np.logical_or.reduce(flags.reshape(len(flags), -1), axis=1)
+    return out
+
+
+def runs(records: Sequence[StepRecord]) -> Iterator[Sequence[StepRecord]]:
+    """The records, cut where sites or bins change, and where training goes back."""
+    first = 0
+    for i in range(1, len(records) + 1):
+        if i == len(records) or not _follows(records[i - 1], records[i]):
+            yield records[first:i]
+            first = i
+
+
+def _follows(before: StepRecord, record: StepRecord) -> bool:
+    return (
+        before.sites == record.sites
+        and before.step < record.step
+        and before.rank == record.rank
+        and before.bins == record.bins
+        and before.moments.shape == record.moments.shape
+    )

@@ -1,0 +1,71 @@
+"""Disk: a run's writer that may fail, as the flush thread uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from hookstats.records.record import StepRecord
+from hookstats.runs.writer import RunWriter
+
+
+class Disk:
+    """Writes while the writer does not fail; there may be no writer from the start."""
+
+    def __init__(
+        self,
+        writer: RunWriter | None,
+        attempt: Callable[[str, str, Callable[[], object]], bool],
+        fail: Callable[[str, str], None],
+    ) -> None:
+        """attempt: runs an action, and warns of its error, with the outcome; whether it succeeded.
+
+        fail: warns that something failed, and why.
+        """
+        self._writer = writer
+        self._attempt = attempt
+        self._fail = fail
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anything is written."""
+        return self._writer is not None
+
+    def due_in(self) -> float | None:
+        """The seconds until something is to be written; None for never."""
+        return None if self._writer is None else self._writer.due_in()
+
+    def do(self, action: Callable[[RunWriter], None]) -> None:
+        """Have the writer do something; disable the writer if that fails but for the disk."""
+        writer = self._writer
+        if writer is None:
+            return
+        what = f"writing to out = {str(writer.path)!r}"
+
+        def act() -> None:
+            try:
+                action(writer)
+            except FileExistsError:  # another process writes the run: to try again cannot help
+                raise
+            except OSError as error:
+                self._fail(what, f"{type(error).__name__}: {error}; the writer tries again")
+
+        if not self._attempt(what, "nothing more is written", act):
+            self._writer = None
+
+    def write(self, record: StepRecord) -> None:
+        """Write a record."""
+        self.do(lambda writer: writer.write(record))
+        if self._writer is not None and self._writer.lost:
+            what = f"keeping the steps for out = {str(self._writer.path)!r}"
+            self._fail(what, f"too many wait for the disk; steps from {record.step} on are lost")
+
+    def close(self, coverage: Mapping[str, Any] | None) -> None:
+        """Close the writer."""
+        writer = self._writer
+        if writer is not None:
+            what = f"closing out = {str(writer.path)!r}"
+            lost = "steps that are not on the disk are lost"
+            self._attempt(what, lost, partial(writer.close, coverage))
+            self._writer = None  # with its lock, also where it failed
