@@ -179,8 +179,8 @@ def _may_have_shape(node: Any, i: int, shape: torch.Size) -> bool:
 def batch_groups(module: nn.Module) -> list[tuple[str, Any]]:
     """The process groups, or the DeviceMesh, over which `module`, a wrapper of DDP or FSDP1 or what
     FSDP2 changed, has its batches spread, by name: "dp_shard" where parameters are cut, too,
-    "dp_replicate" where they are not, "" for a mesh that has names. Empty for other modules (2.13;
-    without the attributes: empty)."""
+    "dp_replicate" where they are not, "" for a mesh that has names. Empty for other modules (2.10,
+    2.13; without the attributes: empty)."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return [("dp_replicate", module.process_group)]
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where it is not loaded, nothing uses it
@@ -194,8 +194,11 @@ def batch_groups(module: nn.Module) -> list[tuple[str, Any]]:
             return [("dp_replicate", between)] * (between is not None) + [("dp_shard", within)]
         if isinstance(module, getattr(fsdp, "FSDPModule", ())):
             sharded: Any = module
-            groups = sharded._get_fsdp_state()._fsdp_param_groups
-            return [("", groups[0].mesh_info.mesh)] if groups else []
+            state = sharded._get_fsdp_state()
+            # 2.10 and 2.11 have one group, or None; 2.13 and 2.15 have a list.
+            groups = getattr(state, "_fsdp_param_groups", None)
+            first = state._fsdp_param_group if groups is None else next(iter(groups), None)
+            return [] if first is None else [("", first.mesh_info.mesh)]
     return []
 
 
@@ -425,7 +428,8 @@ def forget_compiled(code: CodeType) -> None:
 
 def save_without_version(tensors: Iterable[Tensor | None]) -> None:
     """Have AOTAutograd's graphs keep `tensors` for the backward without a check of their versions
-    (all; without it: a backward after a closed step fails with a version error)."""
+    (2.11, 2.13, 2.15; without it, as in 2.10: a backward after a closed step fails with a version
+    error)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo import compiled_autograd, config
         from torch.fx.experimental.proxy_tensor import _get_proxies
