@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hookstats.records.keys import plain_kind
+
 Severity = Literal["note", "warning", "error"]
 """A note is no harm yet, a warning costs training something, an error most of it."""
 
@@ -126,6 +128,36 @@ def incidents_of(alerts: Iterable[Alert]) -> tuple[Incident, ...]:
     for alert in alerts:
         grouping.add(alert)
     return grouping.incidents()
+
+
+def of_ranks(found: Iterable[Sequence[Alert]]) -> list[Alert]:
+    """The alerts of several ranks by step; in a step, those of the rank first that has the earliest
+    tensor on the way from inputs to gradients: other ranks get what is wrong with their gradients.
+
+    found: the alerts of each rank, whose order in a step stays.
+    """
+    groups: dict[tuple[int, int], list[Alert]] = {}
+    for rank, alerts in enumerate(found):
+        for alert in alerts:
+            groups.setdefault((alert.step, rank), []).append(alert)
+    stages = {key: min(map(_stage, alerts)) for key, alerts in groups.items()}
+    ordered = sorted(groups, key=lambda key: (key[0], stages[key], key[1]))
+    return [alert for key in ordered for alert in groups[key]]
+
+
+def _stage(alert: Alert) -> int:
+    """When in a step its tensor comes; notes, and numbers that training logs, say nothing of it."""
+    if alert.kind == SCALAR or not alert.level:
+        return len(_STAGES)
+    return _STAGES.get(plain_kind(alert.kind), len(_STAGES))
+
+
+_STAGES = {
+    kind: stage
+    for stage, kind in enumerate(
+        ("param", "input", "output", "grad_output", "grad_input", "param_grad", "update")
+    )
+}
 
 
 def worst(incidents: Sequence[Incident]) -> list[Incident]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hookstats.records.alerts import Alert, Incident, incidents_of
+from hookstats.records.alerts import Alert, Incident, incidents_of, of_ranks
 from hookstats.records.alike import did_you_mean
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key
@@ -224,8 +224,8 @@ class Run:
         Raises:
             ValueError: a file of alerts is damaged; the message names it.
         """
-        found = [alert for rank in self._headed for alert in self._alerts_of(rank)]
-        return found if len(self._headed) == 1 else sorted(found, key=lambda alert: alert.step)
+        found = [self._alerts_of(rank) for rank in self._headed]
+        return found[0] if len(found) == 1 else of_ranks(found)
 
     def _alerts_of(self, rank: int) -> list[Alert]:
         try:

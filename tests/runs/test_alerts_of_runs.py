@@ -108,3 +108,32 @@ def test_alerts_of_several_ranks_are_of_one_incident(tmp_path: Path) -> None:
     (one,) = run.incidents
     assert [(alert.step, alert.rank) for alert in one.alerts] == [(5, 1), (6, 1), (7, 0)]
     assert [alert.step for alert in run.of_rank(1).alerts] == [5, 6]
+
+
+def test_the_rank_whose_input_is_bad_is_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        rules = NonFinite(action=lambda alert: None)
+        with watch(model, optimizer, out=tmp_path, rules=rules):
+            for step in range(8):
+                x = torch.randn(4, 3)
+                x[1, 2] = torch.nan if rank == 1 and step == 5 else 0.0
+                model(x).sum().backward()
+                if step == 5:  # as data parallelism adds the gradients of the ranks up
+                    for parameter in model.parameters():
+                        assert parameter.grad is not None
+                        parameter.grad.fill_(torch.nan)
+                optimizer.step()
+                optimizer.zero_grad()
+    run = open_run(tmp_path)
+    assert run.ranks == [0, 1]
+    (incident,) = run.incidents
+    cause = incident.cause
+    assert (cause.step, cause.rank, cause.site, cause.kind) == (5, 1, "", "input")
+    assert cause.message.startswith("non-finite: step 5, rank 1: input of the model has 1 NaN")
+    assert [(a.rank, a.kind) for a in incident.consequences] == [(0, "param_grad")]
