@@ -79,7 +79,16 @@ html_theme_options = {
 
 # Classes that functions make, never their users.
 MADE = {
-    *("Capture", "CapturedCall", "ChannelStats", "Edit", "Histogram", "Plots", "Run"),
+    *(
+        "Capture",
+        "CapturedCall",
+        "ChannelSeries",
+        "ChannelStats",
+        "Edit",
+        "Histogram",
+        "Plots",
+        "Run",
+    ),
     *("RunComparison", "Series", "SiteSeries", "StepRecord", "TensorCapture", "Trace", "Watch"),
 }
 

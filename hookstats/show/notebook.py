@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROWS = 40  # of a table
+_INCIDENTS = 3  # of a run
 _DPI = 100
 _POINTS = 80  # of a line in a table
 
 
 def run_html(run: Run) -> str:
-    """What the run is, and a heatmap of its layers' rms by step."""
-    parts = [about_html(run)]
+    """What the run is, its first incidents, and a heatmap of its layers' rms by step."""
+    parts = [about_html(run), _incidents(run)]
     if run.steps:
         kinds = [kind for _, kind in run[run.steps[-1]]]
         kind = "output" if "output" in kinds else next(iter(kinds), None)
@@ -38,6 +39,14 @@ def run_html(run: Run) -> str:
             caption = f"rms of every {kind}, layers in order of execution by steps"
             parts.append(_figure(lambda: Plots(run).heatmap(kind=kind), caption))
     return _fragment(parts)
+
+
+def _incidents(run: Run) -> str:
+    """What went wrong, the first cause first; at most `_INCIDENTS`."""
+    found = run.incidents
+    lines = [f"<div>{_escaped(f'{one.severity}: {one}')}</div>" for one in found[:_INCIDENTS]]
+    more = f"<div>and {len(found) - _INCIDENTS} more</div>" if len(found) > _INCIDENTS else ""
+    return "".join(lines) + more
 
 
 def about_html(run: Run) -> str:

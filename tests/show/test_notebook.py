@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
 import re
 import subprocess
@@ -121,6 +122,16 @@ def test_classes_show_themselves_however_they_were_imported(tmp_path: Path) -> N
 def test_a_view_that_nothing_gives_is_named(run: hs.Run) -> None:
     with pytest.raises(LookupError, match="view = 'video': no such view of Run"):
         view_of(run, "video")
+
+
+def test_a_run_says_what_went_wrong(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with hs.watch(model, out=tmp_path, rules=hs.rules.NonFinite(action=lambda alert: None)) as w:
+        model(torch.full((1, 2), torch.inf))
+        w.step()
+    text = hs.open_run(tmp_path)._repr_html_()
+    (incident,) = hs.open_run(tmp_path).incidents
+    assert html.escape(f"error: {incident}") in text
 
 
 def test_a_run_writes_its_report(run: hs.Run, tmp_path: Path) -> None:
