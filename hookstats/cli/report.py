@@ -11,6 +11,6 @@ from hookstats.stats.printable import printable
 
 def run(options: argparse.Namespace) -> int:
     recorded = open_path(options.run, rank=options.rank)
-    out = page.write(recorded, options.out, options.rules)
+    out = page.write(recorded, options.out, options.rules, options.steps)
     print(printable(str(out)))
     return 0

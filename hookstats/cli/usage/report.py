@@ -3,6 +3,7 @@
 examples:
   hookstats report runs/a                   writes runs/a.html
   hookstats report runs/a -o report.html
+  hookstats report runs/a --steps 900:1100  these steps alone, with every histogram
 """
 
 from __future__ import annotations
@@ -22,5 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the file to write or replace (default: RUN.html, beside the run)",
     )
+    parser.add_argument(
+        "--steps",
+        type=_window,
+        metavar="A:B",
+        help="only steps A to B, both included; either may be left out (default: all steps)",
+    )
     add_rank(parser)
     add_rules(parser)
+
+
+def _window(text: str) -> tuple[int | None, int | None]:
+    """The type of an argument: two steps, the second not before the first; either may be empty."""
+    first, colon, last = text.partition(":")
+    ends = [int(end) if end.isdecimal() else None for end in (first, last)]
+    unread = [end for end in (first, last) if end and not end.isdecimal()]
+    swapped = ends[0] is not None and ends[1] is not None and ends[0] > ends[1]
+    if not colon or unread or swapped:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected A:B, such as 900:1100, 900: or :1100")
+    return ends[0], ends[1]
