@@ -140,6 +140,6 @@ def _codes(view: Overview, name: str, code: str) -> NDArray[Any]:
     count = columns("count")
     if code == "share":
         with np.errstate(invalid="ignore"):
-            return shares(columns(name) / count)
+            return np.asarray(shares(columns(name) / count))
     values: Any = np.where(count > 0, statistic(name, columns), np.nan)
     return magnitudes(values) if code == "log" else bfloat16(values)
