@@ -100,7 +100,8 @@ def overview(
     if not chosen:
         raise ValueError(f"{printable(str(run.path))}: expected a run with steps, found none yet")
     sites = max(1, len(run[chosen[-1]]))
-    spans = spans_of(len(chosen), max(1, cells // sites), [chosen.index(s) for s in apart])
+    places = {step: i for i, step in enumerate(chosen)}
+    spans = spans_of(len(chosen), max(1, cells // sites), [places[s] for s in apart if s in places])
     rows = _Rows()
     column_of = {chosen[i]: t for t, span in enumerate(spans) for i in range(*span)}
     wanted = (read for read in _read(run, rows) if read.step in column_of)

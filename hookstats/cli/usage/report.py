@@ -3,7 +3,7 @@
 examples:
   hookstats report runs/a                   writes runs/a.html
   hookstats report runs/a -o report.html
-  hookstats report runs/a --steps 900:1100  these steps alone, with every histogram
+  hookstats report runs/a --steps 900:1100   these steps alone, every histogram
 """
 
 from __future__ import annotations

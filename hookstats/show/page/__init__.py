@@ -66,8 +66,9 @@ def payload_of(
     if monitor is not None:
         for step in track(run.steps, "checking steps"):
             monitor.examine(run[step])
-    shown = set(chosen)
-    alerts = [a for a in (run.alerts if monitor is None else monitor.alerts) if a.step in shown]
+    alerts = list(run.alerts if monitor is None else monitor.alerts)
+    if steps is not None:
+        alerts = [alert for alert in alerts if chosen[0] <= alert.step <= chosen[-1]]
     apart = _first_steps(alerts)
     view = overview(run, chosen, apart)
     some = sampled(run, view, apart)

@@ -133,7 +133,7 @@ def _codes(view: Overview, name: str, code: str) -> NDArray[Any]:
     if name == "seen":
         return np.asarray(view.observed.T > 0, np.uint8)
     if name == "dead":
-        return view.dead.T
+        return np.asarray(view.dead.T)
     columns = columns_of(view.moments.transpose(1, 0, 2), view.tallies.transpose(1, 0, 2))
     if code == "count":
         return np.asarray(columns(name))

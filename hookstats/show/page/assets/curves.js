@@ -43,8 +43,8 @@ class Curves {
     context.fillText("incidents", 0, 6);
     const inside = (x) => Math.min(Math.max(x, this.left), this.left + this.plot);
     for (const { alerts, severity, last } of [...data.incidents].reverse()) {
-      const [from, to] = [columnOf(data.alerts[alerts[0]].step), columnOf(last)];
-      if (from < 0 || to < range.from || from >= range.to) continue;
+      const [from, to] = [nearestColumn(data.alerts[alerts[0]].step), nearestColumn(last)];
+      if (to < range.from || from >= range.to) continue;
       context.fillStyle = css(`--${severity}`);
       context.globalAlpha = 0.35;
       context.fillRect(inside(this.x(from)), 4, inside(this.x(to)) - inside(this.x(from)), 4);

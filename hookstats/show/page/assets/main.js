@@ -167,6 +167,12 @@ function columnOf(step) {
   return data.spans[low][0] <= step && step <= data.spans[low][1] ? low : -1;
 }
 
+// The column of a step, or the first one after it: alerts about numbers may be of other steps.
+function nearestColumn(step) {
+  const after = data.spans.findIndex(([, last]) => last >= step);
+  return after < 0 ? data.columns - 1 : after;
+}
+
 // Where the heatmap gets a mark: { row, column, severity }.
 function alertsOf(rows) {
   return data.alerts.map(({ site, step, severity }) => ({ row: site === null ? -1 : rowOf(rows, site), column: columnOf(step), severity }))
@@ -175,8 +181,8 @@ function alertsOf(rows) {
 
 function goToAlert(n) {
   const alert = data.alerts[n];
-  const found = columnOf(alert.step);
-  goTo({ site: alert.site ?? nearest(alert.name) ?? chosen.site, column: found < 0 ? chosen.column : found, alert: n });
+  const found = nearestColumn(alert.step);
+  goTo({ site: alert.site ?? nearest(alert.name) ?? chosen.site, column: found, alert: n });
   document.querySelector(`[data-alert="${n}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
