@@ -102,17 +102,17 @@ def overview(
     sites = max(1, len(run[chosen[-1]]))
     places = {step: i for i, step in enumerate(chosen)}
     spans = spans_of(len(chosen), max(1, cells // sites), [places[s] for s in apart if s in places])
-    rows = _Rows()
+    rows = Rows()
     column_of = {chosen[i]: t for t, span in enumerate(spans) for i in range(*span)}
-    wanted = (read for read in _read(run, rows) if read.step in column_of)
-    columns: dict[int, _Read] = {}
-    pending: list[_Read] = []
+    wanted = (read for read in read_steps(run, rows) if read.step in column_of)
+    columns: dict[int, Read] = {}
+    pending: list[Read] = []
     for _, read in zip(track(chosen, "reading steps"), wanted, strict=False):
         if pending and column_of[pending[0].step] != column_of[read.step]:
-            columns[column_of[pending[0].step]] = _merge(pending, len(rows.keys))
+            columns[column_of[pending[0].step]] = merge_steps(pending, len(rows.keys))
             pending = []
         pending.append(read)
-    columns[column_of[pending[0].step]] = _merge(pending, len(rows.keys))
+    columns[column_of[pending[0].step]] = merge_steps(pending, len(rows.keys))
     # A run that is being written may have deleted steps meanwhile, to keep to max_bytes.
     spans = tuple(span for t, span in enumerate(spans) if t in columns)
     return _join(run, tuple(chosen), spans, rows, list(columns.values()))
@@ -127,7 +127,7 @@ def spans_of(count: int, columns: int, apart: Collection[int] = ()) -> Spans:
     return tuple(pairwise(sorted(bounds)))
 
 
-class _Read(NamedTuple):
+class Read(NamedTuple):
     """What a step recorded of some sites."""
 
     step: int
@@ -138,7 +138,7 @@ class _Read(NamedTuple):
     dead: Int64
 
 
-class _Rows:
+class Rows:
     """The rows of the sites, in the order in which the sites come."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ def _key(code: int, texts: list[list[str | None]]) -> Key:
     return str(name), in_phase(phase[0], str(kind)) if phase and phase[0] else str(kind)
 
 
-def _read(run: Run, rows: _Rows) -> Iterator[_Read]:
+def read_steps(run: Run, rows: Rows) -> Iterator[Read]:
     """All steps of a run, in order."""
     there = run.schema.names
     higher = [name for name in HIGHER_COLUMNS if f"tensor_{name}" in there]
@@ -198,7 +198,7 @@ def _read(run: Run, rows: _Rows) -> Iterator[_Read]:
         bounds = np.flatnonzero(np.diff(steps, prepend=-1, append=-1)).tolist()
         for span in (slice(*pair) for pair in pairwise(bounds)):
             step = int(steps[span.start])
-            yield _Read(step, row[span], moments[span], tallies[span], observed[span], died[span])
+            yield Read(step, row[span], moments[span], tallies[span], observed[span], died[span])
 
 
 def _dead(table: Any) -> tuple[Int64, Int64]:
@@ -211,7 +211,7 @@ def _dead(table: Any) -> tuple[Int64, Int64]:
     return np.diff(total[bounds]), np.diff(bounds)
 
 
-def _merge(several: list[_Read], size: int) -> _Read:
+def merge_steps(several: list[Read], size: int) -> Read:
     """The steps of a column as one, over the first `size` rows."""
     if len(several) == 1:
         return several[0]
@@ -223,7 +223,7 @@ def _merge(several: list[_Read], size: int) -> _Read:
         observed[read.rows] += read.observed
         died[read.rows] = np.maximum(died[read.rows], read.dead)
     both = _combined(moments, tallies)
-    return _Read(several[0].step, np.arange(size), *both, observed, died)
+    return Read(several[0].step, np.arange(size), *both, observed, died)
 
 
 def _combined(moments: Float64, tallies: Int64) -> tuple[Float64, Int64]:
@@ -232,7 +232,7 @@ def _combined(moments: Float64, tallies: Int64) -> tuple[Float64, Int64]:
 
 
 def _join(
-    run: Run, steps: tuple[int, ...], spans: Spans, rows: _Rows, columns: list[_Read]
+    run: Run, steps: tuple[int, ...], spans: Spans, rows: Rows, columns: list[Read]
 ) -> Overview:
     """The overview of these columns, the sites in order of execution."""
     order = execution_order(list(rows.keys))

@@ -30,6 +30,7 @@ from hookstats.show.page.content import ranges, starts
 from hookstats.show.page.curves import curves
 from hookstats.show.page.numbers import add_numbers
 from hookstats.show.page.payload import Payload, compress, planes
+from hookstats.show.paired import paired
 from hookstats.show.sampled import choose_steps, sampled
 from hookstats.stats import state
 
@@ -363,6 +364,34 @@ def test_write_gives_the_path_and_names_what_is_wrong(tmp_path: Path) -> None:
         report.render(write(tmp_path / "empty", 0))
 
 
+def test_another_run_is_set_beside_in_the_same_steps_and_rows(tmp_path: Path) -> None:
+    def doubled(step: int) -> hs.StepRecord:
+        """Every second step, the layers the other way round, one of them unknown to the first."""
+        data = {key: (2 * x, dim) for key, (x, dim) in reversed(values_of(2 * step).items())}
+        extra = {("c", "output"): (torch.ones(2, 2), 1)}
+        return record_of({**extra, **data}, 2 * step, channel_bins=None)
+
+    run = write(tmp_path / "a", 10, make_record)
+    other = write(tmp_path / "b", 4, doubled)
+    view = overview(run)
+    pair = paired(other, view)
+    assert pair.sites == view.sites
+    there = [[int(t in (0, 2, 4, 6)), 0] for t in range(10)]  # b comes in odd steps only
+    np.testing.assert_array_equal(pair.observed, there)
+    for t in (0, 2, 4, 6):
+        np.testing.assert_array_equal(pair.moments[t, 0, :1], 2 * view.moments[t, 0, :1])
+    wide = paired(other, overview(run, cells=2))
+    assert wide.observed[:, 0].tolist() == [4]
+    path = report.write(run, other=other)
+    assert path == tmp_path / "a-b.html"
+    unpacked = payload_of(path.read_text("utf-8"))
+    assert unpacked["other"]["name"] == "b"
+    ours, theirs = numbers_of(unpacked, "rms")[0], numbers_of(unpacked, "b.rms")[0]
+    assert theirs[[1, 3, 5, 7, 8, 9]].tolist() == [0] * 6
+    factor = round(np.log(2) / LOG_STEP)
+    assert abs(theirs[[0, 2, 4, 6]] - ours[[0, 2, 4, 6]] - factor).max() <= 1
+
+
 def test_a_window_of_steps_is_shown_whole(tmp_path: Path) -> None:
     run = write(tmp_path, 9)
     for steps, shown in (((3, 5), [3, 4, 5]), ((None, 1), [0, 1]), ((7, None), [7, 8])):
@@ -441,8 +470,8 @@ def test_what_does_not_fit_is_wider_and_says_so(long_run: Run) -> None:
     alert = 501
     view = overview(long_run)
     payload = Payload()
-    add_numbers(payload, view, [alert], 300_000)
-    payload.describe(sites=[None] * 100)
+    arrays = add_numbers(payload, view, [alert], 300_000)
+    payload.describe(sites=[None] * 100, arrays=arrays)
     unpacked = payload_of(f'<script id="payload">{payload.pack()}</script>')
     assert sum(size for _, size in unpacked["blocks"]) <= 300_000
     starts = {one["name"]: one["starts"] for one in unpacked["arrays"]}

@@ -3,6 +3,7 @@
 examples:
   hookstats report runs/a                   writes runs/a.html
   hookstats report runs/a -o report.html
+  hookstats report runs/a runs/b            writes runs/a-b.html: two runs, and the ratios
   hookstats report runs/a --steps 900:1100   these steps alone, every histogram
 """
 
@@ -17,11 +18,18 @@ from hookstats.cli.usage.arguments import add_rank, add_rules, add_run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
+        "other",
+        metavar="OTHER",
+        type=Path,
+        nargs="?",
+        help="another run, to set beside the first one: its statistics, and the ratios",
+    )
+    parser.add_argument(
         "-o",
         "--out",
         type=Path,
         metavar="FILE",
-        help="the file to write or replace (default: RUN.html, beside the run)",
+        help="the file to write or replace (default: RUN.html or RUN-OTHER.html, beside the run)",
     )
     parser.add_argument(
         "--steps",

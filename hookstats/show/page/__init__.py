@@ -16,9 +16,10 @@ from hookstats.show.notebook import about_html
 from hookstats.show.overview import overview
 from hookstats.show.page.content import content
 from hookstats.show.page.curves import curves
-from hookstats.show.page.numbers import add_numbers
+from hookstats.show.page.numbers import add_numbers, statistics_of
 from hookstats.show.page.outliers import outliers
 from hookstats.show.page.payload import Payload
+from hookstats.show.paired import paired
 from hookstats.show.progress import track
 from hookstats.show.sampled import sampled
 from hookstats.stats.printable import printable
@@ -35,8 +36,12 @@ _LEAST_BYTES = 400_000  # for the numbers, however much there is beside them
 _APART = 240  # steps
 
 
+Steps = tuple[int | None, int | None]
+"""The first and the last step to show; None for those of the run."""
+
+
 def render(
-    run: Run, rules: Rules | None = None, steps: tuple[int | None, int | None] | None = None
+    run: Run, rules: Rules | None = None, steps: Steps | None = None, other: Run | None = None
 ) -> str:
     """The report of a run, as the text of an HTML file.
 
@@ -51,14 +56,16 @@ def render(
             rules check its steps now instead.
         steps: only the steps from the first number to the second, both included; None is the
             first or the last step of the run.
+        other: a run B to set beside this run A: the statistics of the tensors that both have, in
+            the steps that A has, and their ratios.
     Raises:
         ValueError: the run has no steps, or none of these, or rules stands for no rules.
     """
-    return fill(run, payload_of(run, rules, steps))
+    return fill(run, payload_of(run, rules, steps, other))
 
 
 def payload_of(
-    run: Run, rules: Rules | None = None, steps: tuple[int | None, int | None] | None = None
+    run: Run, rules: Rules | None = None, steps: Steps | None = None, other: Run | None = None
 ) -> Payload:
     """What the page of `render` shows."""
     chosen = _within(run, steps)
@@ -73,8 +80,18 @@ def payload_of(
     view = overview(run, chosen, apart)
     some = sampled(run, view, apart)
     payload = content(run, view, some, alerts, None if monitor is None else monitor.failures)
-    payload.describe(curves=curves(run, view), outliers=outliers(view, some))
-    add_numbers(payload, view, apart, max(_LEAST_BYTES, _MOST_BYTES - len(payload.pack()) * 3 // 4))
+    payload.describe(
+        curves=curves(run, view), outliers=outliers(view, some), statistics=statistics_of(view)
+    )
+    room = max(_LEAST_BYTES, _MOST_BYTES - len(payload.pack()) * 3 // 4)
+    if other is None:
+        payload.describe(arrays=add_numbers(payload, view, apart, room), other=None)
+        return payload
+    pair = paired(other, view)
+    arrays = add_numbers(payload, view, apart, room // 2)
+    arrays += add_numbers(payload, pair, apart, room // 2, prefix="b.")
+    beside = {"name": other.path.resolve().name, "curves": curves(other, pair)}
+    payload.describe(arrays=arrays, other=beside)
     return payload
 
 
@@ -95,7 +112,7 @@ def beside(run: Path) -> Path:
     return run.with_name(f"{run.name}.html")
 
 
-def _within(run: Run, steps: tuple[int | None, int | None] | None) -> list[int]:
+def _within(run: Run, steps: Steps | None) -> list[int]:
     if steps is None:
         return run.steps
     first, last = steps
@@ -122,16 +139,23 @@ def write(
     run: Run,
     path: str | os.PathLike[str] | None = None,
     rules: Rules | None = None,
-    steps: tuple[int | None, int | None] | None = None,
+    steps: Steps | None = None,
+    other: Run | None = None,
 ) -> Path:
     """Write the report of `render` to `path`, by default `beside` the run, and return the path.
+
+    With another run beside it, the default is RUN-OTHER.html.
 
     Raises:
         ValueError: as of `render`.
         OSError: `path` cannot be written.
     """
-    path = beside(run.path) if path is None else Path(path)
-    path.write_text(render(run, rules, steps), encoding="utf-8")
+    if path is None:
+        path = beside(run.path)
+        if other is not None:
+            path = path.with_name(f"{path.stem}-{other.path.resolve().name}.html")
+    path = Path(path)
+    path.write_text(render(run, rules, steps, other), encoding="utf-8")
     return path
 
 

@@ -32,14 +32,16 @@ _SHARES = {
 }
 
 
-def add_numbers(payload: Payload, view: Overview, apart: Collection[int], room: int) -> None:
+def add_numbers(
+    payload: Payload, view: Overview, apart: Collection[int], room: int, prefix: str = ""
+) -> list[dict[str, Any]]:
     """Add arrays [S, columns] to a payload, which have up to `room` compressed bytes together.
 
     Those that do not fit have wider columns, which merge steps; steps `apart` and their neighbours
-    keep columns of their own. The description gets "arrays": of each its name, code, bytes per
-    number and "starts", the first column of the overview that each of its columns merges, or null
-    where columns are the same; and "statistics", what one can choose to see: id, label, scale
-    ("log", "signed", or "share" in 0..1).
+    keep columns of their own. Names of arrays begin with `prefix`.
+
+    Returns, as JSON: of each array its name, code, bytes per number and "starts", the first column
+    of the overview that each of its columns merges, or null where columns are the same.
     """
     order = [*_ORDER]
     if state.is_higher(view.moments):
@@ -50,27 +52,27 @@ def add_numbers(payload: Payload, view: Overview, apart: Collection[int], room: 
         later = len(order) - place - 1
         stored = _fitting(widths, name, code, left - room * _RESERVED * later)
         left -= len(stored.data)
-        payload.add_block(name, stored.data)
+        payload.add_block(prefix + name, stored.data)
         described.append(
             {
-                "name": name,
+                "name": prefix + name,
                 "code": code,
                 "width": stored.width,
                 "starts": None if stored.level == 0 else widths.starts(stored.level),
             }
         )
-    chosen = [name for name in (*_CHOICE, *_HIGHER) if any(name == other for other, _ in order)]
-    offered = [(name, STATISTICS[name].label, STATISTICS[name].scale) for name in chosen]
-    payload.describe(
-        arrays=described,
-        statistics=[
-            {"id": id, "label": label, "scale": scale}
-            for id, label, scale in (
-                *offered,
-                *((name, label, "share") for name, label in _SHARES.items()),
-            )
-        ],
-    )
+    return described
+
+
+def statistics_of(view: Overview) -> list[dict[str, str]]:
+    """The statistics that one can choose to see, as JSON: id, label, scale ("log", "signed", or
+    "share" in 0..1)."""
+    chosen = [*_CHOICE, *(_HIGHER if state.is_higher(view.moments) else ())]
+    offered: list[tuple[str, str, str]] = [
+        (name, STATISTICS[name].label, STATISTICS[name].scale) for name in chosen
+    ]
+    offered += [(name, label, "share") for name, label in _SHARES.items()]
+    return [{"id": id, "label": label, "scale": scale} for id, label, scale in offered]
 
 
 class _Stored(NamedTuple):

@@ -77,7 +77,24 @@ class Curves {
       context.fillStyle = css("--nonfinite");
       context.fillRect(this.left + t * cell, top, Math.max(cell, 2), CURVE.height);
     });
-    context.strokeStyle = css("--accent");
+    context.save();
+    context.beginPath();
+    context.rect(this.left, top, this.plot, CURVE.height);
+    context.clip();
+    const other = this.data.other?.curves.find(({ name }) => name === curve.name);
+    if (other) this.line(context, other.values.slice(range.from, range.to).map(curveValue), y, css("--warning"));
+    this.line(context, values, y, css("--accent"));
+    context.restore();
+    context.textAlign = "left";
+    context.fillStyle = css("--muted");
+    context.font = `11px ${css("--mono")}`;
+    context.fillText(elide(context, curve.name, this.left - 10), 0, top + 10);
+    context.fillStyle = css("--ink");
+    context.fillText(curveText(curveValue(curve.values[column])), 0, top + CURVE.height - 9);
+  }
+
+  line(context, values, y, colour) {
+    context.strokeStyle = colour;
     context.lineWidth = 1.5;
     context.beginPath();
     let on = false;
@@ -94,12 +111,6 @@ class Curves {
     });
     context.stroke();
     context.lineWidth = 1;
-    context.textAlign = "left";
-    context.fillStyle = css("--muted");
-    context.font = `11px ${css("--mono")}`;
-    context.fillText(elide(context, curve.name, this.left - 10), 0, top + 10);
-    context.fillStyle = css("--ink");
-    context.fillText(curveText(curveValue(curve.values[column])), 0, top + CURVE.height - 9);
   }
 }
 

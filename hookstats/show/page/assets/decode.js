@@ -14,9 +14,13 @@ async function unpack(text) {
   await Promise.all(Object.keys(packed).map(async (name) => (blocks[name] = await inflate(packed[name]))));
   data.columns = data.spans.length;
   data.starts = Object.create(null);
+  // Run B has the same names in an object of its own.
+  data.b = data.other && Object.assign(Object.create(data), { starts: Object.create(null) });
   for (const about of data.arrays) {
-    data.starts[about.name] = about.starts;
-    lazily(data, about.name, () => decode(data, about, blocks[about.name]));
+    const ofB = about.name.startsWith("b.");
+    const [owner, name] = ofB ? [data.b, about.name.slice(2)] : [data, about.name];
+    owner.starts[name] = about.starts;
+    lazily(owner, name, () => decode(data, about, blocks[about.name]));
   }
   for (const one of data.statistics) one.of = SHARES[one.id] ?? ((d, i) => d[one.id][i]);
   placeSamples(data);

@@ -5,7 +5,7 @@ const shownLayers = () => [...new Set([chosen.site, ...chosen.pins])];
 const linesPlot = { left: 0, width: 0, ready: false };
 
 function drawLines(canvas, { data, column }) {
-  const { statistic } = chosen;
+  const statistic = chosen.shown;
   const magnitude = statistic.scale === "log";
   const layers = shownLayers();
   const at = (s, t) => {

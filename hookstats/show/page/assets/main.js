@@ -3,7 +3,7 @@
 let data;
 const chosen = {
   kind: null, statistic: null, relative: null, site: 0, group: null, column: 0, alert: null,
-  pins: new Set(), view: null, query: "", folds: new Map(),
+  beside: "a", pins: new Set(), view: null, query: "", folds: new Map(),
 };
 
 const charts = [];
@@ -53,6 +53,7 @@ function start(unpacked) {
   listen();
   const first = { kind: kinds()[0], site: sitesOf(kinds()[0])[0], column: data.columns - 1 };
   chosen.statistic = data.statistics[0];
+  if (data.b) chosen.beside = "ratio";
   Object.assign(chosen, first);
   showStatistics();
   const linked = readLink();
@@ -71,6 +72,7 @@ function take(unpacked) {
   if (whole) range.to = data.columns;
   for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
   showKinds();
+  showBeside();
   showRun(data);
   showCoverage(data);
   showAlerts(data, goToAlert);
@@ -136,6 +138,17 @@ function showKinds() {
     const input = element("input", { type: "radio", name: "kind", value: kind });
     input.addEventListener("change", () => choose({ kind, site: counterpart(kind), group: null }));
     return element("label", {}, input, kind);
+  }));
+}
+
+function showBeside() {
+  byId("beside").hidden = !data.b;
+  if (!data.b) return;
+  const names = { a: `A: ${data.run.name}`, b: `B: ${data.other.name}`, ratio: "B ÷ A" };
+  byId("beside").replaceChildren(...Object.entries(names).map(([value, text]) => {
+    const input = element("input", { type: "radio", name: "beside", value });
+    input.addEventListener("change", () => choose({ beside: value, relative: null }));
+    return element("label", {}, input, text);
   }));
 }
 
@@ -211,17 +224,17 @@ function choose(changes, anew = false) {
   const before = { ...chosen };
   Object.assign(chosen, changes);
   if (before.kind !== chosen.kind) showStatistics();
-  draw(anew || !view || ["kind", "statistic", "relative", "query", "folds"].some((name) => before[name] !== chosen[name]));
+  draw(anew || !view || ["kind", "statistic", "relative", "beside", "query", "folds"].some((name) => before[name] !== chosen[name]));
 }
 
 let view;
 
 function viewOf() {
   const sites = sitesOf(chosen.kind);
-  const { statistic } = chosen;
+  const statistic = (chosen.shown = besideOf(chosen.statistic));
   const rows = rowsOf(data, sites, chosen.folds, chosen.query);
   const relative = statistic.scale === "log" && statistic !== OF_WEIGHT && (chosen.relative ?? apart(data, sites, statistic));
-  const key = [data, chosen.kind, statistic, relative];
+  const key = [data, chosen.kind, chosen.statistic, chosen.beside, relative];
   const same = view && key.every((part, k) => part === view.key[k]);
   const found = same ? { values: view.values, ratios: view.ratios, scale: view.scale, levels: view.levels } : valuesOf(data, sites, statistic, relative);
   return { data, rows, alerts: alertsOf(rows), statistic, relative, key, ...found };
@@ -233,9 +246,9 @@ function draw(colours) {
   if (colours) {
     view = viewOf();
     byId("statistic").value = chosen.statistic.id;
-    byId("relative").disabled = chosen.statistic.scale !== "log" || chosen.statistic === OF_WEIGHT;
+    byId("relative").disabled = chosen.shown.scale !== "log" || chosen.statistic === OF_WEIGHT;
     byId("relative").checked = Boolean(view.relative);
-    showLegend(view.scale, chosen.statistic, view.relative, view.alerts.length > 0);
+    showLegend(view.scale, chosen.shown, view.relative, view.alerts.length > 0);
   }
   const own = view.rows.findIndex((row) => row.group !== null && row.group === chosen.group);
   Object.assign(view, { row: own >= 0 ? own : rowOf(view.rows, chosen.site), column: chosen.column });
@@ -246,6 +259,7 @@ function draw(colours) {
   byId("unzoom").hidden = !zoomed;
   if (zoomed) byId("zoomed").textContent = `steps ${data.spans[range.from][0]}–${data.spans[range.to - 1][1]}`;
   byId("logged").textContent = describeCurves(data, chosen.column).join(" · ");
+  for (const input of document.querySelectorAll("#beside input")) input.checked = input.value === chosen.beside;
   for (const input of document.querySelectorAll("#kinds input")) input.checked = input.value === chosen.kind;
   const said = describeCell(chosen.site, chosen.column);
   const [first, ...rest] = said.split("\n");
@@ -280,13 +294,13 @@ function drawDetail() {
 function describeCell(s, column) {
   const site = data.sites[s];
   const i = s * data.columns + column;
-  const { statistic } = chosen;
+  const statistic = chosen.shown;
   const width = widthOf(site.name);
   const lines = [`${label(site)} ${site.plain}`, ...(width ? [width] : []), stepsOf(data.spans[column])];
   if (!data.seen[i]) return [...lines, "not recorded"].join("\n");
   const x = statistic.of(data, i, site);
-  const merged = data.starts[statistic.id] ? reach(data, statistic.id, column) : [0, 0, 1];
-  lines.push(`${statistic.label} ${statistic.scale === "share" ? percent(x) : number(x)}${merged[2] > 1 ? ` of ${stepsOf(merged)}` : ""}`);
+  const merged = statistic.scale !== "ratio" && data.starts[statistic.id] ? reach(data, statistic.id, column) : [0, 0, 1];
+  lines.push(`${statistic.label} ${statistic.scale === "ratio" ? "×" : ""}${statistic.scale === "share" ? percent(x) : number(x)}${merged[2] > 1 ? ` of ${stepsOf(merged)}` : ""}`);
   const ratio = view.ratios?.get(s)?.[column];
   if (ratio !== undefined && !Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} the layer’s median`);
   if (nonfinite(data, i)) lines.push(`${integer(nonfinite(data, i))} values not finite`);

@@ -32,8 +32,16 @@ function showTiles(data, s, column) {
   byId("tiles").replaceChildren(...tiles.map(([name, text, array, alarm]) => {
     const span = reach(data, array, column);
     const merged = seen && span[2] > 1 ? element("dd", { class: "span", title: "This number merges these steps." }, stepsOf(span)) : null;
-    return element("div", { class: seen && alarm ? "bad" : null }, element("dt", {}, name), element("dd", {}, seen ? text : "–"), merged);
+    return element("div", { class: seen && alarm ? "bad" : null }, element("dt", {}, name), element("dd", {}, seen ? text : "–"), merged, twin(data, i, array, column));
   }));
+}
+
+// The number of run B, where there are two runs.
+function twin(data, i, array, column) {
+  if (!data.b || array === "nan") return null;
+  const [x, span] = [data.b[array][i], reach(data.b, array, column)];
+  const text = !data.b.seen[i] ? "–" : array === "zero" ? percent(x) : ["count", "dead"].includes(array) ? integer(x) : number(x);
+  return element("dd", { class: "span" }, `B ${text}${span[2] > 1 ? `, ${stepsOf(span)}` : ""}`);
 }
 
 function showLegend(scale, statistic, relative, marked) {
@@ -122,7 +130,7 @@ function showRun(data) {
   const wide = data.arrays.filter(({ starts }) => starts).map(({ name }) => name);
   const [first, last] = [spans[0][0], spans.at(-1)[1]];
   byId("subtitle").textContent = [
-    run.model, plural(run.steps, "step"), plural(data.sites.length, "tensor") + " watched",
+    data.other && `A, with B beside it: ${data.other.name}`, run.model, plural(run.steps, "step"), plural(data.sites.length, "tensor") + " watched",
     run.closed ? null : "not ended: still running, or killed",
   ].filter(Boolean).join(" · ");
   const when = (text) => text ? text.replace("T", " ").replace("+00:00", " UTC") : null;

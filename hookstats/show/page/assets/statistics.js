@@ -30,6 +30,14 @@ const HEADROOM = Object.entries(FORMATS).map(([name, most]) => ({
   id: "headroom-" + name, label: `octaves below the limit of ${name}`, scale: "signed", of: (d, i) => Math.log2(most / d.amax[i]),
 }));
 
+// The statistic of run A, of run B, or their ratio, where there are two.
+function besideOf(statistic) {
+  if (!data.b || chosen.beside === "a") return statistic;
+  const of = (d, i, site) => statistic.of(d.b, i, site);
+  if (chosen.beside === "b") return { ...statistic, of };
+  return { ...statistic, scale: "ratio", label: statistic.label + ", B ÷ A", of: (d, i, site) => statistic.of(d.b, i, site) / statistic.of(d, i, site) };
+}
+
 // What can be chosen for the sites of a kind.
 function offered(kind = chosen.kind) {
   const weighed = data.sites.some((site, s) => site.plain === kind && weightOf(data, s) !== undefined);
@@ -43,7 +51,7 @@ const LEVEL = { missing: -2, none: -1, nonfinite: 9 };
 // `scale`, which all sites share, or one of LEVEL: zeros are "none" on a log scale or a share.
 function valuesOf(data, sites, statistic, relative) {
   const T = data.columns;
-  const stored = data.arrays.some(({ name }) => name === statistic.id) && !SHARES[statistic.id];
+  const stored = data.statistics.includes(statistic) && !SHARES[statistic.id];
   const values = new Map(sites.map((s) => {
     if (stored) return [s, data[statistic.id].subarray(s * T, s * T + T)];
     const row = new Float64Array(T);
@@ -114,6 +122,11 @@ function sizesOf(rows) {
 
 // at(x): 0..1, where a value lies on the colour bar; ticks: values to write below it.
 function chooseScale(values, kind) {
+  if (kind === "ratio") {
+    const logs = values.map((row) => row.map((x) => (x > 0 ? Math.log10(x) : NaN)));
+    const { at, ticks, text, ...scale } = ratioScale(logs);
+    return { ...scale, at: (x) => at(Math.log10(x)), ticks: ticks.map((x) => 10 ** x), text: (x) => text(Math.log10(x)) };
+  }
   if (kind === "share") {
     const at = (x) => x;
     return { palette: "sequential", at, ticks: [0, 0.25, 0.5, 0.75, 1], text: percent, zero: true };
