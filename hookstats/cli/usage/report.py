@@ -4,6 +4,7 @@ examples:
   hookstats report runs/a                   writes runs/a.html
   hookstats report runs/a -o report.html
   hookstats report runs/a runs/b            writes runs/a-b.html: two runs, and the ratios
+  hookstats report --watch runs/a           serves the page while the run grows
   hookstats report runs/a --steps 900:1100   these steps alone, every histogram
 """
 
@@ -37,6 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A:B",
         help="only steps A to B, both included; either may be left out (default: all steps)",
     )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="write no file: serve the page, read-only, and add steps as they come",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to serve at (default: 127.0.0.1, which only this machine reaches); "
+        "whoever reaches another one can read the run",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=0, metavar="N", help="the port (default: any free one)"
+    )
     add_rank(parser)
     add_rules(parser)
 
@@ -50,3 +65,10 @@ def _window(text: str) -> tuple[int | None, int | None]:
     if not colon or unread or swapped:
         raise argparse.ArgumentTypeError(f"{text!r}: expected A:B, such as 900:1100, 900: or :1100")
     return ends[0], ends[1]
+
+
+def _port(text: str) -> int:
+    """The type of an argument: a port."""
+    if not text.isdecimal() or int(text) > 0xFFFF:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 to 65535")
+    return int(text)

@@ -27,7 +27,7 @@ from hookstats.stats.printable import printable
 _SCRIPTS = (
     *("decode", "format", "colours", "range", "tree", "statistics", "heatmap", "curves"),
     *("charts", "histogram", "quantiles", "channels", "panels", "registry", "alerts", "link"),
-    *("views", "lines", "flow", "worst", "main", "page"),
+    *("views", "lines", "flow", "worst", "main", "live", "page"),
 )
 
 
@@ -95,14 +95,16 @@ def payload_of(
     return payload
 
 
-def fill(run: Run, payload: Payload) -> str:
-    """The page that shows a payload."""
+def fill(run: Run, payload: Payload, live: bool = False) -> str:
+    """The page that shows a payload; a live one asks its server for what is new."""
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(run.path.resolve().name)),
         style=_asset("page.css"),
         script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         payload=payload.pack(),
         fallback=about_html(run),
+        live=" data-live" if live else "",
+        connect="; connect-src 'self'" if live else "",
     )
 
 

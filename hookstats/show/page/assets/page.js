@@ -16,7 +16,7 @@ function theme() {
 }
 
 theme();
-unpack(byId("payload").textContent).then(start).catch((error) => {
+unpack(byId("payload").textContent).then(start).then(follow).catch((error) => {
   const old = typeof DecompressionStream === "undefined";
   byId("failure").textContent = old
     ? "This page needs a browser of 2023 or later (DecompressionStream)."
