@@ -269,7 +269,9 @@ function draw(colours) {
   drawDetail();
   drawViews({ data, column: chosen.column });
   writeLink();
-  byId("main").dataset.drawn = (performance.now() - began).toFixed(1);
+  const main = byId("main").dataset; // what benchmarks read
+  main.drawn = (performance.now() - began).toFixed(1);
+  main.first ??= performance.now().toFixed(1);
 }
 
 function drawDetail() {
