@@ -15,7 +15,7 @@ from hookstats.records.keys import Key, in_phase, plain_kind
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_state
-from hookstats.runs.format import PHASE_COLUMN
+from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN
 from hookstats.runs.run import Run
 from hookstats.show.progress import track
 from hookstats.stats import state
@@ -52,7 +52,8 @@ class Overview:
     observed: Int64
     """int64 [T, S]: the number of calls merged; 0 where nothing was recorded."""
     dead: Int64
-    """int64 [T, S]: the dead channels, see `insight.dead`; of several steps the greatest number."""
+    """int64 [T, S]: the dead channels, see `insight.dead`; of several steps the greatest number; -1
+    where whole tensors alone were recorded."""
 
     def merged(self, starts: Sequence[int]) -> Overview:
         """Fewer columns: each merges the columns from one of `starts` to the next."""
@@ -145,6 +146,8 @@ class Rows:
         self.keys: dict[Key, int] = {}
         self.uneven: set[int] = set()
         self._channels = np.zeros(0, np.int64)  # of each row, as recorded first
+        self.detailed = np.zeros(0, np.int64)
+        """Of each row the last step with channels; -1 where there is none."""
 
     def of(self, table: Any) -> Int64:
         """The rows of the sites in the rows of a table."""
@@ -162,9 +165,11 @@ class Rows:
         rows: Int64 = found[inverse]
         return rows
 
-    def see(self, rows: Int64, channels: Int64) -> None:
-        """Note how many channels the sites have."""
+    def see(self, rows: Int64, channels: Int64, steps: Int64, detailed: NDArray[np.bool_]) -> None:
+        """Note how many channels the sites have, and in which steps they have them."""
         new = np.full(len(self.keys) - len(self._channels), -1)
+        self.detailed = np.concatenate((self.detailed, new))
+        self.detailed[rows[detailed]] = steps[detailed]  # ascending: the last one stays
         known = self._channels = np.concatenate((self._channels, new))
         fresh = known[rows] < 0
         known[rows[fresh][::-1]] = channels[fresh][::-1]
@@ -186,19 +191,31 @@ def read_steps(run: Run, rows: Rows) -> Iterator[Read]:
     higher = [name for name in HIGHER_COLUMNS if f"tensor_{name}" in there]
     numbers = [*COLUMNS, *higher]
     phase = [PHASE_COLUMN] if PHASE_COLUMN in there else []
+    phase += [CHANNELS_COLUMN] if CHANNELS_COLUMN in there else []
     asked = ["step", "site", "kind", *phase, "observed", *(f"tensor_{n}" for n in numbers)]
     for table in run.batches([*asked, "count", "zero"]):
         row = rows.of(table)
-        died, channels = _dead(table)
-        rows.see(row, channels)
+        died, lengths = _dead(table)
+        steps = table.column("step").to_numpy()
+        channels = _channels(table, lengths)
+        died[channels != lengths] = -1
+        rows.see(row, channels, steps, channels == lengths)
         columns = {name: table.column(f"tensor_{name}").to_numpy() for name in numbers}
         moments, tallies = to_state(columns)
         observed = table.column("observed").to_numpy()
-        steps = table.column("step").to_numpy()
         bounds = np.flatnonzero(np.diff(steps, prepend=-1, append=-1)).tolist()
         for span in (slice(*pair) for pair in pairwise(bounds)):
             step = int(steps[span.start])
             yield Read(step, row[span], moments[span], tallies[span], observed[span], died[span])
+
+
+def _channels(table: Any, lengths: Int64) -> Int64:
+    """Of each row the number of channels; those of a row of the whole tensor are in no list."""
+    if CHANNELS_COLUMN not in table.column_names:
+        return lengths
+    found = table.column(CHANNELS_COLUMN).combine_chunks()
+    known = found.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(known, found.fill_null(0).to_numpy(), lengths).astype(np.int64)
 
 
 def _dead(table: Any) -> tuple[Int64, Int64]:
@@ -217,7 +234,7 @@ def merge_steps(several: list[Read], size: int) -> Read:
         return several[0]
     moments = np.tile(state.IDENTITY[: several[0].moments.shape[1]], (len(several), size, 1))
     tallies = np.zeros((len(several), size, len(state.TALLIES)), np.int64)
-    observed, died = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    observed, died = np.zeros(size, np.int64), np.full(size, -1)
     for i, read in enumerate(several):
         moments[i, read.rows], tallies[i, read.rows] = read.moments, read.tallies
         observed[read.rows] += read.observed
@@ -242,15 +259,22 @@ def _join(
     identity = state.IDENTITY[: columns[0].moments.shape[1]]
     moments = np.tile(np.array(identity), (*shape, 1))
     tallies = np.zeros((*shape, len(state.TALLIES)), np.int64)
-    observed, died = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    observed, died = np.zeros(shape, np.int64), np.full(shape, -1)
     for t, read in enumerate(columns):
         at = place[read.rows]
         moments[t, at], tallies[t, at] = read.moments, read.tallies
         observed[t, at], died[t, at] = read.observed, read.dead
-    keys = list(rows.keys)
+    keys, known = list(rows.keys), set(steps)
     seen = observed.T[:, ::-1] > 0
     last = [spans[shape[0] - 1 - int(row.argmax())] for row in seen]
-    infos = _infos(run, {keys[i]: steps[last[place[i]][0] : last[place[i]][1]] for i in order})
+    detailed = dict(enumerate(rows.detailed.tolist()))
+    infos = _infos(
+        run,
+        {
+            keys[i]: (detailed[i],) if detailed[i] in known else steps[slice(*last[place[i]])]
+            for i in order
+        },
+    )
     return Overview(
         rank=run.rank,
         steps=steps,
@@ -267,13 +291,11 @@ def _join(
 def _infos(run: Run, last: dict[Key, tuple[int, ...]]) -> dict[Key, SiteInfo]:
     """The sites as recorded last, each in the last of some steps."""
     found: dict[Key, SiteInfo] = {}
-    for step in sorted({step for steps in last.values() for step in steps[-1:]}):
-        found |= {(site.name, site.kind): site for site in run[step].sites}
-    for key, steps in last.items():
-        for step in reversed(steps):
-            if key in found:
-                break
-            found |= {(site.name, site.kind): site for site in run[step].sites}
+    for back in range(1, 1 + max(map(len, last.values()))):
+        wanted = {k: steps[-back] for k, steps in last.items() if k not in found and steps[-back:]}
+        for step in sorted(set(wanted.values())):
+            here = {(site.name, site.kind): site for site in run[step].sites}
+            found |= {key: here[key] for key in wanted if wanted[key] == step and key in here}
     return {key: found[key] for key in last}
 
 

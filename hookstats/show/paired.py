@@ -34,7 +34,7 @@ def paired(other: Run, view: Overview) -> Overview:
     width = view.moments.shape[2]
     moments = np.tile(np.array(state.IDENTITY[:width]), (*view.observed.shape, 1))
     tallies, observed = np.zeros_like(view.tallies), np.zeros_like(view.observed)
-    died = np.zeros_like(view.dead)
+    died = np.full_like(view.dead, -1)
     for t, several in columns.items():
         read = merge_steps(several, len(rows.keys))
         at = place[read.rows]

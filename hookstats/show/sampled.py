@@ -33,6 +33,12 @@ class ChannelColumns:
     nonfinite: Bool
     """bool [K, C]: there is a NaN or an infinity."""
 
+    @property
+    def known(self) -> Bool:
+        """bool [K]: whether there is any value; not where steps have whole tensors alone."""
+        known: Bool = np.any(self.nonfinite | ~np.isnan(self.rms), axis=1)
+        return known
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -51,11 +57,21 @@ class Sampled:
     """float64 [S, K]: the greatest finite value; -inf where there is none."""
 
 
-def choose_steps(steps: Sequence[int], sites: int, apart: Collection[int] = ()) -> list[int]:
+def choose_steps(
+    steps: Sequence[int],
+    sites: int,
+    apart: Collection[int] = (),
+    detailed: Sequence[int] | None = None,
+) -> list[int]:
     """At most 80 to 240 steps at equal distances, the first and the last among them, and those
-    apart with the steps beside them; the more sites there are, the fewer."""
+    apart with the steps beside them; the more sites there are, the fewer. Of the `detailed` steps,
+    by default all, there are as many."""
+    if detailed is not None and len(detailed) < len(steps):
+        return sorted({*choose_steps(steps, sites, apart), *choose_steps(detailed, sites)})
     most = min(max(_CELLS // max(1, sites), _LEAST), _MOST)
-    even = np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int).tolist()
+    even = (
+        np.linspace(0, max(0, len(steps) - 1), min(most, len(steps))).round().astype(int).tolist()
+    )
     places = {step: i for i, step in enumerate(steps)}
     near = {places[step] + k for step in apart if step in places for k in (-1, 0, 1)}
     return [steps[i] for i in sorted({*even, *near}) if 0 <= i < len(steps)]
@@ -70,14 +86,19 @@ def sampled(
 
     view: the overview of the run.
     """
-    steps = choose_steps(view.steps, len(view.sites), apart)
+    several = np.array([max(site.merged, site.channels) > 1 for site in view.sites])
+    known = np.any(view.dead[:, several] >= 0, axis=1)
+    alone = several.any() and not known.all()  # some steps may have whole tensors alone
+    firsts = np.array([first for first, _ in view.spans])
+    detailed = [view.steps[i] for i in firsts[known].tolist()] if alone else None
+    steps = choose_steps(view.steps, len(view.sites), apart, detailed)
     size, count = len(view.sites), len(steps)
     rows = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
     empty = np.zeros(0, np.int32), np.zeros(0, np.int64)
     hist: list[list[tuple[Int32, Int64]]] = [[empty] * count for _ in range(size)]
     least, greatest = np.full((size, count), np.inf), np.full((size, count), -np.inf)
     channels = [
-        None if s in view.uneven else _nothing(count, site.channels)
+        None if s in view.uneven else _nothing(count, site.merged or site.channels)
         for s, site in enumerate(view.sites)
     ]
     for k, step in enumerate(track(steps, "reading channels")):
@@ -109,5 +130,5 @@ def _take_channels(
     bounds = record.offsets.tolist()
     for i, s in enumerate(rows.tolist()):
         columns, span = channels[s], slice(bounds[i], bounds[i + 1])
-        if columns is not None:
+        if columns is not None and not record.sites[i].merged:
             columns.rms[k], columns.dead[k], columns.nonfinite[k] = rms[span], died[span], bad[span]

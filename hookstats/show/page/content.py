@@ -141,7 +141,7 @@ def _describe(run: Run, view: Overview, s: int) -> dict[str, Any]:
         "module": modules.get(owner),
         "shape": list(site.shape),
         "dtype": site.dtype,
-        "channels": site.channels,
+        "channels": site.merged or site.channels,
         "channelDim": site.channel_dim,
         "uneven": s in view.uneven,
     }
@@ -190,14 +190,14 @@ def _positions(found: Distributions) -> UInt8:
 def _add_channels(payload: Payload, view: Overview, some: Sampled, s: int) -> dict[str, Any]:
     """Add a channel image [rows, steps]; neighbouring channels share a row where they must."""
     channels = some.channels[s]
-    count = view.sites[s].channels
-    if channels is None or count < 2:
+    count = view.sites[s].merged or view.sites[s].channels
+    if channels is None or count < 2 or not channels.known.any():
         return {"image": None}
     budget = _CHANNEL_CELLS // (len(view.sites) * len(some.steps))
     rows = min(count, _MAX_CHANNELS, max(_LEAST_CHANNELS, budget))
     image, levels = _image(channels, rows)
     payload.add(f"channels{s}", image)
-    last = np.flatnonzero(channels.dead[-1]).tolist()
+    last = np.flatnonzero(channels.dead[np.flatnonzero(channels.known)[-1]]).tolist()
     return {"image": rows, "rms": levels, "deadLast": ranges(last)}
 
 

@@ -17,7 +17,7 @@ from hookstats.stats.derived import STATISTICS, columns_of, statistic
 _HIGHER = ("skewness", "kurtosis")
 _ORDER = (
     *(("seen", "count"), ("nan", "count"), ("posinf", "count"), ("neginf", "count")),
-    *(("count", "count"), ("rms", "log"), ("amax", "log"), ("dead", "count"), ("zero", "share")),
+    *(("count", "count"), ("rms", "log"), ("amax", "log"), ("dead", "known"), ("zero", "share")),
     *(("mean", "float"), ("std", "log"), ("min", "float"), ("max", "float")),
 )
 """The arrays of a page and how they are stored; the first ones have the narrowest columns."""
@@ -126,7 +126,7 @@ def _fitting(widths: _Widths, name: str, code: str, room: float) -> _Stored:
 
 def _stored(view: Overview, level: int, name: str, code: str) -> _Stored:
     codes = _codes(view, name, code)
-    width = width_of(codes) if code == "count" else 2
+    width = width_of(codes) if code in ("count", "known") else 2
     return _Stored(level, width, compress(planes(codes, width)))
 
 
@@ -135,7 +135,7 @@ def _codes(view: Overview, name: str, code: str) -> NDArray[Any]:
     if name == "seen":
         return np.asarray(view.observed.T > 0, np.uint8)
     if name == "dead":
-        return np.asarray(view.dead.T)
+        return np.asarray(view.dead.T + 1)
     columns = columns_of(view.moments.transpose(1, 0, 2), view.tallies.transpose(1, 0, 2))
     if code == "count":
         return np.asarray(columns(name))

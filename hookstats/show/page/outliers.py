@@ -23,7 +23,7 @@ def outliers(view: Overview, some: Sampled) -> list[dict[str, Any]]:
     """
     found = []
     for s, channels in enumerate(some.channels):
-        if channels is not None and view.sites[s].channels >= _LEAST:
+        if channels is not None and channels.rms.shape[1] >= _LEAST:
             found += _of_site(s, channels, some.steps)
     found.sort(key=lambda one: -np.inf if one["ratio"] is None else -abs(np.log(one["ratio"])))
     return found[:MOST]

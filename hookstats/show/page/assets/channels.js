@@ -6,7 +6,7 @@ function paintChannels(chart) {
   const { data, s, column } = chart.view;
   const site = data.sites[s];
   if (site.uneven) return "the number of channels changes from step to step";
-  if (!site.image) return site.channels === 1 ? "the whole tensor is one channel" : "no channels";
+  if (!site.image) return site.channels === 1 ? "the whole tensor is one channel" : "no channels were recorded";
   const { context, plot } = chart;
   const [rows, count] = [site.image, data.samples.length];
   const bytes = data.bytes["channels" + s];

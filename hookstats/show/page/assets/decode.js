@@ -83,6 +83,7 @@ function decode(data, { code, width, starts }, bytes) {
 // What a code stands for, see codes.py.
 const NUMBERS = {
   count: () => (code) => code,
+  known: () => (code) => (code ? code - 1 : NaN),
   log: (data) => {
     const [step, first] = data.log;
     return (code) => (code > 1 ? Math.exp((code - 2) * step + first) : code ? 0 : NaN);

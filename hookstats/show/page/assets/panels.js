@@ -26,7 +26,7 @@ function showTiles(data, s, column) {
     ["max", number(data.max[i]), "max"],
     ["zeros", percent(data.zero[i]), "zero"],
     ["non-finite", bad.join(", ") || "none", "nan", bad.length],
-    ["dead channels", site.uneven ? "–" : `${data.dead[i]} of ${site.channels}`, "dead", data.dead[i]],
+    ["dead channels", site.uneven || Number.isNaN(data.dead[i]) ? "–" : `${data.dead[i]} of ${site.channels}`, "dead", data.dead[i]],
     ["values", integer(data.count[i] + nonfinite(data, i)), "count"],
   ];
   byId("tiles").replaceChildren(...tiles.map(([name, text, array, alarm]) => {
@@ -40,7 +40,7 @@ function showTiles(data, s, column) {
 function twin(data, i, array, column) {
   if (!data.b || array === "nan") return null;
   const [x, span] = [data.b[array][i], reach(data.b, array, column)];
-  const text = !data.b.seen[i] ? "–" : array === "zero" ? percent(x) : ["count", "dead"].includes(array) ? integer(x) : number(x);
+  const text = !data.b.seen[i] ? "–" : array === "zero" ? percent(x) : ["count", "dead"].includes(array) && !Number.isNaN(x) ? integer(x) : number(x);
   return element("dd", { class: "span" }, `B ${text}${span[2] > 1 ? `, ${stepsOf(span)}` : ""}`);
 }
 

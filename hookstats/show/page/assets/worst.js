@@ -4,13 +4,14 @@ function deadLayers(data) {
   const found = [];
   data.sites.forEach((site, s) => {
     if (site.uneven || site.channels < 2) return;
-    let [most, when, first] = [0, 0, -1];
+    let [most, when, first, last] = [0, 0, -1, 0];
     for (let t = 0; t < data.columns; t++) {
       const n = data.dead[s * data.columns + t];
+      if (!Number.isNaN(n)) last = n;
       if (n > 0 && first < 0) first = t;
       if (n > most) [most, when] = [n, t];
     }
-    if (most) found.push({ s, most, when, first, last: data.dead[(s + 1) * data.columns - 1] });
+    if (most) found.push({ s, most, when, first, last });
   });
   return found.sort((a, b) => b.last / data.sites[b.s].channels - a.last / data.sites[a.s].channels || b.most - a.most);
 }
