@@ -15,6 +15,8 @@ CALLS = "calls on small tensors"
 STEPS = "training step"
 SMALL = "training step of three modules, until its records are written"
 START = "starting the command line"
+WRITTEN = "the page of a long run, CPU time"
+SHOWN = "the page of a long run in a browser"
 MB = 1 << 20
 
 
@@ -77,6 +79,14 @@ def _started(results: Results) -> Found:
     for case in results.of(START):
         for command in case.table.ours:
             yield command, case.value(command) / case.table.scale
+
+
+def _page(title: str, peer: str) -> Callable[[Results], Found]:
+    def figures(results: Results) -> Found:
+        for case in results.of(title):
+            yield case.name, case.value(peer)
+
+    return figures
 
 
 def _small(results: Results) -> Found:
@@ -154,6 +164,9 @@ TARGETS = (
     Target("16 KB: threads started", 0, _woken),
     Target("up to 16 KB: a call", 3.0, _call, " us"),
     Target("command line: CPU time of help and typos", 0.25, _started, " s"),
+    Target("page of a long run: CPU time", 8, _page(WRITTEN, "report"), " s"),
+    Target("page of a long run: first paint", 1000, _page(SHOWN, "first paint"), " ms"),
+    Target("page of a long run: moving the cursor", 30, _page(SHOWN, "moving the cursor"), " ms"),
     Target("three modules, a run directory and rules: to a step without", 1.5, _small, "x"),
     Target("the same: steps in which training waits", 1.0, _stalls, "%"),
     Target("GPT-2: added with log bins, to a read", 1.6, _to_read("GPT-2"), "x"),

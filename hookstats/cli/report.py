@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
+from functools import partial
 
 from hookstats.cli.inputs import open_path
+from hookstats.cli.live import server
+from hookstats.runs.run import Run
 from hookstats.show import page
 from hookstats.stats.printable import printable
 
 
 def run(options: argparse.Namespace) -> int:
     recorded = open_path(options.run, rank=options.rank)
-    out = page.write(recorded, options.out, options.rules)
+    other = None if options.other is None else open_path(options.other, rank=options.rank)
+    if options.watch:
+        return _watch(recorded, other, options)
+    out = page.write(recorded, options.out, options.rules, options.steps, other)
     print(printable(str(out)))
+    return 0
+
+
+def _watch(recorded: Run, other: Run | None, options: argparse.Namespace) -> int:
+    """Serve the page until it is interrupted."""
+    make = partial(page.payload_of, recorded, options.rules, options.steps, other)
+    with server(recorded, make, options.host, options.port) as serving:
+        where = f"http://{options.host}:{serving.server_port}/"
+        print(f"{where} shows the run as it grows; Ctrl-C ends it", flush=True)
+        with suppress(KeyboardInterrupt):
+            serving.serve_forever()
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -383,10 +383,25 @@ class Run:
             return self._parts.schema()
         return merged_schema(self._parts.schema())
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """`table` in pieces, for a run that is larger than memory: one pyarrow.Table per part, or
-        per step where ranks are merged."""
-        return self._tables(self.schema)
+        per step where ranks are merged.
+
+        Args:
+            columns: the only columns to read, by name; by default all. Whole columns are read
+                without decoding the others.
+        Raises:
+            ValueError: the run has no such column; the message suggests similar names.
+        """
+        schema = self.schema
+        if columns is None:
+            return self._tables(schema)
+        for name in columns:
+            if name not in schema.names:
+                alike = did_you_mean(str(name), schema.names)
+                raise ValueError(f"columns has {name!r}: expected columns of the run{alike}")
+        fields = [schema.field(name) for name in columns]
+        return self._tables(require_pyarrow().schema(fields))
 
     def _tables(self, schema: Any) -> Iterator[Any]:
         if self._parts.is_stored():

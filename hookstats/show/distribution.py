@@ -52,29 +52,56 @@ class Distributions:
     """float64 [len(QUANTILES), T]: NaN where a column has no finite values."""
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """The nonzero slots of a histogram: their edges, their counts, and the cumulative counts."""
+class _Slots:
+    """The nonzero slots of T histograms, one after the other."""
 
-    left: Float64
-    right: Float64
-    counts: Int64
-    reached: Float64
+    def __init__(
+        self,
+        edges: Float64,
+        columns: Sequence[tuple[Int32, Int64]],
+        least: Float64,
+        greatest: Float64,
+    ) -> None:
+        lengths = [len(slots) for slots, _ in columns]
+        owner = np.repeat(np.arange(len(columns)), lengths)
+        slots = np.concatenate([slots for slots, _ in columns]).astype(np.int64)
+        bounds = np.concatenate(([-np.inf], edges, [np.inf]))
+        self._edges = edges
+        self._keys = owner * len(bounds) + slots  # ascending
+        self._counts = np.concatenate([counts for _, counts in columns])
+        self._reached = np.cumsum(self._counts)
+        ends = np.concatenate(([0], self._reached))[np.cumsum([0, *lengths])]
+        self._before = ends[:-1]  # of each histogram, the counts of those before
+        self.total = np.diff(ends)
+        """int64 [T]: the finite values."""
+        self._left = np.clip(bounds[slots], least[owner], greatest[owner])
+        self._right = np.clip(bounds[slots + 1], least[owner], greatest[owner])
 
     def quantiles(self, fractions: Sequence[float]) -> Float64:
-        """The quantiles, as `Histogram.quantile` defines them."""
-        rank = np.array(fractions) * self.reached[-1]
-        slot = np.searchsorted(self.reached, rank)
-        inside = (rank - (self.reached[slot] - self.counts[slot])) / self.counts[slot]
-        values: Float64 = self.left[slot] + (self.right[slot] - self.left[slot]) * inside
-        return values
+        """float64 [fractions, T], as `Histogram.quantile` defines them; NaN without values."""
+        found = np.full((len(fractions), len(self.total)), np.nan)
+        some = self.total > 0
+        before = self._before[some]
+        rank = np.array(fractions)[:, None] * self.total[some]
+        slot = np.searchsorted(self._reached, before + rank)
+        counts = self._counts[slot]
+        inside = (rank - (self._reached[slot] - before - counts)) / counts
+        found[:, some] = self._left[slot] + (self._right[slot] - self._left[slot]) * inside
+        return found
 
     def below(self, values: Float64) -> Float64:
-        """The number of values below each of `values`, if every slot is filled evenly."""
-        x = np.stack((self.left, self.right), 1).ravel()
-        y = np.stack((self.reached - self.counts, self.reached), 1).ravel()
-        below: Float64 = np.interp(values, x, y)
-        return below
+        """float64 [values, T]: the number of values below each, if every slot is filled evenly."""
+        slots = np.searchsorted(self._edges, values, side="right")[:, None]
+        keys = np.arange(len(self.total)) * (len(self._edges) + 2) + slots
+        at = np.searchsorted(self._keys, keys)
+        below = np.concatenate(([0], self._reached))[at] - self._before
+        last = np.minimum(at, len(self._keys) - 1)
+        width = self._right[last] - self._left[last]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inside = np.clip((values[:, None] - self._left[last]) / width, 0.0, 1.0)
+        inside = np.where(width > 0, inside, values[:, None] > self._left[last])
+        found: Float64 = below + np.where(self._keys[last] == keys, inside * self._counts[last], 0)
+        return found
 
 
 def distributions(
@@ -89,24 +116,15 @@ def distributions(
     columns: T pairs, the nonzero slots of a histogram and their counts. least, greatest: float64
     [T], the extremes of the finite values.
     """
-    edges = bins.edges().double().numpy()
-    steps = [
-        _steps(edges, slots, counts, *ends) if len(slots) else None
-        for (slots, counts), *ends in zip(columns, least.tolist(), greatest.tolist(), strict=True)
-    ]
-    quantiles = np.full((len(QUANTILES), len(columns)), np.nan)
-    for t, column in enumerate(steps):
-        if column is not None:
-            quantiles[:, t] = column.quantiles(QUANTILES)
+    slots = _Slots(bins.edges().double().numpy(), columns, least, greatest)
+    quantiles = slots.quantiles(QUANTILES)
     axis = choose_axis(quantiles, least, greatest)
     if axis is None:
         return None
-    shares = np.full((rows, len(columns)), np.nan)
-    inner = axis.values(rows + 1)[1:-1]
-    for t, column in enumerate(steps):
-        if column is not None:
-            below = np.concatenate(([0.0], column.below(inner), column.reached[-1:]))
-            shares[:, t] = np.diff(below) / column.reached[-1]
+    below = slots.below(axis.values(rows + 1)[1:-1])
+    ends = np.zeros((1, len(columns))), slots.total[None].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        shares = np.diff(np.concatenate((ends[0], below, ends[1])), axis=0) / slots.total
     return Distributions(axis, shares, quantiles)
 
 
@@ -135,10 +153,3 @@ def choose_axis(quantiles: Float64, least: Float64, greatest: Float64) -> Axis |
         lo, hi = -1.0, 1.0
     margin = (hi - lo) / 50  # so that no extreme, and no zero, lies on the edge of a part
     return Axis(scale, lo - margin, hi + margin)
-
-
-def _steps(edges: Float64, slots: Int32, counts: Int64, least: float, greatest: float) -> _Steps:
-    bounds = np.concatenate(([-np.inf], edges, [np.inf]))
-    left = np.clip(bounds[slots], least, greatest)
-    right = np.clip(bounds[slots + 1], least, greatest)
-    return _Steps(left, right, counts, np.cumsum(counts, dtype=np.float64))

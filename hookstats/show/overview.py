@@ -1,55 +1,36 @@
-"""overview(): a whole run in a bounded number of columns, each merging neighbouring steps."""
+"""overview(): the whole tensors of a run, step by step, or merged where steps are too many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, plain_kind
-from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.records.keys import Key, in_phase, plain_kind
+from hookstats.records.record import SiteInfo
+from hookstats.records.sparse import Float64, Int64
+from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_state
+from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN
 from hookstats.runs.run import Run
+from hookstats.show.progress import track
 from hookstats.stats import state
-from hookstats.stats.arguments import check_integer
-from hookstats.stats.bins import Bins
-from hookstats.stats.derived import columns_of, dead, statistic
+from hookstats.stats.derived import columns_of, dead
 from hookstats.stats.printable import printable
 
-Bool = NDArray[np.bool_]
 Spans = tuple[tuple[int, int], ...]
 
-_MAX_COLUMNS = 240  # about as many as a screen has room for
-_MIN_COLUMNS = 80
-_CELLS = 18_000  # the aim for sites * columns, which keeps a report of many sites small
-
-
-@dataclass(frozen=True)
-class ChannelColumns:
-    """The C channels of one site in T columns."""
-
-    rms: Float64
-    """float64 [T, C]: NaN where there are no finite values."""
-    dead: Bool
-    """bool [T, C]: dead in every step of the column that had finite values, see `insight.dead`."""
-    nonfinite: Bool
-    """bool [T, C]: there is a NaN or an infinity."""
-
-    @property
-    def known(self) -> Bool:
-        """bool [T]: whether there is any value; not where the steps have whole tensors alone."""
-        known: Bool = np.any(self.nonfinite | ~np.isnan(self.rms), axis=1)
-        return known
+MOST_CELLS = 2_500_000  # sites * columns that are kept in memory, some 100 bytes each
+NEAR = 2  # so many steps on each side of a step set apart stay apart, too
 
 
 @dataclass(frozen=True)
 class Overview:
-    """S sites in T columns; a column merges all recorded steps of its span.
+    """S sites in T columns; a column is one step, or merges all recorded steps of its span.
 
     Sites are in order of execution; gradients and parameters stand beside their module's output.
     """
@@ -57,228 +38,265 @@ class Overview:
     rank: int | None
     """None: all ranks, merged."""
     steps: tuple[int, ...]
-    """Every recorded step, ascending."""
+    """Every recorded step that is shown, ascending."""
     spans: Spans
     """[T]: column t merges ``steps[first:end]``."""
     sites: tuple[SiteInfo, ...]
     """[S]: the sites as the last of their steps recorded them."""
+    uneven: frozenset[int]
+    """The sites whose number of channels changed from step to step."""
     moments: Float64
-    """[T, S, 5]: `state.MOMENTS` of the whole tensor."""
+    """[T, S, 5 or 7]: `state.MOMENTS` of the whole tensor."""
     tallies: Int64
     """[T, S, 5]: `state.TALLIES` of the whole tensor."""
     observed: Int64
     """int64 [T, S]: the number of calls merged; 0 where nothing was recorded."""
-    channels: tuple[ChannelColumns | None, ...]
-    """[S]: None where the number of channels changed from step to step."""
-    bins: Bins | None
-    hist: tuple[SparseCounts, ...]
-    """[T]: the histograms of the whole tensors; empty without bins."""
-    hist_rows: Int64
-    """int64 [S]: the row of each site in `hist`; a column that ends before it counted nothing."""
+    dead: Int64
+    """int64 [T, S]: the dead channels, see `insight.dead`; of several steps the greatest number; -1
+    where whole tensors alone were recorded."""
+
+    def merged(self, starts: Sequence[int]) -> Overview:
+        """Fewer columns: each merges the columns from one of `starts` to the next."""
+        bounds = [*starts, len(self.spans)]
+        moments, tallies = [], []
+        for first, end in pairwise(bounds):
+            if end == first + 1:
+                both = self.moments[first], self.tallies[first]
+            else:
+                both = _combined(self.moments[first:end], self.tallies[first:end])
+            moments.append(both[0])
+            tallies.append(both[1])
+        spans = tuple((self.spans[a][0], self.spans[b - 1][1]) for a, b in pairwise(bounds))
+        return Overview(
+            self.rank,
+            self.steps,
+            spans,
+            self.sites,
+            self.uneven,
+            np.stack(moments),
+            np.stack(tallies),
+            np.add.reduceat(self.observed, starts, axis=0),
+            np.maximum.reduceat(self.dead, starts, axis=0),
+        )
 
 
 def overview(
     run: Run,
-    columns: int | None = None,
-    each: Callable[[StepRecord], object] | None = None,
+    steps: Collection[int] | None = None,
+    apart: Collection[int] = (),
+    cells: int = MOST_CELLS,
 ) -> Overview:
-    """Merge the steps of a run into at most `columns` columns, and those set apart.
+    """The whole tensors of a run; every step has a column of its own while there is room.
 
-    Every step is read once, in order.
+    Every step is read once, and of channels only what says which are dead.
 
     Args:
-        columns: by default 80 to 240; the more sites there are, the fewer.
-        each: called with every record, in order, so that other readers need not read them again. A
-            step for which `each` returns something true gets a column of its own, so that the
-            column shows what was found in that step; of such there are no more than `columns`.
+        steps: the recorded steps to show, ascending; by default all.
+        apart: steps that have columns of their own in any case, and so have their neighbours.
+        cells: the most sites * columns there may be; beyond it, columns merge neighbouring steps.
     Raises:
-        ValueError: the run has no steps; columns < 1.
+        ValueError: there are no steps.
     """
-    steps = run.steps
-    if not steps:
+    chosen = list(run.steps if steps is None else steps)
+    if not chosen:
         raise ValueError(f"{printable(str(run.path))}: expected a run with steps, found none yet")
-    if columns is None:
-        sites = max(1, len(run[steps[-1]]))
-        columns = min(max(_CELLS // sites, _MIN_COLUMNS), _MAX_COLUMNS)
-    columns = check_integer("columns", columns, 1)
-    ends = set(
-        np.linspace(0, len(steps), min(columns, len(steps)) + 1).round().astype(int).tolist()
-    )
-    rows = _Rows()
-    bounds, merged = [0], []
-    apart = columns  # steps that may still get a column of their own
-    column = _Merger(rows, run.bins)
-    for i, step in enumerate(steps):
-        record = run[step]
-        alone = each is not None and bool(each(record)) and apart > 0
-        if column.steps and (alone or i in ends):
-            bounds.append(i)
-            merged.append(column.merged())
-            column = _Merger(rows, run.bins)
-        column.add(record)
-        if alone:
-            apart -= 1
-            bounds.append(i + 1)
-            merged.append(column.merged())
-            column = _Merger(rows, run.bins)
-    if column.steps:
-        bounds.append(len(steps))
-        merged.append(column.merged())
-    return _join(run, steps, tuple(pairwise(bounds)), rows, merged)
+    sites = max(1, len(run[chosen[-1]]))
+    places = {step: i for i, step in enumerate(chosen)}
+    spans = spans_of(len(chosen), max(1, cells // sites), [places[s] for s in apart if s in places])
+    rows = Rows()
+    column_of = {chosen[i]: t for t, span in enumerate(spans) for i in range(*span)}
+    wanted = (read for read in read_steps(run, rows) if read.step in column_of)
+    columns: dict[int, Read] = {}
+    pending: list[Read] = []
+    for _, read in zip(track(chosen, "reading steps"), wanted, strict=False):
+        if pending and column_of[pending[0].step] != column_of[read.step]:
+            columns[column_of[pending[0].step]] = merge_steps(pending, len(rows.keys))
+            pending = []
+        pending.append(read)
+    columns[column_of[pending[0].step]] = merge_steps(pending, len(rows.keys))
+    # A run that is being written may have deleted steps meanwhile, to keep to max_bytes.
+    spans = tuple(span for t, span in enumerate(spans) if t in columns)
+    return _join(run, tuple(chosen), spans, rows, list(columns.values()))
 
 
-class _Rows:
-    """The row of each site in the overview, and the rows of its channels."""
-
-    def __init__(self) -> None:
-        self.sites: list[SiteInfo] = []  # as recorded last
-        self.channels: list[slice] = []  # the rows of each, as recorded first; none until then
-        self.of_channels = 0  # all of these
-        self.uneven: set[int] = set()  # the sites whose number of channels changed
-        self._index: dict[Key, int] = {}
-        self._known: dict[tuple[SiteInfo, ...], tuple[Int64, Int64, Int64]] = {}
-
-    def of(self, sites: tuple[SiteInfo, ...]) -> tuple[Int64, Int64, Int64]:
-        """The rows of the sites; the record's channels that have a place; these places."""
-        if sites not in self._known:
-            self._known[sites] = self._place(sites)
-        return self._known[sites]
-
-    def _place(self, sites: tuple[SiteInfo, ...]) -> tuple[Int64, Int64, Int64]:
-        rows, taken, places = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        first = 0
-        for site in sites:
-            row = self._index.setdefault((site.name, site.kind), len(self._index))
-            if row == len(self.sites):
-                self.sites.append(site)
-                self.channels.append(slice(0, 0))
-            if not site.merged or self.sites[row].merged:  # the tensor's row has no dimension
-                self.sites[row] = site
-            rows.append(row)
-            if not site.merged:
-                span = self._rows_of(row, site.channels)
-                if span.stop - span.start == site.channels:
-                    taken.append(np.arange(first, first + site.channels))
-                    places.append(np.arange(span.start, span.stop))
-                else:
-                    self.uneven.add(row)
-            first += site.channels
-        return np.array(rows, np.int64), np.concatenate(taken), np.concatenate(places)
-
-    def _rows_of(self, row: int, channels: int) -> slice:
-        """The channels' rows of a site, which gets `channels` of them if it has none yet."""
-        if self.channels[row] == slice(0, 0):
-            self.channels[row] = slice(self.of_channels, self.of_channels + channels)
-            self.of_channels += channels
-        return self.channels[row]
+def spans_of(count: int, columns: int, apart: Collection[int] = ()) -> Spans:
+    """At most about `columns` nearly equal spans of `count` things, those of `apart` and their
+    neighbours being alone."""
+    alone = {j for i in apart for j in range(i - NEAR, i + NEAR + 1) if 0 <= j < count}
+    ends = np.linspace(0, count, min(columns, count) + 1).round().astype(int).tolist()
+    bounds = {*ends, *alone, *(i + 1 for i in alone)}
+    return tuple(pairwise(sorted(bounds)))
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One column, over the rows that were known when the column ended."""
+class Read(NamedTuple):
+    """What a step recorded of some sites."""
 
+    step: int
+    rows: Int64
     moments: Float64
     tallies: Int64
     observed: Int64
-    hist: SparseCounts
-    channels: Float64
-    """float64 [4, R]: per channel the l2 norm, and the number of finite, zero and non-finite
-    values, which is exact up to 2**53."""
+    dead: Int64
 
 
-class _Merger:
-    """Merges the records of a column."""
+class Rows:
+    """The rows of the sites, in the order in which the sites come."""
 
-    def __init__(self, rows: _Rows, bins: Bins | None) -> None:
-        self.steps = 0
-        self._rows = rows
-        self._bins = bins
-        self._tensors: list[tuple[Int64, Float64, Int64, Int64]] = []
-        self._channels = np.zeros((4, rows.of_channels))
-        self._counts = np.zeros((len(rows.sites), 0 if bins is None else bins.slots), np.int64)
+    def __init__(self) -> None:
+        self.keys: dict[Key, int] = {}
+        self.uneven: set[int] = set()
+        self._channels = np.zeros(0, np.int64)  # of each row, as recorded first
+        self.detailed = np.zeros(0, np.int64)
+        """Of each row the last step with channels; -1 where there is none."""
 
-    def add(self, record: StepRecord) -> None:
-        """Take a record."""
-        self.steps += 1
-        row, taken, place = self._rows.of(record.sites)
-        whole = record.whole
-        self._tensors.append((row, whole.moments.numpy(), whole.tallies.numpy(), record.observed))
-        self._channels = channels = _grown(self._channels, 1, self._rows.of_channels)
-        columns = columns_of(record.moments[taken], record.tallies[taken])
-        channels[0, place] = np.hypot(channels[0, place], statistic("l2_norm", columns))
-        channels[1, place] += columns("count")
-        channels[2, place] += columns("zero")
-        channels[3, place] += columns("nan") + columns("posinf") + columns("neginf")
-        if self._bins is not None:
-            self._counts = _grown(self._counts, 0, len(self._rows.sites))
-            owner = np.repeat(row, np.diff(record.hist.offsets))
-            self._counts[owner, record.hist.slots] += record.hist.counts
+    def of(self, table: Any) -> Int64:
+        """The rows of the sites in the rows of a table."""
+        codes, texts = np.zeros(table.num_rows, np.int64), []
+        for name in ("site", "kind", PHASE_COLUMN):
+            if name not in table.column_names:
+                continue
+            column = table.column(name).combine_chunks()
+            texts.append([*column.dictionary.to_pylist(), None])
+            codes = codes * len(texts[-1]) + column.indices.fill_null(len(texts[-1]) - 1).to_numpy()
+        unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        found = np.empty(len(unique), np.int64)
+        for i in np.argsort(first).tolist():
+            found[i] = self.keys.setdefault(_key(int(unique[i]), texts), len(self.keys))
+        rows: Int64 = found[inverse]
+        return rows
 
-    def merged(self) -> _Column:
-        """All records that were taken, as one column."""
-        size, tensors = len(self._rows.sites), self._tensors
-        known = _in_all([moments for _, moments, _, _ in tensors])
-        identity = state.IDENTITY[:known]
-        moments = np.tile(identity, (len(tensors), size, 1))
-        tallies = np.zeros((len(tensors), size, len(state.TALLIES)), np.int64)
-        observed = np.zeros(size, np.int64)
-        for i, (row, moments_i, tallies_i, observed_i) in enumerate(tensors):
-            moments[i, row], tallies[i, row] = moments_i[:, :known], tallies_i
-            observed[row] += observed_i
-        both = state.combine(torch.from_numpy(moments), torch.from_numpy(tallies))
-        counts = SparseCounts.from_dense(_grown(self._counts, 0, size))
-        return _Column(both[0].numpy(), both[1].numpy(), observed, counts, self._channels)
+    def see(self, rows: Int64, channels: Int64, steps: Int64, detailed: NDArray[np.bool_]) -> None:
+        """Note how many channels the sites have, and in which steps they have them."""
+        new = np.full(len(self.keys) - len(self._channels), -1)
+        self.detailed = np.concatenate((self.detailed, new))
+        self.detailed[rows[detailed]] = steps[detailed]  # ascending: the last one stays
+        known = self._channels = np.concatenate((self._channels, new))
+        fresh = known[rows] < 0
+        known[rows[fresh][::-1]] = channels[fresh][::-1]
+        self.uneven.update(rows[known[rows] != channels].tolist())
+
+
+def _key(code: int, texts: list[list[str | None]]) -> Key:
+    found = []
+    for known in reversed(texts):
+        code, place = divmod(code, len(known))
+        found.append(known[place])
+    name, kind, *phase = reversed(found)
+    return str(name), in_phase(phase[0], str(kind)) if phase and phase[0] else str(kind)
+
+
+def read_steps(run: Run, rows: Rows) -> Iterator[Read]:
+    """All steps of a run, in order."""
+    there = run.schema.names
+    higher = [name for name in HIGHER_COLUMNS if f"tensor_{name}" in there]
+    numbers = [*COLUMNS, *higher]
+    phase = [PHASE_COLUMN] if PHASE_COLUMN in there else []
+    phase += [CHANNELS_COLUMN] if CHANNELS_COLUMN in there else []
+    asked = ["step", "site", "kind", *phase, "observed", *(f"tensor_{n}" for n in numbers)]
+    for table in run.batches([*asked, "count", "zero"]):
+        row = rows.of(table)
+        died, lengths = _dead(table)
+        steps = table.column("step").to_numpy()
+        channels = _channels(table, lengths)
+        died[channels != lengths] = -1
+        rows.see(row, channels, steps, channels == lengths)
+        columns = {name: table.column(f"tensor_{name}").to_numpy() for name in numbers}
+        moments, tallies = to_state(columns)
+        observed = table.column("observed").to_numpy()
+        bounds = np.flatnonzero(np.diff(steps, prepend=-1, append=-1)).tolist()
+        for span in (slice(*pair) for pair in pairwise(bounds)):
+            step = int(steps[span.start])
+            yield Read(step, row[span], moments[span], tallies[span], observed[span], died[span])
+
+
+def _channels(table: Any, lengths: Int64) -> Int64:
+    """Of each row the number of channels; those of a row of the whole tensor are in no list."""
+    if CHANNELS_COLUMN not in table.column_names:
+        return lengths
+    found = table.column(CHANNELS_COLUMN).combine_chunks()
+    known = found.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(known, found.fill_null(0).to_numpy(), lengths).astype(np.int64)
+
+
+def _dead(table: Any) -> tuple[Int64, Int64]:
+    """Of each row the number of dead channels, and of channels."""
+    count, zero = (table.column(name).combine_chunks() for name in ("count", "zero"))
+    ends = np.cumsum(count.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
+    found = {"count": count.flatten().to_numpy(), "zero": zero.flatten().to_numpy()}
+    total = np.concatenate(([0], np.cumsum(dead(found.__getitem__), dtype=np.int64)))
+    bounds = np.concatenate(([0], ends))
+    return np.diff(total[bounds]), np.diff(bounds)
+
+
+def merge_steps(several: list[Read], size: int) -> Read:
+    """The steps of a column as one, over the first `size` rows."""
+    if len(several) == 1:
+        return several[0]
+    moments = np.tile(state.IDENTITY[: several[0].moments.shape[1]], (len(several), size, 1))
+    tallies = np.zeros((len(several), size, len(state.TALLIES)), np.int64)
+    observed, died = np.zeros(size, np.int64), np.full(size, -1)
+    for i, read in enumerate(several):
+        moments[i, read.rows], tallies[i, read.rows] = read.moments, read.tallies
+        observed[read.rows] += read.observed
+        died[read.rows] = np.maximum(died[read.rows], read.dead)
+    both = _combined(moments, tallies)
+    return Read(several[0].step, np.arange(size), *both, observed, died)
+
+
+def _combined(moments: Float64, tallies: Int64) -> tuple[Float64, Int64]:
+    found = state.combine(torch.from_numpy(moments), torch.from_numpy(tallies))
+    return found[0].numpy(), found[1].numpy()
 
 
 def _join(
-    run: Run, steps: list[int], spans: Spans, rows: _Rows, columns: list[_Column]
+    run: Run, steps: tuple[int, ...], spans: Spans, rows: Rows, columns: list[Read]
 ) -> Overview:
     """The overview of these columns, the sites in order of execution."""
-    size = len(rows.sites)
-    order = execution_order([(site.name, site.kind) for site in rows.sites])
-    channels = np.stack([_grown(column.channels, 1, rows.of_channels) for column in columns])
-    norm, count, zero, nonfinite = channels.transpose(1, 0, 2)
-    died = dead({"count": count, "zero": zero}.__getitem__)
-    with np.errstate(invalid="ignore"):
-        rms = norm / np.sqrt(count)
-    hists = [c.hist for c in columns]
-    known = _in_all([c.moments for c in columns])
-    moments = [_grown(c.moments[:, :known], 0, size, state.IDENTITY[:known]) for c in columns]
+    order = execution_order(list(rows.keys))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    shape = len(columns), len(order)
+    identity = state.IDENTITY[: columns[0].moments.shape[1]]
+    moments = np.tile(np.array(identity), (*shape, 1))
+    tallies = np.zeros((*shape, len(state.TALLIES)), np.int64)
+    observed, died = np.zeros(shape, np.int64), np.full(shape, -1)
+    for t, read in enumerate(columns):
+        at = place[read.rows]
+        moments[t, at], tallies[t, at] = read.moments, read.tallies
+        observed[t, at], died[t, at] = read.observed, read.dead
+    keys, known = list(rows.keys), set(steps)
+    seen = observed.T[:, ::-1] > 0
+    last = [spans[shape[0] - 1 - int(row.argmax())] for row in seen]
+    detailed = dict(enumerate(rows.detailed.tolist()))
+    infos = _infos(
+        run,
+        {
+            keys[i]: (detailed[i],) if detailed[i] in known else steps[slice(*last[place[i]])]
+            for i in order
+        },
+    )
     return Overview(
         rank=run.rank,
-        steps=tuple(steps),
+        steps=steps,
         spans=spans,
-        sites=tuple(rows.sites[i] for i in order),
-        moments=np.stack(moments)[:, order],
-        tallies=np.stack([_grown(c.tallies, 0, size) for c in columns])[:, order],
-        observed=np.stack([_grown(c.observed, 0, size) for c in columns])[:, order],
-        channels=tuple(
-            None
-            if i in rows.uneven
-            else ChannelColumns(rms[:, span], died[:, span], nonfinite[:, span] > 0)
-            for i, span in ((i, rows.channels[i]) for i in order)
-        ),
-        bins=run.bins,
-        hist=tuple(hists),
-        hist_rows=np.array(order, np.int64),
+        sites=tuple(infos[keys[i]] for i in order),
+        uneven=frozenset(int(place[i]) for i in rows.uneven),
+        moments=moments,
+        tallies=tallies,
+        observed=observed,
+        dead=died,
     )
 
 
-def _in_all(moments: Sequence[Float64]) -> int:
-    """How many columns all have: ranks may keep the higher moments or not."""
-    return min(int(each.shape[1]) for each in moments)
-
-
-def _grown(array: NDArray[Any], axis: int, size: int, fill: Any = 0) -> NDArray[Any]:
-    """`array` with `size` entries along the axis; new entries are `fill`."""
-    if array.shape[axis] == size:
-        return array
-    shape = list(array.shape)
-    shape[axis] = size
-    out = np.empty(shape, array.dtype)
-    out[...] = fill
-    out[tuple(slice(n) for n in array.shape)] = array
-    return out
+def _infos(run: Run, last: dict[Key, tuple[int, ...]]) -> dict[Key, SiteInfo]:
+    """The sites as recorded last, each in the last of some steps."""
+    found: dict[Key, SiteInfo] = {}
+    for back in range(1, 1 + max(map(len, last.values()))):
+        wanted = {k: steps[-back] for k, steps in last.items() if k not in found and steps[-back:]}
+        for step in sorted(set(wanted.values())):
+            here = {(site.name, site.kind): site for site in run[step].sites}
+            found |= {key: here[key] for key in wanted if wanted[key] == step and key in here}
+    return {key: found[key] for key in last}
 
 
 def execution_order(keys: Sequence[Key]) -> list[int]:
@@ -299,3 +317,20 @@ def execution_order(keys: Sequence[Key]) -> list[int]:
         return first.get(name, len(keys)), i
 
     return sorted(range(len(keys)), key=place)
+
+
+def norms_of(view: Overview) -> NDArray[np.float64] | None:
+    """float64 [T]: the L2 norm of all gradients of parameters, as `gradient_norm` has it; NaN where
+    any is NaN, infinite where any is infinite; None where there are none. Of a column of several
+    steps it is the root of the mean square."""
+    chosen = [s for s, site in enumerate(view.sites) if plain_kind(site.kind) == "param_grad"]
+    if not chosen:
+        return None
+    steps = np.array([end - first for first, end in view.spans])
+    column = columns_of(view.moments[:, chosen], view.tallies[:, chosen])
+    with np.errstate(all="ignore"):
+        squares = column("m2") + column("count") * np.square(column("mean"))
+        found = np.sqrt(squares.sum(1) / steps)
+    found[(column("posinf") + column("neginf")).sum(1) > 0] = np.inf
+    found[column("nan").sum(1) > 0] = np.nan
+    return np.asarray(found)

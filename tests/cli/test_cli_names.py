@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import json
-import re
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from support.commands import call, write_run
+from support.payloads import payload_of
 from support.samples import record_of
 
 from hookstats import open_run, rules
@@ -120,10 +118,8 @@ def test_tables_and_representations_show_escapes(run: Path) -> None:
 
 def test_the_page_and_notebooks_show_escapes(run: Path) -> None:
     whole = page.render(open_run(run))
-    packed = re.search(r'<script id="payload"[^>]*>([^<]*)<', whole)
-    assert packed is not None
-    data = zlib.decompress(base64.b64decode(packed[1]))
-    described = json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
+    described = payload_of(whole)
+    del described["bytes"], described["blocks"]
     assert [site["name"] for site in described["sites"]] == [SHOWN_NAME, "fine"]
     assert_harmless(json.dumps(described, ensure_ascii=False))
     for text in (whole, record_html(open_run(run)[1]), run_html(open_run(run))):

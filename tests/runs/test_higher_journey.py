@@ -18,8 +18,8 @@ from hookstats.records.difference import compare
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import Run
 from hookstats.runs.writer import RunWriter
+from hookstats.show import page
 from hookstats.show.overview import overview
-from hookstats.show.page.content import content
 from hookstats.sinks import JSONL
 from hookstats.sinks.charts import charts
 from hookstats.stats.derived import statistic_names
@@ -85,11 +85,11 @@ def test_what_people_see_has_them(run: Run, tmp_path: Path) -> None:
     assert main(["export", str(run.path), "-o", str(tmp_path / "a.csv")]) == 0
     header = (tmp_path / "a.csv").read_text().splitlines()[0].replace('"', "").split(",")
     assert header[-len(statistic_names(higher=True)) :] == list(statistic_names(higher=True))
-    view = overview(run, columns=2)
+    view = overview(run, cells=2 * len(run[run.steps[-1]]))
     whole = np.concatenate([values(step).numpy().ravel() for step in range(3)])
     merged = hs.ChannelStats(torch.tensor(view.moments[0]), torch.tensor(view.tallies[0]))
     assert merged.kurtosis.item() == pytest.approx(scipy_stats.kurtosis(whole), abs=1e-9)
-    packed = content(run, view)._description
+    packed = page.payload_of(run)._description
     assert [one["id"] for one in packed["statistics"]][6:8] == list(NAMES)
     run.plot.heatmap("skewness").savefig(tmp_path / "a.png")
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +11,27 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.payloads import numbers_of, payload_of
 from support.samples import BINS, record_of, sample
 from torch import Tensor
 
 import hookstats as hs
 from hookstats.kernels.of_tensor import channel_stats
+from hookstats.records.norms import gradient_norm
 from hookstats.records.summary import summarise
-from hookstats.rules import DeadChannels, Monitor
+from hookstats.rules import DeadChannels
 from hookstats.runs.run import Run
 from hookstats.runs.writer import RunWriter
 from hookstats.show import page as report
 from hookstats.show.distribution import QUANTILES, choose_axis, distributions
-from hookstats.show.overview import Overview, execution_order, overview
-from hookstats.show.page.content import content, ranges, starts
+from hookstats.show.overview import Overview, execution_order, norms_of, overview, spans_of
+from hookstats.show.page.codes import LOG_FIRST, LOG_STEP, SHARES, bfloat16, magnitudes, shares
+from hookstats.show.page.content import ranges, starts
 from hookstats.show.page.curves import curves
-from hookstats.show.page.payload import Payload, bfloat16
+from hookstats.show.page.numbers import add_numbers
+from hookstats.show.page.payload import Payload, compress, planes
+from hookstats.show.paired import paired
+from hookstats.show.sampled import choose_steps, sampled
 from hookstats.stats import state
 
 HEADER = {"bins": BINS, "channel_bins": None, "model": "Net"}
@@ -67,9 +70,16 @@ def test_a_column_says_what_the_values_of_its_steps_say_together(
     tmp_path: Path, columns: int
 ) -> None:
     steps = 10
-    view = overview(write(tmp_path, steps, make_record), columns=columns)
-    assert len(view.spans) == min(columns, steps)
-    assert [step for span in view.spans for step in range(*span)] == list(range(steps))
+    run = write(tmp_path, steps, make_record)
+    view = overview(run, cells=2 * columns)
+    check_overview(view, min(columns, steps))
+    narrow = overview(run)
+    check_overview(narrow.merged(starts(steps, min(columns, steps)).tolist()), min(columns, steps))
+
+
+def check_overview(view: Overview, columns: int) -> None:
+    assert len(view.spans) == columns
+    assert [step for span in view.spans for step in range(*span)] == list(range(10))
     for t, span in enumerate(view.spans):
         for s, site in enumerate(view.sites):
             key = site.name, site.kind
@@ -77,58 +87,67 @@ def test_a_column_says_what_the_values_of_its_steps_say_together(
             assert view.observed[t, s] == len(seen)
             if seen:
                 x = torch.cat([x.transpose(0, 1).flatten(1) for x, _ in seen], 1)  # [channels, n]
-                check_column(view, t, s, x)
+                whole = channel_stats(x)
+                np.testing.assert_array_equal(view.tallies[t, s], whole.tallies[0].numpy())
+                moments = whole.moments[0].numpy()
+                np.testing.assert_allclose(view.moments[t, s], moments, rtol=1e-10)
+                assert view.dead[t, s] == int(site.name == "b")
 
 
-def check_column(view: Overview, t: int, s: int, x: Tensor) -> None:
-    whole, channels = channel_stats(x, bins=BINS), channel_stats(x, 0)
-    np.testing.assert_array_equal(view.tallies[t, s], whole.tallies[0].numpy())
-    np.testing.assert_allclose(view.moments[t, s], whole.moments[0].numpy(), rtol=1e-10)
-    assert whole.hist is not None
-    row = view.hist[t].dense(int(view.hist_rows[s]), BINS.slots)
-    np.testing.assert_array_equal(row, whole.hist.slot_counts[0].numpy())
-    shown = view.channels[s]
-    assert shown is not None
-    np.testing.assert_allclose(shown.rms[t], channels.rms.numpy(), rtol=1e-10)
-    np.testing.assert_array_equal(shown.nonfinite[t], channels.nan.numpy() > 0)
-    np.testing.assert_array_equal(shown.dead[t], (channels.zero == channels.count).numpy())
+def test_the_sampled_steps_are_as_they_were_recorded(tmp_path: Path) -> None:
+    run = write(tmp_path, 10, make_record)
+    view = overview(run)
+    some = sampled(run, view)
+    assert some.steps == tuple(range(10))
+    for k, step in enumerate(some.steps):
+        for s, site in enumerate(view.sites):
+            key, shown = (site.name, site.kind), some.channels[s]
+            assert shown is not None
+            if key not in run[step]:
+                assert np.isnan(shown.rms[k]).all()
+                assert len(some.hist[s][k][0]) == 0
+                continue
+            stats = run[step][key]
+            np.testing.assert_allclose(shown.rms[k], stats.rms.numpy(), rtol=1e-10)
+            np.testing.assert_array_equal(shown.nonfinite[k], stats.nan.numpy() > 0)
+            np.testing.assert_array_equal(shown.dead[k], (stats.zero == stats.count).numpy())
+            slots, counts = some.hist[s][k]
+            expected = run[step].hist.dense(list(run[step]).index(key), BINS.slots)
+            np.testing.assert_array_equal(expected[slots], counts)
+            assert expected.sum() == counts.sum()
+            assert some.least[s, k] == float(stats.min.min())
+            assert some.greatest[s, k] == float(stats.max.max())
 
 
 def test_a_changing_number_of_channels_has_statistics_but_no_channels(tmp_path: Path) -> None:
     def make(step: int) -> hs.StepRecord:
         return record_of({("a", "output"): (torch.ones(2, 3 + step), 1)}, step, channel_bins=None)
 
-    view = overview(write(tmp_path, 3, make), columns=1)
-    assert view.channels == (None,)
+    run = write(tmp_path, 3, make)
+    view = overview(run, cells=1)
+    assert view.uneven == {0}
+    assert sampled(run, view).channels == (None,)
     assert view.tallies[0, 0, state.COUNT] == 2 * (3 + 4 + 5)
-    assert payload_of(report.render(hs.open_run(tmp_path)))["sites"][0]["uneven"]
+    assert payload_of(report.render(run))["sites"][0]["uneven"]
 
 
-def test_of_ranks_with_and_without_higher_moments_the_page_has_what_both_have(
-    tmp_path: Path,
-) -> None:
-    for rank, moments, steps in ((0, 2, 2), (1, 4, 3)):  # the last step is of the second alone
-        writer = RunWriter(tmp_path / "run", {**HEADER, "moments": moments}, rank=rank)
-        for step in range(steps):
-            writer.write(record_of(values_of(step), step, rank, channel_bins=None, moments=moments))
-        writer.close()
-    run = hs.open_run(tmp_path / "run")
-    assert overview(run).moments.shape[0::2] == (3, len(state.MOMENTS))
-    assert report.write(run, tmp_path / "run.html").stat().st_size > 0
+def test_steps_set_apart_and_their_neighbours_have_columns_of_their_own() -> None:
+    assert spans_of(30, 3, [7]) == (
+        *((0, 5), (5, 6), (6, 7), (7, 8), (8, 9), (9, 10), (10, 20), (20, 30)),
+    )
+    assert spans_of(5, 1, [0, 4]) == ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
+    assert choose_steps(range(0, 2000, 2), 1000, [1000])[38:44] == [
+        *(962, 986, 998, 1000, 1002, 1012),
+    ]
 
 
-def test_every_record_is_handed_on_once_and_in_order(tmp_path: Path) -> None:
-    seen: list[int] = []
-    overview(write(tmp_path, 7), columns=3, each=lambda record: seen.append(record.step))
-    assert seen == list(range(7))
-
-
-def test_a_step_set_apart_has_a_column_of_its_own(tmp_path: Path) -> None:
-    run = write(tmp_path, 30, make_record)
-    view = overview(run, columns=3, each=lambda record: record.step in (0, 7, 8, 9, 29))
-    assert view.spans == ((0, 1), (1, 7), (7, 8), (8, 9), (9, 10), (10, 20), (20, 30))
-    everything = overview(run, columns=3, each=lambda record: True)
-    assert everything.spans == ((0, 1), (1, 2), (2, 3), (3, 10), (10, 20), (20, 30))
+@given(st.integers(1, 500), st.integers(1, 40), st.sets(st.integers(0, 499), max_size=5))
+def test_spans_leave_nothing_out(count: int, columns: int, apart: set[int]) -> None:
+    spans = spans_of(count, columns, apart)
+    assert [i for span in spans for i in range(*span)] == list(range(count))
+    for i in apart:
+        for near in range(max(0, i - 2), min(count, i + 3)):
+            assert (near, near + 1) in spans
 
 
 def test_the_page_and_the_alert_count_the_same_dead_channels(tmp_path: Path) -> None:
@@ -140,19 +159,11 @@ def test_the_page_and_the_alert_count_the_same_dead_channels(tmp_path: Path) -> 
         return record_of({("relu", "output"): (x, 1)}, step, channel_bins=None)
 
     run = write(tmp_path, 400, make)
-    monitor = Monitor([DeadChannels()])
-    view = overview(run, columns=20, each=monitor.examine)
-    packed = payload_of(
-        f'<script id="payload">{content(run, view, monitor.alerts).pack()}</script>'
-    )
+    packed = payload_of(report.render(run, [DeadChannels()]))
     (alert,) = packed["alerts"]
     assert alert["step"] == 109
-    (column,) = (
-        t for t, (first, last, _) in enumerate(packed["spans"]) if first <= alert["step"] <= last
-    )
-    assert packed["spans"][column] == [109, 109, 1]
-    high, low = packed["arrays"]["dead"].reshape(2, -1)
-    shown = int(high[column]) << 8 | int(low[column])
+    column = packed["spans"].index([109, 109, 1])
+    shown = int(numbers_of(packed, "dead")[0, column]) - 1  # 0: unknown
     (found,) = summarise(run[alert["step"]])
     stats = run[alert["step"]]["relu", "output"]
     dead = hs.insight.dead(stats)
@@ -161,24 +172,41 @@ def test_the_page_and_the_alert_count_the_same_dead_channels(tmp_path: Path) -> 
     assert f"has {shown} dead channels of 8" in alert["message"]
 
 
-def test_curves_are_means_of_what_was_logged(tmp_path: Path) -> None:
+def test_curves_are_what_was_logged(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path, HEADER)
     for step in range(0, 12, 2):
         writer.write(make_record(step))
     for step in range(12):
         loss = {4: np.nan, 8: np.inf, 9: 1.0}.get(step, step + 0.123456789)
         values = {"val_loss": 9.0, "loss": loss, "lr/0": 0.5}
+        if step == 6:
+            del values["loss"]
         writer.write_scalars(step, 0.0, values if step not in (10, 11) else {"lr/0": 0.5})
     writer.close()
     run = hs.open_run(tmp_path)
-    view = overview(run, columns=6)
-    found = curves(run, view, {0: 3.0, 2: np.nan})
-    assert [curve["name"] for curve in found] == ["loss", "lr/0", "grad_norm"]
-    assert found[0]["values"] == [0.623457, 2.62346, "nan", 6.62346, "inf", None]
+    found = curves(run, overview(run))
+    assert [curve["name"] for curve in found] == ["loss", "lr/0"]
+    # Step 6 has no loss itself: its column has that of step 7.
+    assert found[0]["values"] == [0.123457, 2.12346, "nan", 7.12346, "inf", None]
     assert found[1]["values"] == [0.5] * 6
-    assert found[2]["values"] == [3.0, "nan", None, None, None, None]
-    nothing = write(tmp_path / "nothing", 2)
-    assert curves(nothing, overview(nothing), {}) == []
+    wide = curves(run, overview(run, cells=4))
+    assert wide[0]["values"] == [1.62346, "nan", 7.12346, "inf"]
+    nothing = write(tmp_path / "nothing", 2, make_record)
+    assert curves(nothing, overview(nothing)) == []
+
+
+def test_the_norm_of_the_gradients_is_that_of_the_record(tmp_path: Path) -> None:
+    def make(step: int) -> hs.StepRecord:
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        y = torch.full((3,), {2: torch.nan, 3: torch.inf}.get(step, 1e-3))
+        data = {("a.weight", "param_grad"): (x, 0), ("a.bias", "param_grad"): (y, 0)}
+        return record_of({**data, ("a", "output"): (x, 1)}, step, channel_bins=None)
+
+    run = write(tmp_path, 4, make)
+    found = norms_of(overview(run))
+    assert found is not None
+    expected = np.array([gradient_norm(run[step]) for step in range(4)], np.float64)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_sites_are_in_order_of_execution() -> None:
@@ -203,7 +231,8 @@ def test_quantiles_are_those_of_the_library(bins: Any, scale: float) -> None:
         columns.append((np.flatnonzero(counts).astype(np.int32), counts[counts > 0]))
         expected.append(hist.quantile(QUANTILES)[:, 0].numpy())
         ends.append([float(x.min()), float(x.max())])
-    found = distributions(bins, columns, *np.array(ends).T, 40)
+    least, greatest = np.array(ends).T
+    found = distributions(bins, columns, least, greatest, 40)
     assert found is not None
     np.testing.assert_allclose(found.quantiles, np.transpose(expected), rtol=1e-12)
     np.testing.assert_allclose(found.shares.sum(0), 1.0)
@@ -256,6 +285,24 @@ def test_bfloat16_keeps_nan_and_rounds_to_even() -> None:
     assert np.isnan((bfloat16(np.array([np.nan])).astype(np.uint32) << 16).view(np.float32)).all()
 
 
+@given(st.floats(1e-130, 1e154))
+def test_codes_of_magnitudes_are_near(x: float) -> None:
+    (code,) = magnitudes(np.array([x])).tolist()
+    assert np.exp((code - 2) * LOG_STEP + LOG_FIRST) == pytest.approx(x, rel=0.0051)
+
+
+def test_codes_of_odd_magnitudes() -> None:
+    odd = np.array([np.nan, np.inf, -np.inf, 0.0, 1e-300, 1e300])
+    assert magnitudes(odd).tolist() == [0, 0, 0, 1, 2, 0xFFFF]
+
+
+@given(st.floats(0, 1))
+def test_codes_of_shares_are_near(x: float) -> None:
+    (code,) = shares(np.array([x])).tolist()
+    assert (code == 1, code == SHARES - 1) == (x == 0, x == 1)
+    assert (code - 1) / (SHARES - 2) == pytest.approx(x, abs=0.0004)
+
+
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [([], ""), ([3], "3"), ([0, 1, 2, 7, 9, 10], "0\u20132, 7, 9\u201310")],
@@ -274,30 +321,15 @@ def test_groups_are_nearly_equal(count: int, data: st.DataObject) -> None:
     assert np.ptp(sizes) <= 1
 
 
-def payload_of(page: str) -> dict[str, Any]:
-    """The description in a page, and its arrays by name."""
-    found = re.search(r'<script id="payload"[^>]*>([^<]*)</script>', page)
-    assert found
-    whole = zlib.decompress(base64.b64decode(found[1]))
-    size = int.from_bytes(whole[:4], "little")
-    description: dict[str, Any] = json.loads(whole[4 : 4 + size])
-    at, arrays = 4 + size, {}
-    for name, length in description["lengths"]:
-        arrays[name] = np.frombuffer(whole[at : at + length], np.uint8)
-        at += length
-    assert at == len(whole)
-    return {**description, "arrays": arrays}
-
-
 def test_a_payload_unpacks() -> None:
     payload = Payload()
     payload.add("a", np.array([[1, 2], [3, 255]], np.uint8))
-    payload.add("b", np.array([0x1234, 0xFF00], np.uint16))
-    payload.describe(name="层</script>")
+    payload.add_block("b", compress(planes(np.array([[0x1234, 0xFF00], [7, 6]]), 2)))
+    payload.describe(name="层</script>", arrays=[{"name": "b", "width": 2}], sites=[None, None])
     unpacked = payload_of(f'<script id="payload">{payload.pack()}</script>')
     assert unpacked["name"] == "层</script>"
-    assert unpacked["arrays"]["a"].tolist() == [1, 2, 3, 255]
-    assert unpacked["arrays"]["b"].tolist() == [0x12, 0xFF, 0x34, 0x00]
+    assert list(unpacked["bytes"]["a"]) == [1, 2, 3, 255]
+    assert numbers_of(unpacked, "b").tolist() == [[0x1234, 0xFF00], [7, 6]]
 
 
 @pytest.mark.parametrize("bins", [None, BINS, hs.LinearBins(5, -1.0, 1.0)])
@@ -330,8 +362,45 @@ def test_write_gives_the_path_and_names_what_is_wrong(tmp_path: Path) -> None:
         report.write(run, tmp_path / "nowhere" / "page.html")
     with pytest.raises(ValueError, match="expected a run with steps, found none yet"):
         report.render(write(tmp_path / "empty", 0))
-    with pytest.raises(ValueError, match="columns = 0: expected an integer, 1 or more"):
-        overview(run, columns=0)
+
+
+def test_another_run_is_set_beside_in_the_same_steps_and_rows(tmp_path: Path) -> None:
+    def doubled(step: int) -> hs.StepRecord:
+        """Every second step, the layers the other way round, one of them unknown to the first."""
+        data = {key: (2 * x, dim) for key, (x, dim) in reversed(values_of(2 * step).items())}
+        extra = {("c", "output"): (torch.ones(2, 2), 1)}
+        return record_of({**extra, **data}, 2 * step, channel_bins=None)
+
+    run = write(tmp_path / "a", 10, make_record)
+    other = write(tmp_path / "b", 4, doubled)
+    view = overview(run)
+    pair = paired(other, view)
+    assert pair.sites == view.sites
+    there = [[int(t in (0, 2, 4, 6)), 0] for t in range(10)]  # b comes in odd steps only
+    np.testing.assert_array_equal(pair.observed, there)
+    for t in (0, 2, 4, 6):
+        np.testing.assert_array_equal(pair.moments[t, 0, :1], 2 * view.moments[t, 0, :1])
+    wide = paired(other, overview(run, cells=2))
+    assert wide.observed[:, 0].tolist() == [4]
+    path = report.write(run, other=other)
+    assert path == tmp_path / "a-b.html"
+    unpacked = payload_of(path.read_text("utf-8"))
+    assert unpacked["other"]["name"] == "b"
+    ours, theirs = numbers_of(unpacked, "rms")[0], numbers_of(unpacked, "b.rms")[0]
+    assert theirs[[1, 3, 5, 7, 8, 9]].tolist() == [0] * 6
+    factor = round(np.log(2) / LOG_STEP)
+    assert abs(theirs[[0, 2, 4, 6]] - ours[[0, 2, 4, 6]] - factor).max() <= 1
+
+
+def test_a_window_of_steps_is_shown_whole(tmp_path: Path) -> None:
+    run = write(tmp_path, 9)
+    for steps, shown in (((3, 5), [3, 4, 5]), ((None, 1), [0, 1]), ((7, None), [7, 8])):
+        unpacked = payload_of(report.render(run, steps=steps))
+        assert [first for first, *_ in unpacked["spans"]] == shown
+        assert [step for step, _ in unpacked["samples"]] == shown
+        assert unpacked["run"]["steps"] == len(shown)
+    with pytest.raises(ValueError, match=r"steps = 20:: expected some of the steps .*: 0 to 8"):
+        report.render(run, steps=(20, None))
 
 
 def test_alerts_are_told_the_worst_first(tmp_path: Path) -> None:
@@ -339,8 +408,11 @@ def test_alerts_are_told_the_worst_first(tmp_path: Path) -> None:
     first, *_ = unpacked["alerts"]
     assert (first["rule"], first["severity"], first["step"]) == ("non-finite", "error", 5)
     assert unpacked["sites"][first["site"]]["name"] == first["name"] == "b"
-    severities = [alert["severity"] for alert in unpacked["alerts"]]
+    severities = [incident["severity"] for incident in unpacked["incidents"]]
     assert severities == sorted(severities)
+    told = [n for incident in unpacked["incidents"] for n in incident["alerts"]]
+    assert told == list(range(len(unpacked["alerts"])))
+    assert unpacked["alertsInAll"] == sum(one["inAll"] for one in unpacked["incidents"])
 
 
 def test_a_damaged_part_is_left_out_and_named(tmp_path: Path) -> None:
@@ -385,9 +457,32 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.check
 def test_a_long_run_is_a_small_file_and_leaves_no_step_out(long_run: Run) -> None:
-    packed = content(long_run, overview(long_run)).pack()
-    assert len(packed) < 1.2e6
-    unpacked = payload_of(f'<script id="payload">{packed}</script>')
-    assert sum(n for *_, n in unpacked["spans"]) == 1000
-    assert len(unpacked["spans"]) <= 240
+    page = report.render(long_run)
+    assert len(page) < 4e6
+    unpacked = payload_of(page)
+    assert unpacked["spans"] == [[step, step, 1] for step in range(1000)]
     assert len(unpacked["sites"]) == 100
+    assert 80 <= len(unpacked["samples"]) <= 240
+
+
+@pytest.mark.check
+def test_what_does_not_fit_is_wider_and_says_so(long_run: Run) -> None:
+    alert = 501
+    view = overview(long_run)
+    payload = Payload()
+    arrays = add_numbers(payload, view, [alert], 300_000)
+    payload.describe(sites=[None] * 100, arrays=arrays)
+    unpacked = payload_of(f'<script id="payload">{payload.pack()}</script>')
+    assert sum(size for _, size in unpacked["blocks"]) <= 300_000
+    starts = {one["name"]: one["starts"] for one in unpacked["arrays"]}
+    assert starts["seen"] is None
+    assert len(starts["mean"]) < 500
+    for merged in filter(None, starts.values()):
+        assert merged[0] == 0
+        exact = set(range(alert - 2, alert + 4))
+        assert exact <= set(merged)  # each of them begins a column, and so has one of its own
+    codes = numbers_of(unpacked, "rms")
+    merged = starts["rms"] or list(range(1000))
+    shown = np.exp((codes[7, merged.index(alert)] - 2) * LOG_STEP + LOG_FIRST)
+    expected = float(long_run[alert]["layers.7", "output"].per_tensor().rms)
+    assert shown == pytest.approx(expected, rel=0.006)

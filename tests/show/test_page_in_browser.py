@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from support.browser import chromium, requests, screen
 from torch import nn
 
 import hookstats as hs
+from hookstats.records.alerts import incidents_of, worst
 from hookstats.show import page as report
 
 STEPS, NAN_FROM = 30, 24
@@ -298,14 +301,16 @@ def test_an_alert_leads_to_its_layer_and_step(page: Page, run: hs.Run) -> None:
     from hookstats.rules import replay
 
     alerts = replay(run)
+    page.script("document.querySelectorAll('#alert-list details').forEach((d) => d.open = true)")
     buttons = page.all("#alert-list button")
     assert len(buttons) == len(alerts)
-    worst = min(alerts, key=lambda alert: (alert.severity != "error", alert.step))
-    assert (worst.rule, worst.site, worst.step) == ("non-finite", "first", NAN_FROM)
-    assert page.chosen == ("first", f"step {NAN_FROM}")  # shown first
+    first, *_ = worst(incidents_of(alerts))
+    assert "non-finite" in {alert.rule for alert in first.alerts}
+    cause = first.cause.site, f"step {first.cause.step}"
+    assert page.chosen == cause  # shown first
     page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
     buttons[0].click()
-    assert page.chosen == ("first", f"step {NAN_FROM}")
+    assert page.chosen == cause
     assert buttons[0].get_attribute("aria-current") == "true"
     page.press(page.heatmap, "n")
     assert buttons[1 % len(buttons)].get_attribute("aria-current") == "true"
@@ -320,6 +325,12 @@ def test_another_kind_stays_with_the_layer(page: Page) -> None:
 
 
 def test_against_the_median_is_for_magnitudes(page: Page) -> None:
+    page.kind("output")
+    page.choose("rms")  # the layers differ by more than a decade
+    assert page["relative"].is_selected()
+    assert "\u00d7" in page.all("#legend canvas")[0].get_attribute("aria-label")
+    page["relative"].click()
+    assert "\u00d7" not in page.all("#legend canvas")[0].get_attribute("aria-label")
     page["relative"].click()
     assert "\u00d7" in page.all("#legend canvas")[0].get_attribute("aria-label")
     page.choose("mean")
@@ -356,6 +367,84 @@ def test_nothing_is_wider_than_the_screen(browser: Any, path: Path, width: int) 
         assert box["height"] > 40
     bottom = max(page[name].rect["y"] + page[name].rect["height"] for name in ("coverage", "about"))
     assert page.script("return document.documentElement.scrollHeight") < bottom + 100
+
+
+def test_two_runs_beside_each_other(browser: Any, run: hs.Run, tmp_path: Path) -> None:
+    screen(browser, 1280, 800)
+    page = Page(browser, report.write(run, tmp_path / "page.html", other=run))
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    assert page["readout"].text.endswith("rms, B \u00f7 A \u00d71")
+    tiles = page.all("#tiles > div")[0].text.split("\n")
+    assert tiles[0] == "rms"
+    assert tiles[2] == f"B {tiles[1]}"
+    page.script("document.querySelector('#beside [value=b]').click()")
+    expected = float(run[0]["first", "output"].per_tensor().rms)
+    shown = page["readout"].text.rpartition("rms ")[2].split()[0]
+    assert number(shown) == pytest.approx(expected, rel=0.01)
+    assert "beside=b" in browser.current_url
+    assert browser.get_log("browser") == []
+
+
+def test_a_link_restores_the_view(browser: Any, path: Path) -> None:
+    screen(browser, 1280, 800)
+    page = Page(browser, path)
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    page.choose("amax")
+    page.press(page.heatmap, page.keys.ARROW_DOWN, *[page.keys.ARROW_RIGHT] * 7, "p", "z")
+    page["tab-flow"].click()
+    link, said = browser.current_url, page["readout"].text
+    assert "layer=relu&kind=output&step=7&stat=amax" in link
+    browser.get("about:blank")
+    again = Page(browser, Path(path))
+    browser.get("about:blank")
+    browser.get(link)
+    again.wait(lambda: again["readout"].text != "")
+    assert again["readout"].text == said
+    assert again.chosen == ("relu", "step 7")
+    assert again["tab-flow"].get_attribute("aria-selected") == "true"
+    assert again["pin"].get_attribute("aria-pressed") == "true"
+    assert again["zoomed"].text == "steps 0\u201314"
+    again.press(again.heatmap, "0")
+    assert not again["unzoom"].is_displayed()
+
+
+def test_a_drag_over_the_steps_zooms_and_a_double_click_goes_back(page: Page) -> None:
+    from selenium.webdriver import ActionChains
+
+    axis = page["heatmap-axis"]
+    wide = axis.rect["width"]
+    start = ActionChains(page.browser).move_to_element_with_offset(axis, 0, 0)
+    start.click_and_hold().move_by_offset(round(wide * 0.2), 0).release().perform()
+    first, last = (int(n) for n in page["zoomed"].text.removeprefix("steps ").split("\u2013"))
+    assert 0 < first < last < STEPS
+    page.click(page.all("#heatmap canvas")[0], 0.999, 0.1)
+    assert page.chosen[1] == f"step {last}"
+    ActionChains(page.browser).double_click(axis).perform()
+    assert not page["unzoom"].is_displayed()
+
+
+def test_numbers_are_saved_as_they_are_shown(page: Page, run: hs.Run) -> None:
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    page.script(
+        """
+        window.saved = [];
+        const make = URL.createObjectURL;
+        URL.createObjectURL = (blob) => {
+          blob.text().then((text) => window.saved.push([blob.type, text]));
+          return make(blob);
+        };
+        document.querySelectorAll("[data-tools=overview] .tool")[1].click();
+        document.querySelectorAll("[data-tools=overview] .tool")[0].click();
+        """
+    )
+    page.wait(lambda: page.script("return window.saved.length") == 2)
+    saved = dict(page.script("return window.saved"))
+    assert "PNG" in saved["image/png"][:8]
+    header, *rows = csv.reader(io.StringIO(saved["text/csv"]))
+    assert header[:4] == ["layer", "kind", "statistic", "step 0"]
+    assert [row[0] for row in rows] == ["first", "relu", HOSTILE, "sometimes"]
+    expected = [float(run[step]["first", "output"].per_tensor().rms) for step in range(STEPS)]
+    assert [float(x) for x in rows[0][3:]] == pytest.approx(expected, rel=0.01)
 
 
 def test_coverage_says_what_was_missed(browser: Any, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from hookstats.records.tensors import of_tensors
 from hookstats.rules import NonFinite, replay
 from hookstats.runs.run import Run
 from hookstats.show.overview import overview
+from hookstats.show.sampled import choose_steps, sampled
 
 STEPS = 12
 
@@ -109,10 +110,18 @@ def test_what_people_look_at_says_what_is_not_known(tmp_path: Path) -> None:
         (said,) = (s.dead_of for s in summarise(run[step]) if (s.name, s.kind) == ("2", "output"))
         assert said == expected
     view = overview(run)
-    for site, channels in zip(view.sites, view.channels, strict=True):
+    some = sampled(run, view)
+    assert {0, 5, 10} <= set(some.steps)
+    for s, (site, channels) in enumerate(zip(view.sites, some.channels, strict=True)):
         assert channels is not None
+        assert not site.merged
         if site.channels > 1:
-            assert np.flatnonzero(channels.known).tolist() == [0, 5, 10]
+            assert [some.steps[k] for k in np.flatnonzero(channels.known)] == [0, 5, 10]
+            assert np.flatnonzero(view.dead[:, s] >= 0).tolist() == [0, 5, 10]
+    assert choose_steps(range(1000), 10**6, detailed=range(0, 1000, 100))[:4] == [0, 13, 25, 38]
+    assert set(range(0, 1000, 100)) <= set(
+        choose_steps(range(1000), 10**6, (), range(0, 1000, 100))
+    )
 
 
 def test_rules_that_replay_know_what_they_can(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_run_gives_them_back_by_series_table_and_export(
     assert main(["export", str(run.path), "-o", str(tmp_path / "run.csv")]) == 0
     exported = pyarrow.csv.read_csv(tmp_path / "run.csv")
     np.testing.assert_array_equal(exported["kurtosis"].to_numpy(), site.kurtosis)
-    view = overview(run, columns=2)  # of steps with and without a tensor
+    view = overview(run, cells=2 * len(run[run.steps[-1]]))  # of steps with and without a tensor
     assert view.moments.shape == (2, 1, 7)
     capsys.readouterr()
     assert main(["show", str(run.path)]) == 0

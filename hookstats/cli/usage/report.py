@@ -3,6 +3,9 @@
 examples:
   hookstats report runs/a                   writes runs/a.html
   hookstats report runs/a -o report.html
+  hookstats report runs/a runs/b            writes runs/a-b.html: two runs, and the ratios
+  hookstats report --watch runs/a           serves the page while the run grows
+  hookstats report runs/a --steps 900:1100   these steps alone, every histogram
 """
 
 from __future__ import annotations
@@ -16,11 +19,56 @@ from hookstats.cli.usage.arguments import add_rank, add_rules, add_run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
+        "other",
+        metavar="OTHER",
+        type=Path,
+        nargs="?",
+        help="another run, to set beside the first one: its statistics, and the ratios",
+    )
+    parser.add_argument(
         "-o",
         "--out",
         type=Path,
         metavar="FILE",
-        help="the file to write or replace (default: RUN.html, beside the run)",
+        help="the file to write or replace (default: RUN.html or RUN-OTHER.html, beside the run)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=_window,
+        metavar="A:B",
+        help="only steps A to B, both included; either may be left out (default: all steps)",
+    )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="write no file: serve the page, read-only, and add steps as they come",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to serve at (default: 127.0.0.1, which only this machine reaches); "
+        "whoever reaches another one can read the run",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=0, metavar="N", help="the port (default: any free one)"
     )
     add_rank(parser)
     add_rules(parser)
+
+
+def _window(text: str) -> tuple[int | None, int | None]:
+    """The type of an argument: two steps, the second not before the first; either may be empty."""
+    first, colon, last = text.partition(":")
+    ends = [int(end) if end.isdecimal() else None for end in (first, last)]
+    unread = [end for end in (first, last) if end and not end.isdecimal()]
+    swapped = ends[0] is not None and ends[1] is not None and ends[0] > ends[1]
+    if not colon or unread or swapped:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected A:B, such as 900:1100, 900: or :1100")
+    return ends[0], ends[1]
+
+
+def _port(text: str) -> int:
+    """The type of an argument: a port."""
+    if not text.isdecimal() or int(text) > 0xFFFF:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 to 65535")
+    return int(text)

@@ -4,60 +4,107 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
 
-from hookstats.records.norms import gradient_norm
-from hookstats.records.record import StepRecord
-from hookstats.rules import Monitor, Rules, Setup
+from hookstats.records.alerts import incidents_of, worst
+from hookstats.rules import Alert, Monitor, Rules, Setup
 from hookstats.runs.run import Run
 from hookstats.show.notebook import about_html
 from hookstats.show.overview import overview
 from hookstats.show.page.content import content
 from hookstats.show.page.curves import curves
+from hookstats.show.page.numbers import add_numbers, statistics_of
+from hookstats.show.page.outliers import outliers
+from hookstats.show.page.payload import Payload
+from hookstats.show.paired import paired
+from hookstats.show.progress import track
+from hookstats.show.sampled import sampled
 from hookstats.stats.printable import printable
 
 _SCRIPTS = (
-    *("decode", "format", "colours", "statistics", "heatmap", "curves", "charts", "panels"),
-    "main",
+    *("decode", "format", "colours", "range", "tree", "statistics", "heatmap", "curves"),
+    *("charts", "histogram", "quantiles", "channels", "panels", "registry", "alerts", "link"),
+    *("views", "lines", "flow", "worst", "main", "live", "page"),
 )
 
 
-def render(run: Run, rules: Rules | None = None) -> str:
+_MOST_BYTES = 2_850_000  # compressed; in base64, with the scripts, 4 MB
+_LEAST_BYTES = 400_000  # for the numbers, however much there is beside them
+_APART = 240  # steps
+
+
+Steps = tuple[int | None, int | None]
+"""The first and the last step to show; None for those of the run."""
+
+
+def render(
+    run: Run, rules: Rules | None = None, steps: Steps | None = None, other: Run | None = None
+) -> str:
     """The report of a run, as the text of an HTML file.
 
-    The file is self-contained: it loads no other file, and opens from a disk. A long run is shown
-    in at most 240 columns, each of which merges neighbouring steps, and the page says so. Steps
-    that have alerts get columns of their own, up to as many again. Every step is read once.
+    The file is self-contained: it loads no other file, opens from a disk, and has 4 MB at most,
+    unless the model has thousands of tensors. It has the statistics of every tensor in every step;
+    what does not fit is merged over neighbouring steps, and the page says over which. Steps that
+    have alerts, and their neighbours, are never merged. Histograms and channels are those of some
+    of the steps, the steps that have alerts among them.
 
-    rules: None shows the alerts that were given while the run was recorded (`Run.alerts`); rules
-        check its steps now instead.
-
+    Args:
+        rules: None shows the alerts that were given while the run was recorded (`Run.alerts`);
+            rules check its steps now instead.
+        steps: only the steps from the first number to the second, both included; None is the
+            first or the last step of the run.
+        other: a run B to set beside this run A: the statistics of the tensors that both have, in
+            the steps that A has, and their ratios.
     Raises:
-        ValueError: the run has no steps, or rules stands for no rules.
+        ValueError: the run has no steps, or none of these, or rules stands for no rules.
     """
+    return fill(run, payload_of(run, rules, steps, other))
+
+
+def payload_of(
+    run: Run, rules: Rules | None = None, steps: Steps | None = None, other: Run | None = None
+) -> Payload:
+    """What the page of `render` shows."""
+    chosen = _within(run, steps)
     monitor = None if rules is None else Monitor(rules, Setup.from_header(run.header))
-    given = {alert.step for alert in run.alerts} if monitor is None else set()
-    norms: dict[int, float] = {}
+    if monitor is not None:
+        for step in track(run.steps, "checking steps"):
+            monitor.examine(run[step])
+    alerts = list(run.alerts if monitor is None else monitor.alerts)
+    if steps is not None:
+        alerts = [alert for alert in alerts if chosen[0] <= alert.step <= chosen[-1]]
+    apart = _first_steps(alerts)
+    view = overview(run, chosen, apart)
+    some = sampled(run, view, apart)
+    payload = content(run, view, some, alerts, None if monitor is None else monitor.failures)
+    payload.describe(
+        curves=curves(run, view), outliers=outliers(view, some), statistics=statistics_of(view)
+    )
+    room = max(_LEAST_BYTES, _MOST_BYTES - len(payload.pack()) * 3 // 4)
+    if other is None:
+        payload.describe(arrays=add_numbers(payload, view, apart, room), other=None)
+        return payload
+    pair = paired(other, view)
+    arrays = add_numbers(payload, view, apart, room // 2)
+    arrays += add_numbers(payload, pair, apart, room // 2, prefix="b.")
+    beside = {"name": other.path.resolve().name, "curves": curves(other, pair)}
+    payload.describe(arrays=arrays, other=beside)
+    return payload
 
-    def examine(record: StepRecord) -> bool:
-        """Whether the step has alerts."""
-        norm = gradient_norm(record)
-        if norm is not None:
-            norms[record.step] = norm
-        return record.step in given if monitor is None else bool(monitor.examine(record))
 
-    view = overview(run, each=examine)
-    alerts = run.alerts if monitor is None else monitor.alerts
-    payload = content(run, view, alerts, None if monitor is None else monitor.failures)
-    payload.describe(curves=curves(run, view, norms))
+def fill(run: Run, payload: Payload, live: bool = False) -> str:
+    """The page that shows a payload; a live one asks its server for what is new."""
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(run.path.resolve().name)),
         style=_asset("page.css"),
         script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         payload=payload.pack(),
         fallback=about_html(run),
+        live=" data-live" if live else "",
+        connect="; connect-src 'self'" if live else "",
     )
 
 
@@ -67,15 +114,50 @@ def beside(run: Path) -> Path:
     return run.with_name(f"{run.name}.html")
 
 
-def write(run: Run, path: str | os.PathLike[str] | None = None, rules: Rules | None = None) -> Path:
+def _within(run: Run, steps: Steps | None) -> list[int]:
+    if steps is None:
+        return run.steps
+    first, last = steps
+    chosen = [
+        step
+        for step in run.steps
+        if (first is None or step >= first) and (last is None or step <= last)
+    ]
+    if not chosen:
+        there = run.steps
+        has = f"{there[0]} to {there[-1]}" if there else "none yet"
+        asked = ":".join("" if end is None else str(end) for end in steps)
+        raise ValueError(f"steps = {asked}: expected some of the steps of {run.path}: {has}")
+    return chosen
+
+
+def _first_steps(alerts: Sequence[Alert]) -> list[int]:
+    """The steps that are set apart: those of the alerts, of the worst and earliest first."""
+    ordered = [alert.step for incident in worst(incidents_of(alerts)) for alert in incident.alerts]
+    return sorted([*dict.fromkeys(ordered)][:_APART])
+
+
+def write(
+    run: Run,
+    path: str | os.PathLike[str] | None = None,
+    rules: Rules | None = None,
+    steps: Steps | None = None,
+    other: Run | None = None,
+) -> Path:
     """Write the report of `render` to `path`, by default `beside` the run, and return the path.
+
+    With another run beside it, the default is RUN-OTHER.html.
 
     Raises:
         ValueError: as of `render`.
         OSError: `path` cannot be written.
     """
-    path = beside(run.path) if path is None else Path(path)
-    path.write_text(render(run, rules), encoding="utf-8")
+    if path is None:
+        path = beside(run.path)
+        if other is not None:
+            path = path.with_name(f"{path.stem}-{other.path.resolve().name}.html")
+    path = Path(path)
+    path.write_text(render(run, rules, steps, other), encoding="utf-8")
     return path
 
 

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hookstats.records.alerts import incidents_of, worst
 from hookstats.records.keys import Key, label, parse_kind
-from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64
 from hookstats.rules import Alert
 from hookstats.runs.run import Run
 from hookstats.show import palette
 from hookstats.show.distribution import Distributions, distributions
-from hookstats.show.overview import ChannelColumns, Overview
-from hookstats.show.page.payload import Payload, bfloat16
-from hookstats.stats import state
+from hookstats.show.overview import Overview
+from hookstats.show.page.codes import LOG_FIRST, LOG_STEP, SHARES
+from hookstats.show.page.payload import Payload
+from hookstats.show.sampled import ChannelColumns, Sampled
 from hookstats.stats.bins import Bins, LinearBins, LogBins
-from hookstats.stats.derived import STATISTICS, columns_of, statistic
 
 UInt8 = NDArray[np.uint8]
 
@@ -28,17 +28,10 @@ _BINS = 36  # the parts of a histogram's axis
 _LEVELS = 24  # the shades of a histogram
 _FAINTEST = 1e-4  # the share of values with the second faintest shade
 _CHANNEL_LEVELS = 20
-_CHANNEL_CELLS = 450_000  # at most so many channels * columns, over all sites
+_CHANNEL_CELLS = 600_000  # at most so many channels * steps, over all sites
+_LEAST_CHANNELS = 12
 _MAX_CHANNELS = 256
 _MAX_ALERTS = 1000
-
-_CHOICE = ("rms", "std", "amax", "mean", "min", "max")
-"""The statistics that a page offers, in this order."""
-_SHARES = {
-    "zero": "share of zeros",
-    "dead": "share of dead channels",
-    "nonfinite": "share of non-finite values",
-}
 
 MISSING, DEAD, NONFINITE, FIRST_LEVEL = range(4)
 """The bytes of a channel image; from FIRST_LEVEL on they are levels of the rms, on a log scale."""
@@ -47,34 +40,56 @@ MISSING, DEAD, NONFINITE, FIRST_LEVEL = range(4)
 def content(
     run: Run,
     view: Overview,
+    some: Sampled,
     alerts: Sequence[Alert] = (),
     failures: Mapping[str, str] | None = None,
 ) -> Payload:
-    """The run as `view` merges it, the alerts of the rules, and the rules that failed."""
+    """The run as `view` has it, some of its steps, what was found, and the rules that failed."""
     failures = failures or {}
     payload = Payload()
-    _add_statistics(payload, view)
-    described = [_describe(run, site) for site in view.sites]
+    described = [_describe(run, view, s) for s in range(len(view.sites))]
     for s, about in enumerate(described):
-        about.update(_add_distributions(payload, view, s))
-        about.update(_add_channels(payload, view, s))
+        about.update(_add_distributions(payload, run, some, s))
+        about.update(_add_channels(payload, view, some, s))
     keys = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
-    worst = sorted(alerts, key=lambda alert: -alert.level)
+    places = {step: i for i, step in enumerate(view.steps)}
     payload.describe(
         run=_about(run, view),
         spans=[[view.steps[first], view.steps[end - 1], end - first] for first, end in view.spans],
+        samples=[[step, places[step]] for step in some.steps],
         sites=described,
-        alerts=[_alert(alert, keys) for alert in worst[:_MAX_ALERTS]],
-        alertsInAll=len(alerts),
         coverage=run.coverage,
         troubles=[*run.damaged.values(), *(f"{what}: {why}" for what, why in failures.items())],
         bins=_BINS,
         levels=_LEVELS,
         channelLevels=_CHANNEL_LEVELS,
+        log=[LOG_STEP, LOG_FIRST],
+        shares=SHARES,
         root=label(""),
         palettes={"sequential": palette.SEQUENTIAL, "diverging": palette.DIVERGING},
+        **_found(alerts, keys),
     )
     return payload
+
+
+def _found(alerts: Sequence[Alert], keys: dict[Key, int]) -> dict[str, Any]:
+    """The incidents, the worst first, each with the places of its alerts, the cause first."""
+    told: list[dict[str, Any]] = []
+    incidents = []
+    for incident in worst(incidents_of(alerts)):
+        room = max(0, _MAX_ALERTS - len(told))
+        some = incident.alerts[:room]
+        if some:
+            incidents.append(
+                {
+                    "alerts": list(range(len(told), len(told) + len(some))),
+                    "inAll": len(incident.alerts),
+                    "severity": incident.severity,
+                    "last": max(alert.step for alert in incident.alerts),
+                }
+            )
+            told += [_alert(alert, keys) for alert in some]
+    return {"alerts": told, "incidents": incidents, "alertsInAll": len(alerts)}
 
 
 def _about(run: Run, view: Overview) -> dict[str, Any]:
@@ -112,7 +127,8 @@ def _say_bins(bins: Bins | None) -> str | None:
     return None
 
 
-def _describe(run: Run, site: SiteInfo) -> dict[str, Any]:
+def _describe(run: Run, view: Overview, s: int) -> dict[str, Any]:
+    site = view.sites[s]
     modules = run.header.get("modules", {})
     kind = parse_kind(site.kind)
     owner = site.name.rpartition(".")[0] if kind.plain.startswith("param") else site.name
@@ -127,6 +143,7 @@ def _describe(run: Run, site: SiteInfo) -> dict[str, Any]:
         "dtype": site.dtype,
         "channels": site.merged or site.channels,
         "channelDim": site.channel_dim,
+        "uneven": s in view.uneven,
     }
 
 
@@ -143,50 +160,10 @@ def _alert(alert: Alert, keys: dict[Key, int]) -> dict[str, Any]:
     }
 
 
-def _add_statistics(payload: Payload, view: Overview) -> None:
-    """Add arrays [S, T]: statistics and counts as bfloat16, dead channels as uint16
-    (65535: unknown).
-
-    The description gets "statistics", what one can choose to see: id, label, scale ("log",
-    "signed", or "share" in 0..1); and "floats", the names of the arrays of bfloat16.
-    """
-    columns = columns_of(view.moments.transpose(1, 0, 2), view.tallies.transpose(1, 0, 2))
-    count = columns("count")
-    chosen = list(_CHOICE)
-    if state.is_higher(view.moments):
-        chosen += ["skewness", "kurtosis"]
-    floats = {name: np.where(count > 0, statistic(name, columns), np.nan) for name in chosen} | {
-        name: columns(name) for name in ("nan", "posinf", "neginf", "count")
-    }
-    with np.errstate(invalid="ignore"):
-        floats["zero"] = columns("zero") / count
-    for name, values in floats.items():
-        payload.add(name, bfloat16(values))
-    payload.add("seen", (view.observed.T > 0).astype(np.uint8))
-    died = np.zeros(count.shape, np.uint16)
-    for s, channels in enumerate(view.channels):
-        if channels is not None:
-            died[s] = np.where(channels.known, np.minimum(channels.dead.sum(1), 0xFFFE), 0xFFFF)
-    payload.add("dead", died)
-    offered: list[tuple[str, str, str]]
-    offered = [(name, STATISTICS[name].label, STATISTICS[name].scale) for name in chosen]
-    offered += [(name, label, "share") for name, label in _SHARES.items()]
-    payload.describe(
-        floats=list(floats),
-        statistics=[{"id": id, "label": label, "scale": scale} for id, label, scale in offered],
-    )
-
-
-def _add_distributions(payload: Payload, view: Overview, s: int) -> dict[str, Any]:
-    if view.bins is None:
-        return {"axis": None}
-    columns = []
-    for hist in view.hist:
-        row = view.hist_rows[s]
-        span = slice(*hist.offsets[row : row + 2]) if row < hist.rows else slice(0)
-        columns.append((hist.slots[span], hist.counts[span]))
-    least, greatest = view.moments[:, s, state.MIN], view.moments[:, s, state.MAX]
-    found = distributions(view.bins, columns, least, greatest, _BINS)
+def _add_distributions(payload: Payload, run: Run, some: Sampled, s: int) -> dict[str, Any]:
+    found = None
+    if run.bins is not None:
+        found = distributions(run.bins, some.hist[s], some.least[s], some.greatest[s], _BINS)
     if found is None:
         return {"axis": None}
     payload.add(f"hist{s}", _shades(found))
@@ -210,30 +187,26 @@ def _positions(found: Distributions) -> UInt8:
     return np.diff(codes, axis=1, prepend=np.uint8(0))
 
 
-def _add_channels(payload: Payload, view: Overview, s: int) -> dict[str, Any]:
-    """Add a channel image [rows, columns]; neighbours share a row or a column where they must."""
-    channels = view.channels[s]
-    if channels is None:
-        return {"image": None, "uneven": True}
-    count, budget = channels.rms.shape[1], _CHANNEL_CELLS // len(view.sites)
-    if count < 2:
+def _add_channels(payload: Payload, view: Overview, some: Sampled, s: int) -> dict[str, Any]:
+    """Add a channel image [rows, steps]; neighbouring channels share a row where they must."""
+    channels = some.channels[s]
+    count = view.sites[s].merged or view.sites[s].channels
+    if channels is None or count < 2 or not channels.known.any():
         return {"image": None}
-    rows = min(count, _MAX_CHANNELS, max(32, budget // len(view.spans)))
-    columns = min(len(view.spans), max(16, budget // rows))
-    image, levels = _image(channels, rows, columns)
+    budget = _CHANNEL_CELLS // (len(view.sites) * len(some.steps))
+    rows = min(count, _MAX_CHANNELS, max(_LEAST_CHANNELS, budget))
+    image, levels = _image(channels, rows)
     payload.add(f"channels{s}", image)
-    known = np.flatnonzero(channels.known)
-    last = np.flatnonzero(channels.dead[known[-1]]).tolist() if len(known) else []
-    return {"image": [rows, columns], "rms": levels, "deadLast": ranges(last)}
+    last = np.flatnonzero(channels.dead[np.flatnonzero(channels.known)[-1]]).tolist()
+    return {"image": rows, "rms": levels, "deadLast": ranges(last)}
 
 
-def _image(channels: ChannelColumns, rows: int, columns: int) -> tuple[UInt8, list[float]]:
-    """The image, uint8 [rows, columns], and the rms of its first and its last level."""
+def _image(channels: ChannelColumns, rows: int) -> tuple[UInt8, list[float]]:
+    """The image, uint8 [rows, steps], and the rms of its first and its last level."""
 
     def grouped(ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
-        over_time = ufunc.reduceat(values, starts(values.shape[0], columns), axis=0)
-        grouped: NDArray[Any] = ufunc.reduceat(over_time, starts(values.shape[1], rows), axis=1).T
-        return grouped
+        found: NDArray[Any] = ufunc.reduceat(values, starts(values.shape[1], rows), axis=1).T
+        return found
 
     rms = grouped(np.fmax, channels.rms)  # the greatest, so that nothing is hidden
     levels = _level_bounds(rms)

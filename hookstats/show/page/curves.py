@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,25 +12,26 @@ import numpy as np
 from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.run import Run
-from hookstats.show.overview import Overview
+from hookstats.show.overview import Overview, norms_of
 
 _DIGITS = 6
 
 
-def curves(run: Run, view: Overview, norms: Mapping[int, float]) -> list[dict[str, Any]]:
-    """The curves that there are, as JSON: the name, and per column the mean of its steps' values;
-    null where there are none, and "nan", "inf" or "-inf" where one is not finite.
+def curves(run: Run, view: Overview) -> list[dict[str, Any]]:
+    """The curves that there are, as JSON: the name, and per column the value of its step; null
+    where there is none, and "nan", "inf" or "-inf" where it is not finite.
 
-    norms: those of the gradients, by step.
+    A column of several steps, or of a step that has no value itself, has the mean of the values up
+    to the next column.
     """
-    found: dict[str, tuple[Int64, Float64]] = {}
+    found: dict[str, list[float | None]] = {}
     for name in filter(None, (_loss(run.scalars), _rate(run.scalars))):
         series = run.scalars[name]
-        found[name] = series.steps, series.values
-    if norms:
-        steps = np.array(sorted(norms), np.int64)
-        found[GRADIENT_NORM] = steps, np.array([norms[step] for step in steps.tolist()], np.float64)
-    return [{"name": name, "values": _by_column(view, *each)} for name, each in found.items()]
+        found[name] = _by_column(view, series.steps, series.values)
+    norms = norms_of(view)
+    if norms is not None:
+        found.setdefault(GRADIENT_NORM, norms.tolist())
+    return [{"name": name, "values": list(map(_json, each))} for name, each in found.items()]
 
 
 def _loss(names: Iterable[str]) -> str | None:
@@ -41,16 +44,24 @@ def _rate(names: Iterable[str]) -> str | None:
     return next((name for name in names if name.startswith("lr/")), None)
 
 
-def _by_column(view: Overview, steps: Int64, values: Float64) -> list[float | str | None]:
-    """The means of the values in each column, which reaches to the first step of the next."""
+def _by_column(view: Overview, steps: Int64, values: Float64) -> list[float | None]:
+    """The value of each column, None where there is none; see `curves`."""
     starts = [view.steps[first] for first, _ in view.spans]
-    bounds = np.searchsorted(steps, [*starts, np.iinfo(np.int64).max])
-    found: list[float | str | None] = []
-    for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        with np.errstate(invalid="ignore", over="ignore"):
-            mean = float(values[first:end].mean()) if end > first else None
-        if mean is None:
+    bounds = np.searchsorted(steps, [*starts, np.iinfo(np.int64).max]).tolist()
+    found: list[float | None] = []
+    for t, (first, end) in enumerate(pairwise(bounds)):
+        span = view.spans[t]
+        if first == end:
             found.append(None)
+        elif span[1] - span[0] == 1 and steps[first] == starts[t]:
+            found.append(float(values[first]))
         else:
-            found.append(float(f"{mean:.{_DIGITS}g}") if np.isfinite(mean) else str(mean))
+            with np.errstate(invalid="ignore", over="ignore"):
+                found.append(float(values[first:end].mean()))
     return found
+
+
+def _json(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return None if value is None else float(f"{value:.{_DIGITS}g}")
+    return str(value)

@@ -1,4 +1,4 @@
-"""Payload: the content of a report, as JSON and small arrays in one string."""
+"""Payload: the content of a page, as JSON and blocks of bytes in one string."""
 
 from __future__ import annotations
 
@@ -13,41 +13,65 @@ from numpy.typing import NDArray
 from hookstats.stats.printable import printable
 
 UInt8 = NDArray[np.uint8]
-UInt16 = NDArray[np.uint16]
+Integers = NDArray[np.integer[Any]]
+
+_LEVEL = 6  # of zlib: 9 takes four times as long for one percent
 
 
 class Payload:
-    """A description and named byte arrays, which `decode.js` unpacks."""
+    """A description and named blocks of bytes, which `decode.js` unpacks."""
 
     def __init__(self) -> None:
         self._description: dict[str, Any] = {}
-        self._arrays: dict[str, bytes] = {}
+        self._small: dict[str, bytes] = {}
+        self._blocks: dict[str, bytes] = {}
 
     def describe(self, **description: Any) -> None:
         """Add JSON-able entries to the description; texts in them are made `printable`."""
         self._description.update(_printable(description))
 
-    def add(self, name: str, array: UInt8 | UInt16) -> None:
-        """Add an array; of 16-bit numbers, all high bytes come first: they compress better."""
-        if array.dtype == np.uint16:
-            array = np.stack((array >> 8, array & 255))
-        self._arrays[name] = np.ascontiguousarray(array, np.uint8).tobytes()
+    def add(self, name: str, array: UInt8) -> None:
+        """Add a small array of bytes, which is compressed together with others."""
+        self._small[name] = np.ascontiguousarray(array, np.uint8).tobytes()
+
+    def add_block(self, name: str, compressed: bytes) -> None:
+        """Add what `compress` made of the `planes` of an array."""
+        self._blocks[name] = compressed
 
     def pack(self) -> str:
-        """All of it, compressed by zlib, in base64.
+        """All of it, in base64: the length of the head (uint32, little-endian), the head, and the
+        blocks, each of them compressed by zlib.
 
-        Compressed are the length of the JSON (uint32, little-endian), the JSON, and the arrays. The
-        JSON is the description with "lengths": [[name, bytes], ...] of the arrays.
+        The head is the length of the JSON (uint32), the JSON and the small arrays. The JSON is the
+        description with "lengths" and "blocks": [[name, bytes], ...] of the arrays and of the
+        compressed blocks.
         """
-        lengths = [[name, len(data)] for name, data in self._arrays.items()]
+        lengths = [[name, len(data)] for name, data in self._small.items()]
+        blocks = [[name, len(data)] for name, data in self._blocks.items()]
         text = json.dumps(
-            {**self._description, "lengths": lengths},
+            {**self._description, "lengths": lengths, "blocks": blocks},
             ensure_ascii=False,
             separators=(",", ":"),
             allow_nan=False,
         ).encode()
-        whole = b"".join((len(text).to_bytes(4, "little"), text, *self._arrays.values()))
-        return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
+        head = compress(b"".join((_length(text), text, *self._small.values())))
+        return base64.b64encode(b"".join((_length(head), head, *self._blocks.values()))).decode()
+
+
+def _length(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little")
+
+
+def compress(data: bytes) -> bytes:
+    """The data, compressed as blocks are."""
+    return zlib.compress(data, _LEVEL)
+
+
+def planes(codes: Integers, width: int) -> bytes:
+    """Codes [S, T] >= 0 of `width` bytes as they compress best: differences from column to column,
+    modulo 256**width, all lowest bytes first, then the next ones."""
+    steps: Any = np.diff(codes.astype(np.int64), axis=1, prepend=0)
+    return b"".join(((steps >> 8 * k) & 255).astype(np.uint8).tobytes() for k in range(width))
 
 
 def _printable(value: Any) -> Any:
@@ -60,15 +84,3 @@ def _printable(value: Any) -> Any:
         case list() | tuple():
             return [_printable(each) for each in value]
     return value
-
-
-def bfloat16(values: NDArray[Any]) -> UInt16:
-    """The bits of the nearest bfloat16s, uint16: two to three digits at any magnitude."""
-    with np.errstate(over="ignore"):
-        bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # Rounding must not carry a NaN to an infinity, nor a finite value to one.
-    largest = np.where(bits >> 31, 0xFF7F, 0x7F7F)
-    finite = np.isfinite(values)
-    rounded = np.where(finite, np.where((rounded & 0x7FFF) < 0x7F80, rounded, largest), bits >> 16)
-    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)

@@ -16,8 +16,12 @@ function colourAt(name, x) {
   return colours[Math.max(0, Math.min(colours.length - 1, Math.round(x * (colours.length - 1))))];
 }
 
+// The value of a variable of the sheet; read once per theme.
+const sheet = new Map();
+document.addEventListener("themechange", () => sheet.clear());
 function css(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (!sheet.has(name)) sheet.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return sheet.get(name);
 }
 
 function rgbOf(name) {
@@ -36,7 +40,11 @@ function picture(w, h, colour) {
   for (let y = 0, at = 0; y < h; y++) {
     for (let x = 0; x < w; x++, at += 4) {
       const c = colour(x, y);
-      if (c) image.data.set([c[0], c[1], c[2], 255], at);
+      if (!c) continue;
+      image.data[at] = c[0];
+      image.data[at + 1] = c[1];
+      image.data[at + 2] = c[2];
+      image.data[at + 3] = 255;
     }
   }
   context.putImageData(image, 0, 0);

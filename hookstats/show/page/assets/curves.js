@@ -1,6 +1,6 @@
-// The numbers of training - loss, learning rate, norm of the gradients - on the heatmap's axis.
+// Above the heatmap, on its axis: the incidents, and the numbers of training.
 
-const CURVE = { height: 34, gap: 6 };
+const CURVE = { height: 34, gap: 6, incidents: 18 };
 
 // "nan", "inf" and "-inf" stand for themselves, null for nothing.
 const curveValue = (x) => (typeof x === "string" ? { nan: NaN, inf: Infinity, "-inf": -Infinity }[x] : x);
@@ -8,86 +8,126 @@ const curveValue = (x) => (typeof x === "string" ? { nan: NaN, inf: Infinity, "-
 const curveText = (x) => (x === null ? "–" : Number.isNaN(x) ? "NaN" : number(x));
 
 class Curves {
-  // choose(column), hover(column, event) or hover(null)
-  constructor(canvas, { choose, hover }) {
+  // choose(column), hover(column, event) or hover(null), zoom(from, to)
+  constructor(canvas, { choose, hover, zoom }) {
     this.canvas = canvas;
-    canvas.addEventListener("click", (e) => {
-      const column = this.columnAt(e);
-      if (column !== null) choose(column);
-    });
-    canvas.addEventListener("pointermove", (e) => hover(e.pointerType === "mouse" ? this.columnAt(e) : null, e));
-    canvas.addEventListener("pointerleave", () => hover(null));
+    timeAxis(canvas, { plot: () => (this.data ? { left: this.left, width: this.plot } : null), choose, hover, zoom });
   }
 
   // left, plot: where the columns begin, and how wide they are together
   show({ data, column, left, plot }) {
     Object.assign(this, { data, left, plot });
-    this.canvas.hidden = !data.curves.length;
+    const strip = data.incidents.length ? CURVE.incidents : 0;
+    const height = strip + data.curves.length * (CURVE.height + CURVE.gap);
+    this.canvas.hidden = !height;
     if (this.canvas.hidden) return;
-    const height = data.curves.length * (CURVE.height + CURVE.gap);
     const { context, width } = fit(this.canvas, height);
     context.clearRect(0, 0, width, height);
-    data.curves.forEach((curve, i) => this.paint(context, curve, i * (CURVE.height + CURVE.gap), column));
-    context.strokeStyle = css("--ink");
-    context.globalAlpha = 0.5;
-    context.beginPath();
-    context.moveTo(this.x(column), 0);
-    context.lineTo(this.x(column), height - CURVE.gap);
-    context.stroke();
-    context.globalAlpha = 1;
+    context.save();
+    if (strip) this.paintIncidents(context);
+    data.curves.forEach((curve, i) => this.paint(context, curve, strip + i * (CURVE.height + CURVE.gap), column));
+    context.restore();
+    cursorLine(context, column, left, plot, 0, height - CURVE.gap);
   }
 
   x(column) {
-    return this.left + ((column + 0.5) / this.data.columns) * this.plot;
+    return middleOf(column, this.left, this.plot);
+  }
+
+  // Each incident from its cause to its last alert.
+  paintIncidents(context) {
+    const { data } = this;
+    context.font = `11px ${css("--mono")}`;
+    context.fillStyle = css("--muted");
+    context.textAlign = "left";
+    context.fillText("incidents", 0, 6);
+    const inside = (x) => Math.min(Math.max(x, this.left), this.left + this.plot);
+    for (const { alerts, severity, last } of [...data.incidents].reverse()) {
+      const [from, to] = [nearestColumn(data.alerts[alerts[0]].step), nearestColumn(last)];
+      if (to < range.from || from >= range.to) continue;
+      context.fillStyle = css(`--${severity}`);
+      context.globalAlpha = 0.35;
+      context.fillRect(inside(this.x(from)), 4, inside(this.x(to)) - inside(this.x(from)), 4);
+      context.globalAlpha = 1;
+      if (from < range.from) continue;
+      const [x, y] = [this.x(from), 6];
+      context.beginPath();
+      if (severity === "error") context.rect(x - 4, y - 4, 8, 8);
+      else if (severity === "warning") for (const [dx, dy] of [[0, -5], [5, 4], [-5, 4]]) context.lineTo(x + dx, y + dy);
+      else context.arc(x, y, 4, 0, 7);
+      context.fill();
+    }
   }
 
   paint(context, curve, top, column) {
-    const values = curve.values.map(curveValue);
+    const values = curve.values.slice(range.from, range.to).map(curveValue);
     const finite = values.filter((x) => x !== null && Number.isFinite(x));
-    const [lo, hi] = [Math.min(...finite), Math.max(...finite)];
+    let [lo, hi] = [Infinity, -Infinity];
+    for (const x of finite) [lo, hi] = [Math.min(lo, x), Math.max(hi, x)];
+    const least = 0.005 * Math.max(Math.abs(lo), Math.abs(hi)); // less is no change worth showing
+    if (hi - lo < least) [lo, hi] = [(lo + hi - least) / 2, (lo + hi + least) / 2];
     const log = lo > 0 && hi / lo > 20;
-    const place = (x) => (log ? Math.log(x / lo) / Math.log(hi / lo) : (x - lo) / (hi - lo || 1));
+    const place = (x) => (hi === lo ? 0.5 : log ? Math.log(x / lo) / Math.log(hi / lo) : (x - lo) / (hi - lo));
     const y = (x) => top + 3 + (1 - place(x)) * (CURVE.height - 6);
     context.fillStyle = css("--soft");
     context.fillRect(this.left, top, this.plot, CURVE.height);
-    const cell = this.plot / this.data.columns;
+    const cell = this.plot / (range.to - range.from);
     values.forEach((x, t) => {
       if (x === null || Number.isFinite(x)) return;
       context.fillStyle = css("--nonfinite");
       context.fillRect(this.left + t * cell, top, Math.max(cell, 2), CURVE.height);
     });
-    context.strokeStyle = css("--accent");
+    context.save();
+    context.beginPath();
+    context.rect(this.left, top, this.plot, CURVE.height);
+    context.clip();
+    const other = this.data.other?.curves.find(({ name }) => name === curve.name);
+    if (other) this.line(context, other.values.slice(range.from, range.to).map(curveValue), y, css("--warning"));
+    this.line(context, values, y, css("--accent"));
+    context.restore();
+    context.textAlign = "left";
+    context.fillStyle = css("--muted");
+    context.font = `11px ${css("--mono")}`;
+    context.fillText(elide(context, curve.name, this.left - 10), 0, top + 10);
+    context.fillStyle = css("--ink");
+    context.fillText(curveText(curveValue(curve.values[column])), 0, top + CURVE.height - 9);
+  }
+
+  line(context, values, y, colour) {
+    context.strokeStyle = colour;
     context.lineWidth = 1.5;
     context.beginPath();
     let on = false;
     values.forEach((x, t) => {
       if (x === null) return; // steps that are not logged: the line goes on
+      const at = this.x(range.from + t);
       if (!Number.isFinite(x)) on = false;
       else {
-        if (on) context.lineTo(this.x(t), y(x));
-        else context.moveTo(this.x(t), y(x));
-        context.lineTo(this.x(t) + 0.01, y(x)); // a single point shows, too
+        if (on) context.lineTo(at, y(x));
+        else context.moveTo(at, y(x));
+        context.lineTo(at + 0.01, y(x)); // a single point shows, too
         on = true;
       }
     });
     context.stroke();
     context.lineWidth = 1;
-    context.textAlign = "left";
-    context.fillStyle = css("--muted");
-    context.font = `11px ${css("--mono")}`;
-    context.fillText(shorten(context, curve.name, this.left - 10), 0, top + 10);
-    context.fillStyle = css("--ink");
-    context.fillText(curveText(values[column]), 0, top + CURVE.height - 9);
-  }
-
-  columnAt(event) {
-    const at = event.clientX - this.canvas.getBoundingClientRect().left - this.left;
-    const column = Math.floor((at / this.plot) * this.data.columns);
-    return column < 0 || column >= this.data.columns ? null : column;
   }
 }
 
 // What was logged in a column, in words.
 function describeCurves(data, column) {
   return data.curves.map(({ name, values }) => `${name} ${curveText(curveValue(values[column]))}`);
+}
+
+// The incidents with an alert in a column, in words.
+function describeIncidents(data, column) {
+  const [first, last] = data.spans[column];
+  return data.incidents.map(({ alerts }) => data.alerts[alerts[0]])
+    .filter((cause) => cause.step >= first && cause.step <= last)
+    .map((cause) => `${cause.rule}: ${labelOf(cause.name)} ${cause.kind}`);
+}
+
+function curveRows(data) {
+  return [["step", ...data.curves.map(({ name }) => name)],
+    ...data.spans.map(([first], t) => [first, ...data.curves.map(({ values }) => values[t])])];
 }

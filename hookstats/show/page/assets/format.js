@@ -45,7 +45,7 @@ function axisTicks([scale, lo, hi], pixels, gap) {
   return ticks;
 }
 
-// Columns to label below an axis of `pixels`: round steps where every column is one step.
+// Columns of `spans` to label below an axis of `pixels`: round steps where every column is one step.
 function columnTicks(spans, pixels, gap = 64) {
   const wanted = Math.max(2, Math.floor(pixels / gap));
   const range = spans.at(-1)[1] - spans[0][0];

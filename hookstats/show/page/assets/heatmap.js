@@ -1,22 +1,26 @@
-// The heatmap: layers by steps, one colour per cell.
+// The heatmap: layers by steps, one colour per cell; a pixel of several steps has the most striking.
 
 class Heatmap {
-  // choose(row, column), hover(row, column, event) or hover(null), enter()
-  constructor(box, axis, { choose, hover, enter }) {
-    this.box = box;
+  // choose(row, column, byKey), hover(row, column, event) or hover(null), fold(row), enter(), zoom()
+  constructor(box, axis, { choose, hover, fold, enter, zoom }) {
+    Object.assign(this, { box, axis });
     this.canvas = box.querySelector("canvas");
-    this.axis = axis;
+    const plot = () => this.l && { left: this.l.left, width: this.l.plot };
+    timeAxis(this.canvas, { plot, zoom, choose: () => null, click: false });
+    timeAxis(axis, { plot: () => this.l && { left: this.l.left, width: this.axisWidth }, zoom, choose: (column) => choose(this.view.row, column) });
     this.canvas.addEventListener("click", (e) => {
       const cell = this.cellAt(e);
-      if (cell) choose(...cell);
+      if (!cell) return;
+      if (cell[1] === null && this.view.rows[cell[0]].group !== null) fold(cell[0]);
+      else choose(cell[0], cell[1] ?? this.view.column);
     });
     this.canvas.addEventListener("pointermove", (e) => {
       const cell = e.pointerType === "mouse" ? this.cellAt(e) : null;
-      hover(cell, e);
+      hover(cell && [cell[0], cell[1] ?? this.view.column], e);
     });
     this.canvas.addEventListener("pointerleave", () => hover(null));
     box.addEventListener("keydown", (e) => {
-      const { row, column } = this.view;
+      const { row, column, rows } = this.view;
       const last = this.view.data.columns - 1;
       const moves = {
         ArrowUp: [row - 1, column],
@@ -28,139 +32,172 @@ class Heatmap {
         Home: [e.ctrlKey ? 0 : row, 0],
         End: [e.ctrlKey ? Infinity : row, last],
       };
-      if (e.key === "Enter") enter();
+      if (e.key === "Enter" && rows[row]?.group != null) fold(row);
+      else if (e.key === "Enter") enter();
       else if (moves[e.key] && !e.altKey && !e.metaKey) choose(...moves[e.key], true);
       else return;
       e.preventDefault();
     });
   }
 
-  // view: data, sites (one per row), row, column, statistic, values, scale
+  // view: data, rows, row, column, statistic, values, ratios, scale, alerts
   show(view) {
     this.view = view;
-    const { data, sites } = view;
-    this.picture = picture(data.columns, sites.length, this.colours());
-    this.draw();
+    this.draw(true);
   }
 
-  // What a cell is: "missing", "nonfinite", "none" (zero on a log scale, or a share), or a number.
-  cell(row, column) {
-    const { data, sites, statistic, values, ratios, scale } = this.view;
-    const i = sites[row] * data.columns + column;
-    if (!data.seen[i]) return "missing";
-    if (statistic.id !== "nonfinite" && nonfinite(data, i) > 0) return "nonfinite";
-    const x = values[row][column];
-    if (Number.isNaN(x)) return "missing";
-    if (x === 0 && (scale.zero || ratios)) return "none";
-    return ratios ? ratios[row][column] : x;
+  // How striking a level is: what is not finite most, then what is farthest from the ordinary.
+  get rank() {
+    return this.view.scale.palette === "diverging" ? (level) => (level < 0 || level > 1 ? level : Math.abs(level - 0.5)) : (level) => level;
   }
 
-  colours() {
-    const special = { missing: null, nonfinite: rgbOf("--nonfinite"), none: rgbOf("--none") };
-    const { palette, at } = this.view.scale;
-    return (column, row) => {
-      const cell = this.cell(row, column);
-      return typeof cell === "string" ? special[cell] : colourAt(palette, at(cell));
-    };
+  // The site of a row with the most striking level in a column.
+  striking({ sites }, column) {
+    const rank = (s) => this.rank(this.view.levels.get(s)[column]);
+    return sites.reduce((best, s) => (rank(s) > rank(best) ? s : best), sites[0]);
+  }
+
+  // The most striking levels of a row: of each pixel those of its columns and of all its sites.
+  levelsOf({ sites }, bounds) {
+    const diverging = this.view.scale.palette === "diverging";
+    const out = new Float32Array(bounds.length - 1).fill(LEVEL.missing);
+    for (const s of sites) {
+      const levels = this.view.levels.get(s);
+      for (let x = 0; x < out.length; x++) {
+        for (let t = bounds[x]; t < bounds[x + 1]; t++) {
+          const [now, level] = [out[x], levels[t]];
+          if (!diverging || now < 0 || level < 0 || level > 1 || now > 1 ? level > now : Math.abs(level - 0.5) > Math.abs(now - 0.5)) out[x] = level;
+        }
+      }
+    }
+    return out;
   }
 
   layout(width) {
-    const { data, sites } = this.view;
-    const room = width * (width < 560 ? 0.38 : 0.3);
+    const { rows } = this.view;
     const context = this.canvas.getContext("2d");
     context.font = `11px ${css("--mono")}`;
-    const widest = Math.max(...sites.map((s) => context.measureText(label(data.sites[s])).width));
-    const left = Math.min(widest + 14, room, 300);
-    const rowHeight = Math.max(4, Math.min(22, Math.floor(440 / sites.length)));
-    return { left, plot: width - left, rowHeight, height: rowHeight * sites.length };
+    const widest = Math.max(60, ...rows.map((row) => context.measureText(row.label).width + 12 * row.depth + (row.group === null ? 0 : 14)));
+    const left = Math.round(Math.min(widest + 14, width * (width < 560 ? 0.38 : 0.3), 300));
+    const rowHeight = Math.max(14, Math.min(22, Math.floor(440 / rows.length)));
+    return { left, plot: width - left, rowHeight, height: rowHeight * Math.max(1, rows.length) };
   }
 
-  draw() {
-    const { data, sites, row, column } = this.view;
-    const l = (this.l = this.layout(this.canvas.clientWidth));
-    const { context, width } = fit(this.canvas, l.height);
-    context.clearRect(0, 0, width, l.height);
+  // The cells alone, which change neither with the cursor nor with the labels.
+  paint(width) {
+    const { rows, scale } = this.view;
+    const l = this.l;
+    const ratio = window.devicePixelRatio || 1;
+    const across = Math.max(1, Math.min(range.to - range.from, Math.round(l.plot * ratio)));
+    const [none, wrong] = [rgbOf("--none"), rgbOf("--nonfinite")];
+    const bad = [];
+    const bounds = Int32Array.from({ length: across + 1 }, (_, x) => range.from + Math.floor((x * (range.to - range.from)) / across));
+    const shown = rows.map((row) => this.levelsOf(row, bounds));
+    this.picture = picture(across, Math.max(1, rows.length), (x, r) => {
+      const level = shown.length ? shown[r][x] : LEVEL.missing;
+      if (level === LEVEL.nonfinite) bad.push([x, r]);
+      return level === LEVEL.missing ? null : level === LEVEL.none ? none : level === LEVEL.nonfinite ? wrong : colourAt(scale.palette, level);
+    });
+    this.cells = document.createElement("canvas");
+    this.cells.width = Math.round(width * ratio);
+    this.cells.height = Math.round(l.height * ratio);
+    const context = this.cells.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.imageSmoothingEnabled = false;
     context.fillStyle = hatch(context, css("--muted"));
     context.fillRect(l.left, 0, l.plot, l.height);
     context.drawImage(this.picture, l.left, 0, l.plot, l.height);
-    const cellWidth = l.plot / data.columns;
-    this.strike(context, cellWidth);
-    if (l.rowHeight >= 9) {
-      context.fillStyle = css("--card");
-      for (let r = 1; r < sites.length; r++) context.fillRect(l.left, r * l.rowHeight - 0.5, l.plot, 1);
+    // Not by colour alone: non-finite cells are hatched, too.
+    context.fillStyle = hatch(context, "rgba(255, 255, 255, 0.85)");
+    context.beginPath();
+    for (const [x, r] of bad) context.rect(l.left + (x / across) * l.plot, r * l.rowHeight, l.plot / across, l.rowHeight);
+    context.fill();
+    context.fillStyle = css("--card");
+    for (let r = 1; r < rows.length; r++) context.fillRect(l.left, r * l.rowHeight - 0.5, l.plot, 1);
+  }
+
+  draw(anew) {
+    const { data, rows, row, column } = this.view;
+    const wide = this.canvas.clientWidth;
+    if (anew || !this.cells || this.wide !== wide) {
+      this.l = this.layout(wide);
+      this.paint(wide);
+      this.wide = wide;
     }
+    const l = this.l;
+    const { context, width } = fit(this.canvas, l.height);
+    context.clearRect(0, 0, width, l.height);
+    context.drawImage(this.cells, 0, 0, width, l.height);
     this.labels(context);
     for (const alert of this.view.alerts) {
+      if (alert.column < range.from || alert.column >= range.to) continue;
       context.beginPath();
-      context.arc(l.left + (alert.column + 0.5) * cellWidth, (alert.row + 0.5) * l.rowHeight, 4, 0, 7);
+      context.arc(middleOf(alert.column, l.left, l.plot), (alert.row + 0.5) * l.rowHeight, 4, 0, 7);
       context.lineWidth = 2;
       context.strokeStyle = css("--card");
       context.stroke();
       context.fillStyle = css(`--${alert.severity}`);
       context.fill();
     }
-    const [w, h] = [Math.max(cellWidth, 5), Math.max(l.rowHeight, 5)];
-    const inside = (at, size, room) => Math.min(Math.max(at, 1), room - size - 1);
-    const x = inside(l.left + (column + 0.5) * cellWidth - w / 2, w, width);
-    const y = inside(row * l.rowHeight, h, l.height);
+    if (row >= 0) this.cursor(context, width);
+    this.drawAxis();
+    this.canvas.dataset.rows = rows.length;
+    this.canvas.dataset.columns = data.columns;
+    this.canvas.dataset.column = column;
+  }
+
+  cursor(context, width) {
+    const l = this.l;
+    const { row, column } = this.view;
     context.strokeStyle = css("--ink");
     context.lineWidth = 1;
     context.globalAlpha = 0.5;
     context.strokeRect(l.left + 0.5, row * l.rowHeight + 0.5, l.plot - 1, l.rowHeight - 1);
     context.globalAlpha = 1;
+    if (column < range.from || column >= range.to) return;
+    const [w, h] = [Math.max(l.plot / (range.to - range.from), 5), l.rowHeight];
+    const inside = (at, size, room) => Math.min(Math.max(at, 1), room - size - 1);
+    const x = inside(middleOf(column, l.left, l.plot) - w / 2, w, width);
+    const y = inside(row * l.rowHeight, h, l.height);
     context.lineWidth = 4;
     context.strokeStyle = css("--card");
     context.strokeRect(x, y, w, h);
     context.lineWidth = 2;
     context.strokeStyle = css("--ink");
     context.strokeRect(x, y, w, h);
-    this.drawAxis(cellWidth);
-  }
-
-  // Not by colour alone: non-finite cells are hatched, too.
-  strike(context, cellWidth) {
-    const { data, sites } = this.view;
-    context.fillStyle = hatch(context, "rgba(255, 255, 255, 0.85)");
-    for (let r = 0; r < sites.length; r++) {
-      for (let t = 0; t < data.columns; t++) {
-        if (this.cell(r, t) !== "nonfinite") continue;
-        context.fillRect(this.l.left + t * cellWidth, r * this.l.rowHeight, cellWidth, this.l.rowHeight);
-      }
-    }
   }
 
   labels(context) {
-    const { data, sites, row } = this.view;
+    const { rows, row } = this.view;
     const { left, rowHeight } = this.l;
-    const middle = (r) => Math.min(Math.max((r + 0.5) * rowHeight, 6), this.l.height - 6);
-    let above = -Infinity;
     context.textAlign = "left";
-    for (let r = 0; r < sites.length; r++) {
-      const y = middle(r);
-      const chosen = r === row;
-      if (!chosen && (y - above < 12 || Math.abs(y - middle(row)) < 12)) continue;
-      above = y;
-      context.font = `${chosen ? "600 " : ""}11px ${css("--mono")}`;
-      context.fillStyle = css(chosen ? "--accent" : "--muted");
-      const text = shorten(context, label(data.sites[sites[r]]), left - 10);
-      context.fillText(text, 0, y);
-    }
+    rows.forEach(({ label, depth, group, open, sites }, r) => {
+      const [y, x] = [(r + 0.5) * rowHeight, 12 * depth];
+      context.font = `${r === row ? "600 " : ""}11px ${css("--mono")}`;
+      context.fillStyle = css(r === row ? "--accent" : group === null ? "--muted" : "--ink");
+      const mark = group === null ? "" : (open ? "▾ " : "▸ ");
+      const text = group === null ? label : `${label} (${sites.length})`;
+      context.fillText(mark + elide(context, text, left - 10 - x - context.measureText(mark).width), x, y);
+    });
   }
 
-  drawAxis(cellWidth) {
+  drawAxis() {
     const { context, width } = fit(this.axis, 24);
     context.clearRect(0, 0, width, 24);
     const bar = this.box.offsetWidth - this.box.clientWidth; // a scrollbar narrows the heatmap
-    stepAxis(context, this.view.data.spans, this.l.left, width - bar - this.l.left, 0, this.view.column);
+    this.axisWidth = width - bar - this.l.left;
+    stepAxis(context, this.view.data.spans, this.l.left, this.axisWidth, 0, this.view.column);
   }
 
+  // [row, column]; the column is null on a label.
   cellAt(event) {
     const box = this.canvas.getBoundingClientRect();
-    const { data, sites } = this.view;
-    const column = Math.floor(((event.clientX - box.left - this.l.left) / this.l.plot) * data.columns);
+    const x = event.clientX - box.left;
     const row = Math.floor((event.clientY - box.top) / this.l.rowHeight);
-    if (row < 0 || row >= sites.length || column >= data.columns) return null;
-    return [row, column < 0 ? this.view.column : column];
+    if (row < 0 || row >= this.view.rows.length) return null;
+    if (x < this.l.left) return [row, null];
+    const column = columnAt(x, this.l.left, this.l.plot);
+    return column === null ? null : [row, column];
   }
 
   // Scrolls the chosen row into the box; never the page.
@@ -176,44 +213,4 @@ class Heatmap {
 
 function label(site) {
   return labelOf(site.name) + site.leaf + (site.phase ? ` ${site.phase}` : "");
-}
-
-// encoder.layers.0.norm -> e.layers.0.norm -> e.l.0.norm -> e.l.0.no…: names stay different.
-function shorten(context, text, room) {
-  const fits = (short) => context.measureText(short).width <= room;
-  const parts = text.split(".");
-  for (let k = 0; k < parts.length - 1 && !fits(parts.join(".")); k++) {
-    if (!/^\d/.test(parts[k])) parts[k] = parts[k].slice(0, 1);
-  }
-  let short = parts.join(".");
-  if (fits(short)) return short;
-  while (short.length > 1 && !fits(short + "…")) short = short.slice(0, -1);
-  return short + "…";
-}
-
-// Steps below a plot, and which of them is chosen.
-function stepAxis(context, spans, left, plot, top, column) {
-  const cell = plot / spans.length;
-  context.font = `11px ${css("--sans")}`;
-  context.textAlign = "center";
-  context.fillStyle = css("--muted");
-  const chosen = String(spans[column][0]);
-  const x = left + (column + 0.5) * cell;
-  const half = context.measureText(chosen).width / 2;
-  const at = Math.min(Math.max(x, left + half), left + plot - half);
-  for (const { column: t, step } of columnTicks(spans, plot)) {
-    const middle = left + (t + 0.5) * cell;
-    context.fillRect(middle - 0.5, top, 1, 4);
-    const width = context.measureText(step).width;
-    const position = Math.min(Math.max(middle, left + width / 2), left + plot - width / 2);
-    if (Math.abs(position - at) > half + width / 2 + 6) context.fillText(step, position, top + 13);
-  }
-  context.fillStyle = css("--ink");
-  context.beginPath();
-  context.moveTo(x, top);
-  context.lineTo(x - 4, top + 5);
-  context.lineTo(x + 4, top + 5);
-  context.fill();
-  context.font = `600 11px ${css("--sans")}`;
-  context.fillText(chosen, at, top + 13);
 }

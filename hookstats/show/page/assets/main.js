@@ -1,153 +1,294 @@
 // The state of the page, and who redraws when the state changes.
 
 let data;
-const chosen = { kind: null, statistic: null, relative: false, site: 0, column: 0, alert: null };
+const chosen = {
+  kind: null, statistic: null, relative: null, site: 0, group: null, column: 0, alert: null,
+  beside: "a", pins: new Set(), view: null, query: "", folds: new Map(),
+};
 
 const charts = [];
+const chartOf = (id) => charts.find((chart) => chart.canvas.id === id);
 let heatmap, curves;
 
 function sitesOf(kind) {
-  return data.sites.flatMap((site, s) => (site.plain === kind ? [s] : []));
+  data.ofKind ??= new Map();
+  if (!data.ofKind.has(kind)) data.ofKind.set(kind, data.sites.flatMap((site, s) => (site.plain === kind ? [s] : [])));
+  return data.ofKind.get(kind);
 }
 
 function start(unpacked) {
-  data = unpacked;
-  chosen.statistic = data.statistics[0];
-  for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
+  take(unpacked);
   byId("main").hidden = false;
+  const zoom = (from, to) => zoomTo(from ?? 0, to ?? data.columns);
+  const toColumn = (column) => choose({ column: clamp(column, data.columns) });
   heatmap = new Heatmap(byId("heatmap"), byId("heatmap-axis"), {
-    choose: (row, column, byKey) => {
-      const rows = sitesOf(chosen.kind);
-      choose({ site: rows[clamp(row, rows.length)], column: clamp(column, data.columns) });
+    choose: (r, column, byKey) => {
+      const { site, group } = view.rows[clamp(r, view.rows.length)] ?? { site: chosen.site, group: null };
+      choose({ site: group === null ? site : heatmap.striking(view.rows[clamp(r, view.rows.length)], clamp(column, data.columns)), group, column: clamp(column, data.columns) });
       if (byKey) heatmap.reveal();
     },
-    hover: (cell, event) => tip(cell && describeCell(sitesOf(chosen.kind)[cell[0]], cell[1]), event),
+    hover: (cell, event) => tip(cell && describeRow(view.rows[cell[0]], cell[1]), event),
+    fold: (r) => fold(view.rows[r]),
     enter: () => byId("detail").focus(),
+    zoom,
   });
   curves = new Curves(byId("curves"), {
-    choose: (column) => choose({ column }),
-    hover: (column, event) => tip(column !== null && [stepsOf(data.spans[column]), ...describeCurves(data, column)].join("\n"), event),
+    choose: toColumn,
+    hover: (column, event) => tip(column !== null && [stepsOf(data.spans[column]), ...describeIncidents(data, column), ...describeCurves(data, column)].join("\n"), event),
+    zoom,
   });
-  const common = { choose: (column) => choose({ column: clamp(column, data.columns) }), tip };
+  const common = { choose: toColumn, zoom, tip };
   charts.push(
     new Chart(byId("histogram"), { paint: paintHistogram, describe: describeHistogram, right: 76, ...common }),
     new Chart(byId("quantiles"), { paint: paintQuantiles, describe: describeQuantiles, right: 54, ...common }),
     new Chart(byId("channels"), { paint: paintChannels, describe: describeChannels, right: 76, ...common }),
   );
+  timeAxis(byId("canvas-lines"), { plot: () => (linesPlot.ready ? linesPlot : null), zoom, choose: toColumn });
+  register("overview", "Layers by steps", { canvases: () => [byId("curves"), byId("heatmap").querySelector("canvas"), byId("heatmap-axis")], rows: heatmapRows });
+  register("histogram", "Histogram over steps", { canvases: () => [byId("histogram")], rows: () => histogramRows(data, chosen.site) });
+  register("quantiles", "Quantiles over steps", { canvases: () => [byId("quantiles")], rows: () => quantileRows(data, chosen.site) });
+  register("channels", "Channels over steps", { canvases: () => [byId("channels")], rows: () => channelRows(data, chosen.site) });
+  setUpViews();
+  setUpFlow();
+  listen();
+  const first = { kind: kinds()[0], site: sitesOf(kinds()[0])[0], column: data.columns - 1 };
+  chosen.statistic = data.statistics[0];
+  if (data.b) chosen.beside = "ratio";
+  Object.assign(chosen, first);
+  showStatistics();
+  const linked = readLink();
+  if (linked) choose({ ...linked, group: null });
+  else if (data.alerts.length) goToAlert(data.incidents[0].alerts[0]);
+  else choose(first);
+  const shown = panels.has(linked?.view) && document.querySelector(`[data-tools="${linked.view}"]`);
+  if (shown) shown.scrollIntoView({ block: "nearest" });
+  new ResizeObserver(() => draw(true)).observe(byId("main"));
+}
+
+// Data that the page did not have before: at the start, and when steps come.
+function take(unpacked) {
+  const whole = !data || range.to === data.columns;
+  data = unpacked;
+  if (whole) range.to = data.columns;
+  for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
   showKinds();
+  showBeside();
   showRun(data);
   showCoverage(data);
   showAlerts(data, goToAlert);
-  byId("statistic").replaceChildren(...data.statistics.map(({ id, label }) => element("option", { value: id }, label)));
-  byId("statistic").addEventListener("change", (e) => {
-    choose({ statistic: data.statistics.find(({ id }) => id === e.target.value) });
-  });
+}
+
+function listen() {
+  byId("statistic").addEventListener("change", (e) => choose({ statistic: offered().find(({ id }) => id === e.target.value), relative: null }));
   byId("relative").addEventListener("change", (e) => choose({ relative: e.target.checked }));
+  byId("search").addEventListener("input", (e) => choose({ query: e.target.value }));
+  byId("unzoom").addEventListener("click", () => zoomTo(0, data.columns));
+  byId("pin").addEventListener("click", () => togglePin(chosen.site));
+  byId("ridges").addEventListener("click", () => {
+    const chart = chartOf("histogram");
+    chart.ridges = !chart.ridges;
+    draw();
+  });
   byId("earlier").addEventListener("click", () => choose({ column: clamp(chosen.column - 1, data.columns) }));
   byId("later").addEventListener("click", () => choose({ column: clamp(chosen.column + 1, data.columns) }));
   document.addEventListener("keydown", (e) => {
-    if (e.key.toLowerCase() !== "n" || e.ctrlKey || e.metaKey || e.altKey || e.target.closest("select")) return;
-    if (data.alerts.length) goToAlert(((chosen.alert ?? -1) + (e.shiftKey ? data.alerts.length - 1 : 1)) % data.alerts.length);
+    if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest?.("select, input[type=search]")) return;
+    const key = e.key.toLowerCase();
+    const alerts = data.alerts.length;
+    if (key === "n" && alerts) goToAlert(((chosen.alert ?? -1) + (e.shiftKey ? alerts - 1 : 1)) % alerts);
+    else if (key === "p") togglePin(chosen.site);
+    else if (key === "z" || e.key === "+") zoomBy(0.5);
+    else if (key === "x" || e.key === "-") zoomBy(2);
+    else if (key === "0") zoomTo(0, data.columns);
+    else if (key === "/") byId("search").focus();
+    else return;
+    e.preventDefault();
   });
-  const redraw = () => draw(true);
-  new ResizeObserver(redraw).observe(byId("main"));
-  document.addEventListener("themechange", redraw);
-  choose({ kind: kinds()[0], site: sitesOf(kinds()[0])[0], column: data.columns - 1 });
-  if (data.alerts.length) goToAlert(0);
+  document.addEventListener("themechange", () => draw(true));
+  addEventListener("hashchange", () => {
+    const linked = readLink();
+    if (linked) choose({ group: null, ...linked }, true);
+  });
 }
 
 const clamp = (i, count) => Math.max(0, Math.min(count - 1, i));
 const kinds = () => [...new Set(data.sites.map((site) => site.plain))].sort((a, b) => KINDS.indexOf(a) - KINDS.indexOf(b));
 const KINDS = ["output", "grad_output", "input", "grad_input", "param", "param_grad", "update", "optimizer_state"];
 
+function zoomTo(from, to) {
+  range.from = clamp(from, data.columns);
+  range.to = Math.max(range.from + 1, Math.min(to, data.columns));
+  draw(true);
+}
+
+// Around the chosen step, as far as there are steps.
+function zoomBy(factor) {
+  const wide = Math.round(Math.min(Math.max(4, (range.to - range.from) * factor), data.columns));
+  const from = Math.max(0, Math.min(chosen.column - Math.floor(wide / 2), data.columns - wide));
+  zoomTo(from, from + wide);
+}
+
+function fold(row) {
+  const folds = new Map(chosen.folds).set(row.group, !row.open);
+  choose({ folds, group: row.group });
+}
+
 function showKinds() {
   byId("kinds").replaceChildren(...kinds().map((kind) => {
     const input = element("input", { type: "radio", name: "kind", value: kind });
-    input.addEventListener("change", () => choose({ kind, site: counterpart(kind) }));
+    input.addEventListener("change", () => choose({ kind, site: counterpart(kind), group: null }));
     return element("label", {}, input, kind);
   }));
+}
+
+function showBeside() {
+  byId("beside").hidden = !data.b;
+  if (!data.b) return;
+  const names = { a: `A: ${data.run.name}`, b: `B: ${data.other.name}`, ratio: "B ÷ A" };
+  byId("beside").replaceChildren(...Object.entries(names).map(([value, text]) => {
+    const input = element("input", { type: "radio", name: "beside", value });
+    input.addEventListener("change", () => choose({ beside: value, relative: null }));
+    return element("label", {}, input, text);
+  }));
+}
+
+function showStatistics() {
+  const all = offered();
+  if (!all.includes(chosen.statistic)) chosen.statistic = all.find(({ id }) => id === chosen.statistic.id) ?? all[0];
+  byId("statistic").replaceChildren(...all.map(({ id, label }) => element("option", { value: id }, label)));
+  byId("statistic").value = chosen.statistic.id;
 }
 
 // The site of another kind that belongs to the same layer, or else the nearest one.
 function counterpart(kind) {
   const rows = sitesOf(kind);
-  const owner = ({ name, plain }) => (plain.startsWith("param") ? name.slice(0, Math.max(0, name.lastIndexOf("."))) : name);
+  const owner = ({ name, plain }) => (plain.startsWith("param") || plain === "update" ? name.slice(0, Math.max(0, name.lastIndexOf("."))) : name);
   const now = data.sites[chosen.site];
   const same = (test) => rows.find((s) => test(data.sites[s]));
   return same((site) => site.name === now.name && site.phase === now.phase) ?? same((site) => site.name === now.name) ?? same((site) => owner(site) === owner(now)) ??
     rows.reduce((best, s) => (Math.abs(s - chosen.site) < Math.abs(best - chosen.site) ? s : best), rows[0]);
 }
 
+// The column of a step; -1 where no column has it.
 function columnOf(step) {
-  return data.spans.findIndex(([first, last]) => first <= step && step <= last);
+  let [low, high] = [0, data.columns - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (data.spans[middle][1] < step) low = middle + 1;
+    else high = middle;
+  }
+  return data.spans[low][0] <= step && step <= data.spans[low][1] ? low : -1;
 }
 
-// Where the heatmap of a kind gets a mark: { row, column, severity }.
-function alertsOf(kind) {
-  const rows = new Map(sitesOf(kind).map((s, row) => [s, row]));
-  return data.alerts.map(({ site, step, severity }) => ({ row: rows.get(site), column: columnOf(step), severity }))
-    .filter(({ row, column }) => row !== undefined && column >= 0);
+// The column of a step, or the first one after it: alerts about numbers may be of other steps.
+function nearestColumn(step) {
+  const after = data.spans.findIndex(([, last]) => last >= step);
+  return after < 0 ? data.columns - 1 : after;
+}
+
+// Where the heatmap gets a mark: { row, column, severity }.
+function alertsOf(rows) {
+  return data.alerts.map(({ site, step, severity }) => ({ row: site === null ? -1 : rowOf(rows, site), column: columnOf(step), severity }))
+    .filter(({ row, column }) => row >= 0 && column >= 0);
 }
 
 function goToAlert(n) {
   const alert = data.alerts[n];
-  const found = columnOf(alert.step);
-  const site = alert.site ?? chosen.site;
-  choose({ kind: data.sites[site].plain, site, column: found < 0 ? chosen.column : found, alert: n });
-  heatmap.reveal();
+  const found = nearestColumn(alert.step);
+  goTo({ site: alert.site ?? nearest(alert.name) ?? chosen.site, column: found, alert: n });
   document.querySelector(`[data-alert="${n}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
-function choose(changes) {
+// The layer of a tensor that was not recorded itself, such as a parameter.
+function nearest(name) {
+  const owners = [name, name.slice(0, Math.max(0, name.lastIndexOf(".")))];
+  const found = owners.map((owner) => data.sites.findIndex((site) => site.name === owner)).find((s) => s >= 0);
+  return found;
+}
+
+// Chooses a layer and a step, and shows them wherever they are: folded, outside the zoom, not found.
+function goTo(changes) {
+  const site = data.sites[changes.site];
+  const folds = new Map(chosen.folds);
+  for (const group of groupsOf(site.name)) folds.set(group, true);
+  const outside = changes.column < range.from || changes.column >= range.to;
+  if (outside) Object.assign(range, { from: 0, to: data.columns });
+  const hidden = chosen.query && rowOf(view?.rows ?? [], changes.site) < 0;
+  if (hidden) byId("search").value = "";
+  choose({ kind: site.plain, group: null, folds, ...(hidden ? { query: "" } : {}), ...changes }, outside);
+  heatmap.reveal();
+}
+
+function choose(changes, anew = false) {
   if (!("alert" in changes) && ("site" in changes || "column" in changes)) changes.alert = null;
   const before = { ...chosen };
   Object.assign(chosen, changes);
-  draw(["kind", "statistic", "relative"].some((name) => before[name] !== chosen[name]));
+  if (before.kind !== chosen.kind) showStatistics();
+  draw(anew || !view || ["kind", "statistic", "relative", "beside", "query", "folds"].some((name) => before[name] !== chosen[name]));
 }
 
 let view;
 
+function viewOf() {
+  const sites = sitesOf(chosen.kind);
+  const statistic = (chosen.shown = besideOf(chosen.statistic));
+  const rows = rowsOf(data, sites, chosen.folds, chosen.query);
+  const relative = statistic.scale === "log" && statistic !== OF_WEIGHT && (chosen.relative ?? apart(data, sites, statistic));
+  const key = [data, chosen.kind, chosen.statistic, chosen.beside, relative];
+  const same = view && key.every((part, k) => part === view.key[k]);
+  const found = same ? { values: view.values, ratios: view.ratios, scale: view.scale, levels: view.levels } : valuesOf(data, sites, statistic, relative);
+  return { data, rows, alerts: alertsOf(rows), statistic, relative, key, ...found };
+}
+
 // With `colours`, the picture behind the cursor changed, too.
 function draw(colours) {
-  const sites = sitesOf(chosen.kind);
-  const signed = chosen.statistic.scale !== "log";
-  byId("relative").disabled = signed;
-  const relative = chosen.relative && !signed;
-  const at = { row: sites.indexOf(chosen.site), column: chosen.column };
+  const began = performance.now();
   if (colours) {
-    view = { data, sites, alerts: alertsOf(chosen.kind), statistic: chosen.statistic, ...valuesOf(data, sites, chosen.statistic, relative), ...at };
-    showLegend(view.scale, chosen.statistic, relative, view.alerts.length > 0);
-    heatmap.show(view);
-  } else {
-    Object.assign(view, at);
-    heatmap.draw();
+    view = viewOf();
+    byId("statistic").value = chosen.statistic.id;
+    byId("relative").disabled = chosen.shown.scale !== "log" || chosen.statistic === OF_WEIGHT;
+    byId("relative").checked = Boolean(view.relative);
+    showLegend(view.scale, chosen.shown, view.relative, view.alerts.length > 0);
   }
-  curves.show({ data, column: chosen.column, left: heatmap.l.left, plot: heatmap.l.plot });
+  const own = view.rows.findIndex((row) => row.group !== null && row.group === chosen.group);
+  Object.assign(view, { row: own >= 0 ? own : rowOf(view.rows, chosen.site), column: chosen.column });
+  if (colours) heatmap.show(view);
+  else heatmap.draw();
+  curves.show({ data, column: chosen.column, left: heatmap.l.left, plot: heatmap.axisWidth });
+  const zoomed = range.from > 0 || range.to < data.columns;
+  byId("unzoom").hidden = !zoomed;
+  if (zoomed) byId("zoomed").textContent = `steps ${data.spans[range.from][0]}–${data.spans[range.to - 1][1]}`;
   byId("logged").textContent = describeCurves(data, chosen.column).join(" · ");
+  for (const input of document.querySelectorAll("#beside input")) input.checked = input.value === chosen.beside;
   for (const input of document.querySelectorAll("#kinds input")) input.checked = input.value === chosen.kind;
   const said = describeCell(chosen.site, chosen.column);
   const [first, ...rest] = said.split("\n");
   byId("readout").replaceChildren(element("b", {}, first), " ", rest.join(" · "));
   byId("live").textContent = said.replaceAll("\n", ", ");
-  document.querySelectorAll("[data-alert]").forEach((button, n) => {
-    button.setAttribute("aria-current", String(n === chosen.alert));
-  });
+  markAlert(chosen.alert);
   drawDetail();
+  drawViews({ data, column: chosen.column });
+  writeLink();
+  const main = byId("main").dataset; // what benchmarks read
+  main.drawn = (performance.now() - began).toFixed(1);
+  main.first ??= performance.now().toFixed(1);
 }
 
 function drawDetail() {
   const s = chosen.site;
   const site = data.sites[s];
   const span = data.spans[chosen.column];
-  byId("detail-title").textContent = `${label(site)}`;
+  byId("detail-title").textContent = label(site);
   const dim = site.channelDim === null ? "one channel" : `${plural(site.channels, "channel")} in dimension ${site.channelDim}`;
   byId("detail-about").textContent = [site.phase, site.plain, site.module, `${site.dtype} [${site.shape.join(", ")}]`, dim].filter(Boolean).join(" · ");
   byId("when").textContent = stepsOf(span) + (span[2] > 1 ? ` (${span[2]} merged)` : "");
   byId("earlier").disabled = chosen.column === 0;
   byId("later").disabled = chosen.column === data.columns - 1;
+  byId("pin").setAttribute("aria-pressed", String(chosen.pins.has(s)));
   showTiles(data, s, chosen.column);
-  byId("histogram-note").textContent = site.axis ? "share of values (log)" : "";
-  byId("quantiles-note").textContent = "";
+  const ridges = Boolean(chartOf("histogram").ridges);
+  byId("ridges").setAttribute("aria-pressed", String(ridges));
+  byId("histogram-note").textContent = !site.axis ? "" : ridges ? "each curve as high as its peak" : "share of values (log)";
   byId("channels-note").textContent = !site.image ? "" : site.deadLast ? `rms; dead at the end: ${site.deadLast}` : "rms; none dead at the end";
   for (const chart of charts) chart.show({ data, s, column: chosen.column });
 }
@@ -155,17 +296,31 @@ function drawDetail() {
 function describeCell(s, column) {
   const site = data.sites[s];
   const i = s * data.columns + column;
-  const { statistic } = chosen;
+  const statistic = chosen.shown;
   const width = widthOf(site.name);
   const lines = [`${label(site)} ${site.plain}`, ...(width ? [width] : []), stepsOf(data.spans[column])];
   if (!data.seen[i]) return [...lines, "not recorded"].join("\n");
   const x = statistic.of(data, i, site);
-  lines.push(`${statistic.label} ${statistic.scale === "share" ? percent(x) : number(x)}`);
-  const ratio = view.ratios?.[view.sites.indexOf(s)]?.[column];
+  const merged = statistic.scale !== "ratio" && data.starts[statistic.id] ? reach(data, statistic.id, column) : [0, 0, 1];
+  lines.push(`${statistic.label} ${statistic.scale === "ratio" ? "×" : ""}${statistic.scale === "share" ? percent(x) : number(x)}${merged[2] > 1 ? ` of ${stepsOf(merged)}` : ""}`);
+  const ratio = view.ratios?.get(s)?.[column];
   if (ratio !== undefined && !Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} the layer’s median`);
   if (nonfinite(data, i)) lines.push(`${integer(nonfinite(data, i))} values not finite`);
   if (deadIsKnown(data, i, site) && data.dead[i]) lines.push(`${data.dead[i]} of ${plural(site.channels, "channel")} dead`);
   return lines.join("\n");
+}
+
+function describeRow(row, column) {
+  if (row.group === null) return describeCell(row.site, column);
+  return `${row.group}: ${plural(row.sites.length, "layer")}, the most striking is\n${describeCell(heatmap.striking(row, column), column)}`;
+}
+
+function heatmapRows() {
+  const { rows, values } = view;
+  const sites = rows.filter((row) => row.group === null || !row.open).flatMap((row) => row.sites);
+  const columns = Array.from({ length: range.to - range.from }, (_, t) => range.from + t);
+  return [["layer", "kind", "statistic", ...columns.map((t) => stepsOf(data.spans[t]))],
+    ...sites.map((s) => [label(data.sites[s]), data.sites[s].plain, chosen.statistic.label, ...columns.map((t) => finiteOr(values.get(s)[t]))])];
 }
 
 function tip(text, event) {
@@ -179,28 +334,3 @@ function tip(text, event) {
   node.style.left = Math.max(4, left) + "px";
   node.style.top = Math.max(4, top) + "px";
 }
-
-function theme() {
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const root = document.documentElement;
-  const button = byId("theme");
-  const apply = (dark) => {
-    root.dataset.theme = dark ? "dark" : "light";
-    button.textContent = dark ? "☀ Light" : "☾ Dark";
-    button.setAttribute("aria-label", `Switch to the ${dark ? "light" : "dark"} theme`);
-    document.dispatchEvent(new Event("themechange"));
-  };
-  button.addEventListener("click", () => apply(root.dataset.theme !== "dark"));
-  system.addEventListener("change", () => apply(system.matches));
-  apply(system.matches);
-}
-
-theme();
-unpack(byId("payload").textContent).then(start).catch((error) => {
-  const old = typeof DecompressionStream === "undefined";
-  byId("failure").textContent = old
-    ? "This page needs a browser of 2023 or later (DecompressionStream)."
-    : `This page could not be read: ${error}`;
-  byId("failure").hidden = false;
-  if (!old) throw error;
-});

@@ -15,24 +15,33 @@ function showTiles(data, s, column) {
   const site = data.sites[s];
   const i = s * data.columns + column;
   const seen = data.seen[i];
-  const value = (id) => data.statistics.find((one) => one.id === id).of(data, i, site);
   const bad = ["nan", "posinf", "neginf"]
     .filter((name) => data[name][i] > 0)
     .map((name) => `${integer(data[name][i])} ${{ nan: "NaN", posinf: "+∞", neginf: "−∞" }[name]}`);
   const tiles = [
-    ["rms", number(value("rms"))],
-    ["mean", number(value("mean"))],
-    ["std", number(value("std"))],
-    ["min", number(value("min"))],
-    ["max", number(value("max"))],
-    ["zeros", percent(value("zero"))],
-    ["non-finite", bad.join(", ") || "none", bad.length],
-    ["dead channels", deadIsKnown(data, i, site) ? `${data.dead[i]} of ${site.channels}` : "–", value("dead")],
-    ["values", integer(data.count[i] + nonfinite(data, i))],
+    ["rms", number(data.rms[i]), "rms"],
+    ["mean", number(data.mean[i]), "mean"],
+    ["std", number(data.std[i]), "std"],
+    ["min", number(data.min[i]), "min"],
+    ["max", number(data.max[i]), "max"],
+    ["zeros", percent(data.zero[i]), "zero"],
+    ["non-finite", bad.join(", ") || "none", "nan", bad.length],
+    ["dead channels", site.uneven || Number.isNaN(data.dead[i]) ? "–" : `${data.dead[i]} of ${site.channels}`, "dead", data.dead[i]],
+    ["values", integer(data.count[i] + nonfinite(data, i)), "count"],
   ];
-  byId("tiles").replaceChildren(...tiles.map(([name, text, alarm]) =>
-    element("div", { class: seen && alarm ? "bad" : null },
-      element("dt", {}, name), element("dd", {}, seen ? text : "–"))));
+  byId("tiles").replaceChildren(...tiles.map(([name, text, array, alarm]) => {
+    const span = reach(data, array, column);
+    const merged = seen && span[2] > 1 ? element("dd", { class: "span", title: "This number merges these steps." }, stepsOf(span)) : null;
+    return element("div", { class: seen && alarm ? "bad" : null }, element("dt", {}, name), element("dd", {}, seen ? text : "–"), merged, twin(data, i, array, column));
+  }));
+}
+
+// The number of run B, where there are two runs.
+function twin(data, i, array, column) {
+  if (!data.b || array === "nan") return null;
+  const [x, span] = [data.b[array][i], reach(data.b, array, column)];
+  const text = !data.b.seen[i] ? "–" : array === "zero" ? percent(x) : ["count", "dead"].includes(array) && !Number.isNaN(x) ? integer(x) : number(x);
+  return element("dd", { class: "span" }, `B ${text}${span[2] > 1 ? `, ${stepsOf(span)}` : ""}`);
 }
 
 function showLegend(scale, statistic, relative, marked) {
@@ -69,35 +78,6 @@ function showLegend(scale, statistic, relative, marked) {
   }
 }
 
-const MARKS = { error: ["■", "Error"], warning: ["▲", "Warning"], note: ["●", "Note"] };
-
-function showAlerts(data, go) {
-  const list = byId("alert-list");
-  const title = byId("alerts-title");
-  if (!data.alerts.length) {
-    list.replaceChildren(element("p", { class: "muted" }, "The default rules found nothing: no NaN or infinity, no explosion, no dead channels."));
-    return;
-  }
-  title.append(` (${integer(data.alertsInAll)})`);
-  const items = data.alerts.map((alert, n) => {
-    const [mark, word] = MARKS[alert.severity] ?? MARKS.note;
-    // The message repeats the line above it: rule, step, kind and name.
-    const what = alert.message.split(`${alert.kind} of '${alert.name}' `).at(-1);
-    const button = element("button", { type: "button", class: "alert", "data-alert": n },
-      element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
-      element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
-      element("span", { class: "when" }, `step ${alert.step}`),
-      element("span", { class: "where" }, `${labelOf(alert.name)} ${alert.kind}`),
-      element("span", { class: "what" }, what));
-    button.addEventListener("click", () => go(n));
-    return element("li", {}, button);
-  });
-  list.replaceChildren(element("ol", {}, ...items));
-  if (data.alertsInAll > data.alerts.length) {
-    list.append(element("p", { class: "muted" }, `The first ${data.alerts.length} of ${integer(data.alertsInAll)} are shown.`));
-  }
-}
-
 function showCoverage(data) {
   const body = byId("coverage-body");
   const { coverage } = data;
@@ -120,7 +100,7 @@ function showCoverage(data) {
     parts.push(table(["Tensor", "Calls", "Observed", "Missing", "Skipped, and why"], gaps.map((row) => [
       `${labelOf(row.name)} ${row.kind}`, row.forwards, row.observed, row.missing,
       [...Object.entries(row.skipped).map(([why, n]) => `${why}: ${integer(n)}`), ...(row.error ? [row.error] : [])].join("; "),
-    ])));
+    ]), [1, 2, 3], "Tensors with gaps"));
   }
   if (never.length) {
     const names = never.map((row) => `${labelOf(row.name)} ${row.kind}`);
@@ -134,9 +114,10 @@ function showCoverage(data) {
   body.replaceChildren(...parts);
 }
 
-function table(head, rows) {
-  const number = (k) => (k >= 1 && k <= 3 ? "number" : k ? null : "name");
-  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Tensors with gaps" },
+// numbers: which columns are aligned as such.
+function table(head, rows, numbers, what) {
+  const number = (k) => (numbers.includes(k) ? "number" : k ? null : "name");
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": what },
     element("table", {},
       element("thead", {}, element("tr", {}, ...head.map((text, k) => element("th", { scope: "col", class: k && number(k) }, text)))),
       element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, k) =>
@@ -145,10 +126,11 @@ function table(head, rows) {
 
 function showRun(data) {
   const { run, spans } = data;
-  const merged = Math.max(...spans.map((span) => span[2]));
+  const merged = spans.reduce((most, span) => Math.max(most, span[2]), 0);
+  const wide = data.arrays.filter(({ starts }) => starts).map(({ name }) => name);
   const [first, last] = [spans[0][0], spans.at(-1)[1]];
   byId("subtitle").textContent = [
-    run.model, plural(run.steps, "step"), plural(data.sites.length, "tensor") + " watched",
+    data.other && `A, with B beside it: ${data.other.name}`, run.model, plural(run.steps, "step"), plural(data.sites.length, "tensor") + " watched",
     run.closed ? null : "not ended: still running, or killed",
   ].filter(Boolean).join(" · ");
   const when = (text) => text ? text.replace("T", " ").replace("+00:00", " UTC") : null;
@@ -167,13 +149,16 @@ function showRun(data) {
   byId("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]));
   const notes = [
     merged > 1
-      ? `${integer(run.steps)} steps are shown in ${data.columns} columns: each merges up to ${merged} neighbouring recorded steps, and no step is left out. Least and greatest values are those of all merged steps.`
+      ? `${integer(run.steps)} steps are shown in ${integer(data.columns)} columns: each merges up to ${merged} neighbouring recorded steps, and no step is left out; steps that have alerts are never merged. hookstats report --steps A:B shows a window whole.`
       : "Every recorded step has a column of its own.",
-    "Statistics are over finite values, to about two and a half digits. NaNs and infinities are counted separately.",
+    wide.length ? `To keep the file small, ${wide.join(", ")} merge neighbouring steps, and say which; around alerts no step is merged. hookstats report --steps A:B shows a window whole.` : null,
+    data.samples.length < run.steps ? `Histograms, quantiles and channels are those of ${plural(data.samples.length, "step")}, each as it was recorded; columns between them show the nearest.` : null,
+    "A pixel of several steps shows the most striking of them; zoom by dragging over the steps, and back by a double click.",
+    "Statistics are over finite values, to half a percent. NaNs and infinities are counted separately.",
     "A dead channel has finite values, and all of them are zero.",
     "Histograms and quantiles are on an asinh axis: linear near zero, logarithmic beyond. Values beyond its ends are counted in the outermost part.",
-    "Channels are coloured by their rms. If there are too many for the picture, neighbours share a row or a column, which shows the greatest rms, and is dead only if all of them are.",
+    "Channels are coloured by their rms. If there are too many for the picture, neighbours share a row, which shows the greatest rms, and is dead only if all of them are.",
     "Layers are in order of execution; gradients and parameters stand where their layer does.",
-  ];
+  ].filter(Boolean);
   byId("notes").replaceChildren(...notes.map((text) => element("li", {}, text)));
 }

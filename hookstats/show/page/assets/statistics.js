@@ -12,37 +12,126 @@ const deadIsKnown = (d, i, site) => !site.uneven && d.dead[i] !== 0xffff;
 const some = (d, i) => d.count[i] > 0;
 const nonfinite = (d, i) => d.nan[i] + d.posinf[i] + d.neginf[i];
 
-// Values [rows][T] of the sites, and the scale they share.
-function valuesOf(data, sites, statistic, relative) {
-  const values = sites.map((s) =>
-    Float64Array.from({ length: data.columns }, (_, t) => {
-      const i = s * data.columns + t;
-      return data.seen[i] ? statistic.of(data, i, data.sites[s]) : NaN;
-    }));
-  if (!relative) return { values, scale: chooseScale(values, statistic.scale) };
-  const ratios = values.map((row) => {
-    const usual = median(row.filter((x) => x > 0 && Number.isFinite(x)));
-    return row.map((x) => (x > 0 ? Math.log10(x / usual) : NaN));
-  });
-  return { values, ratios, scale: ratioScale(ratios) };
+// The sites whose size a tensor of another kind is divided by: the weights of updates and gradients.
+const OF_WEIGHT = { id: "ofweight", label: "rms ÷ rms of its weight", scale: "log", of: (d, i) => {
+  const [s, t] = [Math.floor(i / d.columns), i % d.columns];
+  const w = weightOf(d, s);
+  return w === undefined ? NaN : d.rms[i] / d.rms[w * d.columns + t];
+} };
+
+function weightOf(d, s) {
+  d.weights ??= new Map(d.sites.flatMap((site, w) => (site.plain === "param" ? [[site.name, w]] : [])));
+  return ["update", "param_grad"].includes(d.sites[s].plain) ? d.weights.get(d.sites[s].name) : undefined;
 }
 
-function median(values) {
-  return quantile(Array.from(values).sort((a, b) => a - b), 0.5);
+// How many octaves are left between the greatest magnitude and what a format can hold.
+const FORMATS = { float16: 65504, float8_e5m2: 57344, float8_e4m3fn: 448 };
+const HEADROOM = Object.entries(FORMATS).map(([name, most]) => ({
+  id: "headroom-" + name, label: `octaves below the limit of ${name}`, scale: "signed", of: (d, i) => Math.log2(most / d.amax[i]),
+}));
+
+// The statistic of run A, of run B, or their ratio, where there are two.
+function besideOf(statistic) {
+  if (!data.b || chosen.beside === "a") return statistic;
+  const of = (d, i, site) => statistic.of(d.b, i, site);
+  if (chosen.beside === "b") return { ...statistic, of };
+  return { ...statistic, scale: "ratio", label: statistic.label + ", B ÷ A", of: (d, i, site) => statistic.of(d.b, i, site) / statistic.of(d, i, site) };
+}
+
+// What can be chosen for the sites of a kind.
+function offered(kind = chosen.kind) {
+  const weighed = data.sites.some((site, s) => site.plain === kind && weightOf(data, s) !== undefined);
+  return [...data.statistics, ...(weighed ? [OF_WEIGHT] : []), ...HEADROOM];
+}
+
+// What a cell is, where it is no number on the scale; numbers are places in 0..1.
+const LEVEL = { missing: -2, none: -1, nonfinite: 9 };
+
+// By site: `values` [T], `ratios` to the site's median where `relative`, and `levels`, the places on
+// `scale`, which all sites share, or one of LEVEL: zeros are "none" on a log scale or a share.
+function valuesOf(data, sites, statistic, relative) {
+  const T = data.columns;
+  const stored = data.statistics.includes(statistic) && !SHARES[statistic.id];
+  const values = new Map(sites.map((s) => {
+    if (stored) return [s, data[statistic.id].subarray(s * T, s * T + T)];
+    const row = new Float64Array(T);
+    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = data.seen[i] ? statistic.of(data, i, data.sites[s]) : NaN;
+    return [s, row];
+  }));
+  const ratios = relative ? new Map([...values].map(([s, row]) => {
+    const usual = Math.log10(medianOf(row));
+    return [s, row.map((x) => (x > 0 ? Math.log10(x) - usual : NaN))];
+  })) : undefined;
+  const scale = relative ? ratioScale([...ratios.values()]) : chooseScale([...values.values()], statistic.scale);
+  const levels = new Map(sites.map((s) => {
+    const [row, ratio, level] = [values.get(s), ratios?.get(s), new Float32Array(T)];
+    for (let t = 0, i = s * T; t < T; t++, i++) {
+      const x = row[t];
+      if (!data.seen[i]) level[t] = LEVEL.missing;
+      else if (statistic.id !== "nonfinite" && data.nan[i] + data.posinf[i] + data.neginf[i] > 0) level[t] = LEVEL.nonfinite;
+      else if (Number.isNaN(x)) level[t] = LEVEL.missing;
+      else if (x === 0 && (scale.zero || ratio)) level[t] = LEVEL.none;
+      else level[t] = Math.min(Math.max(scale.at(ratio ? ratio[t] : x), 0), 1);
+    }
+    return [s, level];
+  }));
+  return { values, ratios, scale, levels };
+}
+
+// The median of the positive numbers of a row; of a long one, of some at equal distances.
+function medianOf(row) {
+  const pace = Math.max(1, Math.floor(row.length / 512));
+  const some = [];
+  for (let t = 0; t < row.length; t += pace) if (row[t] > 0 && row[t] < Infinity) some.push(row[t]);
+  if (!some.length && pace > 1) return quantile(Float64Array.from(row.filter((x) => x > 0 && x < Infinity)).sort(), 0.5);
+  return quantile(Float64Array.from(some).sort(), 0.5);
+}
+
+// Whether one scale for all would hide what each layer does: their medians differ by a decade.
+function apart(data, sites, statistic) {
+  if (statistic.scale !== "log" || statistic === OF_WEIGHT) return false;
+  const T = data.columns;
+  const medians = sites.map((s) => medianOf(Array.from({ length: Math.min(T, 64) }, (_, k) => {
+    const i = s * T + Math.floor((k * T) / Math.min(T, 64));
+    return data.seen[i] ? statistic.of(data, i, data.sites[s]) : NaN;
+  }))).filter((x) => x > 0);
+  return medians.length > 1 && Math.max(...medians) > 10 * Math.min(...medians);
 }
 
 function quantile(sorted, q) {
   return sorted.length ? sorted[Math.round((sorted.length - 1) * q)] : NaN;
 }
 
+// The magnitudes that are not zero, ascending: of long runs some at equal distances, and the greatest.
+function sizesOf(rows) {
+  const total = rows.reduce((sum, row) => sum + row.length, 0);
+  const pace = Math.max(1, Math.floor(total / 50000));
+  const found = [];
+  let at = 0;
+  let greatest = 0;
+  for (const row of rows) {
+    for (const x of row) {
+      const size = Math.abs(x);
+      if (size > greatest && size < Infinity) greatest = size;
+      if (at++ % pace === 0 && size > 0 && size < Infinity) found.push(size);
+    }
+  }
+  if (greatest > 0) found.push(greatest);
+  return Float64Array.from(found).sort();
+}
+
 // at(x): 0..1, where a value lies on the colour bar; ticks: values to write below it.
 function chooseScale(values, kind) {
+  if (kind === "ratio") {
+    const logs = values.map((row) => row.map((x) => (x > 0 ? Math.log10(x) : NaN)));
+    const { at, ticks, text, ...scale } = ratioScale(logs);
+    return { ...scale, at: (x) => at(Math.log10(x)), ticks: ticks.map((x) => 10 ** x), text: (x) => text(Math.log10(x)) };
+  }
   if (kind === "share") {
     const at = (x) => x;
     return { palette: "sequential", at, ticks: [0, 0.25, 0.5, 0.75, 1], text: percent, zero: true };
   }
-  const finite = values.flatMap((row) => Array.from(row).filter(Number.isFinite));
-  const sizes = finite.map(Math.abs).filter((x) => x > 0).sort((a, b) => a - b);
+  const sizes = sizesOf(values);
   // The rare extremes share the last colour, or one explosion would leave the rest alike.
   const hi = Math.max(quantile(sizes, 0.995), quantile(sizes, 0.5)) || 1;
   if (kind === "log") {
@@ -68,8 +157,7 @@ function logTicks(a, b) {
 }
 
 function ratioScale(ratios) {
-  const sizes = ratios.flatMap((row) => Array.from(row).filter(Number.isFinite).map(Math.abs));
-  const reach = Math.max(quantile(sizes.sort((a, b) => a - b), 0.99) || 0, Math.log10(2));
+  const reach = Math.max(quantile(sizesOf(ratios), 0.99) || 0, Math.log10(2));
   const at = (x) => 0.5 + x / reach / 2;
   const text = (x) => "×" + number(Number((10 ** x).toPrecision(2)));
   return { palette: "diverging", at, ticks: [0, -reach, reach, -reach / 2, reach / 2], text, clipped: true };

@@ -1,0 +1,189 @@
+"""The page of a long run, 600 tensors x 2000 steps: the CPU time of writing it, beside that of
+reading the same columns alone; and in a browser the first paint and a move of the cursor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+from support.browser import chromium, screen
+
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.show.recorded import record
+from bench.smoke import pick
+from bench.turns import Peer, Rounds
+
+resource = pytest.importorskip("resource", reason="CPU time of children is known on POSIX alone")
+
+pytestmark = replayed
+
+TENSORS, STEPS, CHANNELS = pick(600, 12), pick(2000, 20), 16
+ROUNDS = pick(3, 1)
+MOST_BYTES = 4_000_000
+
+READ = """
+import sys
+from hookstats.runs.run import open_run
+from hookstats.runs.columns import COLUMNS
+run = open_run(sys.argv[1])
+names = ["step", "site", "kind", "observed", *(f"tensor_{name}" for name in COLUMNS)]
+for table in run.batches([*names, "count", "zero"]):
+    pass
+"""
+
+
+class Command:
+    """An interpreter with some arguments; a round is the CPU time of one process."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
+
+    def prepare(self) -> None:
+        """Nothing: each round is a new process."""
+
+    def run(self) -> float:
+        """Seconds of CPU, of the user and of the system."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *self._arguments], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        user = after.ru_utime - before.ru_utime
+        return float(user + after.ru_stime - before.ru_stime)
+
+    def check(self) -> None:
+        """A failed command has raised."""
+
+
+class Report(Command):
+    """`hookstats report`."""
+
+    def __init__(self, run: Path, out: Path) -> None:
+        super().__init__("-m", "hookstats", "report", str(run), "-o", str(out))
+        self._out = out
+
+    def check(self) -> None:
+        """Assert that the page is there, and no larger than it may be."""
+        assert 100_000 < self._out.stat().st_size <= MOST_BYTES
+
+
+class Opened:
+    """The page in a browser; a round is the time until it has painted the heatmap."""
+
+    def __init__(self, browser: Any, page: Path) -> None:
+        self.browser = browser
+        self._page = page
+
+    def prepare(self) -> None:
+        """Leave the page of the round before."""
+        self.browser.get("about:blank")
+
+    def run(self) -> float:
+        """Seconds from the request to the end of the first drawing."""
+        self.browser.get(self._page.as_uri())
+        done = "return document.getElementById('main').dataset.first"
+        while (first := self.browser.execute_script(done)) is None:
+            pass
+        return float(first) / 1e3
+
+    def check(self) -> None:
+        """Assert that the page shows all there is."""
+        data = self.browser.execute_script(
+            "return document.querySelector('#heatmap canvas').dataset.columns"
+        )
+        assert int(data) == STEPS
+
+
+class Moved(Opened):
+    """The same, a round is the slowest of ten moves of the cursor."""
+
+    MOVE = """
+        const heatmap = document.getElementById("heatmap"), took = [];
+        for (let i = 0; i < 10; i++) {
+          const key = i % 2 ? "ArrowLeft" : "ArrowDown";
+          heatmap.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+          took.push(Number(document.getElementById("main").dataset.drawn));
+        }
+        return Math.max(...took);
+    """
+
+    def prepare(self) -> None:
+        """Open the page."""
+        super().prepare()
+        super().run()
+
+    def run(self) -> float:
+        """Seconds of one move."""
+        return float(self.browser.execute_script(self.MOVE)) / 1e3
+
+
+WRITTEN = Table(
+    "the page of a long run, CPU time",
+    "s",
+    1.0,
+    floor="reading its columns",
+    ours=("report",),
+    by_peer=True,
+)
+SHOWN = Table(
+    "the page of a long run in a browser",
+    "ms",
+    1e3,
+    floor="moving the cursor",
+    ours=("moving the cursor", "first paint"),
+    by_peer=True,
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run, and where its page is to be."""
+    scratch = tmp_path_factory.mktemp("page")
+    record(scratch / "run", TENSORS, STEPS, CHANNELS)
+    return scratch / "run", scratch / "page.html"
+
+
+@pytest.fixture(scope="module")
+def written(results: Results, files: tuple[Path, Path]) -> Measured:
+    peers: dict[str, Callable[[], Peer]] = {
+        "report": partial(Report, *files),
+        "reading its columns": partial(Command, "-c", READ, str(files[0])),
+    }
+    name = f"{TENSORS} tensors of {CHANNELS} channels x {STEPS} steps"
+    measured = measure(WRITTEN, name, 1, peers, Rounds(0, ROUNDS))
+    results.cases.append(measured.case)
+    return measured
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        screen(driver, 1400, 900)
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def shown(results: Results, written: Measured, files: tuple[Path, Path], browser: Any) -> Measured:
+    peers: dict[str, Callable[[], Peer]] = {
+        "first paint": partial(Opened, browser, files[1]),
+        "moving the cursor": partial(Moved, browser, files[1]),
+    }
+    measured = measure(SHOWN, written.case.name, 1, peers, Rounds(1, ROUNDS))
+    results.cases.append(measured.case)
+    return measured
+
+
+@pytest.mark.parametrize("peer", ["report", "reading its columns"])
+def test_writing(peer: str, written: Measured, benchmark: BenchmarkFixture) -> None:
+    written.verify(peer, benchmark)
+
+
+@pytest.mark.parametrize("peer", ["first paint", "moving the cursor"])
+def test_showing(peer: str, shown: Measured, benchmark: BenchmarkFixture) -> None:
+    shown.verify(peer, benchmark)

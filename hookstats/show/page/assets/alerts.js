@@ -1,0 +1,46 @@
+// The incidents: each with its cause, and its consequences folded below it.
+
+const MARKS = { error: ["■", "Error"], warning: ["▲", "Warning"], note: ["●", "Note"] };
+
+function alertButton(data, n, go) {
+  const alert = data.alerts[n];
+  const [mark, word] = MARKS[alert.severity] ?? MARKS.note;
+  // The message repeats the line above it: rule, step, kind and name.
+  const what = alert.message.split(`${alert.kind} of '${alert.name}' `).at(-1);
+  const button = element("button", { type: "button", class: "alert", "data-alert": n },
+    element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
+    element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
+    element("span", { class: "when" }, `step ${alert.step}`),
+    element("span", { class: "where" }, `${labelOf(alert.name)} ${alert.kind}`),
+    element("span", { class: "what" }, what));
+  button.addEventListener("click", () => go(n));
+  return button;
+}
+
+function showAlerts(data, go) {
+  const list = byId("alert-list");
+  byId("main").classList.toggle("calm", !data.alerts.length);
+  byId("alerts-title").textContent = data.alerts.length ? `Incidents (${integer(data.incidents.length)})` : "Alerts";
+  if (!data.alerts.length) {
+    list.replaceChildren(element("p", { class: "muted" }, "The rules found nothing: no NaN or infinity, no explosion, no dead channels."));
+    return;
+  }
+  const items = data.incidents.map(({ alerts, inAll }) => {
+    const [cause, ...others] = alerts;
+    return element("li", {}, alertButton(data, cause, go), others.length
+      ? element("details", {}, element("summary", {}, `${plural(inAll - 1, "consequence")}`),
+        element("ol", {}, ...others.map((n) => element("li", {}, alertButton(data, n, go))))) : null);
+  });
+  list.replaceChildren(element("ol", {}, ...items));
+  if (data.alertsInAll > data.alerts.length) {
+    list.append(element("p", { class: "muted" }, `The first ${data.alerts.length} of ${integer(data.alertsInAll)} alerts are shown.`));
+  }
+}
+
+function markAlert(chosen) {
+  document.querySelectorAll("[data-alert]").forEach((button) => {
+    const current = Number(button.dataset.alert) === chosen;
+    button.setAttribute("aria-current", String(current));
+    if (current) button.closest("details")?.setAttribute("open", "");
+  });
+}

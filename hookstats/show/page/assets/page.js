@@ -1,0 +1,26 @@
+// What begins when the page is loaded: the theme, and the data.
+
+function theme() {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  const button = byId("theme");
+  const apply = (dark) => {
+    root.dataset.theme = dark ? "dark" : "light";
+    button.textContent = dark ? "☀ Light" : "☾ Dark";
+    button.setAttribute("aria-label", `Switch to the ${dark ? "light" : "dark"} theme`);
+    document.dispatchEvent(new Event("themechange"));
+  };
+  button.addEventListener("click", () => apply(root.dataset.theme !== "dark"));
+  system.addEventListener("change", () => apply(system.matches));
+  apply(system.matches);
+}
+
+theme();
+unpack(byId("payload").textContent).then(start).then(follow).catch((error) => {
+  const old = typeof DecompressionStream === "undefined";
+  byId("failure").textContent = old
+    ? "This page needs a browser of 2023 or later (DecompressionStream)."
+    : `This page could not be read: ${error}`;
+  byId("failure").hidden = false;
+  if (!old) throw error;
+});

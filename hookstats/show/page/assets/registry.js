@@ -1,0 +1,77 @@
+// Panels: whatever has a picture or numbers registers here once, and gets PNG, CSV and a link.
+
+const panels = new Map(); // by id: { id, title, canvases, rows }
+
+// The figure or section with data-panel=id gets the tools. canvases(): what a PNG shows, one below
+// the other; rows(): what a CSV has, the names of the columns first; either may be missing.
+function register(id, title, { canvases, rows }) {
+  panels.set(id, { id, title, canvases, rows });
+  const place = document.querySelector(`[data-tools="${id}"]`);
+  const tool = (text, what, act) => {
+    const button = element("button", { type: "button", class: "tool", "aria-label": `${what} of ${title}`, title: what }, text);
+    button.addEventListener("click", act);
+    return button;
+  };
+  place.append(...[
+    canvases && tool("PNG", "Picture", () => savePicture(panels.get(id))),
+    rows && tool("CSV", "Numbers", () => saveNumbers(panels.get(id))),
+    tool("Link", "Link to this view", (e) => copyLink(id, e.currentTarget)),
+  ].filter(Boolean));
+}
+
+function savePicture({ title, canvases }) {
+  const shown = canvases().filter((canvas) => canvas.width && canvas.offsetParent !== null);
+  if (!shown.length) return;
+  const ratio = window.devicePixelRatio || 1;
+  const [pad, head] = [12 * ratio, 30 * ratio];
+  const out = document.createElement("canvas");
+  out.width = Math.max(...shown.map((canvas) => canvas.width)) + 2 * pad;
+  out.height = shown.reduce((sum, canvas) => sum + canvas.height, 0) + head + 2 * pad;
+  const context = out.getContext("2d");
+  context.fillStyle = css("--card");
+  context.fillRect(0, 0, out.width, out.height);
+  context.fillStyle = css("--ink");
+  context.font = `600 ${13 * ratio}px ${css("--sans")}`;
+  context.textBaseline = "middle";
+  context.fillText(`${title} · ${document.title} · ${stepsOf(data.spans[chosen.column])}`, pad, pad + head / 3, out.width - 2 * pad);
+  let y = pad + head;
+  for (const canvas of shown) {
+    context.drawImage(canvas, pad, y);
+    y += canvas.height;
+  }
+  out.toBlob((blob) => save(blob, title, "png"));
+}
+
+function saveNumbers({ title, rows }) {
+  const text = rows().map((row) => row.map(csvCell).join(",")).join("\r\n") + "\r\n";
+  save(new Blob([text], { type: "text/csv" }), title, "csv");
+}
+
+// Names are of strangers: none may become a formula of a spreadsheet.
+function csvCell(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "number") return String(value);
+  const safe = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+function save(blob, title, kind) {
+  const url = URL.createObjectURL(blob);
+  const name = `${data.run.name} ${title}`.replace(/[^\p{L}\p{N}]+/gu, "-");
+  const link = element("a", { href: url, download: `${name}.${kind}` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
+async function copyLink(id, button) {
+  chosen.view = id;
+  writeLink();
+  const said = button.textContent;
+  try {
+    await navigator.clipboard.writeText(location.href);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "In the address";
+  }
+  setTimeout(() => (button.textContent = said), 1500);
+}

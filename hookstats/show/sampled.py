@@ -1,0 +1,134 @@
+"""sampled(): the histograms and channels of some steps of a run, each as it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Float64, Int32, Int64
+from hookstats.runs.run import Run
+from hookstats.show.overview import Overview
+from hookstats.show.progress import track
+from hookstats.stats.derived import columns_of, dead, statistic
+
+Bool = NDArray[np.bool_]
+
+_MOST = 240  # about as many as a chart has room for
+_LEAST = 80
+_CELLS = 18_000  # the aim for sites * steps, which keeps a page of many sites small
+
+
+@dataclass(frozen=True)
+class ChannelColumns:
+    """The C channels of one site in K steps."""
+
+    rms: Float64
+    """float64 [K, C]: NaN where there are no finite values."""
+    dead: Bool
+    """bool [K, C]: see `insight.dead`."""
+    nonfinite: Bool
+    """bool [K, C]: there is a NaN or an infinity."""
+
+    @property
+    def known(self) -> Bool:
+        """bool [K]: whether there is any value; not where steps have whole tensors alone."""
+        known: Bool = np.any(self.nonfinite | ~np.isnan(self.rms), axis=1)
+        return known
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """K steps of a run, with the S sites of its overview."""
+
+    steps: tuple[int, ...]
+    """[K]: ascending."""
+    channels: tuple[ChannelColumns | None, ...]
+    """[S]: None where the number of channels changed from step to step."""
+    hist: tuple[tuple[tuple[Int32, Int64], ...], ...]
+    """[S][K]: the nonzero slots of the whole tensor's histogram and their counts; none where the
+    step did not record the site, or there are no bins."""
+    least: Float64
+    """float64 [S, K]: the least finite value; +inf where there is none."""
+    greatest: Float64
+    """float64 [S, K]: the greatest finite value; -inf where there is none."""
+
+
+def choose_steps(
+    steps: Sequence[int],
+    sites: int,
+    apart: Collection[int] = (),
+    detailed: Sequence[int] | None = None,
+) -> list[int]:
+    """At most 80 to 240 steps at equal distances, the first and the last among them, and those
+    apart with the steps beside them; the more sites there are, the fewer. Of the `detailed` steps,
+    by default all, there are as many."""
+    if detailed is not None and len(detailed) < len(steps):
+        return sorted({*choose_steps(steps, sites, apart), *choose_steps(detailed, sites)})
+    most = min(max(_CELLS // max(1, sites), _LEAST), _MOST)
+    even = (
+        np.linspace(0, max(0, len(steps) - 1), min(most, len(steps))).round().astype(int).tolist()
+    )
+    places = {step: i for i, step in enumerate(steps)}
+    near = {places[step] + k for step in apart if step in places for k in (-1, 0, 1)}
+    return [steps[i] for i in sorted({*even, *near}) if 0 <= i < len(steps)]
+
+
+def sampled(
+    run: Run,
+    view: Overview,
+    apart: Collection[int] = (),
+) -> Sampled:
+    """Read the steps of `choose_steps` from a run.
+
+    view: the overview of the run.
+    """
+    several = np.array([max(site.merged, site.channels) > 1 for site in view.sites])
+    known = np.any(view.dead[:, several] >= 0, axis=1)
+    alone = several.any() and not known.all()  # some steps may have whole tensors alone
+    firsts = np.array([first for first, _ in view.spans])
+    detailed = [view.steps[i] for i in firsts[known].tolist()] if alone else None
+    steps = choose_steps(view.steps, len(view.sites), apart, detailed)
+    size, count = len(view.sites), len(steps)
+    rows = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
+    empty = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    hist: list[list[tuple[Int32, Int64]]] = [[empty] * count for _ in range(size)]
+    least, greatest = np.full((size, count), np.inf), np.full((size, count), -np.inf)
+    channels = [
+        None if s in view.uneven else _nothing(count, site.merged or site.channels)
+        for s, site in enumerate(view.sites)
+    ]
+    for k, step in enumerate(track(steps, "reading channels")):
+        record = run[step]
+        here = np.array([rows[key] for key in record], np.int64)
+        whole = record.whole
+        least[here, k], greatest[here, k] = whole.min.numpy(), whole.max.numpy()
+        _take_channels(record, k, here, channels)
+        if run.bins is not None:
+            bounds = record.hist.offsets.tolist()
+            for i, s in enumerate(here.tolist()):
+                span = slice(bounds[i], bounds[i + 1])
+                hist[s][k] = record.hist.slots[span], record.hist.counts[span]
+    return Sampled(tuple(steps), tuple(channels), tuple(map(tuple, hist)), least, greatest)
+
+
+def _nothing(steps: int, channels: int) -> ChannelColumns:
+    shape = steps, channels
+    return ChannelColumns(np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool))
+
+
+def _take_channels(
+    record: StepRecord, k: int, rows: Int64, channels: Sequence[ChannelColumns | None]
+) -> None:
+    """Put the channels of a record into place `k`; `rows` are those of its sites."""
+    state = columns_of(record.moments, record.tallies)
+    rms, died = statistic("rms", state), dead(state)
+    bad = (state("nan") + state("posinf") + state("neginf")) > 0
+    bounds = record.offsets.tolist()
+    for i, s in enumerate(rows.tolist()):
+        columns, span = channels[s], slice(bounds[i], bounds[i + 1])
+        if columns is not None and not record.sites[i].merged:
+            columns.rms[k], columns.dead[k], columns.nonfinite[k] = rms[span], died[span], bad[span]

@@ -1,0 +1,117 @@
+"""hookstats report --watch: the page is served, read-only, and new steps come to it."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import chromium, screen
+from support.payloads import payload_of
+from support.samples import BINS, sample
+
+from hookstats.cli import live
+from hookstats.runs.run import open_run
+from hookstats.runs.writer import RunWriter
+from hookstats.show import page
+
+
+@contextmanager
+def growing(out: Path) -> Iterator[Any]:
+    """A writer that puts each step on the disk at once, and (host, port) of the page's server."""
+    writer = RunWriter(out, {"bins": BINS, "channel_bins": None}, seconds_per_part=0)
+    writer.write(sample(0, channel_bins=None))
+    run = open_run(out)
+    serving = live.server(run, partial(page.payload_of, run), "127.0.0.1", 0)
+    thread = threading.Thread(target=serving.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield writer, serving.server_address[:2]
+    finally:
+        serving.shutdown()
+        thread.join()
+        serving.server_close()
+        writer.close()
+
+
+def ask(address: tuple[str, int], path: str, method: str = "GET", host: str | None = None) -> Any:
+    """The status, the text and the headers of an answer."""
+    connection = http.client.HTTPConnection(address[0], address[1], timeout=30)
+    connection.request(method, path, headers={} if host is None else {"Host": host})
+    answer = connection.getresponse()
+    content = answer.read()
+    zipped = answer.headers.get("Content-Encoding") == "gzip"
+    text = (gzip.decompress(content) if zipped else content).decode()
+    connection.close()
+    return answer.status, text, answer.headers
+
+
+def steps_of(payload: str) -> list[int]:
+    packed = payload_of(f'<script id="payload">{payload}</script>')
+    return [first for first, *_ in packed["spans"]]
+
+
+def test_new_steps_come_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "_SHARE", 0.0)
+    with growing(tmp_path / "run") as (writer, address):
+        status, whole, headers = ask(address, "/")
+        assert status == 200
+        assert "connect-src 'self'" in whole
+        assert [first for first, *_ in payload_of(whole)["spans"]] == [0]
+        version = headers["X-Version"]
+        assert ask(address, f"/data?after={version}")[1] == ""
+        writer.write(sample(1, channel_bins=None))
+        _, payload, headers = ask(address, f"/data?after={version}")
+        assert steps_of(payload) == [0, 1]
+        assert headers["X-Version"] != version
+        assert ask(address, f"/data?after={headers['X-Version']}")[1] == ""
+
+
+def test_nothing_else_is_served_and_nothing_is_taken(tmp_path: Path) -> None:
+    with growing(tmp_path / "run") as (_, address):
+        assert ask(address, "/run.json")[0] == 404
+        assert ask(address, "/../run.json")[0] == 404
+        for method in ("POST", "PUT", "DELETE", "HEAD"):
+            assert ask(address, "/", method)[0] == 501
+        assert ask(address, "/data", host="evil.example:80")[0] == 403
+        assert ask(address, "/", host=f"localhost:{address[1]}")[0] == 200
+
+
+def test_a_file_of_the_page_connects_nowhere(tmp_path: Path) -> None:
+    with growing(tmp_path / "run"):
+        whole = page.render(open_run(tmp_path / "run"))
+    assert "connect-src" not in whole
+    assert "data-live" not in whole.split("<body>")[0]
+
+
+@pytest.mark.check
+def test_the_page_in_a_browser_takes_new_steps_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    with growing(tmp_path / "run") as (writer, address), chromium(tmp_path / "profile") as browser:
+        screen(browser, 1280, 800)
+        browser.get(f"http://{address[0]}:{address[1]}/")
+        waiting = pytest.importorskip("selenium.webdriver.support.wait")
+        wait = waiting.WebDriverWait(browser, 60)
+        wait.until(lambda driver: driver.find_element("id", "when").text == "step 0")
+        browser.find_element("id", "pin").click()
+        layer = browser.find_element("id", "detail-title").text
+        writer.write(sample(1, channel_bins=None))
+        # Who is at the last step goes on with it; the layer and its pin stay.
+        wait.until(lambda driver: driver.find_element("id", "when").text == "step 1")
+        assert browser.find_element("id", "detail-title").text == layer
+        assert browser.find_element("id", "pin").get_attribute("aria-pressed") == "true"
+        assert "2 steps" in browser.find_element("id", "subtitle").text
+        browser.find_element("id", "earlier").click()
+        writer.write(sample(2, channel_bins=None))
+        wait.until(lambda driver: "3 steps" in driver.find_element("id", "subtitle").text)
+        assert browser.find_element("id", "when").text == "step 0"
+        assert browser.get_log("browser") == []
