@@ -177,22 +177,17 @@ class Flusher:
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Drain, close the writer with `coverage` and end the thread; once closed, do nothing."""
-        if os.getpid() != self._pid:
+        if not self._can_wait():
+            self.leave(coverage)
             return
         self._closed = True
-        if not self._begun:
-            self._end_here(coverage)
-            return
-        if self._can_wait():
-            self._ask(Close(coverage), self._ended)
-            if self._ended.is_set() and self._thread.ident is not None:  # it could be started
-                self._thread.join()
-        else:
-            self.mailbox.hurry(Close(coverage))
+        self._ask(Close(coverage), self._ended)
+        if self._ended.is_set() and self._thread.ident is not None:  # it could be started
+            self._thread.join()
 
     def leave(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Close as `close` does, on the thread, without waiting; warnings may come later."""
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
         self._closed = True
         if not self._begun:
@@ -441,7 +436,6 @@ class Flusher:
         return True
 
     def _fail(self, what: str, why: str) -> None:
-        if what in self.failures:
-            return
-        self.failures[what] = why
-        warn(f"hookstats: {what} failed: {why}")
+        if what not in self.failures:
+            self.failures[what] = why
+            warn(f"hookstats: {what} failed: {why}")
