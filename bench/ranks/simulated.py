@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hookstats import LogBins
+from hookstats.records.layout import Axis, Layout, Mesh
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import SparseCounts
 from hookstats.runs.writer import RunWriter
@@ -16,8 +17,13 @@ BINS = LogBins()
 _FILLED = 40  # slots of a histogram that are not empty
 
 
-def record(rank: int, sites: int, channels: int, step: int = 0) -> StepRecord:
-    """What a rank of data parallelism observes: numbers without a pattern, as real ones are."""
+def record(
+    rank: int, sites: int, channels: int, step: int = 0, ranks: int | None = None
+) -> StepRecord:
+    """What a rank of data parallelism observes: numbers without a pattern, as real ones are.
+
+    ranks: how many there are, which the sites' layouts say; None: these say nothing.
+    """
     random = np.random.default_rng((rank, step))
     rows = sites * channels
     moments = np.empty((rows, 5))
@@ -32,7 +38,7 @@ def record(rank: int, sites: int, channels: int, step: int = 0) -> StepRecord:
     return StepRecord(
         step=step,
         rank=rank,
-        sites=_sites(sites, channels),
+        sites=_sites(sites, channels, None if ranks is None else _layout(rank, ranks, channels)),
         observed=np.ones(sites, np.int64),
         offsets=np.arange(sites + 1, dtype=np.int64) * channels,
         moments=moments,
@@ -48,10 +54,15 @@ def record(rank: int, sites: int, channels: int, step: int = 0) -> StepRecord:
     )
 
 
-def _sites(sites: int, channels: int) -> tuple[SiteInfo, ...]:
+def _layout(rank: int, ranks: int, channels: int) -> Layout:
+    """As DDP has it."""
+    return Layout((Mesh((Axis("dp", rank, ranks),), 0),), ("Shard(0)",), (-1, channels), None)
+
+
+def _sites(sites: int, channels: int, layout: Layout | None) -> tuple[SiteInfo, ...]:
     shape = (BATCH, channels)
     return tuple(
-        SiteInfo(f"layer{i}", "output", channels, 1, shape, "float32") for i in range(sites)
+        SiteInfo(f"layer{i}", "output", channels, 1, shape, "float32", layout) for i in range(sites)
     )
 
 
@@ -59,5 +70,5 @@ def write_run(out: Path, ranks: int, sites: int, channels: int) -> None:
     """One step of each rank."""
     for rank in range(ranks):
         writer = RunWriter(out, {"bins": BINS, "channel_bins": None}, rank=rank)
-        writer.write(record(rank, sites, channels))
+        writer.write(record(rank, sites, channels, ranks=ranks))
         writer.close()

@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from operator import is_not
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from hookstats.records.groups import over_site, per_site
-from hookstats.records.keys import PARAMETER_KINDS, Key, plain_kind
-from hookstats.records.layout import REPLICATE, UNKNOWN, Axis, Layout, shard_dim
-from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.records.groups import per_site
+from hookstats.records.placement import Placed, Placement, Sites, place
+from hookstats.records.record import StepRecord
+from hookstats.records.running import Column, Running
+from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.records.tensors import of_tensors
-from hookstats.stats.state import combine
+from hookstats.stats.bins import Bins
+from hookstats.stats.state import TALLIES, moment_columns
 
-_Sites = tuple[SiteInfo, ...]
+_WAITING = 1 << 18
+"""Entries of histograms, 12 bytes each, that wait until they are added up together."""
 
 
-class _Part(NamedTuple):
-    """A rank's part of a site."""
+class Observed(NamedTuple):
+    """What one rank observed in a step; its rows are those of `StepRecord`."""
 
-    record: int
-    site: int
-    info: SiteInfo
+    column: Column
+    """The columns of the states."""
+    observed: Int64
+    offsets: Int64
+    hist: SparseCounts
+    channel_hist: SparseCounts
+
+
+class Step(NamedTuple):
+    """What is equal in all ranks' records of a step."""
+
+    number: int
+    bins: Bins | None
+    channel_bins: Bins | None
+    width: int
+    """The least number of columns of any rank's moments."""
+
+
+def observed_in(record: StepRecord) -> Observed:
+    """What a record says that a rank observed."""
+    names = [column.name for column in moment_columns(record.moments.shape[1])]
+    columns = dict(zip((*names, *TALLIES), (*record.moments.T, *record.tallies.T), strict=True))
+    return Observed(
+        columns.__getitem__, record.observed, record.offsets, record.hist, record.channel_hist
+    )
 
 
 class Merger:
@@ -39,283 +62,188 @@ class Merger:
     equal to the bit are replicas. `observed` is the greatest number of calls of any rank, as a call
     on all ranks is one call of the whole model. The result is the same to the bit in every reading.
 
+    Ranks come one after the other, and none is kept: memory is that of the result and of one rank.
     What follows from the sites is kept for the next step, whose sites mostly are the same objects.
     """
 
     def __init__(self) -> None:
-        self._sites: tuple[_Sites, ...] = ()
-        self._parts: dict[Key, list[_Part]] = {}
-        self._plans: dict[frozenset[_Twin], _Plan] = {}
+        self._sites: tuple[Sites, ...] = ()
+        self._placement = place(())
 
     def __call__(self, records: Sequence[StepRecord]) -> StepRecord:
         """records: in order of rank. Where one has whole tensors alone, those of all are merged."""
         if any(site.merged for record in records for site in record.sites):
             records = [of_tensors(record) for record in records]
-        sites = tuple(record.sites for record in records)
-        if len(sites) != len(self._sites) or any(map(is_not, sites, self._sites)):
-            self._sites, self._parts, self._plans = sites, _by_key(sites), {}
-        twins = frozenset(_twins(records, self._parts))
-        if twins not in self._plans:
-            self._plans[twins] = _plan(sites, self._parts, twins)
-        plan = self._plans[twins]
         first = records[0]
-        columns = min(record.moments.shape[1] for record in records)
-        rows = plan.rows
-        some = list(zip(records, plan.scattered, strict=True))
+        width = min(record.moments.shape[1] for record in records)
+        step = Step(first.step, first.bins, first.channel_bins, width)
+        sites = tuple(record.sites for record in records)
+        return self.merge(step, sites, map(observed_in, records))
+
+    def merge(
+        self, step: Step, sites: tuple[Sites, ...], observed: Iterable[Observed]
+    ) -> StepRecord:
+        """The same of what is read rank by rank; `sites` and `observed` in order of rank."""
+        if len(sites) != len(self._sites) or any(map(is_not, sites, self._sites)):
+            self._sites, self._placement = sites, place(sites)
+        merging = _Merging(step, self._placement)
+        for placed, each in zip(self._placement.records, observed, strict=True):
+            merging.add(placed, each)
+        return merging.record()
+
+
+class _Merging:
+    """A record of the whole model while ranks are added to it."""
+
+    def __init__(self, step: Step, placement: Placement) -> None:
+        self._step = step
+        self._placement = placement
+        self._is_one = np.array([target.is_one for target in placement.targets], bool)
+        self._grows = np.array([target.grows for target in placement.targets], bool)
+        self._filled = np.zeros(len(placement.targets), np.int64)  # channels, of those that grow
+        rows = int(placement.offsets[-1])
+        self._states = Running(rows, step.width)
+        self._observed = np.zeros(len(placement.targets), np.int64)
+        self._hist = _Counts(len(placement.targets))
+        self._channel_hist = _Counts(rows)
+        self._added = 0
+        self._earliest: dict[tuple[int, bytes], int] = {}  # record by target and values
+        self._seen: set[tuple[int, object, int]] = set()
+
+    def add(self, placed: Placed, observed: Observed) -> None:
+        """Add the next rank."""
+        targets = self._without_replicas(placed, observed)
+        kept = np.flatnonzero(targets >= 0)
+        chosen = targets[kept]
+        self._observed[chosen] = np.maximum(self._observed[chosen], observed.observed[kept])
+        rows = self._rows(placed, targets, observed.offsets)
+        self._add_states(observed, rows, targets)
+        self._hist.add(observed.hist, targets)
+        if self._step.channel_bins is not None:
+            self._channel_hist.add(observed.channel_hist, rows)
+        self._added += 1
+
+    def _without_replicas(self, placed: Placed, observed: Observed) -> Int64:
+        """The targets of the sites; -1 for those whose values an earlier rank had."""
+        if not placed.unknown:
+            return placed.targets
+        targets: Int64 = placed.targets.copy()
+        names = *(c.name for c in moment_columns(self._step.width)), *TALLIES
+        columns = [observed.column(name) for name in names]
+        for site, known in placed.unknown:
+            rows = slice(int(observed.offsets[site]), int(observed.offsets[site + 1]))
+            digest = blake2b(digest_size=16)
+            for column in columns:
+                digest.update(column[rows].tobytes())
+            target = int(targets[site])
+            first = self._earliest.setdefault((target, digest.digest()), self._added)
+            if (target, known, first) in self._seen:
+                targets[site] = -1
+            self._seen.add((target, known, first))
+        return targets
+
+    def _rows(self, placed: Placed, targets: Int64, offsets: Int64) -> Int64:
+        """The row of the whole for each row of a rank; -1 for none."""
+        widths = np.diff(offsets)
+        first = self._placement.offsets[targets] - offsets[:-1]
+        for site in np.flatnonzero(self._grows[targets] & (targets >= 0)).tolist():
+            first[site] += self._filled[targets[site]]
+            self._filled[targets[site]] += widths[site]
+        rows: Int64 = np.arange(offsets[-1]) + np.repeat(first, widths)
+        for site, channels in placed.channels.items():
+            start = self._placement.offsets[targets[site]]
+            rows[offsets[site] : offsets[site + 1]] = start + channels
+        is_one = self._is_one[targets]
+        if is_one.any():
+            starts = self._placement.offsets[targets]
+            rows = np.where(np.repeat(is_one, widths), np.repeat(starts, widths), rows)
+        gone = np.repeat(targets < 0, widths)
+        rows[gone] = -1
+        return rows
+
+    def _add_states(self, observed: Observed, rows: Int64, targets: Int64) -> None:
+        n = len(rows)
+        if n and rows[0] >= 0 and (np.diff(rows) == 1).all():  # as without parallelism of tensors
+            whole = slice(int(rows[0]), int(rows[-1]) + 1)
+            self._states.merge(observed.column, slice(0, n), whole, n)
+            return
+        widths = np.diff(observed.offsets)
+        ones = self._is_one[targets] & (targets >= 0) & (widths > 1)
+        alone = np.flatnonzero((rows >= 0) & ~np.repeat(ones, widths))
+        self._states.merge(observed.column, alone, rows[alone], len(alone))
+        if ones.any():
+            self._add_ones(observed, np.repeat(ones, widths), targets[ones], widths[ones])
+
+    def _add_ones(
+        self, observed: Observed, rows: NDArray[np.bool_], targets: Int64, widths: Int64
+    ) -> None:
+        """Add sites of many channels as one channel each."""
+        names = [column.name for column in moment_columns(self._step.width)]
         moments, tallies = per_site(
-            np.concatenate([record.moments[each, :columns] for record, each in some])[rows.order],
-            np.concatenate([record.tallies[each] for record, each in some])[rows.order],
-            rows.bounds,
+            np.stack([observed.column(name)[rows] for name in names], 1),
+            np.stack([observed.column(name)[rows] for name in TALLIES], 1),
+            np.concatenate(([0], np.cumsum(widths))),
         )
-        for stack in plan.stacks:
-            _merge_stack(records, stack, moments, tallies)
-        observed = np.concatenate([record.observed for record in records])[plan.of_sites.order]
+        states = dict(zip((*names, *TALLIES), (*moments.T, *tallies.T), strict=True))
+        into = self._placement.offsets[targets]
+        every = np.arange(len(into))
+        self._states.merge(states.__getitem__, every, into, len(into))
+
+    def record(self) -> StepRecord:
+        """The record of the ranks that were added."""
+        placement, step = self._placement, self._step
+        moments, tallies = self._states.states()
+        channel_hist = self._channel_hist.sums()
+        sites = tuple(target.info for target in placement.targets)
+        offsets = placement.offsets
+        filled = np.where(self._grows, self._filled, np.diff(offsets))
+        if (filled < np.diff(offsets)).any():  # replicas were among the parts
+            kept = np.concatenate(
+                [np.arange(a, a + n) for a, n in zip(offsets[:-1], filled, strict=True)]
+            )
+            moments, tallies, channel_hist = moments[kept], tallies[kept], channel_hist.chosen(kept)
+            offsets = np.concatenate(([0], np.cumsum(filled)))
+            sites = tuple(
+                site._replace(channels=int(n)) for site, n in zip(sites, filled, strict=True)
+            )
         return StepRecord(
-            step=first.step,
+            step=step.number,
             rank=None,
-            sites=plan.sites,
-            observed=over_site(np.maximum, observed, plan.of_sites.bounds, 0),
-            offsets=plan.offsets,
+            sites=sites,
+            observed=self._observed,
+            offsets=offsets,
             moments=moments,
             tallies=tallies,
-            bins=first.bins,
-            hist=SparseCounts.added(
-                [record.hist for record in records], plan.of_sites.of_input, len(plan.sites)
-            ),
-            channel_bins=first.channel_bins,
-            channel_hist=_channel_hist(records, plan),
+            bins=step.bins,
+            hist=self._hist.sums(),
+            channel_bins=step.channel_bins,
+            channel_hist=channel_hist,
         )
 
 
-_Twin = tuple[Key, int, int]
-"""A site, and two records in which its states are equal to the bit: the first such, and another."""
+class _Counts:
+    """Histograms into which those of one rank after the other are added."""
 
+    def __init__(self, rows: int) -> None:
+        self._sums = SparseCounts.empty(rows)
+        self._waiting: list[tuple[SparseCounts, Int64]] = []
+        self._entries = 0
 
-class _Gather(NamedTuple):
-    """Which inputs go into which output: output i has the inputs order[bounds[i]:bounds[i + 1]]."""
+    def add(self, hist: SparseCounts, rows: Int64) -> None:
+        """Add each histogram to the one of this row; -1: to none."""
+        self._waiting.append((hist, rows))
+        self._entries += len(hist.slots)
+        if self._entries > _WAITING:
+            self.sums()
 
-    order: Int64
-    bounds: Int64
-    of_input: Int64
-    """The output of each input; -1 for none."""
-
-
-def _gather(of_input: Int64, outputs: int) -> _Gather:
-    kept = np.flatnonzero(of_input >= 0)
-    order = kept[np.argsort(of_input[kept], kind="stable")]
-    bounds = np.searchsorted(of_input[order], np.arange(outputs + 1))
-    return _Gather(order, bounds.astype(np.int64), of_input)
-
-
-class _Stack(NamedTuple):
-    """A site of which all parts have all channels, and in all many: the parts are merged as they
-    lie in the records, in a quarter of the time."""
-
-    rows: slice
-    """Of the output."""
-    records: tuple[int, ...]
-    spans: tuple[slice, ...]
-    """The rows in each of these records."""
-
-
-class _Plan(NamedTuple):
-    """How the rows of records become those of one."""
-
-    sites: _Sites
-    offsets: Int64
-    of_sites: _Gather
-    scattered: list[Int64]
-    """Of each record, the rows that are in no stack."""
-    rows: _Gather
-    """Where these go."""
-    stacks: list[_Stack]
-    of_rows: Int64
-    """The output row of each row of all records; -1 for none."""
-
-
-_STACKED = 4096
-"""From so many rows of a site on, a loop over sites costs less than to sort rows."""
-
-
-def _channel_hist(records: Sequence[StepRecord], plan: _Plan) -> SparseCounts:
-    rows = int(plan.offsets[-1])
-    if records[0].channel_bins is None:
-        return SparseCounts.empty(rows)
-    return SparseCounts.added([record.channel_hist for record in records], plan.of_rows, rows)
-
-
-def _merge_stack(
-    records: Sequence[StepRecord], stack: _Stack, moments: Float64, tallies: Int64
-) -> None:
-    columns = moments.shape[1]
-    parts = [(records[i], rows) for i, rows in zip(stack.records, stack.spans, strict=True)]
-    merged = combine(
-        torch.from_numpy(np.stack([record.moments[rows, :columns] for record, rows in parts])),
-        torch.from_numpy(np.stack([record.tallies[rows] for record, rows in parts])),
-    )
-    moments[stack.rows], tallies[stack.rows] = merged[0].numpy(), merged[1].numpy()
-
-
-def _twins(records: Sequence[StepRecord], sites: Mapping[Key, list[_Part]]) -> Iterator[_Twin]:
-    """The sites whose parts may be replicas, and are."""
-    for key, parts in sites.items():
-        if not any(_is_unknown(part.info) for part in parts):
-            continue
-        earliest: dict[bytes, int] = {}
-        for part in parts:
-            first = earliest.setdefault(_bits(records[part.record], part.site), part.record)
-            if first != part.record:
-                yield key, first, part.record
-
-
-def _bits(record: StepRecord, site: int) -> bytes:
-    rows = slice(int(record.offsets[site]), int(record.offsets[site + 1]))
-    moments, tallies = (np.ascontiguousarray(x[rows]) for x in (record.moments, record.tallies))
-    return moments.tobytes() + tallies.tobytes()
-
-
-def _is_unknown(info: SiteInfo) -> bool:
-    if info.layout is None:
-        return plain_kind(info.kind) in PARAMETER_KINDS
-    return UNKNOWN in info.layout.placements
-
-
-def _by_key(records: tuple[_Sites, ...]) -> dict[Key, list[_Part]]:
-    """The parts of each site, in order of rank; sites in order of rank and first observation."""
-    found: dict[Key, list[_Part]] = defaultdict(list)
-    for record, sites in enumerate(records):
-        for site, info in enumerate(sites):
-            found[info.name, info.kind].append(_Part(record, site, info))
-    return found
-
-
-def _plan(
-    records: tuple[_Sites, ...], by_key: Mapping[Key, list[_Part]], equal: frozenset[_Twin]
-) -> _Plan:
-    twins = {(key, later): earlier for key, earlier, later in equal}
-    first_site = np.cumsum([0, *map(len, records)])
-    first_row = [
-        np.cumsum([0, *(info.channels for info in sites)], dtype=np.int64) for sites in records
-    ]
-    base = np.cumsum([0, *(int(rows[-1]) for rows in first_row)])
-    of_sites = np.full(first_site[-1], -1, np.int64)
-    of_rows = np.full(base[-1], -1, np.int64)
-    sites: list[SiteInfo] = []
-    stacks: list[_Stack] = []
-    stacked = np.zeros(base[-1], bool)
-    offsets = [0]
-    for key, parts in by_key.items():
-        kept = _distinct(key, parts, twins)
-        info, places = _placed([part.info for part in kept])
-        starts = [int(first_row[part.record][part.site]) for part in kept]
-        for part, start, place in zip(kept, starts, places, strict=True):
-            of_sites[first_site[part.record] + part.site] = len(sites)
-            start += int(base[part.record])
-            of_rows[start : start + part.info.channels] = offsets[-1] + place
-        whole = np.arange(info.channels)
-        if len(kept) * info.channels >= _STACKED and all(np.array_equal(p, whole) for p in places):
-            spans = tuple(slice(start, start + info.channels) for start in starts)
-            in_records = tuple(part.record for part in kept)
-            stacks.append(
-                _Stack(slice(offsets[-1], offsets[-1] + info.channels), in_records, spans)
+    def sums(self) -> SparseCounts:
+        """The sums of all that were added."""
+        if self._entries:
+            rows = self._sums.rows
+            parts, into = zip(*self._waiting, strict=True)
+            of_sums = np.arange(rows, dtype=np.int64)
+            self._sums = SparseCounts.added(
+                [self._sums, *parts], np.concatenate([of_sums, *into]), rows
             )
-            for record, span in zip(in_records, spans, strict=True):
-                stacked[base[record] + span.start : base[record] + span.stop] = True
-        sites.append(info)
-        offsets.append(offsets[-1] + info.channels)
-    return _Plan(
-        tuple(sites),
-        np.array(offsets, np.int64),
-        _gather(of_sites, len(sites)),
-        [np.flatnonzero(~stacked[a:b]) for a, b in pairwise(base.tolist())],
-        _gather(of_rows[~stacked], offsets[-1]),
-        stacks,
-        of_rows,
-    )
-
-
-def _distinct(key: Key, parts: list[_Part], twins: dict[tuple[Key, int], int]) -> list[_Part]:
-    """The parts without replicas of earlier ones."""
-    found: dict[object, _Part] = {}
-    for part in parts:
-        found.setdefault(_place(key, part, twins), part)
-    return list(found.values())
-
-
-def _place(key: Key, part: _Part, twins: dict[tuple[Key, int], int]) -> object:
-    """What is equal for replicas alone."""
-    layout = part.info.layout
-    of_parameter = plain_kind(part.info.kind) in PARAMETER_KINDS
-    if layout is None:
-        return twins.get((key, part.record), part.record) if of_parameter else part.record
-    own = twins.get((key, part.record), part.record)
-    place = tuple(
-        own if placement == UNKNOWN else axis.coordinate
-        for axis, placement in zip(layout.axes, layout.placements, strict=True)
-        if placement != REPLICATE
-    )
-    # Of several meshes, each says where the others are; a single one may be one of many.
-    of_mesh = None if of_parameter or len(layout.meshes) > 1 else layout.meshes[0].first
-    return of_mesh, place
-
-
-def _placed(infos: Sequence[SiteInfo]) -> tuple[SiteInfo, list[Int64]]:
-    """The whole site of some parts, and the channels of the whole that each part has."""
-    first = infos[0]
-    dim, shape = first.channel_dim, _shape(infos)
-    if dim is not None and dim < 0:
-        dim += len(first.shape)
-    if any(info.merged for info in infos):
-        places = [np.zeros(info.channels, np.int64) for info in infos]
-        most = max(info.merged or info.channels for info in infos)
-        whole = first._replace(channels=1, channel_dim=None, shape=shape, layout=None, merged=most)
-        return whole, places
-    channels, places = 0, []
-    cut = False
-    for info in infos:
-        found = None if dim is None or info.layout is None else info.layout.channels(dim)
-        if dim is not None and _is_batch(info.layout, dim):  # parts one after the other
-            found = np.arange(channels, channels + info.channels)
-        cut = cut or found is not None
-        places.append(np.arange(info.channels) if found is None else found)
-        channels = max(channels, int(places[-1].max(initial=-1)) + 1)
-    if cut and dim is not None and dim < len(shape):
-        channels = max(channels, shape[dim])  # also those of ranks that did not watch
-    fits = all(len(place) == info.channels for place, info in zip(places, infos, strict=True))
-    if not fits or not (cut or len({info.channels for info in infos}) == 1):
-        # Which channels are the same is not known: the tensor is one channel.
-        places = [np.zeros(info.channels, np.int64) for info in infos]
-        return first._replace(channels=1, channel_dim=None, shape=(), layout=None), places
-    return first._replace(channels=channels, shape=shape, layout=None), places
-
-
-def _is_batch(layout: Layout | None, dim: int) -> bool:
-    """Whether a plain tensor is a part of a batch along dimension `dim`."""
-    return layout is not None and layout.cuts is None and bool(_along(layout, dim))
-
-
-def _along(layout: Layout, dim: int) -> list[Axis]:
-    """The axes that cut dimension `dim`."""
-    places = zip(layout.axes, layout.placements, strict=True)
-    return [axis for axis, placement in places if shard_dim(placement) == dim]
-
-
-def _shape(infos: Sequence[SiteInfo]) -> tuple[int, ...]:
-    """The shape of the whole tensor, the sizes of parts of a batch added up; () if unknown."""
-    first = infos[0]
-    if len({len(info.shape) for info in infos}) > 1:
-        return ()
-    whole = None if first.layout is None else first.layout.global_shape
-    shape = list(first.shape if whole is None else whole)
-    for dim in range(len(shape)):
-        sizes: dict[object, int] = {}
-        for i, info in enumerate(infos):
-            layout = info.layout
-            if layout is None:
-                of_batch = dim == 0 and plain_kind(info.kind) not in PARAMETER_KINDS
-                sizes[i if of_batch else 0] = info.shape[dim]
-            elif whole is None or whole[dim] == -1:
-                sizes[tuple(axis.coordinate for axis in _along(layout, dim))] = info.shape[dim]
-        if sizes:
-            shape[dim] = -1 if -1 in sizes.values() else sum(sizes.values())
-    return tuple(shape)
+        self._waiting, self._entries = [], 0
+        return self._sums

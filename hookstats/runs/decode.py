@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,13 @@ from hookstats.records.keys import check_phase, in_phase
 from hookstats.records.layout import Cut, Layout, parse_meshes, parse_placements
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64, SparseCounts
-from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_columns, to_state
+from hookstats.runs.columns import (
+    COLUMNS,
+    HIGHER_COLUMNS,
+    state_column,
+    to_columns,
+    to_state,
+)
 from hookstats.runs.footer import Footer
 from hookstats.runs.format import (
     CHANNELS_COLUMN,
@@ -63,27 +71,61 @@ class Group:
     """A row group of a part, decoded: the arrays of several StepRecords, one after the other."""
 
     described: Any
-    """A pyarrow.Table of the columns `DESCRIBED` that the part has."""
+    """A pyarrow.Table of the columns `DESCRIBED` that were read."""
     observed: Int64
     offsets: Int64
-    moments: Float64
-    tallies: Int64
+    columns: dict[str, NDArray[Any]]
+    """[R] each: `COLUMNS`, and `HIGHER_COLUMNS` where the part has them."""
     hist: SparseCounts
     channel_hist: SparseCounts
     nbytes: int
 
+    def state(self, rows: slice) -> tuple[Float64, Int64]:
+        """The moments and tallies of some rows."""
+        return to_state({name: values[rows] for name, values in self.columns.items()})
 
-def read_group(file: PartFile, group: int, footer: Footer, rank: int, bins: RunBins) -> Group:
-    """Decode a row group of a part; loops over columns alone."""
+    def state_column(self, name: str, rows: slice) -> NDArray[Any]:
+        """A column of these, by the name in `stats.state.COLUMNS`."""
+        return state_column(name, lambda stored: self.columns[stored][rows])
+
+
+def read_group(
+    file: PartFile,
+    group: int,
+    footer: Footer,
+    rank: int,
+    bins: RunBins,
+    *,
+    described: bool = True,
+) -> Group:
+    """Decode a row group of a part; loops over columns alone.
+
+    described: whether to read the columns that `read_described` reads, too.
+    """
     higher = HIGHER_COLUMNS if footer.extras.higher else ()
-    there = part_schema(footer.version, footer.extras).names
-    described = [name for name in DESCRIBED if name in there]
-    names = ["step", "rank", *described, "observed", *COLUMNS, *higher, *SPARSE_COLUMNS]
-    first = sum(footer.groups[:group])
-    table = file.read(names, group).combine_chunks()
-    check_rows(table, footer, rank, first)
+    names = ["observed", *COLUMNS, *higher, *SPARSE_COLUMNS]
+    if described:
+        table = _read(file, group, footer, rank, names)
+    else:
+        table = file.read(names, group).combine_chunks()
     check_values(table, bins)
     return decode(table, bins.channel_bins)
+
+
+def read_described(file: PartFile, group: int, footer: Footer, rank: int) -> tuple[Any, Int64]:
+    """`Group.described` and `Group.offsets` of a row group of a part, and nothing else."""
+    table = _read(file, group, footer, rank, ["count"])
+    described = table.drop_columns(["step", "rank", "count"])
+    return described, _offsets(table.column("count").chunk(0))
+
+
+def _read(file: PartFile, group: int, footer: Footer, rank: int, names: Sequence[str]) -> Any:
+    """Columns of a row group, and those that say what its rows are."""
+    there = part_schema(footer.version, footer.extras).names
+    described = [name for name in DESCRIBED if name in there]
+    table = file.read(["step", "rank", *described, *names], group).combine_chunks()
+    check_rows(table, footer, rank, sum(footer.groups[:group]))
+    return table
 
 
 def empty_group(extras: Extras) -> Group:
@@ -97,14 +139,14 @@ def decode(table: Any, channel_bins: Bins | None) -> Group:
     columns = {name: table.column(name).chunk(0) for name in table.column_names}
     owners = _offsets(columns["count"])
     names = [name for name in (*COLUMNS, *HIGHER_COLUMNS) if name in columns]
-    moments, tallies = to_state({name: _values(columns[name]) for name in names})
-    channel_hist = SparseCounts.empty(len(tallies))
+    rows = int(owners[-1])
+    channel_hist = SparseCounts.empty(rows)
     if channel_bins is not None:
         starts = _offsets(columns["channel_hist_slots"])
         codes = _values(columns["channel_hist_slots"])
-        rows = np.repeat(owners[:-1], np.diff(starts)) + codes // channel_bins.slots
+        of_codes = np.repeat(owners[:-1], np.diff(starts)) + codes // channel_bins.slots
         channel_hist = SparseCounts(
-            np.searchsorted(rows, np.arange(len(tallies) + 1)).astype(np.int64),
+            np.searchsorted(of_codes, np.arange(rows + 1)).astype(np.int64),
             codes % np.int32(channel_bins.slots),
             _values(columns["channel_hist_counts"]),
         )
@@ -112,8 +154,7 @@ def decode(table: Any, channel_bins: Bins | None) -> Group:
         described=table.select([name for name in DESCRIBED if name in columns]),
         observed=columns["observed"].to_numpy(),
         offsets=owners,
-        moments=moments,
-        tallies=tallies,
+        columns={name: _values(columns[name]) for name in names},
         hist=SparseCounts(
             _offsets(columns["hist_slots"]),
             _values(columns["hist_slots"]),
@@ -144,7 +185,7 @@ def check_values(table: Any, bins: RunBins) -> None:
 
     Counts are not negative, lists over channels are of one length, slots ascend and exist.
     """
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    columns = {name: _one_chunk(table.column(name)) for name in table.column_names}
     for name in _COUNTS & columns.keys():
         values = columns[name]
         numbers = _values(values) if name in (*TALLIES, *SPARSE_COLUMNS) else values.to_numpy()
@@ -190,11 +231,27 @@ def _check_slots(
         raise ValueError(f"its column {name!r} has slots that do not ascend")
 
 
-def sites_of(described: Any, channels: Int64) -> tuple[SiteInfo, ...]:
-    """The sites in rows of `Group.described`, with these numbers of channels."""
-    columns = {name: described.column(name).to_pylist() for name in described.column_names}
+Texts = dict[str, tuple[Any, list[Any]]]
+"""Columns that describe sites, by name, and their values as Python has them."""
+
+
+def sites_of(described: Any, channels: Int64, known: Texts | None = None) -> tuple[SiteInfo, ...]:
+    """The sites in rows of `Group.described`, with these numbers of channels.
+
+    known: the columns that were read last, most of which are equal from rank to rank; they become
+    these.
+    """
+    columns = {}
+    for name in described.column_names:
+        column = described.column(name)
+        before = None if known is None else known.get(name)
+        values = before[1] if before and before[0].equals(column) else column.to_pylist()
+        columns[name] = values
+        if known is not None:
+            known[name] = column, values
     nothing = [None] * described.num_rows
     layouts = zip(*(columns.get(name, nothing) for name in LAYOUT_COLUMNS), strict=True)
+    found = (_layout(*(tuple(x) if isinstance(x, list) else x for x in each)) for each in layouts)
     phases = columns.get(PHASE_COLUMN, nothing)
     kinds = [
         kind if phase is None else in_phase(check_phase(phase), kind)
@@ -203,13 +260,13 @@ def sites_of(described: Any, channels: Int64) -> tuple[SiteInfo, ...]:
     names = ("channel_dim", "shape", "dtype")
     counts = channels.tolist()
     return tuple(
-        SiteInfo(name, kind, count, dim, tuple(shape), dtype, _layout(*layout), _merged(*merged))
+        SiteInfo(name, kind, count, dim, tuple(shape), dtype, layout, _merged(*merged))
         for name, kind, dim, shape, dtype, count, layout, *merged in zip(
             columns["site"],
             kinds,
             *(columns[name] for name in names),
             counts,
-            layouts,
+            found,
             columns.get(CHANNELS_COLUMN, counts),
             counts,
             columns["channel_dim"],
@@ -227,20 +284,25 @@ def _merged(channels: int, rows: int, dim: int | None) -> int:
     return channels
 
 
+@lru_cache(maxsize=4096)
 def _layout(
-    shape: list[int] | None, shards: list[int] | None, mesh: str | None, placements: str | None
+    shape: tuple[int, ...] | None,
+    shards: tuple[int, ...] | None,
+    mesh: str | None,
+    placements: str | None,
 ) -> Layout | None:
+    """Mostly one of few, each of which is one object."""
     if placements is None:
         return None
     meshes, parts = parse_meshes(mesh or ""), parse_placements(placements)
     if len(parts) != sum(len(one.axes) for one in meshes):
         raise ValueError(f"placements = {placements!r}: expected one per dimension of {mesh!r}")
     if shards is not None and len(shards) % len(Cut._fields):
-        raise ValueError(f"shards = {shards}: expected five numbers per cut")
+        raise ValueError(f"shards = {list(shards)}: expected five numbers per cut")
     cuts = None
     if shards is not None:
         cuts = tuple(Cut(*shards[i : i + 5]) for i in range(0, len(shards), 5))
-    return Layout(meshes, parts, None if shape is None else tuple(shape), cuts)
+    return Layout(meshes, parts, shape, cuts)
 
 
 def with_tensors(table: Any) -> Any:
@@ -250,6 +312,11 @@ def with_tensors(table: Any) -> Any:
     for name, values in to_columns(*per_site(*state, _offsets(columns["count"]))).items():
         table = table.append_column(part_schema().field(f"tensor_{name}"), [values])
     return table
+
+
+def _one_chunk(column: Any) -> Any:
+    """A column as one array; a copy only if it needs one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _offsets(lists: Any) -> Int64:

@@ -85,14 +85,15 @@ def from_bytes(
     table = pa.ipc.open_stream(stream).read_all().combine_chunks()
     rank = table.column("rank")[0].as_py() if table.num_rows else None
     group = decode(table, channel_bins)
+    moments, tallies = group.state(slice(None))
     record = StepRecord(
         step=step,
         rank=rank,
         sites=sites_of(group.described, np.diff(group.offsets)),
         observed=group.observed,
         offsets=group.offsets,
-        moments=group.moments,
-        tallies=group.tallies,
+        moments=moments,
+        tallies=tallies,
         bins=bins,
         hist=group.hist,
         channel_bins=channel_bins,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hookstats.records.ranks import Observed, observed_in
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.scaled import scaled
 from hookstats.records.sparse import Int64
@@ -21,9 +22,11 @@ from hookstats.runs.columns import COLUMNS
 from hookstats.runs.decode import (
     Group,
     RunBins,
+    Texts,
     check_rows,
     check_values,
     empty_group,
+    read_described,
     read_group,
     sites_of,
     with_tensors,
@@ -44,6 +47,9 @@ from hookstats.runs.part_file import open_part, read_footer
 from hookstats.stats.bins import Bins
 
 _CACHE_BYTES = 256 << 20
+
+_Known = tuple[Any, Int64, tuple[SiteInfo, ...]]
+"""What describes the sites of a record, their numbers of channels, and the sites."""
 
 
 class Parts:
@@ -84,7 +90,9 @@ class Parts:
         self._groups: OrderedDict[tuple[PartName, int], Group] = OrderedDict()  # last used last
         self._cached = 0  # bytes in _groups
         self._most_cached = _CACHE_BYTES
-        self._known: dict[int, tuple[Any, Int64, tuple[SiteInfo, ...]]] = {}  # see _sites
+        self._known: dict[int, _Known] = {}  # by rank, see _sites
+        self._last_known: _Known | None = None
+        self._texts: Texts = {}
 
     def look(self) -> OSError | ValueError | None:
         """Take in the parts that exist now; returns the error of the first unreadable part."""
@@ -177,30 +185,68 @@ class Parts:
 
     def _record(self, where: Where) -> StepRecord:
         with self.naming(where.part):
-            if where.rows:
-                group = self._group(where.part, where.group)
-            else:
-                group = empty_group(self._known_footer(where.part).extras)
+            group = self._group_of(where)
             rows = slice(where.first, where.first + where.rows)
             offsets = group.offsets[rows.start : rows.stop + 1]
             channels = slice(int(offsets[0]), int(offsets[-1]))
+            moments, tallies = group.state(channels)
             return StepRecord(
                 step=where.step,
                 rank=where.part.rank,
-                sites=self._sites(
-                    group.described.slice(where.first, where.rows),
-                    np.diff(offsets),
-                    where.part.rank,
-                ),
+                sites=self._sites(where, group.described, group.offsets),
                 observed=group.observed[rows],
                 offsets=offsets - offsets[0],
-                moments=group.moments[channels],
-                tallies=group.tallies[channels],
+                moments=moments,
+                tallies=tallies,
                 bins=self.bins,
                 hist=group.hist[rows],
                 channel_bins=self.channel_bins,
                 channel_hist=group.channel_hist[channels],
             )
+
+    def sites(self, where: Where) -> tuple[SiteInfo, ...]:
+        """The sites of the record at this place; the same object as of a record before, or of
+        another rank's, if they are equal. Errors are those of `record`."""
+        with self.naming(where.part):
+            if self._is_alone(where) and (where.part, where.group) not in self._groups:
+                footer = self._known_footer(where.part)
+                with open_part(self.run, where.part) as file:
+                    found = read_described(file, where.group, footer, where.part.rank)
+            else:
+                group = self._group_of(where)
+                found = group.described, group.offsets
+            return self._sites(where, *found)
+
+    def observed(self, where: Where) -> Observed:
+        """What the record at this place says; its columns are read, and none is kept but of small
+        records. Errors are those of `record`."""
+        if self._scale is not None:
+            return observed_in(self.record(where))
+        with self.naming(where.part):
+            group = self._group_of(where, keeps=not self._is_alone(where))
+            rows = slice(where.first, where.first + where.rows)
+            offsets = group.offsets[rows.start : rows.stop + 1]
+            channels = slice(int(offsets[0]), int(offsets[-1]))
+            return Observed(
+                lambda name: group.state_column(name, channels),
+                group.observed[rows],
+                offsets - offsets[0],
+                group.hist[rows],
+                group.channel_hist[channels],
+            )
+
+    def is_gone(self, where: Where, error: Exception) -> bool:
+        """Whether to look for a record again, after this error: its part was deleted since, to keep
+        to max_bytes, or is damaged and left out."""
+        if isinstance(error, FileNotFoundError):
+            self.look()
+            return self.index.get(where.part.rank, {}).get(where.step) != where
+        return self.skip(where.part, error)
+
+    def _is_alone(self, where: Where) -> bool:
+        """Whether the record has a row group of its own, as large ones have."""
+        groups = self._known_footer(where.part).groups
+        return bool(where.rows) and where.rows == groups[where.group]
 
     def valid(self, rank: int | None = None) -> dict[PartName, list[Where]]:
         """The valid records of one rank, or of all, by part and in order of writing."""
@@ -296,25 +342,36 @@ class Parts:
         warnings.warn(f"hookstats: left out: {error}", RuntimeWarning, stacklevel=2)
         return True
 
-    def _group(self, name: PartName, group: int) -> Group:
-        """One row group of a part; parts never change, so the groups used last are kept."""
-        found = self._groups.pop((name, group), None)
+    def _group_of(self, where: Where, *, keeps: bool = True) -> Group:
+        """The row group of a record; parts never change, so the groups used last are kept.
+
+        keeps: whether this one is, too; if not, it has no descriptions."""
+        name, number = where.part, where.group
+        footer = self._known_footer(name)
+        if not where.rows:
+            return empty_group(footer.extras)
+        found = self._groups.pop((name, number), None)
         if found is None:
             with open_part(self.run, name) as file:
-                footer = self._known_footer(name)
-                found = read_group(file, group, footer, name.rank, self._bins)
+                found = read_group(file, number, footer, name.rank, self._bins, described=keeps)
+            if not keeps:
+                return found
             self._cached += found.nbytes
-        self._groups[name, group] = found
+        self._groups[name, number] = found
         while len(self._groups) > 1 and self._cached > self._most_cached:
             _, oldest = self._groups.popitem(last=False)
             self._cached -= oldest.nbytes
         return found
 
-    def _sites(self, described: Any, channels: Int64, rank: int) -> tuple[SiteInfo, ...]:
-        """The sites in the rows of a record; mostly those of the rank's last."""
-        known = self._known.get(rank)
-        if known and known[0].equals(described) and np.array_equal(known[1], channels):
-            return known[2]
-        sites = sites_of(described, channels)
-        self._known[rank] = described, channels, sites
+    def _sites(self, where: Where, described: Any, offsets: Int64) -> tuple[SiteInfo, ...]:
+        """The sites of a record of the row group; mostly those of the rank's last record, or of
+        another rank's."""
+        described = described.slice(where.first, where.rows)
+        channels = np.diff(offsets[where.first : where.first + where.rows + 1])
+        for known in (self._known.get(where.part.rank), self._last_known):
+            if known and known[0].equals(described) and np.array_equal(known[1], channels):
+                self._known[where.part.rank] = self._last_known = known
+                return known[2]
+        sites = sites_of(described, channels, self._texts)
+        self._known[where.part.rank] = self._last_known = described, channels, sites
         return sites

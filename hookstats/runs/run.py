@@ -116,7 +116,7 @@ class Run:
             rank=rank,
             scale=None if self._grad_scale is None else self._scale_of,
         )
-        self._whole = Whole(self._parts, self._read)
+        self._whole = Whole(self._parts, self._where)
         self._scalars: dict[int, Scalars] = {}
         self.scalars: ScalarsByName = self._scalars_of(self._headed)[0]
         """The numbers that were logged: ``run.scalars["loss"].values``; also of steps that are not
@@ -332,19 +332,6 @@ class Run:
         if error is not None and len(ranks) < len(self._parts.ranks()):
             raise error  # the damaged part may have the step, too
         return replace(self._whole.record(index), scalars=self.scalars.of(index))
-
-    def _read(self, step: int, rank: int) -> StepRecord:
-        where = self._where(step, rank)
-        try:
-            return self._parts.record(where)
-        except FileNotFoundError:  # deleted since, to keep to max_bytes
-            self._parts.look()
-            if self._parts.index.get(rank, {}).get(step) == where:
-                raise
-        except (OSError, ValueError) as error:
-            if not self._parts.skip(where.part, error):
-                raise
-        return self._read(step, rank)
 
     def series(self, names: str = "*", kinds: str = "*") -> Series:
         """Some sites over all steps: a mapping from (name, kind) to SiteSeries.

@@ -112,9 +112,8 @@ class Flusher:
         scalars: StepScalars | None = None,
         summands: Sequence[Summand] = (),
     ) -> None:
-        """Have `snapshot` recorded as `step`, with the scalars that it has so far; never waits.
-
-        summands: what this rank adds to gradients that are sums over ranks.
+        """Have `snapshot` recorded as `step`, with the scalars that it has so far, and what this
+        rank adds to gradients that are sums over ranks; never waits.
 
         Raises:
             ValueError: the flusher is closed.

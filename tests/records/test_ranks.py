@@ -144,6 +144,53 @@ def test_a_batch_along_the_channels_is_put_side_by_side() -> None:
     assert_merged(records, x, 0)
 
 
+def test_a_batch_along_the_channels_that_has_replicas() -> None:
+    x, y = values(9), values(6, 3)
+    records = [
+        record_of(
+            {("losses", "output"): (x[:5] if rank < 2 else x[5:], 0), ("last", "output"): (y, 1)},
+            rank=rank,
+            moments=4,
+        )
+        for rank in range(4)
+    ]
+    for rank, each in enumerate(records):
+        meshes = mesh(("dp", rank // 2, 2), ("tp", rank % 2, 2))
+        layout = Layout(meshes, ("Shard(0)", UNKNOWN), None, None)
+        whole = Layout(meshes, ("Replicate", "Replicate"), None, None)
+        first, last = each.sites
+        sites = first._replace(layout=layout), last._replace(layout=whole)
+        records[rank] = replace(each, sites=sites)
+    merged = Merger()(records)
+    expected = record_of({("losses", "output"): (x, 0), ("last", "output"): (y, 1)}, moments=4)
+    assert_same(replace(merged, rank=0, sites=expected.sites), expected, rtol=1e-12)
+    assert [site.channels for site in merged.sites] == [9, 3]
+
+
+def test_one_channel_beside_others() -> None:
+    x, y = values(4, 3), values(6, 5, seed=1)
+    records = [
+        record_of(
+            {("a", "output"): (x, 1), ("odd", "output"): (y[:, : 3 + rank], 1)},
+            rank=rank,
+        )
+        for rank in range(2)
+    ]
+    merged = Merger()(records)
+    pieces = torch.cat((y[:, :3].reshape(-1), y[:, :4].reshape(-1)))
+    expected = record_of(
+        {("a", "output"): (torch.cat((x, x)), 1), ("odd", "output"): (pieces, None)}
+    )
+    assert_same(
+        replace(merged, rank=0, sites=expected.sites, channel_hist=expected.channel_hist),
+        expected,
+        rtol=1e-12,
+    )
+    # One channel has the sum of the channels' histograms.
+    slots = records[0].channel_bins.slots  # type: ignore[union-attr]
+    assert merged.channel_hist.dense(3, slots).sum() == expected.tallies[3, 0]
+
+
 @pytest.mark.parametrize("kind", ["output", "param_grad"])
 def test_of_unknown_tensors_those_that_are_equal_to_the_bit_are_replicas(kind: str) -> None:
     x, other = values(4, 3), values(4, 3, seed=1)
