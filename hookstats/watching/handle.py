@@ -105,21 +105,29 @@ class Watch:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: set[int] = set()
         try:
-            self._handles += self._roots.attach()
-            for name, model in doors.items():
-                self._handles += self._observers.attach_door(name, model)
-            for name, module in selection.modules.items():
-                known = len(self._handles)
-                self._handles += self._observers.attach(selection, name)
-                self._presence.add(module, self._handles[known:])
-            for name in selection.parameters:
-                self._observers.add_parameter(selection, name)
-            for optimizer in optimizers:
-                self._add_optimizer(optimizer)
+            self._attach(doors, selection, optimizers)
         except BaseException:
             self.close()
             raise
         self._schedule()
+
+    def _attach(
+        self,
+        doors: Mapping[str, nn.Module],
+        selection: Selection,
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        self._handles += self._roots.attach()
+        for name, model in doors.items():
+            self._handles += self._observers.attach_door(name, model)
+        for name, module in selection.modules.items():
+            known = len(self._handles)
+            self._handles += self._observers.attach(selection, name)
+            self._presence.add(module, self._handles[known:])
+        for name in selection.parameters:
+            self._observers.add_parameter(selection, name)
+        for optimizer in optimizers:
+            self._add_optimizer(optimizer)
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         keeps = self if self._flusher.has_readers else None
