@@ -428,8 +428,8 @@ def forget_compiled(code: CodeType) -> None:
 
 def save_without_version(tensors: Iterable[Tensor | None]) -> None:
     """Have AOTAutograd's graphs keep `tensors` for the backward without a check of their versions
-    (2.11, 2.13, 2.15; without it, as in 2.10: a backward after a closed step fails with a version
-    error)."""
+    (2.11, 2.13, 2.15; without it, as in 2.10: a second backward, and one after another backward or
+    after a closed step, fails with a version error)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo import compiled_autograd, config
         from torch.fx.experimental.proxy_tensor import _get_proxies
