@@ -201,8 +201,8 @@ class Exchange:
 
     def _record_of(self, like: StepRecord, info: SiteInfo, x: Tensor) -> StepRecord:
         """The record of a sum, with the statistics that `like` has."""
-        if not self.reduce.channels:
-            info = info._replace(channels=1, channel_dim=None)
+        if not self.reduce.channels and info.channels > 1:
+            info = info._replace(channels=1, channel_dim=None, merged=info.channels)
         bins = like.channel_bins if self.reduce.channels else None
         moments = 4 if is_higher(like.moments) else 2
         stats = channel_stats(x, info.channel_dim, bins, moments=moments)
