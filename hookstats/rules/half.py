@@ -75,7 +75,7 @@ class LossScale(Rule):
     ) -> Iterator[Alert]:
         if history.unclosed >= self.iterations and history.pushed >= 8:
             name = next(iter(values))
-            says = f"is logged again and again: {history.unclosed} iterations closed no step"
+            says = f"is logged again: {history.unclosed} iterations in a row closed no step"
             yield self.about((name, SCALAR), step, None, says, history.unclosed)
 
     def suspects(self, steps: Steps) -> Flags:

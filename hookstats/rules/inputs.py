@@ -77,8 +77,9 @@ class Inputs(Rule):
         spread = 1.4826 * float(np.median(np.abs(np.array(distances) - usual)))
         if past.distance > usual + self.deviations * max(spread, 0.01):
             says = (
-                f"is unlike before: {past.distance:.0%} of its values have left their bins, "
-                f"usually {usual:.0%}; its greatest magnitude is {float(amax(columns)[site]):.3g}"
+                f"is unlike before: {past.distance:.0%} of its values lie elsewhere than in the "
+                f"steps before, where {usual:.0%} are usual; its greatest magnitude is "
+                f"{float(amax(columns)[site]):.3g}"
             )
             yield self.alert(record, site, says, past.distance)
 
@@ -104,8 +105,8 @@ class RepeatedInputs(Rule):
         if site is None or not past.repeated:
             return
         if past.varied > 16:
-            says = "is a batch that came before: so it is in each step now"
+            says = "is a batch of an earlier step, for more than one step in a row"
             yield self.alert(record, site, says, past.repeated)
         elif past.repeated >= 5:
-            says = "is one of a few batches that come again and again"
+            says = "is one of the few batches that training has had so far"
             yield self.alert(record, site, says, past.repeated, severity="note")

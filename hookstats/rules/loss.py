@@ -110,10 +110,11 @@ class Loss(Rule):
         chance = math.log(history.classes) if history.classes and history.classes > 1 else 0.0
         # Below the loss of a guess, by however little, something was learned.
         if 0.999 * chance <= last.mean() <= (1 + self.chance) * chance and not _falls(last):
-            return f"is {last.mean():.4g} still: that of a guess among {history.classes}", "warning"
+            says = f"is still {last.mean():.4g}, that of a guess among {history.classes} classes"
+            return says, "warning"
         if math.isfinite(fell) and fell <= max(self.t * error, 0.004 * abs(first.mean())):
-            mean = last.mean()
-            return f"does not fall: {mean:.4g} after {first.mean():.4g} at the start", "warning"
+            says = f"does not fall: it is {last.mean():.4g} after {first.mean():.4g} at the start"
+            return says, "warning"
         return None
 
 

@@ -161,8 +161,11 @@ class Depth(Rule):
             grows = bool((changes >= self.step).all()) and total >= self._most(kind)
             if grows or ((changes <= -self.step).all() and total <= -self.decay):
                 first, last = record.sites[way[0]].name, way[-1]
-                word = "times" if total > 0 else "of"
-                says = f"has {2.0**total:.3g} {word} the rms of {first!r}, step by step in between"
+                word = "grows" if total > 0 else "shrinks"
+                says = (
+                    f"has {2.0**total:.3g} times the rms of {first!r}: it {word} from each layer "
+                    "to the next"
+                )
                 yield self.alert(record, last, says, total)
 
     def _most(self, kind: str) -> float:

@@ -159,9 +159,15 @@ class UpdateSize(Rule):
         middle = float(np.median(list(ratios.values())))
         largest = max(ratios, key=lambda site: ratios[site])
         if middle > self.most:
-            says = f"is stepped by {ratios[largest]:.3g} of the weight's rms, most of all weights"
+            says = (
+                f"is for a step of {ratios[largest]:.3g} times the weight's rms, the largest of "
+                "all weights"
+            )
         elif middle < self.least and history.pushed >= 10 and not _grows(history):
-            says = f"is stepped by {ratios[largest]:.2g} of the weight's rms, and others by less"
+            says = (
+                f"is for a step of only {ratios[largest]:.2g} times the weight's rms, and others "
+                "for less"
+            )
         else:
             return
         yield self.alert(record, largest, f"{says}; the median is {middle:.2g}", middle)
@@ -199,8 +205,8 @@ class Rounding(Rule):
         least = _HALF_UNIT[record.sites[first].dtype]
         if 0 < middle < self.share * least:
             says = (
-                f"steps by {middle:.2g} of the weights, in the median: {record.sites[first].dtype} "
-                f"rounds away what is below {least:.2g}"
+                f"is for steps of {middle:.2g} times the weights, in the median of all weights: "
+                f"{record.sites[first].dtype} rounds away what is below {least:.2g}"
             )
             yield self.alert(record, first, says, middle)
 

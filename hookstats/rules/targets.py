@@ -65,7 +65,7 @@ class Logits(Rule):
         if kind not in _BOUND or (kind == "Softmax" and not _is_of_numbers(history, info.channels)):
             return
         if gradient_of_logits(record, history) is not None:
-            says = f"is that of a {kind}, and the loss takes the softmax of it"
+            says = f"comes from a {kind}, and the loss takes its softmax: give it what comes before"
             yield self.alert(record, history.last_output, says, info.channels)
 
 
@@ -106,7 +106,7 @@ class Targets(Rule):
         many = int(record.tallies[rows, COUNT].min())
         if len(classes) == 1 and many >= self.least:
             one = int(classes[0])
-            says = f"says that all {many} targets of the batch are of class {one}"
+            says = f"shows that all {many} targets of the batch are of class {one}"
             yield self.alert(record, site, says, many, one)
 
 
@@ -137,24 +137,18 @@ class Accumulation(Rule):
         new, before, found = sums.sums, sums.before, sums.biases
         if sums.first is None or len(found) < 8 or len(before) != len(found):
             return
-        squares = float(found @ found)
-        if not (np.isfinite(squares) and squares > 0 and np.isfinite(new @ new)):
+        squares, own = float(found @ found), float(new @ new)
+        past, both = float(before @ before), float(new @ before)
+        if not (np.isfinite([squares, own, past]).all() and squares > 0 and own > 0):
             return
-        if _unexplained(found, new[:, None]) < self.share * squares:
+        with_new, with_past = float(found @ new), float(found @ before)
+        apart = own * past - both**2
+        if squares - with_new**2 / own < self.share * squares or apart <= 1e-9 * own * past:
             return
-        both = np.column_stack((new, before))
-        weights = np.linalg.lstsq(both, found, rcond=None)[0]
-        rest = found - both @ weights
-        ratio = float(weights[1] / weights[0]) if weights[0] > 0 else 0.0
-        if float(rest @ rest) <= self.rest * squares and ratio >= 0.5:
+        weight = (with_new * past - with_past * both) / apart  # least squares
+        weight_before = (with_past * own - with_new * both) / apart
+        rest = squares - weight * with_new - weight_before * with_past
+        ratio = weight_before / weight if weight > 0 else 0.0
+        if rest <= self.rest * squares and ratio >= 0.5:
             says = "has the gradient of the step before, too: gradients are not zeroed"
             yield self.alert(record, sums.first, says, ratio)
-
-
-def _unexplained(
-    found: np.ndarray[tuple[int], np.dtype[np.float64]],
-    by: np.ndarray[tuple[int, int], np.dtype[np.float64]],
-) -> float:
-    """The sum of squares that a least-squares fit leaves."""
-    rest = found - by @ np.linalg.lstsq(by, found, rcond=None)[0]
-    return float(rest @ rest)

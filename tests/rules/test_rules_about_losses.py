@@ -56,7 +56,7 @@ def said(
 def test_logits_that_something_changed(last: nn.Module) -> None:
     (alert,) = said(Logits, classifier(last))
     assert (alert.step, alert.site, alert.kind) == (1, "3", "output")
-    assert f"that of a {type(last).__name__}" in alert.message
+    assert f"comes from a {type(last).__name__}" in alert.message
 
 
 def test_other_losses_take_what_they_like() -> None:
