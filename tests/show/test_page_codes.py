@@ -121,7 +121,7 @@ def test_batches_read_the_columns_that_are_asked_for(tmp_path: Path) -> None:
     (table,) = run.batches(["step", "tensor_zero", "count"])
     assert table.column_names == ["step", "tensor_zero", "count"]
     assert table.equals(run.table().select(table.column_names))
-    with pytest.raises(ValueError, match="columns has 'tensor_zeros': .* did you mean"):
+    with pytest.raises(ValueError, match=r"columns has 'tensor_zeros': .* did you mean"):
         run.batches(["tensor_zeros"])
 
 
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_wider_and_says_so(long_run: Run) -> None:
     assert len(payload.pack()) * 3 / 4 < 310_000  # with the head
     starts = {one["name"]: one["starts"] for one in unpacked["arrays"]}
     assert starts["seen"] is None
-    assert len(starts["mean"]) < 500
+    assert len(starts["mean"]) < 600
     for merged in filter(None, starts.values()):
         assert merged[0] == 0
         exact = set(range(alert - 2, alert + 4))
