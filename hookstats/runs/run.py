@@ -374,20 +374,14 @@ class Run:
         """`table` in pieces, for a run that is larger than memory: one pyarrow.Table per part, or
         per step where ranks are merged.
 
-        Args:
-            columns: the only columns to read, by name; by default all. Whole columns are read
-                without decoding the others.
-        Raises:
-            ValueError: the run has no such column; the message suggests similar names.
+        columns: the only ones to read, by default all; an unknown name is a ValueError.
         """
         schema = self.schema
-        if columns is None:
-            return self._tables(schema)
-        for name in columns:
+        for name in columns or ():
             if name not in schema.names:
                 alike = did_you_mean(str(name), schema.names)
                 raise ValueError(f"columns has {name!r}: expected columns of the run{alike}")
-        fields = [schema.field(name) for name in columns]
+        fields = [schema.field(name) for name in columns or schema.names]
         return self._tables(require_pyarrow().schema(fields))
 
     def _tables(self, schema: Any) -> Iterator[Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.browser import chromium, requests, screen
+from support.opened import Page, number
 from torch import nn
 
 import hookstats as hs
@@ -77,83 +77,6 @@ def path(run: hs.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report.write(run, tmp_path_factory.mktemp("report") / "report.html")
 
 
-class Page:
-    """The report in the browser."""
-
-    def __init__(self, browser: Any, path: Path) -> None:
-        from selenium.webdriver.common.keys import Keys
-
-        self.browser, self.keys = browser, Keys
-        requests(browser), browser.get_log("browser")  # of the page before
-        browser.get(path.as_uri())
-        self.wait(lambda: self["readout"].text != "")
-
-    def __getitem__(self, name: str) -> Any:
-        return self.browser.find_element("id", name)
-
-    def all(self, selector: str) -> list[Any]:
-        found: list[Any] = self.browser.find_elements("css selector", selector)
-        return found
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, "the page did not get there"
-            time.sleep(0.02)
-
-    def script(self, code: str, *arguments: Any) -> Any:
-        return self.browser.execute_script(code, *arguments)
-
-    def press(self, element: Any, *keys: str) -> None:
-        element.send_keys(*keys)
-
-    def click(self, element: Any, x: float, y: float) -> None:
-        """Click `element` at a share of its width and height."""
-        from selenium.webdriver import ActionChains
-
-        size = element.rect
-        offset = (round((x - 0.5) * size["width"]), round((y - 0.5) * size["height"]))
-        ActionChains(self.browser).move_to_element_with_offset(element, *offset).click().perform()
-
-    def choose(self, statistic: str) -> None:
-        from selenium.webdriver.support.select import Select
-
-        Select(self["statistic"]).select_by_value(statistic)
-
-    def kind(self, kind: str) -> None:
-        self.script("document.querySelector(`#kinds [value='${arguments[0]}']`).click()", kind)
-
-    def pixel(self, canvas: str, x: float, y: float) -> list[int]:
-        """Red, green, blue, opacity at a share of a canvas's width and height."""
-        code = """
-            const canvas = document.querySelector(arguments[0]);
-            const [x, y] = [arguments[1] * canvas.width, arguments[2] * canvas.height];
-            const pixel = new OffscreenCanvas(1, 1).getContext("2d");
-            pixel.drawImage(canvas, -Math.floor(x), -Math.floor(y));
-            return [...pixel.getImageData(0, 0, 1, 1).data];
-        """
-        found: list[int] = self.script(code, canvas, x, y)
-        return found
-
-    @property
-    def heatmap(self) -> Any:
-        return self["heatmap"]
-
-    @property
-    def chosen(self) -> tuple[str, str]:
-        """The layer and the step that the details show."""
-        return self["detail-title"].text, self["when"].text
-
-    def tiles(self) -> dict[str, str]:
-        return dict(
-            zip(
-                (tile.text for tile in self.all("#tiles dt")),
-                (tile.text for tile in self.all("#tiles dd")),
-                strict=True,
-            )
-        )
-
-
 @pytest.fixture
 def page(browser: Any, path: Path) -> Iterator[Page]:
     """The page on a laptop's screen; it must not complain, nor ask for anything."""
@@ -162,10 +85,6 @@ def page(browser: Any, path: Path) -> Iterator[Page]:
     yield page
     assert browser.get_log("browser") == []
     assert requests(browser) == [path.as_uri()]
-
-
-def number(text: str) -> float:
-    return float(text.replace("\u2212", "-").replace("\u2013", "nan"))
 
 
 def test_numbers_are_those_of_the_run(page: Page, run: hs.Run) -> None:
