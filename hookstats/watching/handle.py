@@ -112,10 +112,7 @@ class Watch:
         self._schedule()
 
     def _attach(
-        self,
-        doors: Mapping[str, nn.Module],
-        selection: Selection,
-        optimizers: Sequence[Optimizer],
+        self, doors: Mapping[str, nn.Module], selection: Selection, optimizers: Iterable[Optimizer]
     ) -> None:
         self._handles += self._roots.attach()
         for name, model in doors.items():
