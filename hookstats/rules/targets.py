@@ -11,6 +11,7 @@ import numpy as np
 
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
 from hookstats.stats.state import COUNT, L1, MEAN, MIN
@@ -137,11 +138,11 @@ class Accumulation(Rule):
         new, before, found = sums.sums, sums.before, sums.biases
         if sums.first is None or len(found) < 8 or len(before) != len(found):
             return
-        squares, own = float(found @ found), float(new @ new)
-        past, both = float(before @ before), float(new @ before)
+        squares, own = _dot(found, found), _dot(new, new)
+        past, both = _dot(before, before), _dot(new, before)
         if not (np.isfinite([squares, own, past]).all() and squares > 0 and own > 0):
             return
-        with_new, with_past = float(found @ new), float(found @ before)
+        with_new, with_past = _dot(found, new), _dot(found, before)
         apart = own * past - both**2
         if squares - with_new**2 / own < self.share * squares or apart <= 1e-9 * own * past:
             return
@@ -152,3 +153,8 @@ class Accumulation(Rule):
         if rest <= self.rest * squares and ratio >= 0.5:
             says = "has the gradient of the step before, too: gradients are not zeroed"
             yield self.alert(record, sums.first, says, ratio)
+
+
+def _dot(a: Float64, b: Float64) -> float:
+    """The sum of products; without BLAS, whose threads would cost more than the sum."""
+    return float(np.multiply(a, b).sum())
