@@ -426,10 +426,19 @@ def forget_compiled(code: CodeType) -> None:
         reset_code(code)
 
 
+def can_save_without_version() -> bool:
+    """Whether `save_without_version` does what it says, as it does not in torch 2.10."""
+    try:
+        from torch.fx.experimental import proxy_tensor
+    except ImportError:
+        return False
+    return hasattr(proxy_tensor, "_get_proxies")
+
+
 def save_without_version(tensors: Iterable[Tensor | None]) -> None:
     """Have AOTAutograd's graphs keep `tensors` for the backward without a check of their versions
-    (2.11, 2.13, 2.15; without it, as in 2.10: a second backward, and one after another backward or
-    after a closed step, fails with a version error)."""
+    (2.11, 2.13, 2.15). Without it, as in 2.10, a second backward would fail, and so would one after
+    another backward or a closed step: no gradients are recorded then."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo import compiled_autograd, config
         from torch.fx.experimental.proxy_tensor import _get_proxies

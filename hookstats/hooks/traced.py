@@ -19,6 +19,7 @@ from torch.compiler import allow_in_graph, is_exporting
 
 from hookstats._torch import (
     Placed,
+    can_save_without_version,
     current_graph_task_id,
     has_static_value,
     is_dtensor,
@@ -46,10 +47,12 @@ from hookstats.records.reasons import (
     EVALUATION,
     LEAF,
     NO_GRADIENT,
+    OLD_COMPILER,
     PARTIAL,
     RECOMPUTATION,
 )
 from hookstats.stats.state import State
+from hookstats.stats.warning import warn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -225,7 +228,7 @@ def _hookstats_plan(
         if hook.gradients is not None:
             site = _site(hook.gradients[path], shape, dtype, device)
             recomputed = site.graph.counter(RECOMPUTATION, device) if in_checkpoint else None
-            without = LEAF if is_leaf else None if requires_grad else NO_GRADIENT
+            without = _without_gradient(requires_grad, is_leaf)
             found = unreadable or without or site.trace(shape, dtype, device, dtensor)
             if isinstance(found, str):
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
@@ -235,6 +238,19 @@ def _hookstats_plan(
                 partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
                 plan.gradient = dim, found.state, found.folded, awaited, partial, recomputed
     return plan
+
+
+def _without_gradient(requires_grad: bool, is_leaf: bool) -> str | None:
+    """Why no gradient of a tensor is recorded in compiled code; None if it is."""
+    if is_leaf or not requires_grad:
+        return LEAF if is_leaf else NO_GRADIENT
+    if can_save_without_version():
+        return None
+    warn(
+        f"hookstats: torch {torch.__version__} compares versions of all that a compiled backward "
+        "uses: gradients of activations in compiled code are not recorded; torch 2.11 lets them be"
+    )
+    return OLD_COMPILER
 
 
 def _refusal(placed: Placed | None) -> str | None:

@@ -11,6 +11,8 @@ from support.compiled import HOOKED, MARKS, Small, bits, data, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hookstats.hooks import traced
+from hookstats.records import reasons
 from hookstats.watching.watch import watch
 
 pytestmark = MARKS
@@ -122,3 +124,23 @@ def test_compiled_autograd() -> None:
             step(data())
             w.step()
         assert w.coverage()["linear", "grad_output"].observed == 2
+
+
+def test_where_compiled_backwards_compare_versions_gradients_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch 2.10 does: two calls before their backwards would fail there."""
+    monkeypatch.setattr(traced, "can_save_without_version", lambda: False)
+    model = Small()
+    with watch(model, kinds=("output", "grad_output")) as w:
+        call = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with pytest.warns(RuntimeWarning, match=r"not recorded; torch 2\.11 lets them be"):
+            one, two = (call(data()).square().sum() for _ in range(2))
+        one.backward()
+        w.step()
+        two.backward()
+        w.step()
+        rows = {row.kind: row for row in w.coverage()}
+    assert rows["output"].observed == 2
+    assert rows["grad_output"].observed == 0
+    assert rows["grad_output"].skipped == {reasons.OLD_COMPILER: 2}
