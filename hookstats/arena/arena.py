@@ -19,7 +19,7 @@ from hookstats.arena.flag import Flag
 from hookstats.arena.graph_states import GraphSite, GraphState
 from hookstats.arena.rows import Counters, offsets_of
 from hookstats.arena.shelf import Shelf
-from hookstats.arena.snapshot import Extent, Layout, Places, Snapshot
+from hookstats.arena.snapshot import SMALL_BYTES, Extent, Layout, Places, Snapshot
 from hookstats.kernels import native
 from hookstats.kernels.backends import backend_of, home
 from hookstats.kernels.ops import entries, update_
@@ -121,9 +121,10 @@ class Arena:
         self._unsubmitted: tuple[Snapshot, Submit] | None = None
         self._ahead: deque[weakref.ref[Snapshot]] = deque()  # read out here, oldest first
         self.most_ahead = MOST_AHEAD
-        """How many steps may be copied out and wait, if there is memory for as many."""
+        """How many steps may be copied out and wait, where memory has room."""
         self.patience = PATIENCE
         """The seconds that a swap waits before steps are lost."""
+        self.small_bytes = SMALL_BYTES
         self._room_ahead = 1  # how many of them may wait now
         self._stuck_since: float | None = None  # when a swap began to wait, if no later one got on
 
@@ -249,9 +250,8 @@ class Arena:
 
         submit: what `hand_on` gives the closed step to.
 
-        A small step is copied out here at once. If the step before is still in the other buffer, it
-        is copied out here, too, or, where that would wait for a device, or where too many steps
-        wait already, by whom it was submitted to.
+        A small step is copied out here at once. So is the step before, if it is still in the other
+        buffer, unless that would wait for a device, or too many steps wait already.
 
         Raises:
             Stuck: that took `patience` seconds; the step is still open.
@@ -278,7 +278,8 @@ class Arena:
     def _close(self, is_lent: Callable[[Flag], bool]) -> Snapshot:
         """What is in the open step."""
         layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)
-        return Snapshot(layout, self.calls, self.under_way, self.front, is_lent)
+        counts = self.calls, self.under_way
+        return Snapshot(layout, *counts, self.front, is_lent, self.small_bytes)
 
     def _make_room(self) -> None:
         """Copy the step before out of its buffer, or wait until that is done."""

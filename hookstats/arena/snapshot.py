@@ -23,7 +23,8 @@ from hookstats.stats.bins import Bins
 from hookstats.stats.state import identity_moments, identity_tallies
 
 _ROW_BYTES = 10 * 8
-_SMALL_BYTES = 256 << 10
+SMALL_BYTES = 256 << 10
+"""What a step may have that is copied out when it is closed."""
 
 
 class Extent(NamedTuple):
@@ -70,8 +71,9 @@ class Snapshot:
         under_way: Counters,
         buffer: int,
         is_lent: Callable[[Flag], bool],
+        small_bytes: int,
     ) -> None:
-        """calls, under_way: those of the arena.
+        """calls, under_way, small_bytes: those of the arena.
 
         is_lent: whether the arena waits for this flag, because it has lent the buffer.
         """
@@ -79,6 +81,7 @@ class Snapshot:
         self._counters = calls, under_way
         self._buffer = buffer
         self._is_lent = is_lent
+        self._small_bytes = small_bytes
         self.is_free = Flag()
         """Whether the buffer is empty and given back."""
         self._reader = threading.Lock()  # held while the step is read out
@@ -162,7 +165,7 @@ class Snapshot:
     def is_small(self) -> bool:
         """Whether `take_out` waits for nothing, and copies little."""
         rows = int(self._layout.places.offsets[-1])
-        return rows * _ROW_BYTES <= _SMALL_BYTES and not self.waits
+        return rows * _ROW_BYTES <= self._small_bytes and not self.waits
 
     @property
     def nbytes(self) -> int:

@@ -52,6 +52,7 @@ def staged(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> tuple[Arena, Tens
     """An arena whose step must be staged, and what is in its step."""
     monkeypatch.setattr(shelf, "event", lambda device: None)
     arena, x = Arena(LogBins(), LinearBins(16, -2.0, 2.0)), torch.randn(4, 3)
+    arena.small_bytes = 0
     info = SiteInfo("a", "output", 3, 1, (4, 3), "float32")
     site = arena.accumulator(info, torch.device("cpu"))
     (made,) = arena.shelves.values()

@@ -21,6 +21,7 @@ from support.compiled import (
     bits,
     data,
     dropout_network,
+    needs_gradients,
     train,
 )
 from support.modules import Lambda
@@ -33,6 +34,7 @@ from hookstats.watching.watch import watch
 pytestmark = MARKS
 
 
+@needs_gradients
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_one_graph_with_the_statistics_of_the_eager_model(backend: str) -> None:
     settings = {"include": "*", "channel_bins": LinearBins(8, -1.0, 1.0)}
@@ -70,6 +72,7 @@ def test_the_compiled_training_is_not_changed_by_a_bit(backend: str) -> None:
     assert bits(watched.parameters) == bits(unwatched.parameters)
 
 
+@needs_gradients
 @pytest.mark.parametrize("change", ["relu", "several", "used before", "a part"])
 @pytest.mark.parametrize("name", ["biased linear", "flatten", "part of transposed"])
 def test_views_that_are_changed_in_place(name: str, change: str) -> None:
@@ -109,6 +112,7 @@ def sum_of_all(value: Any) -> Tensor:
     return torch.stack([x.sum() for _, x in leaves(value) if x.is_floating_point()]).sum()
 
 
+@needs_gradients
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_tensors_in_containers(name: str) -> None:
     def model() -> nn.Module:
@@ -139,6 +143,7 @@ class Shared(nn.Module):
         return x
 
 
+@needs_gradients
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_calls_are_counted_as_in_eager_mode(backend: str) -> None:
     torch.manual_seed(0)
@@ -152,6 +157,7 @@ def test_calls_are_counted_as_in_eager_mode(backend: str) -> None:
     assert compiled.coverage()["frozen", "grad_output"].skipped == {"requires no gradient": 2}
 
 
+@needs_gradients
 @pytest.mark.parametrize(
     "around",
     [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
@@ -167,6 +173,7 @@ def test_modes(around: Callable[[], AbstractContextManager[Any]]) -> None:
     assert_same(compiled.records[-1], eager.records[-1])
 
 
+@needs_gradients
 def test_train_and_eval_in_one_step() -> None:
     model = dropout_network()
     with watch(model, include="3") as w:
@@ -182,6 +189,7 @@ def test_train_and_eval_in_one_step() -> None:
         assert w.latest["3", "output"].count.tolist() == [20, 20]
 
 
+@needs_gradients
 def test_training_after_a_first_call_in_inference_mode() -> None:
     model = Small()
     with watch(model) as w:
@@ -209,6 +217,7 @@ def test_a_site_that_fails_while_traced_is_disabled(monkeypatch: pytest.MonkeyPa
         assert w.coverage()["linear", "output"].skipped == {"disabled": 1}
 
 
+@needs_gradients
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.check)])
 def test_dynamic_shapes(dynamic: bool | None) -> None:
     def inputs() -> Callable[[], Tensor]:
@@ -243,6 +252,7 @@ class Breaking(nn.Module):
         return self.inner(self.first(x)).relu_()
 
 
+@needs_gradients
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_graph_breaks(backend: str) -> None:
     torch.manual_seed(0)

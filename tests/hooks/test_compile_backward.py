@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiled import HOOKED, MARKS, Small, bits, data, train
+from support.compiled import HOOKED, MARKS, Small, bits, data, needs_gradients, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -49,6 +49,7 @@ def test_a_checkpoint_in_a_graph_counts_once(reentrant: bool, backend: str) -> N
     assert bits(compiled.parameters) == bits(unwatched.parameters)
 
 
+@needs_gradients
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_graph_in_a_checkpoint_counts_once(reentrant: bool, backend: str) -> None:
@@ -67,6 +68,7 @@ def test_a_graph_in_a_checkpoint_counts_once(reentrant: bool, backend: str) -> N
         assert (row.observed, row.missing, row.skipped) == (2, 0, {"recomputation": 2})
 
 
+@needs_gradients
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backwards_that_come_later(backend: str) -> None:
     """Two calls before their backwards, a step closed between, and one not recorded."""
@@ -89,6 +91,7 @@ def test_backwards_that_come_later(backend: str) -> None:
     assert row.skipped == {"step not recorded": 1}
 
 
+@needs_gradients
 @torch._functorch.config.patch(donated_buffer=False)  # torch asks for it
 def test_several_backwards_of_one_call() -> None:
     model = Small()
@@ -112,6 +115,7 @@ def test_torch_func_in_a_graph(transform: Callable[[Any], Any]) -> None:
         assert w.coverage()["linear", "output"].forwards == 0
 
 
+@needs_gradients
 def test_compiled_autograd() -> None:
     model = Small()
     with watch(model) as w, torch._dynamo.config.patch(compiled_autograd=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiled import MARKS, Small, data, dropout_network, train
+from support.compiled import MARKS, Small, data, dropout_network, needs_gradients, train
 from support.paths import python_path
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -45,6 +45,7 @@ def test_pause_and_close_leave_the_graph_without_operators() -> None:
     assert w.coverage()["3", "output"].observed == 2
 
 
+@needs_gradients
 def test_more_blocks_of_one_class_than_dynamo_compiles_a_function() -> None:
     assert torch._dynamo.config.recompile_limit < 12
     model = nn.Sequential(*(Small() for _ in range(12)))
@@ -82,6 +83,7 @@ def test_code_compiled_before_is_compiled_again(how: str) -> None:
         assert w.coverage()["linear", "output"].observed == 1
 
 
+@needs_gradients
 def test_code_that_was_not_compiled_is_left_alone(recwarn: pytest.WarningsRecorder) -> None:
     torch.compile(nn.Conv1d(1, 1, 1), backend="eager")(torch.randn(1, 1, 3))
     model = Small()

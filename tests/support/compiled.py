@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import SGD
 
+from hookstats._torch import can_save_without_version
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.records.record import StepRecord
 from hookstats.watching.handle import Watch
@@ -28,6 +29,11 @@ MARKS = [
     ),
 ]
 """Of a test module that compiles."""
+
+needs_gradients = pytest.mark.skipif(
+    not can_save_without_version(),
+    reason="this torch's compiled code records no gradients, see docs/compatibility.md",
+)
 
 HOOKED = ("input", "grad_input", "output", "grad_output")
 

@@ -65,14 +65,14 @@ def test_a_forked_child_ends_and_leaves_the_run_alone(tmp_path: Path) -> None:
         flusher.submit(Closed(), 0)
         child = os.fork()
         step = 1 if child else 100
-        closed = Closed()
+        steps = [Closed() for _ in range(4)]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            for flush in (flusher, unstarted):
-                for _ in range(2):
+            for flush, two in ((flusher, steps[:2]), (unstarted, steps[2:])):
+                for closed in two:
                     flush.submit(closed, step)
                 flush.drain()
-        assert closed.released == 4, closed.released
+        assert [closed.released for closed in steps] == [1] * 4
         print(len(caught), *{str(w.message) for w in caught}, flush=True)
         if child:
             _, status = os.waitpid(child, 0)

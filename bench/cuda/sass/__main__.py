@@ -50,12 +50,14 @@ class Row(NamedTuple):
         return min(1.0, elements * size / 18.6)
 
 
-def rows(files: Iterable[Path]) -> list[Row]:
+def rows(files: Iterable[Path], only: str | None = None) -> list[Row]:
     """Of every kernel of one tensor that reads vectors, without higher moments."""
     found = []
     for file in files:
         for kernel in kernels(file):
             if kernel.dtype == "any" or kernel.flags[1:] != ["false", "1"]:
+                continue
+            if only not in (None, kernel.architecture):
                 continue
             for what, cost in costs(kernel).items():
                 # The kernel that counts nothing tells what moments cost.
@@ -110,13 +112,14 @@ def main(given: Sequence[str] | None = None) -> int:
     """Print the table, compare it, or keep it."""
     parser = argparse.ArgumentParser(prog="python -m bench.cuda.sass", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--only", help="an architecture, such as sm_90; by default all")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--store", action="store_true")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(given)
     if missing := [str(file) for file in options.files if not file.is_file()]:
         raise SystemExit(f"bench.cuda.sass: {', '.join(missing)}: no such file")
-    found = rows(options.files)
+    found = rows(options.files, options.only)
     if not found:
         raise SystemExit("bench.cuda.sass: no kernel reads vectors in any of the files")
     if options.store:
