@@ -429,10 +429,10 @@ def forget_compiled(code: CodeType) -> None:
 def can_save_without_version() -> bool:
     """Whether `save_without_version` does what it says, as it does not in torch 2.10."""
     try:
-        from torch.fx.experimental import proxy_tensor
+        from torch.fx.experimental.proxy_tensor import _get_proxies  # noqa: F401
     except ImportError:
         return False
-    return hasattr(proxy_tensor, "_get_proxies")
+    return True
 
 
 def save_without_version(tensors: Iterable[Tensor | None]) -> None:
