@@ -51,7 +51,8 @@ void test_workspaces() {
   const Workspace more = streams.workspace(stream(1), size_t{5} << 20);
   CHECK(more.bytes >= size_t{5} << 20 && more.data != first.data, "grown");
   CHECK(streams.workspace(stream(1), 1000).data == more.data, "the grown one serves");
-  CHECK(driver::state.allocations == 3, "%d allocations", driver::state.allocations);
+  const size_t allocations = driver::state.allocated.size();
+  CHECK(allocations == 3, "%zu allocations", allocations);
 
   // The per-thread default stream has one handle for as many streams as there are threads.
   const void* const mine = streams.workspace(cudaStreamPerThread, 8).data;

@@ -4,10 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -50,7 +50,7 @@ struct State {
   };
   std::vector<Mark> events;
   std::map<cudaStream_t, std::map<cudaStream_t, int>> waits_for;  // the kernels of other streams
-  int allocations = 0;
+  std::vector<std::unique_ptr<char[]>> allocated;
   std::function<void()> before_next;  // what happens before the next launch or event, once
 };
 inline State state;
@@ -67,7 +67,8 @@ inline void submitting() {
 inline void reset() {
   const std::lock_guard<std::mutex> lock(state.mutex);
   state.most_shared.clear();
-  state.set_attributes = state.allocations = 0;
+  state.set_attributes = 0;
+  state.allocated.clear();
   state.kernels.clear();
   state.events.clear();
   state.waits_for.clear();
@@ -117,9 +118,10 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mo
 }
 inline cudaError_t cudaMalloc(void** data, size_t bytes) {
   const std::lock_guard<std::mutex> lock(driver::state.mutex);
-  *data = std::malloc(bytes);  // never given back, as the code under test has it
-  ++driver::state.allocations;
-  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  // The code under test gives nothing back: this goes with the test.
+  driver::state.allocated.push_back(std::make_unique_for_overwrite<char[]>(bytes));
+  *data = std::memset(driver::state.allocated.back().get(), 0xa5, bytes);
+  return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
   std::memset(data, value, bytes);
