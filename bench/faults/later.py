@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from torch import nn
@@ -12,27 +13,24 @@ from bench.faults.fault import LATE, Fault
 _DATA = ("inputs", "repeated inputs")
 _SIZES = ("exploding", "sudden shift")
 
-LATER = (
+_FAULTS = (
     Fault(
         name="init/large-norm-gain",
         base="bert",
         where=("h.1.ln_2", "h.1.c_fc"),
         start=plant.scaled("h.1.ln_2.weight", 40),
-        later=True,
     ),
     Fault(
         name="init/zero-norm-gain",
         base="resnet-adam",
         where=("blocks.1.norm1", "blocks.1.relu1", "blocks.1.conv1", "blocks.1.conv2"),
         start=plant.filled("blocks.1.norm1.weight", 0),
-        later=True,
     ),
     Fault(
         name="init/large-bias",
         base="mlp-tanh",
         where=("fc3", "act3"),
         start=plant.filled("fc3.bias", 30),
-        later=True,
     ),
     Fault(
         name="data/shuffled-pixels",
@@ -40,7 +38,6 @@ LATER = (
         says=(*_DATA, "loss"),
         step=LATE,
         batch=plant.of_inputs(plant.shuffled_pixels),
-        later=True,
     ),
     Fault(
         name="data/one-class",
@@ -48,14 +45,12 @@ LATER = (
         says=(*_DATA, "targets", "loss"),
         step=LATE,
         batch=plant.one_class,
-        later=True,
     ),
     Fault(
         name="data/one-label",
         base="mlp-adam",
         says=(*_DATA, "targets", "loss"),
         batch=plant.one_label,
-        later=True,
     ),
     Fault(
         name="data/mostly-padding",
@@ -63,70 +58,62 @@ LATER = (
         says=(*_DATA, "loss"),
         step=LATE,
         batch=plant.of_inputs(plant.mostly_padding),
-        later=True,
     ),
     Fault(
         name="optim/tiny-clip",
         base="cnn-norm",
         says=("clipping", "update size", "loss"),
         start=plant.clipped(1e-5),
-        later=True,
     ),
     Fault(
         name="optim/large-epsilon",
         base="mlp-adam",
         says=("update size", "loss"),
         start=plant.group(eps=1e3),
-        later=True,
     ),
     Fault(
         name="optim/group-rate",
         base="bert",
         says=("update size", "learning rate", "loss", *_SIZES),
         start=plant.own_group("head*", 1000),
-        later=True,
     ),
     Fault(
         name="optim/zeroed-too-late",
         base="rnn",
         says=("untrained", "update size", "loss"),
         start=plant.zeroed_too_late,
-        later=True,
     ),
     Fault(
         name="numerics/norm-epsilon",
         base="gpt",
         where=("h.1.ln_1", "h.1.attn*"),
         start=plant.with_epsilon("h.1.ln_1", 1e6),
-        later=True,
     ),
     Fault(
         name="numerics/temperature",
         base="rnn-sgd",
         says=("update size", "loss", "vanishing"),
         start=plant.with_temperature(1e4),
-        later=True,
     ),
     Fault(
         name="arch/dropout",
         base="mlp-adam",
         where=("act2", "fc3", "act3"),
         start=plant.replaced(["act2"], partial(nn.Dropout, 0.99)),
-        later=True,
     ),
     Fault(
         name="arch/rectified-logits",
         base="mlp-fp16",
         where=("head", "out"),
         start=plant.followed_by(nn.ReLU),
-        later=True,
     ),
     Fault(
         name="arch/softmax-twice",
         base="mlp",
         where=("head", "out"),
         start=plant.followed_by(partial(nn.Softmax, -1)),
-        later=True,
     ),
 )
+
+LATER = tuple(replace(fault, later=True) for fault in _FAULTS)
 """All of them."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.paths import ROOT
+from support.programs import run_python
 
 from hookstats.runs.run import open_run
 
@@ -28,25 +26,8 @@ pytestmark = [
 
 def train(folder: Path, *options: str, ranks: int = 1) -> Any:
     """The weights' digest, and what the Trainer logged."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    program = ["-m", "support.titan", str(folder), *options]
-    printed = run_python(folder.parent, *(launcher if ranks > 1 else ()), *program)
-    return json.loads(printed.splitlines()[-1])
-
-
-def run_python(folder: Path, *arguments: str) -> str:
-    """What python prints with these arguments, where `support` can be imported."""
-    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    arguments = ["-m", "support.titan", str(folder), *options]
+    return json.loads(run_python(folder.parent, *arguments, ranks=ranks).splitlines()[-1])
 
 
 def losses(found: Any) -> list[float]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.paths import ROOT
+from support.programs import run_python
 
 from hookstats.runs.run import Run, open_run
 
@@ -27,17 +24,7 @@ pytestmark = [
 def train(trainer: str, folder: Path, *options: str) -> list[Any]:
     """What each rank left: its losses, and a digest of the weights."""
     folder.mkdir()
-    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, "-m", "support.trainers", trainer, str(folder), *options],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_python(folder, "-m", "support.trainers", trainer, str(folder), *options, ranks=2)
     return [json.loads((folder / f"result-{rank}").read_text()) for rank in (0, 1)]
 
 
