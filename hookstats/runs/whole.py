@@ -44,11 +44,11 @@ class Whole:
             (rank,) = self.ranks(step) or self._parts.index or (0,)
             return self._read(step, rank, self._parts.record)[1]
         while True:
-            answers = [self._answer(step, rank) for rank in self.ranks(step)]
+            ranks = self.ranks(step) or self._parts.index or (0,)
+            answers = [self._answer(step, rank) for rank in ranks]
             found = [answer for answer in answers if not isinstance(answer, KeyError)]
             if not found:
-                missing = [answer for answer in answers if isinstance(answer, KeyError)]
-                raise missing[-1] if missing else KeyError(f"step {step}: no rank has it")
+                raise [answer for answer in answers if isinstance(answer, KeyError)][-1]
             with suppress(_GoneError):
                 return self._merged(step, *zip(*found, strict=True))
 

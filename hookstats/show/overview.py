@@ -98,8 +98,9 @@ def overview(
         ValueError: there are no steps.
     """
     chosen = list(run.steps if steps is None else steps)
+    none = ValueError(f"{printable(str(run.path))}: expected a run with steps, found none yet")
     if not chosen:
-        raise ValueError(f"{printable(str(run.path))}: expected a run with steps, found none yet")
+        raise none
     sites = max(1, len(run[chosen[-1]]))
     places = {step: i for i, step in enumerate(chosen)}
     spans = spans_of(len(chosen), max(1, cells // sites), [places[s] for s in apart if s in places])
@@ -113,6 +114,8 @@ def overview(
             columns[column_of[pending[0].step]] = merge_steps(pending, len(rows.keys))
             pending = []
         pending.append(read)
+    if not pending:  # every part turned out to be damaged, and was left out
+        raise none
     columns[column_of[pending[0].step]] = merge_steps(pending, len(rows.keys))
     # A run that is being written may have deleted steps meanwhile, to keep to max_bytes.
     spans = tuple(span for t, span in enumerate(spans) if t in columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from support.samples import assert_same, sample
 from support.written import write_run
 
 from hookstats.runs.run import Run, open_run
+from hookstats.show.overview import overview
 
 
 def flip_in_column(part: Path, name: str) -> None:
@@ -152,3 +154,26 @@ def test_files_with_other_names_are_not_parts(tmp_path: Path) -> None:
         (part.parent / name).write_text("not a part")
     run = open_run(tmp_path)
     assert run.steps == [0]
+
+
+def test_a_step_of_which_every_part_turns_out_to_be_damaged_is_named(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        (part,) = write_run(tmp_path, replace(sample(0), rank=rank), rank=rank)
+        flip_in_column(part, "kind" if rank else "mean")
+    run = open_run(tmp_path, skip_damaged=True)
+    with (
+        pytest.warns(RuntimeWarning, match="left out"),
+        pytest.raises(KeyError, match=rf"step 0: .*{tmp_path.name} has no steps"),
+    ):
+        run[0]
+
+
+def test_the_overview_names_a_run_whose_every_part_turns_out_to_be_damaged(tmp_path: Path) -> None:
+    (part,) = write_run(tmp_path, sample(0))
+    flip_in_column(part, "tensor_nan")  # a record needs it not
+    run = open_run(tmp_path, skip_damaged=True)
+    with (
+        pytest.warns(RuntimeWarning, match="left out"),
+        pytest.raises(ValueError, match=rf"{tmp_path.name}: expected a run with steps"),
+    ):
+        overview(run)
