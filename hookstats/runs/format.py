@@ -30,6 +30,8 @@ FEATURES: frozenset[str] = frozenset([PHASES])
 RUN_JSON = "run.json"
 THINNING_JSON = "thinning.json"
 """How many steps are thinned together, on all ranks; see `thinning`."""
+INCIDENTS = "incidents"
+"""The directory whose names say which steps are around incidents, of any rank; see `thinning`."""
 PARTS = "parts"
 """The directory of the parts that have records."""
 SCALARS = "scalars"
@@ -241,7 +243,8 @@ def listed_ranks(names: Collection[str]) -> list[int]:
 
 def is_of_a_run(name: str) -> bool:
     """Whether a file or directory of this name, in a run directory, belongs to the format."""
-    return name in (RUN_JSON, THINNING_JSON, PARTS, SCALARS) or bool(_OF_A_RANK.fullmatch(name))
+    shared = (RUN_JSON, THINNING_JSON, INCIDENTS, PARTS, SCALARS)
+    return name in shared or bool(_OF_A_RANK.fullmatch(name))
 
 
 _OF_A_RANK = re.compile(r"run-\d{5,}\.json|alerts-\d{5,}\.jsonl|lock-\d{5,}\.json")

@@ -15,9 +15,7 @@ from hookstats.runs.encode import PartBuilder, Rows
 from hookstats.runs.files import remove_temporaries, write_file
 from hookstats.runs.footer import Footer, Gap, Session, footer_json, noted
 from hookstats.runs.format import PHASE_COLUMN, PHASES, PartName
-from hookstats.runs.thinning import Written, around, first_to_go
-
-_MOST_KEPT = 255  # ranges of steps
+from hookstats.runs.thinning import Written, blocks_around, first_to_go
 
 _PARTS_WAITING = 2
 """The number of parts whose bytes may wait in memory while the disk takes none."""
@@ -76,12 +74,13 @@ class PartWriter:
         """The steps that are thinned together, see `thinning`; None: those of a part."""
         self.before_thinning: Callable[[], object] = lambda: None
         """Called before the first part is deleted."""
+        self.ranges_kept: Callable[[], Sequence[tuple[int, int]]] = tuple
+        """Tells between which steps parts are deleted last, the most important ranges last."""
         self._gaps: list[Gap] = []  # since the last part that is sealed
         self._failing = False  # the last attempt to write a part failed
         self._retry = 0.0  # when to try again
         self._left = 0  # bytes of temporary files that could not be removed
         self._due = math.inf
-        self._kept: list[tuple[int, int]] = []  # ranges of steps, see `keep`
         self._started = started
         self._sessions: list[Session] = []
 
@@ -191,7 +190,8 @@ class PartWriter:
     @property
     def thinned(self) -> int:
         """The number of deleted steps."""
-        return self._written - sum(part.steps for part in self._parts.values())
+        there = (*self._parts.values(), *(part for part, _ in self._sealed))
+        return self._written - sum(part.steps for part in there)
 
     @property
     def _next(self) -> int:
@@ -246,10 +246,6 @@ class PartWriter:
         self._written += len(part.records)
         self._part, self._due, self._gaps = None, math.inf, []
 
-    def keep(self, first: int, last: int) -> None:
-        """Have thinning keep the steps from `first` to `last`, as those around an incident."""
-        self._kept = [*self._kept[-_MOST_KEPT:], (first, last)]
-
     def _thin(self, max_bytes: int) -> None:
         """Delete old parts until the remaining parts hold at most `max_bytes`."""
         excess = self._left + sum(part.size for part in self._parts.values()) - max_bytes
@@ -257,8 +253,8 @@ class PartWriter:
             return
         if not self.thinned:
             self.before_thinning()
-        kept = around(self._parts, self._kept, max_bytes // 2)
-        for together in first_to_go(dict(self._parts), self.block, max_bytes, kept):
+        late = blocks_around(self._parts, self.block, self.ranges_kept(), max_bytes // 2)
+        for together in first_to_go(dict(self._parts), self.block, max_bytes, late):
             for number in together:
                 part = self._parts.pop(number)
                 excess -= part.size

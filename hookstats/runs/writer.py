@@ -11,14 +11,13 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from hookstats.records.alerts import Alert, incidents_of
 from hookstats.records.record import StepRecord
-from hookstats.runs.alerts import AlertFile, Told, read_alerts
+from hookstats.runs.alerts import AlertFile, Told
 from hookstats.runs.disk_notice import DiskNotice
 from hookstats.runs.encode import encode, rows_of, schema_of
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
@@ -51,7 +50,7 @@ from hookstats.runs.part_file import read_footer
 from hookstats.runs.part_writer import Pace, PartWriter
 from hookstats.runs.replace import remove_run
 from hookstats.runs.scalars import encode_scalars, scalar_rows
-from hookstats.runs.thinning import block_of
+from hookstats.runs.thinning import Around, block_of
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 
@@ -140,7 +139,7 @@ class RunWriter:
         """The last step of the continued run, of any rank; None for a new run."""
         self._bins = bins_of(header, "bins")
         self._channel_bins = bins_of(header, "channel_bins")
-        self._around = AROUND * int(header.get("every") or 1)
+        self._every = int(header.get("every") or 1)
         self._detail = header.get("detail") == "tensor"  # rows may be of whole tensors
         self._described = {
             "bins": self._bins and self._bins.to_dict(),
@@ -149,9 +148,10 @@ class RunWriter:
         self._run = new_rank_json(rank, {**header, **self._described}, max_bytes, world)
         self._started: str | None = (world or {}).get("started")
         to_json("header", self._run)
-        self._every = int(header.get("every", 1))
         sizes_and_times = Pace(seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry)
         self._limit = self._make_parts(header, max_bytes, sizes_and_times)
+        self._around = Around(self.path)
+        self._records.ranges_kept = self._around.ranges
         self._alerts = AlertFile(self.path, rank)
         self._notice: DiskNotice | None = None
         if says:
@@ -198,9 +198,9 @@ class RunWriter:
         foreign = [name for name in names if not (is_of_a_run(name) or is_temporary(name))]
         if foreign:
             raise self._exists(f"holds {min(foreign)!r}")
-        if overwrite and RUN_JSON in names:
+        if overwrite and names:  # run.json, which is written last, may be missing
             self._take_lock()  # nobody else may be writing what is deleted
-            remove_run(self.path, self.rank, ranks)
+            remove_run(self.path, self.rank, ranks, self._started)
             names = [path.name for path in self.path.iterdir()]
         found = list_parts(self.path) if PARTS in names else []
         run = read_run_json(self.path) if RUN_JSON in names else None
@@ -281,9 +281,6 @@ class RunWriter:
                 with suppress(ValueError, FileNotFoundError):
                     footer = read_footer(self.path, part, SCALARS)
                 self._scalars.after(part, footer)
-        with suppress(ValueError):
-            alerts = read_alerts(self.path, self.rank)
-            self._keep(incident.cause for incident in incidents_of(alerts))
         # Equal on all ranks, even if some of them lost more steps than others.
         self.last_step = max(last.values(), default=None)
         self._run["thinned"] = self._records.thinned
@@ -364,13 +361,11 @@ class RunWriter:
             OSError: they cannot be written; they are kept for the next attempt.
         """
         self._check_open()
-        self._keep([one.alert for one in told if one.cause])
+        for alert in (one.alert for one in told if one.cause):
+            if alert.level and self._limit is not None:
+                width = AROUND * self._every
+                self._around.add(alert.step - width, alert.step + width)
         self._alerts.write(told)
-
-    def _keep(self, causes: Iterable[Alert]) -> None:
-        for alert in causes:
-            if alert.level:
-                self._records.keep(alert.step - self._around, alert.step + self._around)
 
     @property
     def lost(self) -> int:

@@ -90,7 +90,7 @@ def test_steps_around_incidents_stay(tmp_path: Path, part_bytes: int) -> None:
     steps = set(open_run(tmp_path).steps)
     assert steps >= set(range(110, 131))
     # Of the incident before, what half of the limit holds: 30 parts (scalars have some) less 21.
-    assert steps >= set(range(40, 49))
+    assert steps >= set(range(46, 55))
     assert not steps >= set(range(40, 61))
     assert not steps >= set(range(165, 176))
     assert steps >= set(range(286, 300))
@@ -100,14 +100,14 @@ def test_a_watch_keeps_the_steps_around_what_its_rules_find(tmp_path: Path) -> N
     model = nn.Linear(3, 4)
     rules = [NonFinite(action=lambda alert: None)]
     settings: dict[str, Any] = {"kinds": ["output"], "bins": None, "rules": rules}
-    with watch(model, out=tmp_path, max_bytes=420_000, **settings) as w:
+    with watch(model, out=tmp_path, max_bytes=600_000, **settings) as w:
         for step in range(120):
             x = torch.randn(2, 3)
             model(x * torch.nan if step == 40 else x)
             w.step()
             w._flusher.drain()  # a part a step
     run = open_run(tmp_path)
-    assert size(tmp_path) <= 420_000
+    assert size(tmp_path) <= 600_000
     assert run.thinned > 0
     assert set(run.steps) >= set(range(30, 51))
     assert [incident.step for incident in run.incidents] == [40]

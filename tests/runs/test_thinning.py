@@ -10,8 +10,10 @@ import pytest
 from support.samples import BINS, CHANNEL_BINS, sample
 
 from hookstats import open_run
+from hookstats.records.alerts import Alert
+from hookstats.runs.alerts import Told
 from hookstats.runs.format import PartName
-from hookstats.runs.thinning import Written, around, block_of, first_to_go
+from hookstats.runs.thinning import Written, block_of, blocks_around, first_to_go
 from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -45,6 +47,25 @@ def test_ranks_keep_the_same_steps_though_their_parts_end_elsewhere(tmp_path: Pa
     assert all(set(range(b * block, (b + 1) * block)) <= set(fewer) for b in blocks)
 
 
+def test_ranks_keep_the_same_steps_around_the_incident_of_one(tmp_path: Path) -> None:
+    writers = [writer_of(tmp_path, rank, 700_000) for rank in (0, 1)]
+    for step in range(400):
+        for rank, writer in enumerate(writers):
+            writer.write(replace(sample(0), step=step, rank=rank))
+            if step % (3 + rank) == 0:
+                writer.flush()
+        if step == 43:
+            alert = Alert(step, 1, "whole", "param_grad", None, "non-finite", 1.0, "NaN", "error")
+            writers[1].write_alerts([Told(alert, 0, True, {})])
+    for writer in writers:
+        writer.close()
+    run = open_run(tmp_path)
+    first, second = (set(run.of_rank(rank).steps) for rank in (0, 1))
+    assert set(range(33, 54)) <= first & second
+    assert max(first ^ second, default=400) >= 250  # but for the last few that went
+    assert len(first & second) < 300
+
+
 def test_a_continued_run_keeps_its_blocks(tmp_path: Path) -> None:
     assert block_of(tmp_path, 0, step_bytes=100, every=10, max_bytes=128 * 900) == 80
     assert block_of(tmp_path, 1, step_bytes=1, every=10, max_bytes=1 << 40) == 80
@@ -59,10 +80,10 @@ def test_whole_blocks_go_first_odd_ones_the_newest_last() -> None:
     parts = {n: Written(PartName(0, n, 4 * n), 4, 10, 4 * n + 3) for n in range(12)}
     order = list(first_to_go(parts, 8, max_bytes=80))
     assert order == [[2, 3], [6, 7], [4, 5], [8, 9], [0, 1], [10]]
-    late = around(parts, [(9, 9), (26, 29), (21, 21)], 30)  # of which the first has no room
-    assert late == {5, 6, 7}
+    late = blocks_around(parts, 8, [(2, 2), (15, 16), (26, 29)], 50)  # there is room for two
+    assert late == {2, 3}
     order = list(first_to_go(parts, 8, 80, late))
-    assert order == [[2, 3], [4], [8, 9], [0, 1], [6], [7], [5], [10]]
+    assert order == [[2, 3], [8, 9], [0, 1], [6, 7], [4, 5], [10]]
     # Without blocks, and with room for three parts in the newest quarter.
     order = list(first_to_go(parts, None, max_bytes=120))
     assert order == [[n] for n in (1, 3, 5, 7, 2, 6, 4, 8, 0, 9, 10)]

@@ -35,7 +35,8 @@ class Line(NamedTuple):
 class Interrupt:
     """Context: raises `error` when hookstats begins the `at`-th line that this thread executes.
 
-    `at` = 0 raises nothing. `lines` counts, `where` says what was interrupted.
+    `at` = 0 raises nothing. `executed` has the lines, and `chains` where each was called from;
+    `where` says what was interrupted.
 
     at: a number of lines, or a Line, which is found ten times as fast.
     """
@@ -44,6 +45,7 @@ class Interrupt:
         self.at = at
         self.error = error
         self.executed: list[Line] = []
+        self.chains: list[tuple[int, ...]] = []
         self.calls = 0
         self.where = ""
         self.reached = False
@@ -79,12 +81,23 @@ class Interrupt:
             if event == "line" and frame.f_lasti not in leaving:
                 line += 1
                 self.executed.append(Line(call, line))
+                if self.at == 0:
+                    self.chains.append(_chain(frame))
                 if self.at in (self.lines, Line(call, line)):
                     self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                     raise self.error("injected")
             return count
 
         return count
+
+    def distinct(self) -> list[Line]:
+        """The lines of each chain of callers, as they are executed first and last."""
+        first: dict[tuple[int, ...], Line] = {}
+        last: dict[tuple[int, ...], Line] = {}
+        for line, chain in zip(self.executed, self.chains, strict=True):
+            first.setdefault(chain, line)
+            last[chain] = line
+        return sorted({*first.values(), *last.values()})
 
     def _to(self, frame: FrameType, event: str, arg: Any) -> Any:
         """A call: pass over all but the one that has the line."""
@@ -94,6 +107,16 @@ class Interrupt:
                 self.calls -= 1
                 return self._trace(frame, event, arg)
         return None
+
+
+def _chain(frame: FrameType | None) -> tuple[int, ...]:
+    """What tells a line of hookstats, with the lines that called it, from all others."""
+    found = []
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            found += [id(frame.f_code), frame.f_lineno]
+        frame = frame.f_back
+    return tuple(found)
 
 
 class FullMemory(TorchDispatchMode):

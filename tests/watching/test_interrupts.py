@@ -186,8 +186,8 @@ def check(
         assert row.error is not None or "disabled" not in row.skipped, row
 
 
-def lines_of(moment: str, hooks: str) -> list[Line]:
-    """The lines that hookstats executes in one iteration."""
+def lines_of(moment: str, hooks: str) -> Interrupt:
+    """What hookstats executes in one iteration."""
     assert undisturbed(hooks)  # what is done once in a process is done
     for _ in range(2):  # the first one is slow, and does what has waited for some time
         training = Training()
@@ -197,7 +197,7 @@ def lines_of(moment: str, hooks: str) -> list[Line]:
         training.go_on()
         training.watch.close()
     assert counted.lines > (2000 if moment == "first" else 150)
-    return counted.executed
+    return counted
 
 
 ERRORS = (KeyboardInterrupt, MemoryError)
@@ -206,14 +206,25 @@ ERRORS = (KeyboardInterrupt, MemoryError)
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_sample_of_all_lines(moment: str, error: type[BaseException], hooks_in: str) -> None:
-    interrupt(random.Random(moment).sample(lines_of(moment, hooks_in), 20), moment, error, hooks_in)
+    lines = lines_of(moment, hooks_in).executed
+    interrupt(random.Random(moment).sample(lines, 20), moment, error, hooks_in)
 
 
 @pytest.mark.check
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_every_line(moment: str, error: type[BaseException], hooks_in: str) -> None:
-    interrupt(lines_of(moment, hooks_in), moment, error, hooks_in)
+def test_every_line_of_every_chain_of_calls(
+    moment: str, error: type[BaseException], hooks_in: str
+) -> None:
+    """Of the first step, which repeats most lines for each site, the first and the last time."""
+    interrupt(lines_of(moment, hooks_in).distinct(), moment, error, hooks_in)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_every_line_each_time(moment: str, error: type[BaseException], hooks_in: str) -> None:
+    interrupt(lines_of(moment, hooks_in).executed, moment, error, hooks_in)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
