@@ -14,7 +14,7 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.records.summands import Summand
 from hookstats.runs.decode import DESCRIBED, decode, sites_of
-from hookstats.runs.encode import encode, encode_sites
+from hookstats.runs.encode import encode, encode_sites, schema_of
 from hookstats.runs.format import require_pyarrow
 from hookstats.stats.bins import Bins
 
@@ -34,7 +34,8 @@ class Message(NamedTuple):
 def to_bytes(message: Message) -> NDArray[np.uint8]:
     """The message, uint8 [bytes]."""
     pa = require_pyarrow()
-    batch = encode([message.record])
+    # With the numbers of channels, as rows may be of whole tensors.
+    batch = encode([message.record], schema_of(message.record, detail=True))
     batch = batch.append_column("place", pa.array(message.places))
     stream = pa.BufferOutputStream()
     for each in (batch, *([_encode_summands(message)] if message.summands else ())):

@@ -58,7 +58,7 @@ class Whole:
         parts = self._parts
         if any(site.merged for of_rank in sites for site in of_rank):
             return self._merger([of_tensors(self._at(where, parts.record)) for where in places])
-        higher = parts.all_higher(where.part for where in places)
+        higher = all(self._at(where, lambda at: parts.all_higher([at.part])) for where in places)
         width = len(MOMENTS) + len(HIGHER) * higher
         about = Step(step, parts.bins, parts.channel_bins, width)
         observed = (self._at(where, parts.observed) for where in places)

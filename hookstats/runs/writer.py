@@ -175,7 +175,7 @@ class RunWriter:
         scalars = None if max_bytes is None else max_bytes // _SCALARS_SHARE
         of_records = None if max_bytes is None else max_bytes - (scalars or 0)
         scale = check_grad_scale(header.get("grad_scale"))
-        about = {**self._described, **({} if scale is None else {"grad_scale": scale})}
+        about = {**self._described, "grad_scale": scale or 1.0}
         most = min(pace.bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
         self._records = PartWriter(
             *(self.path / PARTS, self.rank, about, of_records),

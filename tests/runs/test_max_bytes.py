@@ -18,6 +18,7 @@ from hookstats import open_run, watch
 from hookstats.records.alerts import Alert, Severity
 from hookstats.records.record import StepRecord
 from hookstats.rules import NonFinite
+from hookstats.runs import part_writer
 from hookstats.runs.alerts import Told
 from hookstats.runs.writer import RunWriter
 
@@ -198,6 +199,25 @@ def test_temporary_files_that_stay_are_counted(
         assert size(tmp_path) <= 8 * part_bytes
     assert temporary.exists()
     assert 3 <= len(open_run(tmp_path)) <= 4
+
+
+def test_what_the_disk_does_not_take_is_not_counted_as_thinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = writer_of(tmp_path, 1 << 20)
+    with monkeypatch.context() as patches:
+        patches.setattr(part_writer, "write_file", refuse_file)
+        with pytest.raises(OSError, match="full"):
+            writer.write(record(0))
+        with pytest.raises(OSError, match="full"):
+            writer.close()
+        assert json.loads((tmp_path / "run-00000.json").read_text())["thinned"] == 0
+    writer.close()
+    assert open_run(tmp_path).steps == [0]
+
+
+def refuse_file(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "the disk is full")
 
 
 def test_a_reader_beside_sees_steps_go(tmp_path: Path, part_bytes: int) -> None:

@@ -130,6 +130,7 @@ def tensors_alone(rank: int, every: int) -> None:
     assert [record.step for record in given] == [0, 3]
     for record in given:
         assert all(site.channels == 1 for site in record.sites)
+        assert {site.name: site.merged for site in record.sites}["0"] == 8
         assert record["0", "output"].count.tolist() == [SIZE * 5 * 8]
         assert record.hist.counts.sum() == record.tallies[:, COUNT].sum()
 
