@@ -17,30 +17,40 @@ class DiskNotice:
     """Measures the first two steps of a rank, and says what those of all ranks will take.
 
     The first step is encoded alone, and then with the second one: the difference is what a step
-    adds to a part. The rest is what a part costs by itself, which all its steps share.
+    adds to a part. The rest is what a part costs by itself, which all its steps share. Where few
+    steps have channels, the first one is the first that has them, and the second one has none.
 
     Args:
         path: the run directory.
         every: how many steps lie between two that are recorded.
+        channels_every: of how many of these one has channels, the others whole tensors alone.
         ranks: how many ranks write the run.
         max_bytes: the most bytes of a rank; None for any number.
         seconds_per_part: the time between two parts.
     """
 
     def __init__(
-        self, path: Path, every: int, ranks: int, max_bytes: int | None, seconds_per_part: float
+        self,
+        path: Path,
+        every: int,
+        channels_every: int,
+        ranks: int,
+        max_bytes: int | None,
+        seconds_per_part: float,
     ) -> None:
         self._path = path
         self._every = every
+        self._channels_every = channels_every
         self._ranks = ranks
         self._most = None if max_bytes is None else max_bytes * ranks
         self._seconds = seconds_per_part
         self._first: tuple[Rows, float] | None = None
         self._done = False
 
-    def add(self, rows: Rows, schema: Any, encode: Encode) -> None:
+    def add(self, rows: Rows, schema: Any, encode: Encode, *, has_channels: bool = True) -> None:
         """Take the rows of a step; with the second one, say what steps take."""
-        if self._done:
+        are_alike = self._channels_every == 1
+        if self._done or not (are_alike or has_channels == (self._first is None)):
             return
         now = time.monotonic()
         if self._first is None:
@@ -49,7 +59,10 @@ class DiskNotice:
         first, began = self._first
         self._done, self._first = True, None
         alone, both = (_size(each, schema, encode) for each in ([first], [first, rows]))
-        step = max(both - alone, 1)
+        step = max(both - alone, 1.0)
+        if not are_alike:
+            part = max(_size([rows], schema, encode) - step, 0.0)
+            step += max(alone - part - step, 0.0) / self._channels_every
         share = min(1.0, (now - began) / self._seconds) if self._seconds else 1.0
         per_step = (step + max(alone - step, 0) * share) * self._ranks / self._every
         what = f"{self._path} takes about {size(1000 * per_step)} per 1,000 steps"

@@ -155,7 +155,10 @@ class RunWriter:
         self._alerts = AlertFile(self.path, rank)
         self._notice: DiskNotice | None = None
         if says:
-            self._notice = DiskNotice(self.path, self._every, ranks, max_bytes, seconds_per_part)
+            channels_every = int(header.get("channels_every") or 1) if self._detail else 1
+            self._notice = DiskNotice(
+                *(self.path, self._every, channels_every, ranks, max_bytes, seconds_per_part)
+            )
             self._records.before_thinning = self._notice.before_thinning
         self._open = True
         self._locked = locked
@@ -329,7 +332,8 @@ class RunWriter:
                 )
             self._records.add(rows, schema, encoded)
             if self._notice is not None:
-                self._notice.add(rows, schema, encoded)
+                has_channels = not any(site.merged for site in record.sites)
+                self._notice.add(rows, schema, encoded, has_channels=has_channels)
         self._alerts.at(record.step)
         self.flush_if_due()
 

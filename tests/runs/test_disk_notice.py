@@ -38,12 +38,13 @@ def heard(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hookstats")
 
 
+@pytest.mark.parametrize("detail", ["channel", "tensor"])
 def test_the_second_step_says_what_a_thousand_take(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    detail: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(tmp_path / "one", 1)
+    train(tmp_path / "one", 1, detail=detail)
     assert said(caplog) == []
-    train(tmp_path / "run", 200)
+    train(tmp_path / "run", 200, detail=detail)
     (line,) = said(caplog)
     found = re.fullmatch(
         rf"{tmp_path}/run takes about (\S+) (\S+) per 1,000 steps; old steps are thinned above "
