@@ -88,8 +88,7 @@ class Parameters:
                 continue
             gradient = None if parameter is None else parameter.grad
             if gradient is not None:
-                site = watched.gradient.first
-                yield Gradient(site.name, site.rule, gradient)
+                yield Gradient(watched.gradient.first, gradient)
 
     def _observe(self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None) -> None:
         if self._by_id is None:

@@ -56,6 +56,7 @@ def _encode_summands(message: Message) -> Any:
         "place": pa.array(message.places_of_sums, pa.int64()),
         "ranks": pa.array([list(s.ranks) for s in summands], pa.list_(pa.int32())),
         "is_mean": pa.array([s.is_mean for s in summands], pa.bool_()),
+        "dtype_of_values": pa.array([str(s.values.dtype).split(".")[1] for s in summands]),
         "values": pa.array([each.tobytes() for each in values], pa.large_binary()),
     }
     return pa.record_batch(columns)
@@ -64,17 +65,18 @@ def _encode_summands(message: Message) -> Any:
 def _decode_summands(table: Any) -> list[Summand]:
     named = table.select([name for name in DESCRIBED if name in table.column_names])
     infos = sites_of(named, table.column("channels").to_numpy())
-    others = (table.column(name).to_pylist() for name in ("values", "ranks", "is_mean"))
+    names = "values", "dtype_of_values", "ranks", "is_mean"
+    others = (table.column(name).to_pylist() for name in names)
     return [
-        Summand(info, _tensor(info, values), tuple(ranks), is_mean)
-        for info, values, ranks, is_mean in zip(infos, *others, strict=True)
+        Summand(info, _tensor(info, dtype, values), tuple(ranks), is_mean)
+        for info, values, dtype, ranks, is_mean in zip(infos, *others, strict=True)
     ]
 
 
-def _tensor(info: SiteInfo, values: bytes) -> Tensor:
+def _tensor(info: SiteInfo, dtype: str, values: bytes) -> Tensor:
     content = torch.frombuffer(bytearray(values), dtype=torch.uint8)
-    dtype: torch.dtype = getattr(torch, info.dtype)
-    return content.view(dtype).view(info.shape)
+    of_values: torch.dtype = getattr(torch, dtype)
+    return content.view(of_values).view(info.shape)
 
 
 def from_bytes(

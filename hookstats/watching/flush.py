@@ -18,7 +18,7 @@ from hookstats.arena.arena import PATIENCE
 from hookstats.arena.flag import Flag
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
-from hookstats.records.summands import Summand
+from hookstats.records.summands import Summands
 from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
 from hookstats.runs.world import current_rank
@@ -110,7 +110,7 @@ class Flusher:
         snapshot: ClosedStep,
         step: int,
         scalars: StepScalars | None = None,
-        summands: Sequence[Summand] = (),
+        summands: Summands | None = None,
     ) -> None:
         """Have `snapshot` recorded as `step`, with the scalars that it has so far, and what this
         rank adds to gradients that are sums over ranks; never waits.
@@ -373,6 +373,8 @@ class Flusher:
         (merged,) = made
         if merged is not None and GRADIENT_NORM in merged.scalars:
             self._norms[record.step] = merged.scalars[GRADIENT_NORM]
+        elif merged is not None:
+            self._norms.pop(record.step, None)  # that of this rank's own gradients
         return merged
 
     def _record_scalars(self, scalars: StepScalars) -> None:

@@ -268,8 +268,8 @@ class Watch:
             discarded=self._discarded,
             stalls=self._arena.stalls,
             failures=self._observers.silence.failures
-            | self._flusher.failures
-            | self._monitor.failures,
+            | self._partials.failures
+            | (self._flusher.failures | self._monitor.failures),
         )
 
     def __repr__(self) -> str:

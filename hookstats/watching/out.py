@@ -4,40 +4,56 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 from hookstats._torch import agree
-from hookstats.runs.format import rank_json
-from hookstats.runs.world import current_rank
+from hookstats.runs.world import world_size
 from hookstats.stats.arguments import check_path
 
 NUMBER = "{n}"
 """What a number takes the place of in `out`."""
 
 
-_asked: Counter[str] = Counter()  # how often this process asked for each name
+_asked: Counter[str] = Counter()  # how often a name was asked for: on each rank as often
 
 
 def numbered(out: str | os.PathLike[str]) -> Path:
     """`out` with the first number, from 1 on, whose directory is free, for its `NUMBER`.
 
-    Ranks of a process group take the number that the first of them finds; without a group, a rank
-    asks for its own files alone, since other ranks may have begun to write theirs.
-
     Raises:
-        ValueError: out is no path.
+        ValueError: out is no path; or see `agreed`.
     """
     name = str(check_path("out", out))
     if NUMBER not in name:
         return Path(name)
+    names = (Path(name.replace(NUMBER, str(number))) for number in count(1))
+    return agreed(name, lambda: next(path for path in names if not is_taken(path)))
+
+
+def is_taken(path: Path) -> bool:
+    """Whether there is a run in `path`, of whatever ranks."""
+    return any(path.glob("run*.json"))
+
+
+def agreed(name: str, find: Callable[[], Path]) -> Path:
+    """The free path that `find` finds for `name`. Ranks of a process group take the one that the
+    first of them finds, whatever the others have begun to write since then.
+
+    Raises:
+        ValueError: there are several ranks, and they have no process group through which to agree:
+            each by itself could take a finished run of fewer ranks for free.
+    """
     before = _asked[name]
     _asked[name] += 1
-    agreed = agree(f"hookstats.out {before} {name}", str(_free(name, "run*.json")))
-    return _free(name, rank_json(current_rank())) if agreed is None else Path(agreed)
-
-
-def _free(name: str, files: str) -> Path:
-    """The first numbered name whose directory has none of these files, a glob."""
-    names = (Path(name.replace(NUMBER, str(number))) for number in count(1))
-    return next(path for path in names if not any(path.glob(files)))
+    found = find()
+    of_all = agree(f"hookstats.out {before} {name}", str(found))
+    ranks = world_size()
+    if of_all is None and ranks > 1:
+        raise ValueError(
+            f"out = {name!r}: {ranks} ranks without a process group cannot agree on a free number; "
+            "expected torch.distributed to be initialised before, or an out that is the same on "
+            "all ranks and needs no number"
+        )
+    return found if of_all is None else Path(of_all)

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from hookstats.records.ranks import Merger
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.records.subset import subset
-from hookstats.records.summands import Summand, added
+from hookstats.records.summands import Summand, Summands, added
 from hookstats.records.tensors import of_tensors
 from hookstats.runs.format import require_pyarrow
 from hookstats.runs.message import Message, from_bytes, to_bytes
@@ -32,7 +33,19 @@ from hookstats.stats.histogram import Histogram
 from hookstats.stats.state import is_higher
 
 _SPARE = 1 << 16  # bytes by which a merged share may grow from one step to the next
+_HEAD = 16  # bytes before a share: its length, and how many sums it lacks
 _RANK = 1 << 32  # the place of a site: its rank times this, and its place in the rank's record
+
+
+class _Heads(NamedTuple):
+    """What all ranks know before they swap."""
+
+    lost: Int64
+    """[ranks]: the partial gradients of which a rank kept nothing."""
+    before: Int64
+    """[ranks]: the bytes of the last merged share of a rank."""
+    sizes: Int64
+    """[ranks, ranks]: the bytes that each rank sends to each."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,8 @@ class Reduce:
         channels: whether channels are merged, or only whole tensors: 80 bytes a tensor.
         partial_bytes: gradients of which each rank has a summand (DTensor's `Partial`, as of norms
             under sequence parallelism) are added up, too, up to so many bytes of these a step and
-            rank; 0 for none. They are copied when the optimizer steps.
+            rank; 0 for none. They are copied when the optimizer steps. A step of which summands are
+            missing, as there was no room for them, has neither these sums nor `grad_norm`.
         timeout: seconds to wait for the other ranks. Where one does not answer, merging ends with a
             warning; training and recording go on, and each rank has its own records again.
 
@@ -119,7 +133,7 @@ class Exchange:
         """Whether the summands of gradients in a recorded step are to be added up."""
         return self.reduce.partial_bytes > 0 and self.is_due(step)
 
-    def __call__(self, record: StepRecord, summands: Sequence[Summand] = ()) -> StepRecord | None:
+    def __call__(self, record: StepRecord, summands: Summands | None = None) -> StepRecord | None:
         """The record of the whole model; None if other ranks did not record the step.
 
         summands: what this rank adds to gradients that are sums over ranks.
@@ -131,16 +145,15 @@ class Exchange:
         if not self.reduce.channels:
             empty = SparseCounts.empty(len(record.moments))
             own = of_tensors(replace(record, channel_bins=None, channel_hist=empty))
+        summands = Summands() if summands is None else summands
         outgoing = self._shares(own, summands)
-        sizes = self._agree(record.step, outgoing)
-        if sizes is None:
+        heads = self._agree(record.step, summands.lost, outgoing)
+        if heads is None:
             return None
-        incoming = self._swap(outgoing, sizes)
-        share = self._merge(record, incoming)
-        shares = self._gather(share, sizes)
-        if shares is None:
-            return None
-        return self._whole(record, shares)
+        incoming = self._swap(outgoing, heads.sizes)
+        share, lacking = self._merge(record, incoming)
+        shares = self._gather(share, lacking + int(heads.lost.sum()), heads)
+        return None if shares is None else self._whole(record, *shares)
 
     def _shares(self, record: StepRecord, summands: Sequence[Summand]) -> list[NDArray[np.uint8]]:
         """The sites of a record for each rank, which merges them."""
@@ -152,22 +165,22 @@ class Exchange:
             for places in (np.flatnonzero(owners == rank) for rank in range(self._ranks))
         ]
 
-    def _agree(self, step: int, outgoing: Sequence[NDArray[np.uint8]]) -> Int64 | None:
-        """What each rank sends to each, in bytes, [ranks, 1 + ranks]; None if not all have the
-        step. Column 0: the last merged share of each rank."""
-        head = [step, self._merged_before, *(len(share) for share in outgoing)]
+    def _agree(self, step: int, lost: int, outgoing: Sequence[NDArray[np.uint8]]) -> _Heads | None:
+        """What each rank says of itself; None if not all have the step."""
+        head = [step, lost, self._merged_before, *(len(share) for share in outgoing)]
         while True:
             heads = self._all_gather(torch.tensor(head, device="cpu"))
             newest = int(heads[:, 0].max())
             if step < newest:
                 return None
             if (heads[:, 0] == newest).all():
-                return np.asarray(heads[:, 1:].numpy(), np.int64)
+                found = np.asarray(heads.numpy(), np.int64)
+                return _Heads(found[:, 1], found[:, 2], found[:, 3:])
 
     def _swap(self, outgoing: Sequence[NDArray[np.uint8]], sizes: Int64) -> list[NDArray[np.uint8]]:
         """What each rank has for this one."""
         sent = np.concatenate(outgoing)
-        counts = sizes[:, 1 + self._rank].tolist()
+        counts = sizes[:, self._rank].tolist()
         received = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
         distributed.all_to_all_single(
             received,
@@ -179,17 +192,19 @@ class Exchange:
         self.sent += len(sent) - len(outgoing[self._rank])
         return np.split(received.numpy(), np.cumsum(counts)[:-1])
 
-    def _merge(self, record: StepRecord, incoming: Sequence[NDArray[np.uint8]]) -> Message | None:
-        """This rank's share of the sites, merged over all ranks."""
+    def _merge(
+        self, record: StepRecord, incoming: Sequence[NDArray[np.uint8]]
+    ) -> tuple[Message | None, int]:
+        """This rank's share of the sites, merged over all ranks, and how many sums it lacks."""
         found = [
             (rank, self._read(record, content))
             for rank, content in enumerate(incoming)
             if len(content)
         ]
         if not found:
-            return None
-        summands = [summand for _, message in found for summand in message.summands]
-        sums = [self._record_of(record, *each) for each in added(summands)]
+            return None, 0
+        of_all = added(summand for _, message in found for summand in message.summands)
+        sums = [self._record_of(record, info, x) for info, x in of_all if x is not None]
         merged = self._merge_shares([*(message.record for _, message in found), *sums])
         places: dict[tuple[str, str], int] = {}
         for rank, message in found:
@@ -197,7 +212,8 @@ class Exchange:
             mine = *message.places.tolist(), *message.places_of_sums
             for place, site in zip(mine, infos, strict=True):
                 places.setdefault((site.name, site.kind), rank * _RANK + place)
-        return Message(merged, np.array([places[key] for key in merged], np.int64))
+        share = Message(merged, np.array([places[key] for key in merged], np.int64))
+        return share, len(of_all) - len(sums)
 
     def _record_of(self, like: StepRecord, info: SiteInfo, x: Tensor) -> StepRecord:
         """The record of a sum, with the statistics that `like` has."""
@@ -220,39 +236,52 @@ class Exchange:
             scalars={},
         )
 
-    def _gather(self, share: Message | None, sizes: Int64) -> list[NDArray[np.uint8]] | None:
-        """The merged shares of all ranks; None if one outgrew what it was given room for.
+    def _gather(
+        self, share: Message | None, lacking: int, heads: _Heads
+    ) -> tuple[list[NDArray[np.uint8]], bool] | None:
+        """The merged shares of all ranks, and whether any lacks a sum; None if one outgrew what it
+        was given room for.
 
         All ranks know the room: the sum of what was merged is enough for any share, but most need
         no more than in the step before.
         """
         content = _nothing() if share is None else to_bytes(share)
-        enough = sizes[:, 1:].sum(axis=0) + _SPARE
-        before = sizes[:, 0]
+        enough = heads.sizes.sum(axis=0) + _SPARE
+        before = heads.before
         room = int(np.where(before > 0, np.minimum(before + _SPARE, enough), enough).max())
-        padded = np.zeros(8 + room, np.uint8)
-        padded[:8] = np.frombuffer(np.int64(len(content)).tobytes(), np.uint8)
+        padded = np.zeros(_HEAD + room, np.uint8)
+        padded[:_HEAD] = np.array([len(content), lacking], np.int64).view(np.uint8)
         if len(content) <= room:
-            padded[8 : 8 + len(content)] = content
+            padded[_HEAD : _HEAD + len(content)] = content
         gathered = self._all_gather(torch.from_numpy(padded)).numpy()
         self.sent += len(padded)
         self._merged_before = len(content)
-        lengths = [int(each[:8].view(np.int64)[0]) for each in gathered]
+        lengths, lacks = zip(
+            *(each[:_HEAD].view(np.int64).tolist() for each in gathered), strict=True
+        )
         if max(lengths) > room:
             return None
-        return [each[8 : 8 + length] for each, length in zip(gathered, lengths, strict=True)]
+        shares = [
+            each[_HEAD : _HEAD + length] for each, length in zip(gathered, lengths, strict=True)
+        ]
+        return shares, any(lacks)
 
-    def _whole(self, record: StepRecord, shares: Sequence[NDArray[np.uint8]]) -> StepRecord:
+    def _whole(
+        self, record: StepRecord, shares: Sequence[NDArray[np.uint8]], lacks_sums: bool
+    ) -> StepRecord:
         """The sites of all shares, in the order of the ranks and their records."""
         found = [self._read(record, content) for content in shares if len(content)]
         if not found:
             return replace(record, rank=None)
         whole = self._merge_ranks([message.record for message in found])
         order = np.argsort(np.concatenate([message.places for message in found]))
-        merged = replace(subset(whole, order), scalars=dict(record.scalars))
-        norm = gradient_norm(merged)
+        scalars = dict(record.scalars)
+        if lacks_sums:
+            scalars.pop(GRADIENT_NORM, None)  # that of this rank's own gradients
+        merged = replace(subset(whole, order), scalars=scalars)
+        norm = None if lacks_sums else gradient_norm(merged)
         if norm is not None:
-            merged.complete({**merged.scalars, GRADIENT_NORM: norm})
+            merged.complete({**scalars, GRADIENT_NORM: norm})
         return merged
 
     def _read(self, record: StepRecord, content: NDArray[np.uint8]) -> Message:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hookstats.arena.flag import Flag
 from hookstats.records.record import StepRecord
-from hookstats.records.summands import Summand
+from hookstats.records.summands import Summands
 from hookstats.watching.scalars import StepScalars
 
 
@@ -32,7 +32,7 @@ class Step(NamedTuple):
     snapshot: ClosedStep
     step: int
     scalars: StepScalars | None
-    summands: Sequence[Summand] = ()
+    summands: Summands | None = None
 
 
 class Scalars(NamedTuple):

@@ -28,12 +28,11 @@ def test_a_new_run_gets_a_free_name_and_a_resumed_one_the_last(tmp_path: Path) -
     assert free_name(path) == tmp_path / "run-2"
 
 
-def test_without_a_group_a_rank_looks_for_its_own_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_without_a_group_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = begin(tmp_path / "run")
-    monkeypatch.setenv("RANK", "1")
-    assert free_name(path) == path
+    monkeypatch.setenv("RANK", "1")  # of two; the run has been by one
+    with pytest.raises(ValueError, match="2 ranks without a process group"):
+        free_name(path)
 
 
 def names(rank: int, path: Path) -> list[Path]:

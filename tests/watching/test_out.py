@@ -98,8 +98,12 @@ def test_names_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for number in (1, 2, 3):
         assert record(pattern, 1) == tmp_path / f"run-{number}" / "hookstats"
     assert numbered(tmp_path / "plain") == tmp_path / "plain"
-    monkeypatch.setenv("RANK", "1")  # its own files alone: rank 0 may have begun
-    assert numbered(pattern) == tmp_path / "run-1" / "hookstats"
+    monkeypatch.setenv("WORLD_SIZE", "2")  # rank 1 would take the finished run-1 for free
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(ValueError, match=r"2 ranks without a process group .* be initialised"):
+            numbered(pattern)
+        assert numbered(tmp_path / "plain") == tmp_path / "plain"
 
 
 def test_ranks_of_a_group_take_the_same_number(
