@@ -306,14 +306,14 @@ class Monitor:
         given: _Given = []
         told: list[Told] = []
         for rule in self._rules.copy():
-            if id(rule) not in looking and id(rule) not in self._live:
+            if (key := id(rule)) not in looking and key not in self._live:
                 continue
             try:
                 found = list(look(rule))
             except Exception as error:
                 self._disable(rule, error)
                 continue
-            if not found and id(rule) not in self._live:
+            if not found and key not in self._live:
                 continue
             alerts = self._begun(rule, found, step, may_show)
             if not alerts:

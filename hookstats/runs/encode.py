@@ -69,6 +69,7 @@ class PartBuilder:
         self._batches: list[Any] = []  # of the row group to come
         self._waiting = 0  # bytes in _batches
         self._groups = 0  # that are in the file
+        self._written = 0  # bytes of these
         self._buffer = pa.BufferOutputStream()
         lists = [field for field in schema if pa.types.is_list(field.type)]
         self._writer = pa.parquet.ParquetWriter(
@@ -94,7 +95,7 @@ class PartBuilder:
     @property
     def nbytes(self) -> int:
         """The bytes that the part holds in memory."""
-        return int(self._buffer.tell()) + self._waiting + self._plain_bytes
+        return self._written + self._waiting + self._plain_bytes
 
     def add(self, rows: Rows) -> None:
         """Take the rows of a step."""
@@ -135,6 +136,7 @@ class PartBuilder:
         if table.num_rows:
             self._writer.write_table(table.unify_dictionaries(), row_group_size=table.num_rows)
             self._groups += 1
+            self._written = int(self._buffer.tell())
         self._batches, self._waiting = [], 0
 
 
