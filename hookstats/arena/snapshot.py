@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -113,8 +114,10 @@ class Snapshot:
             sites=infos,
             observed=by_site[order],
             offsets=offsets,
-            moments=_rows([part.moments for part in taken], identity_moments(0, higher=higher)),
-            tallies=_rows([part.tallies for part in taken], identity_tallies(0)),
+            moments=_rows(
+                [part.moments for part in taken], partial(identity_moments, 0, higher=higher)
+            ),
+            tallies=_rows([part.tallies for part in taken], partial(identity_tallies, 0)),
             bins=bins,
             hist=_join([part[2:5] for part in taken], len(order)),
             channel_bins=channel_bins,
@@ -190,10 +193,10 @@ class Snapshot:
 # get it back.
 
 
-def _rows(parts: Sequence[Tensor], none: Tensor) -> Any:
-    """The columns [columns, rows] of all devices as rows [rows, columns]; `none` has no rows."""
+def _rows(parts: Sequence[Tensor], none: Callable[[], Tensor]) -> Any:
+    """The columns [columns, rows] of all devices as rows [rows, columns]; `none` makes no rows."""
     if not parts:
-        return none.numpy()
+        return none().numpy()
     return (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)).numpy().T
 
 

@@ -6,11 +6,11 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookstats.records.keys import plain_kind
 from hookstats.records.layout import shard_dim
 from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.sparse import Int64
 from hookstats.stats.state import COUNT, M2, MEAN, NAN, NEGINF, POSINF
 
 GRADIENT_NORM = "grad_norm"
@@ -24,10 +24,9 @@ def gradient_norm(record: StepRecord) -> float | None:
     and none a NaN; None where the record has no gradients of parameters. A record of one rank has
     the gradients, or the shards of these, that the rank has.
     """
-    chosen = _of_gradients(record.sites)
-    if not chosen.any():
+    rows = _of_gradients(record.sites)
+    if rows is None:
         return None
-    rows = np.repeat(chosen, np.diff(record.offsets))
     moments, tallies = record.moments.T[:, rows], record.tallies.T[:, rows]
     if tallies[NAN].any():
         return math.nan
@@ -53,6 +52,15 @@ def has_parts(sites: tuple[SiteInfo, ...]) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _of_gradients(sites: tuple[SiteInfo, ...]) -> NDArray[np.bool_]:
-    """Which of the sites are gradients of parameters; kept, since most steps have equal sites."""
-    return np.array([plain_kind(site.kind) == "param_grad" for site in sites], np.bool_)
+def _of_gradients(sites: tuple[SiteInfo, ...]) -> slice | Int64 | None:
+    """The rows of gradients of parameters, a slice where they follow each other; None without any.
+
+    They are kept, since most steps have equal sites.
+    """
+    chosen = np.array([plain_kind(site.kind) == "param_grad" for site in sites], np.bool_)
+    rows = np.flatnonzero(np.repeat(chosen, [site.channels for site in sites]))
+    if not chosen.any():
+        return None
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows

@@ -94,12 +94,16 @@ class SparseCounts:
     def dense(self, row: int | slice, slots: int) -> Int64:
         """All `slots` counts of one row, int64 [slots], or of a slice of rows, [n, slots]."""
         chosen = range(self.rows)[row]
-        span = chosen if isinstance(chosen, range) else range(chosen, chosen + 1)
-        if span.step != 1:
+        if isinstance(chosen, int):
+            entries = slice(self.offsets[chosen], self.offsets[chosen + 1])
+            one = np.zeros(slots, np.int64)
+            one[self.slots[entries]] = self.counts[entries]
+            return one
+        if chosen.step != 1:
             raise ValueError(f"row: {row}, expected a slice with step 1")
-        bounds = self.offsets[span.start : span.start + len(span) + 1]
+        bounds = self.offsets[chosen.start : chosen.start + len(chosen) + 1]
         entries = slice(bounds[0], bounds[-1])
-        out = np.zeros((len(span), slots), np.int64)
-        rows = np.repeat(np.arange(len(span)), np.diff(bounds))
+        out = np.zeros((len(chosen), slots), np.int64)
+        rows = np.repeat(np.arange(len(chosen)), np.diff(bounds))
         out[rows, self.slots[entries]] = self.counts[entries]
-        return out if isinstance(row, slice) else out[0]
+        return out

@@ -113,6 +113,9 @@ class Dropout(Rule):
         super().__post_init__()
         fraction(self, "share")
 
+    def suspects(self, steps: Steps) -> Flags:
+        return steps.all if steps.outputs_of.get("Dropout") else steps.none
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         counts = history.columns("count")
         with np.errstate(invalid="ignore"):

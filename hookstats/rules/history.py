@@ -177,7 +177,7 @@ class History:
     def show(self, step: int) -> None:
         """Have the attributes be those of one of the steps that were added last, by its place."""
         self._step = step
-        self.sums.push(self._steps.records[step])
+        self.sums.show(step)
         self.pushed = int(self._steps.pushed[step])
 
     def extend(self, records: Sequence[StepRecord]) -> Steps:
@@ -195,6 +195,9 @@ class History:
             self._nonfinite_steps = self._nonfinite_steps + 1 if has_any else 0
             steps.nonfinite_steps.append(self._nonfinite_steps)
         steps.inputs = self._inputs.push(records, self._sites.kinds, steps.channels)
+        self.sums.extend(steps.channels)
+        steps.sums, steps.outputs_of = self.sums, self.outputs_of
+        steps.last_output, steps.last_gradient = self.last_output, self.last_gradient
         return steps
 
     def _add_calls(self, steps: Steps) -> None:

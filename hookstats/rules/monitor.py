@@ -170,6 +170,7 @@ class Monitor:
         self._grouping = Grouping()
         self._findings: dict[tuple[int, Hashable], _Finding] = {}
         self._live: set[int] = set()  # rules with findings that may end, by id
+        self._of_scalars = {id(rule) for rule in self._rules if looks_at_scalars(rule)}
         self._to_raise: Alert | None = None
         self._seen: dict[int, Collection[str]] = {}  # the scalars that a record had, by step
         self._said: dict[int, int] = {}  # the worst level warned of, by incident
@@ -201,7 +202,9 @@ class Monitor:
         seen = self._seen.pop(step, ())
         for earlier in [other for other in self._seen if other < step]:
             del self._seen[earlier]
-        self._act(self._examine_scalars(step, {k: v for k, v in values.items() if k not in seen}))
+        new = {name: value for name, value in values.items() if name not in seen}
+        if new:
+            self._act(self._examine_scalars(step, new))
 
     def write_unclosed(self, step: int, values: Mapping[str, float], iteration: int) -> None:
         """Check the scalars of an iteration that closed no step, and act on the alerts.
@@ -273,12 +276,13 @@ class Monitor:
         def look(rule: Rule) -> Iterable[Alert]:
             if id(rule) in suspects:
                 yield from rule.check(record, self._history)
-            yield from rule.check_scalars(record.step, values, self._history)
+            if id(rule) in self._of_scalars:
+                yield from rule.check_scalars(record.step, values, self._history)
 
         def may_show(rule: Rule, key: Any) -> bool:
             return rule.scope != "site" or key in record or _is_of(key, values)
 
-        return self._check(look, record.step, may_show)
+        return self._check(look, record.step, may_show, {*suspects, *self._of_scalars})
 
     def _examine_scalars(self, step: int, values: Mapping[str, float]) -> _Given:
         self._history.push_scalars(values)
@@ -287,7 +291,8 @@ class Monitor:
             return _is_of(key, values)
 
         return self._check(
-            lambda rule: rule.check_scalars(step, values, self._history), step, may_show
+            lambda rule: rule.check_scalars(step, values, self._history),
+            *(step, may_show, self._of_scalars),
         )
 
     def _check(
@@ -295,16 +300,20 @@ class Monitor:
         look: Callable[[Rule], Iterable[Alert]],
         step: int,
         may_show: Callable[[Rule, Any], bool],
+        looking: Collection[int],
     ) -> _Given:
+        """What `looking` rules, by id, find in a step; of others, findings may end."""
         given: _Given = []
         told: list[Told] = []
         for rule in self._rules.copy():
+            if (key := id(rule)) not in looking and key not in self._live:
+                continue
             try:
                 found = list(look(rule))
             except Exception as error:
                 self._disable(rule, error)
                 continue
-            if not found and id(rule) not in self._live:
+            if not found and key not in self._live:
                 continue
             alerts = self._begun(rule, found, step, may_show)
             if not alerts:
@@ -371,6 +380,11 @@ _Given = list[tuple[Rule, list[tuple[Alert, bool]]]]
 def _is_of(key: Any, values: Mapping[str, float]) -> bool:
     """Whether a finding is about one of these scalars."""
     return isinstance(key, tuple) and key[1] == SCALAR and key[0] in values
+
+
+def looks_at_scalars(rule: Rule) -> bool:
+    """Whether a rule has a `check_scalars` of its own."""
+    return type(rule).check_scalars is not Rule.check_scalars
 
 
 def thresholds(rule: Rule) -> dict[str, Any]:

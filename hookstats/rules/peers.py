@@ -195,6 +195,10 @@ class LinearRange(Rule):
         super().__post_init__()
         at_least(self, 0, "least")
 
+    def suspects(self, steps: Steps) -> Flags:
+        known = any(steps.outputs_of.get(type) for type in _SMOOTH)
+        return steps.pushed <= 10 if known else steps.none
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 10:
             return

@@ -6,7 +6,7 @@ computed for many steps together, and `Rule.suspects` says at which of them a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.records.wholes import wholes
 from hookstats.rules.past_inputs import SeenInputs
+from hookstats.rules.sums import Sums
 from hookstats.rules.windows import Windows
 from hookstats.stats.derived import columns_of, dead, rms
 
@@ -94,6 +95,14 @@ class Steps:
         """What the inputs were, by step."""
         self.past: Windows
         """The rms in the steps before each."""
+        self.sums: Sums
+        """See `History.sums`."""
+        self.outputs_of: Mapping[str, Sequence[int]]
+        """See `History.outputs_of`."""
+        self.last_output: int | None
+        """See `History.last_output`."""
+        self.last_gradient: int | None
+        """See `History.last_gradient`."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -107,6 +116,10 @@ class Steps:
     def none(self) -> Flags:
         """bool [B]: no step."""
         return np.zeros(len(self), bool)
+
+    def rows(self, site: int) -> slice:
+        """The rows of a site, in [B, R]."""
+        return slice(int(self.offsets[site]), int(self.offsets[site + 1]))
 
     def over_sites(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
         """`ufunc` over each site's rows of `values` [B, R], as [B, S]; 0 where it has none."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
-from hookstats.stats.state import COUNT, MEAN
+from hookstats.stats.derived import Columns
 
 _ADDS_LAST = ("Linear", "Conv", "LayerNorm", "BatchNorm", "GroupNorm")
 """How the names of layers begin that add their bias to what they give."""
@@ -22,16 +22,37 @@ class Sums:
     """
 
     def __init__(self) -> None:
-        self.biases: Float64 = np.empty(0)
-        """float64 [R]: the gradients of the biases in this step."""
-        self.before: Float64 = np.empty(0)
-        """The same of the step before; empty where other layers were observed."""
-        self.sums: Float64 = np.empty(0)
-        """float64 [R]: the sums of the gradients of outputs in this step."""
+        self.all_biases: Float64 = np.empty((0, 0))
+        """float64 [B, R]: the gradients of the biases in the steps that were added last."""
+        self.all_sums: Float64 = np.empty((0, 0))
+        """float64 [B, R]: the sums of the gradients of outputs in these steps."""
+        self.all_before: Float64 = np.empty((0, 0))
+        """float64 [B, R]: the gradients of the biases in the step before each; NaN where other
+        layers were observed."""
         self.first: int | None = None
         """The site of the first of these biases; None without one."""
         self._biases: Int64 = np.empty(0, np.int64)  # rows of a record
         self._outputs: Int64 = np.empty(0, np.int64)
+        self._last: Float64 = np.empty(0)  # the gradients of the biases in the last step
+        self._step = 0
+
+    @property
+    def biases(self) -> Float64:
+        """float64 [R]: the gradients of the biases in the step in question."""
+        found: Float64 = self.all_biases[self._step]
+        return found
+
+    @property
+    def sums(self) -> Float64:
+        """float64 [R]: the sums of the gradients of outputs in this step."""
+        found: Float64 = self.all_sums[self._step]
+        return found
+
+    @property
+    def before(self) -> Float64:
+        """float64 [R]: the gradients of the biases in the step before."""
+        found: Float64 = self.all_before[self._step]
+        return found
 
     def place(self, record: StepRecord, types: Mapping[str, str]) -> None:
         """Find the layers in a record; types: of modules, by name."""
@@ -50,11 +71,16 @@ class Sums:
                 biases.append(np.arange(*record.offsets[i : i + 2]))
                 outputs.append(np.arange(*record.offsets[output : output + 2]))
         self._biases, self._outputs = np.concatenate(biases), np.concatenate(outputs)
-        self.biases = np.empty(0)
+        self._last = np.full(len(self._biases), np.nan)
 
-    def push(self, record: StepRecord) -> None:
-        """Add a step, of the sites that were placed."""
-        self.before = self.biases
-        self.biases = record.moments[self._biases, MEAN]
-        rows = self._outputs
-        self.sums = record.moments[rows, MEAN] * record.tallies[rows, COUNT]
+    def extend(self, channels: Columns) -> None:
+        """Add steps of the sites that were placed; channels: the columns of theirs, [B, R] each."""
+        mean, count = channels("mean"), channels("count")
+        self.all_biases = mean[:, self._biases]
+        self.all_sums = mean[:, self._outputs] * count[:, self._outputs]
+        self.all_before = np.concatenate((self._last[None], self.all_biases[:-1]))
+        self._last = self.all_biases[-1]
+
+    def show(self, step: int) -> None:
+        """Have the attributes be those of one of the steps that were added last, by its place."""
+        self._step = step

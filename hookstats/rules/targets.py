@@ -14,6 +14,7 @@ from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
+from hookstats.rules.steps import Flags, Steps
 from hookstats.stats.state import COUNT, L1, MEAN, MIN
 
 _ROUNDING = 1e-3
@@ -58,6 +59,10 @@ class Logits(Rule):
 
     patience: int = 2
 
+    def suspects(self, steps: Steps) -> Flags:
+        bound = any(steps.last_output in steps.outputs_of.get(kind, ()) for kind in _BOUND)
+        return steps.all if bound else steps.none
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.setup is None or history.last_output is None:
             return
@@ -98,6 +103,13 @@ class Targets(Rule):
         super().__post_init__()
         at_least(self, 2, "least")
 
+    def suspects(self, steps: Steps) -> Flags:
+        if steps.last_gradient is None:
+            return steps.none
+        negative = steps.channels("min")[:, steps.rows(steps.last_gradient)] < 0
+        found: Flags = np.count_nonzero(negative, axis=1) == 1
+        return found
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         site = gradient_of_logits(record, history)
         if site is None or record.sites[site].channels < 3:
@@ -133,10 +145,22 @@ class Accumulation(Rule):
         super().__post_init__()
         at_least(self, 0, "share", "rest")
 
+    def suspects(self, steps: Steps) -> Flags:
+        new, found = steps.sums.all_sums, steps.sums.all_biases
+        if found.shape[1] < 8:
+            return steps.none
+        squares, own, both = (
+            np.sum(a * b, 1) for a, b in ((found, found), (new, new), (found, new))
+        )
+        # Rounding may make this another difference than that of `check`, a little.
+        explained = squares - both**2 / own < (self.share - 1e-9) * squares
+        unlike: Flags = ~explained & (squares > 0) & (own > 0)
+        return unlike
+
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         sums = history.sums
         new, before, found = sums.sums, sums.before, sums.biases
-        if sums.first is None or len(found) < 8 or len(before) != len(found):
+        if sums.first is None or len(found) < 8:
             return
         squares, own = _dot(found, found), _dot(new, new)
         past, both = _dot(before, before), _dot(new, before)

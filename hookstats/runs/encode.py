@@ -30,7 +30,7 @@ from hookstats.stats.state import is_higher
 
 _TOGETHER = 64
 """How many records of a small model are encoded at once: one by one costs twenty times as much."""
-_BYTES_TOGETHER = 1 << 20
+_BYTES_TOGETHER = 4 << 20
 
 
 class Rows(NamedTuple):
@@ -69,6 +69,7 @@ class PartBuilder:
         self._batches: list[Any] = []  # of the row group to come
         self._waiting = 0  # bytes in _batches
         self._groups = 0  # that are in the file
+        self._written = 0  # bytes of these
         self._buffer = pa.BufferOutputStream()
         lists = [field for field in schema if pa.types.is_list(field.type)]
         self._writer = pa.parquet.ParquetWriter(
@@ -94,7 +95,7 @@ class PartBuilder:
     @property
     def nbytes(self) -> int:
         """The bytes that the part holds in memory."""
-        return int(self._buffer.tell()) + self._waiting + self._plain_bytes
+        return self._written + self._waiting + self._plain_bytes
 
     def add(self, rows: Rows) -> None:
         """Take the rows of a step."""
@@ -135,7 +136,30 @@ class PartBuilder:
         if table.num_rows:
             self._writer.write_table(table.unify_dictionaries(), row_group_size=table.num_rows)
             self._groups += 1
+            self._written = int(self._buffer.tell())
         self._batches, self._waiting = [], 0
+
+
+class _Facts(NamedTuple):
+    """What follows from the sites of a record alone."""
+
+    widest: int
+    """The most channels of a site."""
+    layout: bool
+    """Whether any site is a part of a tensor that is spread over ranks."""
+    phases: bool
+    """Whether any site is of a phase."""
+
+
+@lru_cache(maxsize=2)
+def _facts_of(sites: tuple[SiteInfo, ...]) -> _Facts:
+    """The facts of sites that can be encoded; kept, since most steps have equal sites."""
+    encode_sites(sites)
+    return _Facts(
+        max((site.channels for site in sites), default=0),
+        any(site.layout for site in sites),
+        any(split_phase(site.kind)[0] is not None for site in sites),
+    )
 
 
 def rows_of(record: StepRecord) -> Rows:
@@ -144,9 +168,8 @@ def rows_of(record: StepRecord) -> Rows:
     Raises:
         ValueError: the record cannot be encoded.
     """
-    encode_sites(record.sites)
+    channels = _facts_of(record.sites).widest
     slots = 0 if record.channel_bins is None else record.channel_bins.slots
-    channels = max((site.channels for site in record.sites), default=0)
     if channels * slots > np.iinfo(np.int32).max:
         raise ValueError(
             f"channel_bins: {channels} channels of {slots} slots, expected a product below 2**31"
@@ -159,8 +182,7 @@ def schema_of(record: StepRecord, *, detail: bool = False) -> Any:
 
     detail: whether rows say how many channels their sites have.
     """
-    layout = any(site.layout for site in record.sites)
-    phases = any(phase is not None for phase, _ in (split_phase(s.kind) for s in record.sites))
+    _, layout, phases = _facts_of(record.sites)
     schema = part_schema(extras=Extras(is_higher(record.moments), layout, phases, detail))
     return merged_schema(schema) if record.rank is None else schema
 

@@ -152,9 +152,10 @@ class PartWriter:
             return 0.0 if self._sealed else None
         return max(0.0, (self._retry if self._failing else self._due) - time.monotonic())
 
-    def flush_if_due(self) -> None:
-        """Write what is pending as a part if it is old or large enough."""
-        if self._sealed and not self._failing:
+    def flush_if_due(self) -> bool:
+        """Write what is pending as a part if it is old or large enough; whether it was."""
+        begun = bool(self._sealed) and not self._failing
+        if begun:
             self._put()
             self._keep_to_limit()
         now, part = time.monotonic(), self._part
@@ -166,6 +167,7 @@ class PartWriter:
             )
         if due:
             self.flush()
+        return begun or due
 
     def flush(self) -> None:
         """Write what is pending, if anything, as a part that is on the disk when this returns.

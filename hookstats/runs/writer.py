@@ -383,9 +383,10 @@ class RunWriter:
 
     def flush_if_due(self) -> None:
         """Write the pending records, and the pending scalars, if they are old or many enough."""
-        self._records.flush_if_due()
+        some = self._records.flush_if_due()
         self._scalars.flush_if_due()
-        self._say_thinned()
+        if some:
+            self._say_thinned()
 
     def flush(self) -> None:
         """Put all that is pending, if anything, on the disk, where it is when this returns."""

@@ -83,6 +83,7 @@ class Flusher:
         self.disk_patience = DISK_PATIENCE
         self._disk = Disk(writer, self._attempt, self._fail)
         self._sinks = list(sinks)
+        self._names: dict[int, str] = {}  # of sinks, by id
         self.exchange = exchange
         """None once the ranks do not merge any more."""
         self._detail = detail
@@ -405,14 +406,22 @@ class Flusher:
         """Call a sink unless it was disabled meanwhile; disable it if that fails."""
         if not any(other is sink for other in self._sinks):
             return
-        if not self._call(sink, name_of(sink), "the sink is disabled", action):
+        if not self._call(sink, self._name(sink), "the sink is disabled", action):
             self._sinks = [other for other in self._sinks if other is not sink]
             self._close_sink(sink)
 
     def _close_sink(self, sink: Sink) -> None:
         close = getattr(sink, "close", None)
         if close is not None:
-            self._call(sink, f"closing {name_of(sink)}", "its output may be incomplete", close)
+            what = f"closing {self._name(sink)}"
+            self._call(sink, what, "its output may be incomplete", close)
+
+    def _name(self, sink: Sink) -> str:
+        """What messages call a sink; made once, as a representation may be long."""
+        name = self._names.get(id(sink))
+        if name is None:
+            name = self._names[id(sink)] = name_of(sink)
+        return name
 
     def _call(self, sink: Sink, what: str, outcome: str, action: Callable[[], object]) -> bool:
         """Whether an action of a sink succeeded, or was overtaken."""
