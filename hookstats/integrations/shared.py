@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from inspect import signature
 from itertools import count
@@ -57,12 +57,15 @@ def _free_name(path: Path, files: str, *, resumed: bool) -> Path:
     return last if resumed and last is not None else name
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless these are arguments of `watch` that a callback does not set.
+def check_options(
+    options: Mapping[str, Any], given: Collection[str] = ("model", "optimizer", "out", "append")
+) -> None:
+    """Raise a ValueError unless these are arguments of `watch` that an integration does not set.
 
-    So a wrong one is found when the callback is made, not when the training begins.
+    So a wrong one is found when a callback is made, not when the training begins.
+
+    given: the arguments that the integration has from elsewhere.
     """
-    given = ("model", "optimizer", "out", "append")
     names = [name for name in signature(watch).parameters if name not in given]
     for name, value in options.items():
         if name not in names:

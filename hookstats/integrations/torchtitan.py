@@ -13,6 +13,7 @@ from torchtitan.trainer import Trainer
 from hookstats._torch import without_compiled_calls
 from hookstats.integrations.shared import (
     Numbering,
+    check_options,
     close_at_exit,
     headline,
     of_run,
@@ -39,8 +40,9 @@ def watch(trainer: Trainer, *, out: str | os.PathLike[str] | None = None, **opti
             the names "0", "1", ...
 
     Raises:
-        ValueError: as `hookstats.watch`.
+        ValueError: as `hookstats.watch`; an option is no argument of it.
     """
+    check_options(options, ("model", "optimizer", "out"))
     parts = trainer.model_parts
     folder = trainer.config.dump_folder
     if out is None:

@@ -139,6 +139,22 @@ def test_callbacks_take_the_arguments_of_watch(tmp_path: Path) -> None:
     assert not any("attn" in name for name, _ in run[4])
 
 
+def test_accelerate_takes_the_arguments_of_watch(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from hookstats.integrations.accelerate import watch
+
+    accelerator = accelerate.Accelerator(cpu=True, project_dir=str(tmp_path))
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for wrong, message in [
+        ({"evry": 1}, "evry = 1; did you mean 'every'.: expected arguments of watch, kinds"),
+        ({"kinds": ["outputs"]}, "kinds has 'outputs': .*; did you mean 'output'."),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            watch(accelerator, model, optimizer, **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
 def fit_trl(out: Path, callbacks: list[Any]) -> Any:
     pytest.importorskip("trl")
     from datasets import Dataset
