@@ -55,9 +55,8 @@ def watch(trainer: Trainer, *, out: str | os.PathLike[str] | None = None, **opti
             out=out,
             **of_run(options, resumed=resumed),
         )
-    _number(trainer, watched)
     _join_logs(trainer, watched)
-    _close_with(trainer, watched)
+    _close_with(trainer, watched, _number(trainer, watched))
     close_at_exit(watched)
     return watched
 
@@ -70,13 +69,14 @@ def _resumes(trainer: Trainer) -> bool:
     return bool(enabled) and folder.is_dir() and any(folder.glob("step-*"))
 
 
-def _number(trainer: Trainer, watched: Watch) -> None:
+def _number(trainer: Trainer, watched: Watch) -> Numbering:
     """Give each step the Trainer's number when it begins.
 
     Nothing is observed before: where the Trainer loads a checkpoint, a function of its own steps
     the optimizers without gradients.
     """
-    numbering, step = Numbering(watched), trainer.train_step
+    numbering = Numbering(watched, list(trainer.optimizers.optimizers))
+    step = trainer.train_step
     watched.pause()
     begun = False
 
@@ -90,6 +90,7 @@ def _number(trainer: Trainer, watched: Watch) -> None:
         return step(*args, **kwargs)
 
     trainer.train_step = train_step
+    return numbering
 
 
 def _join_logs(trainer: Trainer, watched: Watch) -> None:
@@ -114,11 +115,12 @@ def _join_logs(trainer: Trainer, watched: Watch) -> None:
     processor.log = joined
 
 
-def _close_with(trainer: Trainer, watched: Watch) -> None:
+def _close_with(trainer: Trainer, watched: Watch, numbering: Numbering) -> None:
     close = trainer.close
 
     @wraps(close)
     def closes() -> None:
+        numbering.end(None)
         watched.close()
         close()
 
