@@ -68,6 +68,8 @@ class _Recorder:
                 _say(f"{steps} steps in {path}: hookstats show {path}")
             elif not (is_child or children.started):
                 _say("no training was watched")
+            if children.others:
+                _say(f"not followed: {printable(', '.join(children.others))}")
 
     def _begin(self, models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
         """Begin to watch. By now the ranks have a process group, and so one directory for all."""

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
-from hookstats.integrations.shared import close_at_exit, run_directory
+from hookstats.integrations.shared import check_options, close_at_exit, run_directory
 from hookstats.records.record import StepRecord
 from hookstats.stats.arguments import check_integer
 from hookstats.watching.handle import Watch
@@ -42,8 +42,10 @@ def watch(
         **options: every other argument of `hookstats.watch`.
 
     Raises:
-        ValueError: as `hookstats.watch`; log_every is no integer of 1 or more.
+        ValueError: as `hookstats.watch`; an option is no argument of it; log_every is no integer
+            of 1 or more.
     """
+    check_options(options, ("model", "optimizer", "out"))
     sinks = list(options.pop("sinks", ()))
     if log_every is not None:
         sinks.append(_Trackers(accelerator, check_integer("log_every", log_every, 1)))

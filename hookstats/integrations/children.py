@@ -1,22 +1,29 @@
 """Children: the processes that a script starts, so that what these train can be watched, too.
 
-A process of multiprocessing, as torch.multiprocessing.spawn starts, gets another target. A process
-that runs the script itself again, as Lightning starts one for each further device, gets another
-command. All others are left alone: workers that load data or that are in a pool train nothing.
+A process of multiprocessing, as torch.multiprocessing.spawn starts, gets another target, or another
+`run` where its class has one of its own. A process that runs the script itself again, as Lightning
+starts one for each further device, gets another command. Workers that load data or that are in a
+pool train nothing: they are left alone. So are all others; of those that may train it is noted.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from hookstats._torch import COMPILERS
 
 Target = Callable[..., Any]
 _WORKERS = ("multiprocessing.", "torch.utils.data.", "concurrent.futures.", COMPILERS)
+_TRAINERS = ("python", "torchrun", "accelerate", "deepspeed")
+"""Commands that may train begin with one of these."""
+_WORDS = 4
+"""So many words of a command are noted."""
 
 
 class Children:
@@ -27,7 +34,7 @@ class Children:
     ) -> None:
         """script: what python is given to run the script, such as ["-m", "package.train"].
 
-        target: what a process is to run instead of its own target; it must be picklable.
+        target: what a process is to run instead of its own target or `run`; it must be picklable.
         command: what stands before the script and its arguments in a command to watch it.
         """
         self._script = [sys.executable, *script]
@@ -35,36 +42,80 @@ class Children:
         self._command = [sys.executable, *command]
         self._start: Any = BaseProcess.start
         self._popen: Any = subprocess.Popen.__init__
+        self._fork: Any = getattr(os, "fork", None)
+        self._starting = 0  # processes of multiprocessing, which may fork
         self.started = False
         """Whether there was one."""
+        self.others: list[str] = []
+        """What was left alone and may train, each once: commands, and "os.fork"."""
 
     def __enter__(self) -> Children:
-        start_before, popen_before = self._start, self._popen
+        popen_before, fork_before = self._popen, self._fork
 
         def start(process: Any) -> None:
-            target = getattr(process, "_target", None)
-            if target is not None and _may_train(target):
-                process._target = self._target(target)
-                self.started = True
-            start_before(process)
+            self._begin(process)
 
         def __init__(popen: Any, args: Any, *more: Any, **options: Any) -> None:
             popen_before(popen, self._watched(args), *more, **options)
 
+        def fork() -> int:
+            child: int = fork_before()
+            if child and not self._starting:
+                self._note("os.fork")
+            return child
+
         BaseProcess.start = start  # type: ignore[method-assign, assignment]
         subprocess.Popen.__init__ = __init__  # type: ignore[method-assign, assignment]
+        if fork_before is not None:
+            os.fork = fork
         return self
 
     def __exit__(self, *exc: object) -> None:
         BaseProcess.start = self._start  # type: ignore[method-assign]
         subprocess.Popen.__init__ = self._popen  # type: ignore[method-assign]
+        if self._fork is not None:
+            os.fork = self._fork
+
+    def _begin(self, process: Any) -> None:
+        """Start a process of multiprocessing, with another `run` or target if it may train."""
+        own, target = process.run, getattr(process, "_target", None)
+        given = vars(process).get("run")  # the process' own, as of no class
+        if _may_train(own):  # not that of multiprocessing, which calls the target
+            process.run = self._target(own)
+            self.started = True
+        elif target is not None and _may_train(target):
+            process._target = self._target(target)
+            self.started = True
+        self._starting += 1
+        try:
+            self._start(process)
+        finally:
+            self._starting -= 1
+            vars(process).pop("run", None)
+            if given is not None:
+                process.run = given
 
     def _watched(self, args: Any) -> Any:
         """A command that runs the script again, with hookstats; other commands as they are."""
-        if not isinstance(args, (list, tuple)) or list(args[: len(self._script)]) != self._script:
+        words = args.split() if isinstance(args, str) else args
+        if not isinstance(words, (list, tuple)):
+            return args
+        if list(args[: len(self._script)]) != self._script:
+            self._note_command([str(word) for word in words])
             return args
         self.started = True
         return [*self._command, *args[1:]]
+
+    def _note_command(self, words: Sequence[str]) -> None:
+        """Note a command if it may train: "python -c" and compilers do not."""
+        trains = bool(words) and Path(words[0]).name.startswith(_TRAINERS)
+        compiles = any(COMPILERS.replace(".", os.sep) in word for word in words)
+        if trains and not compiles and "-c" not in words[1:2]:
+            self._note(" ".join(words[:_WORDS]))
+
+    def _note(self, other: str) -> None:
+        if other not in self.others:
+            self.others.append(other)
 
 
 def _may_train(target: Target) -> bool:

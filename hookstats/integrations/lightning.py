@@ -63,7 +63,7 @@ class WatchCallback(Callback):
         self._path = str(Path(out).resolve())
         options = of_run(self._options, resumed=resumed)
         self.watch = watch(pl_module, trainer.optimizers, out=out, **options)
-        self._numbering = Numbering(self.watch)
+        self._numbering = Numbering(self.watch, trainer.optimizers)
         self._logged = trainer.global_step
         close_at_exit(self.watch)
 
@@ -100,7 +100,7 @@ class WatchCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the recording."""
-        self._close()
+        self._close(trainer.global_step)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -116,7 +116,10 @@ class WatchCallback(Callback):
         """Continue the run that a checkpoint names, if training is resumed."""
         self._resumed = state_dict.get("run")
 
-    def _close(self) -> None:
+    def _close(self, step: int | None = None) -> None:
+        """Close the watch; `step`: as `Numbering.end` takes it."""
+        if self._numbering is not None:
+            self._numbering.end(step)
         if self.watch is not None:
             self.watch.close()
-            self.watch = self._numbering = None
+        self.watch = self._numbering = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from inspect import signature
 from itertools import count
@@ -16,6 +16,7 @@ from hookstats.records.norms import GRADIENT_NORM, has_parts
 from hookstats.records.speeds import COST
 from hookstats.watching.handle import Watch
 from hookstats.watching.out import agreed, is_taken
+from hookstats.watching.settings import as_optimizers
 from hookstats.watching.watch import watch
 
 _NAME = "hookstats"
@@ -46,12 +47,15 @@ def _free_name(path: Path, *, resumed: bool) -> Path:
     return last if resumed and last is not None else name
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless these are arguments of `watch` that a callback does not set.
+def check_options(
+    options: Mapping[str, Any], given: Collection[str] = ("model", "optimizer", "out", "append")
+) -> None:
+    """Raise a ValueError unless these are arguments of `watch` that an integration does not set.
 
-    So a wrong one is found when the callback is made, not when the training begins.
+    So a wrong one is found when a callback is made, not when the training begins.
+
+    given: the arguments that the integration has from elsewhere.
     """
-    given = ("model", "optimizer", "out", "append")
     names = [name for name in signature(watch).parameters if name not in given]
     for name, value in options.items():
         if name not in names:
@@ -84,17 +88,43 @@ def headline(watched: Watch) -> dict[str, float]:
 
 
 class Numbering:
-    """Gives the steps of a watch the trainer's numbers, each when it is begun."""
+    """Gives the steps of a watch the trainer's numbers, each when it is begun.
 
-    def __init__(self, watch: Watch) -> None:
+    Trainers count a step of which the loss scaler of fp16 skips the optimizers: where none of them
+    stepped, the step is closed when the next one begins, so that the two do not merge.
+    """
+
+    def __init__(self, watch: Watch, optimizers: object) -> None:
+        """optimizers: those of the watch, as `watch` takes them."""
         self._watch = watch
         self._begun: int | None = None
+        self._stepped = False
+        self._handles = [
+            optimizer.register_step_pre_hook(self._note) for optimizer in as_optimizers(optimizers)
+        ]
 
     def begin(self, step: int) -> None:
         """Number the open step, unless it is an open one that was numbered before."""
+        if self._watch.open_step == self._begun and step != self._begun and not self._stepped:
+            self._watch.step()
         if self._watch.open_step != self._begun:
             self._watch.set_step(step)
             self._begun = step
+            self._stepped = False
+
+    def end(self, step: int | None) -> None:
+        """Let go of the optimizers.
+
+        step: the number that the next step would have, so that a last step that was skipped is
+            closed; None where training broke off.
+        """
+        if step is not None:
+            self.begin(step)
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _note(self, *_: object) -> None:
+        self._stepped = True
 
 
 def close_at_exit(watch: Watch) -> None:

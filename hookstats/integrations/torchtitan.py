@@ -13,6 +13,7 @@ from torchtitan.trainer import Trainer
 from hookstats._torch import without_compiled_calls
 from hookstats.integrations.shared import (
     Numbering,
+    check_options,
     close_at_exit,
     headline,
     of_run,
@@ -39,8 +40,9 @@ def watch(trainer: Trainer, *, out: str | os.PathLike[str] | None = None, **opti
             the names "0", "1", ...
 
     Raises:
-        ValueError: as `hookstats.watch`.
+        ValueError: as `hookstats.watch`; an option is no argument of it.
     """
+    check_options(options, ("model", "optimizer", "out"))
     parts = trainer.model_parts
     folder = trainer.config.dump_folder
     if out is None:
@@ -53,9 +55,8 @@ def watch(trainer: Trainer, *, out: str | os.PathLike[str] | None = None, **opti
             out=out,
             **of_run(options, resumed=resumed),
         )
-    _number(trainer, watched)
     _join_logs(trainer, watched)
-    _close_with(trainer, watched)
+    _close_with(trainer, watched, _number(trainer, watched))
     close_at_exit(watched)
     return watched
 
@@ -68,13 +69,14 @@ def _resumes(trainer: Trainer) -> bool:
     return bool(enabled) and folder.is_dir() and any(folder.glob("step-*"))
 
 
-def _number(trainer: Trainer, watched: Watch) -> None:
+def _number(trainer: Trainer, watched: Watch) -> Numbering:
     """Give each step the Trainer's number when it begins.
 
     Nothing is observed before: where the Trainer loads a checkpoint, a function of its own steps
     the optimizers without gradients.
     """
-    numbering, step = Numbering(watched), trainer.train_step
+    numbering = Numbering(watched, list(trainer.optimizers.optimizers))
+    step = trainer.train_step
     watched.pause()
     begun = False
 
@@ -88,6 +90,7 @@ def _number(trainer: Trainer, watched: Watch) -> None:
         return step(*args, **kwargs)
 
     trainer.train_step = train_step
+    return numbering
 
 
 def _join_logs(trainer: Trainer, watched: Watch) -> None:
@@ -112,11 +115,12 @@ def _join_logs(trainer: Trainer, watched: Watch) -> None:
     processor.log = joined
 
 
-def _close_with(trainer: Trainer, watched: Watch) -> None:
+def _close_with(trainer: Trainer, watched: Watch, numbering: Numbering) -> None:
     close = trainer.close
 
     @wraps(close)
     def closes() -> None:
+        numbering.end(None)
         watched.close()
         close()
 

@@ -60,7 +60,7 @@ class WatchCallback(TrainerCallback):
         optimizer = kwargs["optimizer"]
         options = of_run(self._options, resumed=resumed)
         self.watch = watch(kwargs["model"], optimizer, out=out, **options)
-        self._numbering = Numbering(self.watch)
+        self._numbering = Numbering(self.watch, optimizer)
         close_at_exit(self.watch)
 
     def on_step_begin(
@@ -92,9 +92,12 @@ class WatchCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """End the recording."""
-        self._close()
+        self._close(state.global_step + 1)
 
-    def _close(self) -> None:
+    def _close(self, step: int | None = None) -> None:
+        """Close the watch; `step`: as `Numbering.end` takes it."""
+        if self._numbering is not None:
+            self._numbering.end(step)
         if self.watch is not None:
             self.watch.close()
-            self.watch = self._numbering = None
+        self.watch = self._numbering = None

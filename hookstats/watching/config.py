@@ -10,11 +10,13 @@ from typing import Any
 
 from hookstats.records.alike import did_you_mean
 from hookstats.stats.bins import bins_from_dict
+from hookstats.watching.reduce import Reduce
 from hookstats.watching.watch import watch
 
-_NOT_IN_FILES = ("model", "optimizer", "sinks")
+_NOT_IN_FILES = ("model", "optimizer", "sinks", "mesh")
 _NAMES = tuple(name for name in inspect.signature(watch).parameters if name not in _NOT_IN_FILES)
 _BINS = ("bins", "channel_bins")
+_OF_REDUCE = tuple(name for name in inspect.signature(Reduce).parameters if name != "mesh")
 
 
 def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -22,10 +24,12 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     An entry has the name of the argument, and strings, numbers and lists as values. ``bins`` and
     ``channel_bins`` are false for none, or a table: ``{type = "linear", bins = 64, lo = -4.0, hi =
-    4.0}``, ``{type = "log", subdivision_bits = 3}``. `watch` checks the values.
+    4.0}``, ``{type = "log", subdivision_bits = 3}``. ``reduce`` is a table of the arguments of
+    `Reduce` but `mesh`: ``{every = 100}``. `watch` checks the values.
 
     Raises:
-        ValueError: the file is no TOML, an entry is no argument of `watch`, or bins are wrong.
+        ValueError: the file is no TOML, an entry is no argument of `watch`, or bins or `reduce` are
+            wrong.
         OSError: the file cannot be read.
         ImportError: Python has no parser of TOML, as before 3.11, and tomli is not installed.
     """
@@ -42,7 +46,24 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     for name in _BINS:
         if name in found:
             found[name] = _bins(f"{path} has {name}", found[name])
+    if "reduce" in found:
+        found["reduce"] = _reduce(f"{path} has reduce", found["reduce"])
     return found
+
+
+def _reduce(what: str, value: Any) -> Reduce:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} = {value!r}: expected a table, such as {{every = 100}}")
+    for name in value:
+        if name not in _OF_REDUCE:
+            raise ValueError(
+                f"{what} with {name!r}{did_you_mean(name, _OF_REDUCE)}: expected "
+                f"{', '.join(_OF_REDUCE)}"
+            )
+    try:
+        return Reduce(**value)
+    except ValueError as error:
+        raise ValueError(f"{what} = {value!r}: {error}") from error
 
 
 def _bins(what: str, value: Any) -> Any:

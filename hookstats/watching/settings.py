@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -178,6 +179,21 @@ def together(models: Mapping[str, nn.Module]) -> nn.Module:
     root = _Together()
     root._modules.update(models)
     return root
+
+
+def check_out(append: object, overwrite: object) -> None:
+    """Raise a ValueError unless both are bools, and not both are true."""
+    for name, value in (("append", append), ("overwrite", overwrite)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} = {value!r}: expected True or False")
+    if append and overwrite:
+        raise ValueError("append = overwrite = True: expected at most one of them")
+
+
+def check_mesh(mesh: object) -> None:
+    """Raise a ValueError unless `mesh` is a DeviceMesh whose dimensions have names, or None."""
+    if not (mesh is None or (isinstance(mesh, DeviceMesh) and mesh.mesh_dim_names)):
+        raise ValueError(f"mesh = {mesh!r}: expected a DeviceMesh with mesh_dim_names, or None")
 
 
 def check_sinks(sinks: object) -> None:

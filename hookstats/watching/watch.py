@@ -17,6 +17,7 @@ from hookstats.hooks.spread import Spread
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
 from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
+from hookstats.stats.arguments import check_optional_integer
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.called import Sink
 from hookstats.watching.detail import Detail
@@ -29,6 +30,8 @@ from hookstats.watching.settings import (
     Settings,
     as_models,
     as_optimizers,
+    check_mesh,
+    check_out,
     check_sinks,
     doors_of,
     together,
@@ -173,6 +176,9 @@ def watch(
     """
     models = as_models(model)
     optimizers = as_optimizers(optimizer)
+    max_bytes = check_optional_integer("max_bytes", max_bytes, 1)
+    check_out(append, overwrite)
+    check_mesh(mesh)
     by_default = kinds is None and include is None
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
@@ -241,10 +247,6 @@ def _writer(
     overwrite: bool,
     max_bytes: int | None,
 ) -> RunWriter:
-    if max_bytes is not None and not max_bytes >= 1:
-        raise ValueError(f"max_bytes = {max_bytes}: expected 1 or more, or None")
-    if append and overwrite:
-        raise ValueError("append = overwrite = True: expected at most one of them")
     rank, ranks = current_rank(), world_size()
     return RunWriter(
         numbered(out),

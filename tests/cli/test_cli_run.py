@@ -141,9 +141,24 @@ def train(rank, rendezvous):
         print([p.tolist() for p in model.parameters()], file=file)
     distributed.destroy_process_group()
 
+class Rank(torch.multiprocessing.get_context("spawn").Process):
+    def __init__(self, *args):
+        super().__init__()
+        self.args = args
+
+    def run(self):
+        train(*self.args)
+
 if __name__ == "__main__":
     rendezvous = "file://" + tempfile.mktemp()
-    torch.multiprocessing.start_processes(train, (rendezvous,), 2, start_method=sys.argv[1])
+    if sys.argv[1] == "class":
+        processes = [Rank(rank, rendezvous) for rank in (0, 1)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    else:
+        torch.multiprocessing.start_processes(train, (rendezvous,), 2, start_method=sys.argv[1])
 """
 
 
@@ -269,7 +284,7 @@ def compare_children(script: Path, mode: str) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("how", ["spawn", "fork"])
+@pytest.mark.parametrize("how", ["spawn", "fork", "class"])
 def test_processes_that_a_script_starts(script: Path, how: str) -> None:
     script.write_text(CHILDREN)
     compare_children(script, how)
@@ -310,6 +325,12 @@ def test_what_cannot_be_watched_is_said(script: Path) -> None:
     (script.parent / "idle.py").write_text("print(1)")
     code, errors = run(script, "idle.py")
     assert (code, errors) == (0, "hookstats run: no training was watched\n")
+    (script.parent / "starts.py").write_text(
+        "import subprocess, sys; subprocess.run([sys.executable, 'idle.py'], check=True)"
+    )
+    code, errors = run(script, "starts.py")
+    assert code == 0
+    assert errors.endswith(f"\nhookstats run: not followed: {sys.executable} idle.py\n")
     for wrong in (["none.py"], ["--config", "none.toml", "idle.py"]):
         code, errors = run(script, *wrong)
         assert code == 2

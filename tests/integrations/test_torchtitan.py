@@ -82,6 +82,16 @@ def test_two_ranks_write_one_run(tmp_path: Path, how: str) -> None:
         assert values["hookstats/alerts"] == 0
 
 
+def test_a_wrong_option_is_named(tmp_path: Path) -> None:
+    code = (
+        "import support.titan\n"
+        "from hookstats.integrations.torchtitan import watch\n"
+        "try:\n    watch(None, evry=1)\nexcept ValueError as error:\n    print(error)"
+    )
+    said = run_python(tmp_path, "-c", code)
+    assert said.startswith("evry = 1; did you mean 'every'?: expected arguments of watch, kinds")
+
+
 def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     whole = train(folder, "watched")

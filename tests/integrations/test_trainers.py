@@ -139,6 +139,22 @@ def test_callbacks_take_the_arguments_of_watch(tmp_path: Path) -> None:
     assert not any("attn" in name for name, _ in run[4])
 
 
+def test_accelerate_takes_the_arguments_of_watch(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from hookstats.integrations.accelerate import watch
+
+    accelerator = accelerate.Accelerator(cpu=True, project_dir=str(tmp_path))
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for wrong, message in [
+        ({"evry": 1}, "evry = 1; did you mean 'every'.: expected arguments of watch, kinds"),
+        ({"kinds": ["outputs"]}, "kinds has 'outputs': .*; did you mean 'output'."),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            watch(accelerator, model, optimizer, **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
 def fit_trl(out: Path, callbacks: list[Any]) -> Any:
     pytest.importorskip("trl")
     from datasets import Dataset
@@ -229,6 +245,52 @@ def test_lightning_with_several_optimizers(tmp_path: Path) -> None:
     assert run.scalars["loss"].steps.tolist() == list(range(0, 16, 2))
     assert ("first.0.weight", "param_grad") in run[4]
     assert ("last.weight", "param_grad") in run[4]
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_lightning_in_other_precisions(tmp_path: Path, precision: Any) -> None:
+    options = {"precision": precision}
+    _, plain = fit_lightning(tmp_path / "plain", [], trainer=options)
+    from hookstats.integrations.lightning import WatchCallback
+
+    _, watched = fit_lightning(tmp_path, [WatchCallback(out=tmp_path / "run")], trainer=options)
+    assert same(plain.state_dict(), watched.state_dict())
+    assert plain.losses == watched.losses
+    run = open_run(tmp_path / "run")
+    assert run.steps == [0, 1, 2, 3]
+    dtypes = {site.dtype for site in run[3].sites if site.kind == "output"}
+    assert dtypes == {"float64" if precision == "64-true" else "bfloat16"}
+    assert run[3]["last", "output"].count.sum() == 8
+
+
+@pytest.mark.parametrize(("manual", "scale"), [(False, 2.0**18), (False, 2.0**20), (True, 2.0**20)])
+def test_lightning_where_the_loss_scaler_skips_steps(
+    tmp_path: Path, manual: bool, scale: float
+) -> None:
+    """The first steps overflow, or all; each is a step, as the Trainer counts them."""
+    pytest.importorskip("lightning")
+    from lightning.pytorch.plugins import MixedPrecision
+
+    from hookstats.integrations.lightning import WatchCallback
+
+    def fit(out: Path, callbacks: list[Any]) -> tuple[Any, Any, Any]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        plugins = [MixedPrecision("16-mixed", "cpu", scaler)]
+        return scaler, *fit_lightning(out, callbacks, manual=manual, trainer={"plugins": plugins})
+
+    _, _, plain = fit(tmp_path / "plain", [])
+    scaler, trainer, watched = fit(tmp_path, [WatchCallback(out=tmp_path / "run", rules=())])
+    assert same(plain.state_dict(), watched.state_dict())
+    assert scaler.get_scale() < scale
+    run = open_run(tmp_path / "run")
+    assert run.steps == list(range(0, trainer.global_step, 2 if manual else 1))
+    for record in map(run.__getitem__, run):
+        assert record["last", "output"].count.sum() == (4 if manual else 8)
+    assert run.scalars["loss"].steps.tolist() == run.steps
+    skipped = [step for step in run if ("last.weight", "param_grad") not in run[step]]
+    assert skipped == run.steps[: len(skipped)]
+    assert skipped
+    assert (len(skipped) == len(run.steps)) == (not manual and scale > 2.0**18)
 
 
 def test_lightning_closes_the_run_of_a_training_that_fails(tmp_path: Path) -> None:

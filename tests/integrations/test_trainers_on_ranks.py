@@ -1,4 +1,4 @@
-"""Trainers on two ranks under DDP: losses keep their bits, ranks write one run, which is merged."""
+"""Trainers on two ranks: losses keep their bits, ranks write one run, which is merged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(trainer: str, folder: Path, *options: str) -> list[Any]:
     return [json.loads((folder / f"result-{rank}").read_text()) for rank in (0, 1)]
 
 
-def compare(trainer: str, folder: Path, where: str) -> Run:
+def compare(trainer: str, folder: Path, where: str, scale: float | None = 0.5) -> Run:
     """Train unwatched and watched; the results must be equal. Returns the run."""
     plain = train(trainer, folder / "plain")
     assert plain[0]["digest"] == plain[1]["digest"]
@@ -39,7 +39,7 @@ def compare(trainer: str, folder: Path, where: str) -> Run:
     run = open_run(runs[0])
     assert run.closed
     assert run.ranks == [0, 1]
-    assert run.header["grad_scale"] == 0.5
+    assert run.header.get("grad_scale") == scale
     for rank in run.ranks:
         assert run.of_rank(rank).steps == run.steps
     return run
@@ -71,6 +71,19 @@ def test_lightning(tmp_path: Path) -> None:
     run = compare("lightning", tmp_path, "lightning_logs/version_0/hookstats")
     assert run.steps == [0, 1]
     assert total(run, 1, "last", "output") == 2 * 2 * 4
+    assert total(run, 1, "last.weight", "param_grad") == 8
+    assert max(run[step]["first.0", "output"].amax.max() for step in run) < 100
+
+
+@pytest.mark.parametrize(("how", "batches"), [("fsdp2", 2), ("tp", 1)])
+def test_lightning_with_a_sharded_model(tmp_path: Path, how: str, batches: int) -> None:
+    pytest.importorskip("lightning")
+    scale = 0.5 if how == "fsdp2" else None
+    run = compare(how, tmp_path, "lightning_logs/version_0/hookstats", scale)
+    assert run.steps == list(range(4 // batches))
+    assert total(run, 1, "last", "output") == batches * 2 * 4
+    assert total(run, 1, "first.0", "output") == batches * 2 * 4 * 8
+    assert total(run, 1, "first.0.weight", "param_grad") == 4 * 8
     assert total(run, 1, "last.weight", "param_grad") == 8
     assert max(run[step]["first.0", "output"].amax.max() for step in run) < 100
 

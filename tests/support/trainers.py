@@ -1,8 +1,9 @@
 """Tiny training runs of trainers, and a program that does one of them on each rank.
 
-python -m support.trainers transformers|lightning|accelerate FOLDER [watched]
+python -m support.trainers transformers|lightning|fsdp2|tp|accelerate FOLDER [watched]
 
-As a program it leaves the losses and a digest of the weights in FOLDER/result-RANK, as JSON.
+fsdp2 and tp are Lightning's ModelParallelStrategy. The program leaves the losses and a digest of
+the weights in FOLDER/result-RANK, as JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,8 @@ def fit_transformers(out: Path, callbacks: list[Any], **options: Any) -> Any:
 def fit_lightning(
     out: Path, callbacks: list[Any], *, manual: bool = False, **options: Any
 ) -> tuple[Any, Any]:
-    """options: fails_at, a batch; epochs; resume, a checkpoint; trainer, arguments of its own."""
+    """options: fails_at, a batch; epochs; resume, a checkpoint; trainer, arguments of its own;
+    shard, what is to be done with the module once there is a mesh."""
     lightning = pytest.importorskip("lightning")
     from lightning.pytorch.loggers import CSVLogger
 
@@ -69,6 +72,9 @@ def fit_lightning(
             self.automatic_optimization = not manual
             self.first = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
             self.last = nn.Linear(8, 1)
+
+        def configure_model(self) -> None:
+            options.get("shard", id)(self)
 
         def training_step(self, batch: Any, index: int) -> Any:
             loss = self.last(self.first(batch[0])).square().mean()
@@ -182,6 +188,43 @@ def on_lightning(out: Path, *, watched: bool) -> tuple[nn.Module, list[float]]:
     return module, module.losses
 
 
+def by_fsdp2(module: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = module.device_mesh["data_parallel"]
+    fully_shard(module.first[0], mesh=mesh)
+    fully_shard(module.last, mesh=mesh)
+
+
+def by_tp(module: Any) -> None:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    plan = {"first.0": ColwiseParallel(), "last": RowwiseParallel()}
+    parallelize_module(module, module.device_mesh["tensor_parallel"], plan)
+
+
+def on_sharded_lightning(out: Path, *, tp: bool, watched: bool) -> tuple[nn.Module, list[float]]:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    from hookstats.integrations.lightning import WatchCallback
+
+    callbacks = [WatchCallback()] if watched else []
+    size = int(os.environ["WORLD_SIZE"])
+    strategy = ModelParallelStrategy(
+        data_parallel_size=1 if tp else size,
+        tensor_parallel_size=size if tp else 1,
+        process_group_backend="gloo",
+    )
+    arguments = {"devices": size, "strategy": strategy}
+    shard = by_tp if tp else by_fsdp2
+    _, module = fit_lightning(out, callbacks, trainer=arguments, shard=shard)
+    return module, module.losses
+
+
 def on_accelerate(out: Path, *, watched: bool) -> tuple[nn.Module, list[float]]:
     model, tracker = fit_accelerate(out, watched=watched)
     return model, tracker.losses
@@ -189,9 +232,16 @@ def on_accelerate(out: Path, *, watched: bool) -> tuple[nn.Module, list[float]]:
 
 def main(trainer: str, folder: str, *options: str) -> None:
     out = Path(folder)
-    train = {"transformers": on_transformers, "lightning": on_lightning}.get(trainer, on_accelerate)
+    train: Any = {
+        "transformers": on_transformers,
+        "lightning": on_lightning,
+        "fsdp2": partial(on_sharded_lightning, tp=False),
+        "tp": partial(on_sharded_lightning, tp=True),
+        "accelerate": on_accelerate,
+    }[trainer]
     model, losses = train(out, watched="watched" in options)
-    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+    weights = b"".join(p.detach().numpy().tobytes() for p in whole)
     found = {"losses": losses, "digest": hashlib.md5(weights).hexdigest()}
     (out / f"result-{os.environ['RANK']}").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

@@ -23,6 +23,7 @@ def test_a_file_configures_watch(tmp_path: Path) -> None:
         out = {str(tmp_path / "run")!r}
         channel_bins = false
         rules = "default"
+        reduce = {{every = 100, timeout = 5}}
         [bins]
         type = "linear"
         bins = 8
@@ -33,6 +34,7 @@ def test_a_file_configures_watch(tmp_path: Path) -> None:
     config = hs.load_config(path)
     assert config["bins"] == LinearBins(8, -1.0, 1.0)
     assert config["channel_bins"] is None
+    assert config.pop("reduce") == hs.Reduce(every=100, timeout=5)
     with hs.watch(network(), **config):
         pass
     header = hs.open_run(tmp_path / "run").header
@@ -45,6 +47,10 @@ def test_a_file_configures_watch(tmp_path: Path) -> None:
     [
         ("evry = 1", "has 'evry'; did you mean 'every'.: expected arguments of watch, kinds, "),
         ("optimizer = 1", "has 'optimizer'"),
+        ("mesh = 1", "has 'mesh'"),
+        ("reduce = 1", "has reduce = 1: expected a table, such as {every = 100}"),
+        ("reduce = {evry = 1}", "has reduce with 'evry'; did you mean 'every'.: expected every, "),
+        ("reduce = {every = 0}", "has reduce = .*: every = 0: expected an integer, 1 or more"),
         ("every = ", "expected TOML"),
         ("bins = 64", "has bins = 64: expected false, or a table of bins"),
         ("bins = {type = 'log', bits = 3}", "has bins = .*: expected false, or a table of bins"),

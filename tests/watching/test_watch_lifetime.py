@@ -198,6 +198,10 @@ def test_a_compiled_model_is_refused(how: str) -> None:
         ({"every": True}, r"every = True: expected an integer"),
         ({"sinks": [3]}, r"sinks = \[3\]: expected a sequence of callables"),
         ({"sinks": 3}, r"sinks = 3: expected a sequence"),
+        ({"max_bytes": "1"}, r"max_bytes = '1': expected an integer, 1 or more, or None"),
+        ({"append": "no"}, r"append = 'no': expected True or False"),
+        ({"overwrite": 1}, r"overwrite = 1: expected True or False"),
+        ({"mesh": 3}, r"mesh = 3: expected a DeviceMesh with mesh_dim_names, or None"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:

@@ -4,9 +4,9 @@ SCRIPT and its arguments are what python would get; -m MODULE runs a module. Opt
 when they are made, and the modules that own their parameters are watched from the first training
 step on: plain loops, compiled models, several models, Transformers, Lightning, DDP and FSDP2 under
 torchrun. Processes that the script starts by multiprocessing, as torch.multiprocessing.spawn does,
-and those that run the script again, as Lightning's are for several devices, are watched as well;
-other commands that the script starts are not. What cannot be watched is said on stderr, and the
-script goes on.
+and those that run the script again, as Lightning's are for several devices, are watched as well. Of
+other commands that run Python, a line on stderr says that they are not. What cannot be watched is
+said there, too, and the script goes on.
 
 examples:
   hookstats run train.py --epochs 3
