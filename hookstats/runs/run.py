@@ -257,6 +257,7 @@ class Run:
         *,
         steps: tuple[int | None, int | None] | None = None,
         other: Run | None = None,
+        ranks: bool = False,
     ) -> Path:
         """Write the run as one HTML file that opens in any browser, offline; return its path.
 
@@ -265,11 +266,12 @@ class Run:
                 or runs/a-b.html where b is beside it.
             steps: the first and the last step to show; None for those of the run.
             other: a run to set beside this one: its statistics, and the ratios.
+            ranks: set each rank beside all of them merged, in the same way.
         Raises:
-            ValueError: the run has no steps, or none of these.
+            ValueError: the run has no steps, or none of these; or both `other` and `ranks`.
             OSError: the file cannot be written.
         """
-        written: Path = view_of(self, "report")(path, steps=steps, other=other)
+        written: Path = view_of(self, "report")(path, steps=steps, other=other, ranks=ranks)
         return written
 
     @property

@@ -81,7 +81,7 @@ class Curves {
     context.beginPath();
     context.rect(this.left, top, this.plot, CURVE.height);
     context.clip();
-    const other = this.data.other?.curves.find(({ name }) => name === curve.name);
+    const other = this.data.b?.curves.find(({ name }) => name === curve.name);
     if (other) this.line(context, other.values.slice(range.from, range.to).map(curveValue), y, css("--warning"), [4, 3]);
     this.line(context, values, y, css("--accent"));
     context.restore();
