@@ -1,4 +1,5 @@
-"""What the page derives and sets beside: ranks, updates by weights, room below a format's limit."""
+"""What the page derives and sets beside: ranks, updates by weights, room below a format's limit;
+where it opens, and what it is on paper."""
 
 from __future__ import annotations
 
@@ -150,3 +151,51 @@ def test_headroom_is_in_octaves_below_the_limit(
     expected = np.log2(most / float(trained[0][site, "output"].per_tensor().amax))
     shown = page["readout"].text.rpartition(f"limit of {name} ")[2].split()[0]
     assert number(shown) == pytest.approx(expected, abs=0.02 + 0.01 * abs(expected))
+
+
+@check
+def test_what_is_wrong_from_the_start_shows_on_one_scale(browser: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(32, 32) for _ in range(5)]
+    with torch.no_grad():
+        layers[2].weight *= 30
+    model = torch.nn.Sequential(*layers)
+    rules = hs.rules.Initialisation(action=lambda alert: None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with hs.watch(model, optimizer, out=tmp_path / "run", rules=rules):
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(16, 32)).square().mean().backward()
+            optimizer.step()
+    page = Page(browser, hs.open_run(tmp_path / "run").report())
+    # The alert is about a weight, which is not recorded: its module's output shows it.
+    assert page.chosen == ("2", "step 0")
+    assert "kind=output" in browser.current_url
+    assert not page["relative"].is_selected()
+    page["relative"].click()
+    page.press(page.heatmap, "n")
+    assert page["relative"].is_selected()  # what somebody chose stays
+
+
+@check
+def test_on_paper_the_page_is_light_and_nothing_is_stretched(
+    browser: Any, trained: hs.Run, tmp_path: Path
+) -> None:
+    screen(browser, 1280, 800, dark=True)
+    page = Page(browser, trained.report(tmp_path / "page.html"))
+    shape = """
+        return [...document.querySelectorAll("canvas")].filter((c) => c.clientWidth).map(
+          (c) => [c.id, c.width / c.clientWidth, c.height / c.clientHeight, c.clientWidth]);
+    """
+    page.script("dispatchEvent(new Event('beforeprint'))")
+    assert page.script("return document.documentElement.dataset.theme") == "light"
+    seen = page.script(shape)
+    assert len(seen) >= 7
+    for name, across, down, width in seen:
+        assert (across, down) == (pytest.approx(1, abs=0.01), pytest.approx(1, abs=0.01)), name
+        assert width <= 690
+    assert not page.all(".tools")[0].is_displayed()
+    page.script("dispatchEvent(new Event('afterprint'))")
+    assert page.script("return document.documentElement.dataset.theme") == "dark"
+    assert max(width for *_, width in page.script(shape)) > 690
+    screen(browser, 1280, 800)

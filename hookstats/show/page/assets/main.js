@@ -3,7 +3,7 @@
 let data;
 const chosen = {
   kind: null, statistic: null, relative: null, site: 0, group: null, column: 0, alert: null,
-  beside: "a", other: 0, pins: new Set(), view: null, query: "", folds: new Map(),
+  beside: "a", other: 0, byAlert: false, pins: new Set(), view: null, query: "", folds: new Map(),
 };
 
 const charts = [];
@@ -81,7 +81,7 @@ function take(unpacked) {
 
 function listen() {
   byId("statistic").addEventListener("change", (e) => choose({ statistic: offered().find(({ id }) => id === e.target.value), relative: null }));
-  byId("relative").addEventListener("change", (e) => choose({ relative: e.target.checked }));
+  byId("relative").addEventListener("change", (e) => choose({ relative: e.target.checked, byAlert: false }));
   byId("others").addEventListener("change", (e) => choose({ other: Number(e.target.value), beside: chosen.beside === "a" ? "b" : chosen.beside, relative: null }));
   byId("search").addEventListener("input", (e) => choose({ query: e.target.value }));
   byId("unzoom").addEventListener("click", () => zoomTo(0, data.columns));
@@ -197,18 +197,23 @@ function alertsOf(rows) {
     .filter(({ row, column }) => row >= 0 && column >= 0);
 }
 
+// What is wrong from the start has no past to differ from: it shows on one scale for all layers.
+const EARLY = 3; // columns
+
 function goToAlert(n) {
   const alert = data.alerts[n];
   const found = nearestColumn(alert.step);
-  goTo({ site: alert.site ?? nearest(alert.name) ?? chosen.site, column: found, alert: n });
+  const free = chosen.relative === null || chosen.byAlert; // nobody chose a scale
+  const scale = free ? { relative: found < EARLY ? false : null, byAlert: true } : {};
+  goTo({ site: alert.site ?? nearest(alert.name) ?? chosen.site, column: found, alert: n, ...scale });
   document.querySelector(`[data-alert="${n}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
-// The layer of a tensor that was not recorded itself, such as a parameter.
+// What shows a tensor that was not recorded itself, such as a parameter: the output of its module.
 function nearest(name) {
-  const owners = [name, name.slice(0, Math.max(0, name.lastIndexOf(".")))];
-  const found = owners.map((owner) => data.sites.findIndex((site) => site.name === owner)).find((s) => s >= 0);
-  return found;
+  const owner = name.slice(0, Math.max(0, name.lastIndexOf(".")));
+  const tests = [(site) => site.name === owner && site.plain === "output", (site) => site.name === name, (site) => site.name === owner];
+  return tests.map((test) => data.sites.findIndex(test)).find((s) => s >= 0);
 }
 
 // Chooses a layer and a step, and shows them wherever they are: folded, outside the zoom, not found.

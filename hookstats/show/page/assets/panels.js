@@ -140,7 +140,7 @@ function showRun(data) {
   const facts = [
     ["Model", run.model && `${run.model}: ${plural(run.modules, "module")} and ${plural(run.parameters, "parameter")} watched`],
     ["Steps", `${integer(run.steps)} recorded, ${first} to ${last}` + (run.every > 1 ? `, every ${run.every}th` : "") + (run.thinned ? `; ${plural(run.thinned, "step")} thinned out` : "")],
-    ["Ranks", run.ranks.length > 1 ? `${run.ranks.join(", ")}; this page shows ${run.rank === null ? `all of them, merged${data.ofRanks ? ", and each one" : "; hookstats report --ranks has each one, too"}` : `rank ${run.rank}`}` : String(run.ranks[0])],
+    ["Ranks", run.ranks.length > 1 ? `${run.ranks.join(", ")}; this page shows ${run.rank === null ? `all of them, merged${data.ofRanks ? ", and each one" : "; hookstats report --ranks has each one, too"}` : `rank ${run.rank}`}` : run.ranks[0] ? String(run.ranks[0]) : null],
     ["Kinds", run.kinds.join(", ")],
     ["Channels in dimension", dims(run.channelDim)],
     ["Histograms", [run.bins ?? "none", run.channelBins && `per channel: ${run.channelBins}`].filter(Boolean).join("; ")],
