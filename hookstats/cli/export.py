@@ -7,8 +7,10 @@ import errno
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +79,13 @@ def _replacing(out: Path) -> Iterator[Path]:
 
 def _write_parquet(recorded: Run, out: Path) -> None:
     pa = require_pyarrow()
+    steps = iter(track(recorded.steps, "exporting"))
     with pa.parquet.ParquetWriter(out, recorded.schema, compression="zstd") as writer:
         for table in recorded.batches():
+            count = len(table.column("step").unique())
             writer.write_table(table)
+            deque(islice(steps, count), 0)  # the bar is as far as the file
+    deque(steps, 0)  # a run that is being written may have deleted some meanwhile
 
 
 def _write_csv(recorded: Run, out: Path, channels: bool) -> None:

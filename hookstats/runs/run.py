@@ -251,16 +251,27 @@ class Run:
         plots: Plots = view_of(self, "plots")
         return plots
 
-    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+    def report(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        steps: tuple[int | None, int | None] | None = None,
+        other: Run | None = None,
+        ranks: bool = False,
+    ) -> Path:
         """Write the run as one HTML file that opens in any browser, offline; return its path.
 
         Args:
-            path: the file to write or replace; by default beside the run: runs/a.html of runs/a.
+            path: the file to write or replace; by default beside the run: runs/a.html of runs/a,
+                or runs/a-b.html where b is beside it.
+            steps: the first and the last step to show; None for those of the run.
+            other: a run to set beside this one: its statistics, and the ratios.
+            ranks: set each rank beside all of them merged, in the same way.
         Raises:
-            ValueError: the run has no steps.
+            ValueError: the run has no steps, or none of these; or both `other` and `ranks`.
             OSError: the file cannot be written.
         """
-        written: Path = view_of(self, "report")(path)
+        written: Path = view_of(self, "report")(path, steps=steps, other=other, ranks=ranks)
         return written
 
     @property

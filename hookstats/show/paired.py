@@ -13,19 +13,19 @@ from hookstats.show.progress import track
 from hookstats.stats import state
 
 
-def paired(other: Run, view: Overview) -> Overview:
+def paired(other: Run, view: Overview, name: str = "the other run") -> Overview:
     """What another run recorded of the sites and in the steps of an overview.
 
     A column has the steps of the other run from its first step to its last; where there are none,
     or the other run lacks a site, nothing was observed.
+
+    name: of the other run, for a progress bar.
     """
     firsts = np.array([view.steps[first] for first, _ in view.spans])
     lasts = [view.steps[end - 1] for _, end in view.spans]
     known, rows = other.steps, Rows()
     columns: dict[int, list[Read]] = defaultdict(list)
-    for _, read in zip(
-        track(known, "reading the other run"), read_steps(other, rows), strict=False
-    ):
+    for _, read in zip(track(known, f"reading {name}"), read_steps(other, rows), strict=False):
         t = int(np.searchsorted(firsts, read.step, side="right")) - 1
         if t >= 0 and read.step <= lasts[t]:
             columns[t].append(read)

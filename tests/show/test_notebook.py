@@ -140,6 +140,12 @@ def test_a_run_writes_its_report(run: hs.Run, tmp_path: Path) -> None:
     assert beside.read_text("utf-8").startswith("<!doctype html>")
     there = run.report(tmp_path / "there.html")
     assert there.read_text("utf-8") == beside.read_text("utf-8")
+    last = run.report(tmp_path / "last.html", steps=(run.steps[-1], None))
+    assert last.read_text("utf-8") != there.read_text("utf-8")
+    both = run.report(other=run)
+    assert both.name == f"{run.path.name}-{run.path.name}.html"
+    with pytest.raises(ValueError, match="expected some of the steps"):
+        run.report(steps=(run.steps[-1] + 1, None))
     RunWriter(tmp_path / "empty", {"bins": None, "channel_bins": None}).close()
     with pytest.raises(ValueError, match="expected a run with steps"):
         hs.open_run(tmp_path / "empty").report()

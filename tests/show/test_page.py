@@ -352,8 +352,9 @@ def test_another_run_is_set_beside_in_the_same_steps_and_rows(tmp_path: Path) ->
     path = report.write(run, other=other)
     assert path == tmp_path / "a-b.html"
     unpacked = payload_of(path.read_text("utf-8"))
-    assert unpacked["other"]["name"] == "b"
-    ours, theirs = numbers_of(unpacked, "rms")[0], numbers_of(unpacked, "b.rms")[0]
+    assert [one["name"] for one in unpacked["others"]] == ["b"]
+    assert not unpacked["ofRanks"]
+    ours, theirs = numbers_of(unpacked, "rms")[0], numbers_of(unpacked, "b0.rms")[0]
     assert theirs[[1, 3, 5, 7, 8, 9]].tolist() == [0] * 6
     factor = round(np.log(2) / LOG_STEP)
     assert abs(theirs[[0, 2, 4, 6]] - ours[[0, 2, 4, 6]] - factor).max() <= 1

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import sys
-
 import pytest
+from support.terminals import terminal
 
 from hookstats.show import progress
 from hookstats.show.progress import track
-
-
-class Terminal(io.StringIO):
-    """A stderr that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """A terminal for stderr; pytest would replace that of a fixture."""
-    stderr = Terminal()
-    monkeypatch.setattr(sys, "stderr", stderr)
-    for name in ("NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-    return stderr
 
 
 def test_what_takes_long_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ examples:
   hookstats report runs/a -o report.html
   hookstats report runs/a runs/b            writes runs/a-b.html: two runs, and the ratios
   hookstats report --watch runs/a           serves the page while the run grows
-  hookstats report runs/a --steps 900:1100   these steps alone, every histogram
+  hookstats report runs/a --ranks           all ranks merged, and each one to choose
+  hookstats report runs/a --steps 900:1100  these steps alone, every histogram
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=_port, default=0, metavar="N", help="the port (default: any free one)"
     )
     add_rank(parser)
+    parser.add_argument(
+        "--ranks",
+        action="store_true",
+        help="of a distributed run: all ranks merged, and each of them to choose beside",
+    )
     add_rules(parser)
 
 

@@ -41,7 +41,11 @@ Steps = tuple[int | None, int | None]
 
 
 def render(
-    run: Run, rules: Rules | None = None, steps: Steps | None = None, other: Run | None = None
+    run: Run,
+    rules: Rules | None = None,
+    steps: Steps | None = None,
+    other: Run | None = None,
+    ranks: bool = False,
 ) -> str:
     """The report of a run, as the text of an HTML file.
 
@@ -58,16 +62,23 @@ def render(
             first or the last step of the run.
         other: a run B to set beside this run A: the statistics of the tensors that both have, in
             the steps that A has, and their ratios.
+        ranks: set each rank beside all of them merged, in the same way.
     Raises:
-        ValueError: the run has no steps, or none of these, or rules stands for no rules.
+        ValueError: the run has no steps, or none of these, or rules stands for no rules; or there
+            is both another run and `ranks`.
     """
-    return fill(run, payload_of(run, rules, steps, other))
+    return fill(run, payload_of(run, rules, steps, other, ranks))
 
 
 def payload_of(
-    run: Run, rules: Rules | None = None, steps: Steps | None = None, other: Run | None = None
+    run: Run,
+    rules: Rules | None = None,
+    steps: Steps | None = None,
+    other: Run | None = None,
+    ranks: bool = False,
 ) -> Payload:
     """What the page of `render` shows."""
+    others = _others(run, other, ranks)
     chosen = _within(run, steps)
     monitor = None if rules is None else Monitor(rules, Setup.from_header(run.header))
     if monitor is not None:
@@ -84,15 +95,24 @@ def payload_of(
         curves=curves(run, view), outliers=outliers(view, some), statistics=statistics_of(view)
     )
     room = max(_LEAST_BYTES, _MOST_BYTES - len(payload.pack()) * 3 // 4)
-    if other is None:
-        payload.describe(arrays=add_numbers(payload, view, apart, room), other=None)
-        return payload
-    pair = paired(other, view)
-    arrays = add_numbers(payload, view, apart, room // 2)
-    arrays += add_numbers(payload, pair, apart, room // 2, prefix="b.")
-    beside = {"name": other.path.resolve().name, "curves": curves(other, pair)}
-    payload.describe(arrays=arrays, other=beside)
+    arrays = add_numbers(payload, view, apart, room // 2 if others else room)
+    about = []
+    for n, (name, one) in enumerate(others.items()):
+        pair = paired(one, view, name)
+        arrays += add_numbers(payload, pair, apart, room // 2 // len(others), prefix=f"b{n}.")
+        about.append({"name": name, "curves": curves(one, pair)})
+    payload.describe(arrays=arrays, others=about, ofRanks=ranks and bool(others))
     return payload
+
+
+def _others(run: Run, other: Run | None, ranks: bool) -> dict[str, Run]:
+    """What is set beside the run, by name."""
+    if other is not None and ranks:
+        raise ValueError("ranks = True: expected no other run, whose ranks are merged")
+    if other is not None:
+        return {other.path.resolve().name: other}
+    several = ranks and run.rank is None and len(run.ranks) > 1
+    return {f"rank {rank}": run.of_rank(rank) for rank in run.ranks} if several else {}
 
 
 def fill(run: Run, payload: Payload, live: bool = False) -> str:
@@ -143,6 +163,7 @@ def write(
     rules: Rules | None = None,
     steps: Steps | None = None,
     other: Run | None = None,
+    ranks: bool = False,
 ) -> Path:
     """Write the report of `render` to `path`, by default `beside` the run, and return the path.
 
@@ -157,7 +178,7 @@ def write(
         if other is not None:
             path = path.with_name(f"{path.stem}-{other.path.resolve().name}.html")
     path = Path(path)
-    path.write_text(render(run, rules, steps, other), encoding="utf-8")
+    path.write_text(render(run, rules, steps, other, ranks), encoding="utf-8")
     return path
 
 

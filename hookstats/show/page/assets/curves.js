@@ -81,8 +81,8 @@ class Curves {
     context.beginPath();
     context.rect(this.left, top, this.plot, CURVE.height);
     context.clip();
-    const other = this.data.other?.curves.find(({ name }) => name === curve.name);
-    if (other) this.line(context, other.values.slice(range.from, range.to).map(curveValue), y, css("--warning"));
+    const other = this.data.b?.curves.find(({ name }) => name === curve.name);
+    if (other) this.line(context, other.values.slice(range.from, range.to).map(curveValue), y, css("--warning"), [4, 3]);
     this.line(context, values, y, css("--accent"));
     context.restore();
     context.textAlign = "left";
@@ -93,8 +93,9 @@ class Curves {
     context.fillText(curveText(curveValue(curve.values[column])), 0, top + CURVE.height - 9);
   }
 
-  line(context, values, y, colour) {
+  line(context, values, y, colour, dash = []) {
     context.strokeStyle = colour;
+    context.setLineDash(dash);
     context.lineWidth = 1.5;
     context.beginPath();
     let on = false;
@@ -110,6 +111,7 @@ class Curves {
       }
     });
     context.stroke();
+    context.setLineDash([]);
     context.lineWidth = 1;
   }
 }

@@ -14,11 +14,11 @@ async function unpack(text) {
   await Promise.all(Object.keys(packed).map(async (name) => (blocks[name] = await inflate(packed[name]))));
   data.columns = data.spans.length;
   data.starts = Object.create(null);
-  // Run B has the same names in an object of its own.
-  data.b = data.other && Object.assign(Object.create(data), { starts: Object.create(null) });
+  // What is set beside, run B or each rank, has the same names in an object of its own.
+  data.others = data.others.map((about) => Object.assign(Object.create(data), about, { starts: Object.create(null) }));
   for (const about of data.arrays) {
-    const ofB = about.name.startsWith("b.");
-    const [owner, name] = ofB ? [data.b, about.name.slice(2)] : [data, about.name];
+    const [, n, name] = /^(?:b(\d+)\.)?(.*)$/.exec(about.name);
+    const owner = n === undefined ? data : data.others[n];
     owner.starts[name] = about.starts;
     lazily(owner, name, () => decode(data, about, blocks[about.name]));
   }

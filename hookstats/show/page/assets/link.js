@@ -4,6 +4,7 @@ function writeLink() {
   const site = data.sites[chosen.site];
   const parts = { layer: site.name, kind: site.kind, step: data.spans[chosen.column][0], stat: chosen.statistic.id };
   if (data.b) parts.beside = chosen.beside;
+  if (data.others.length > 1) parts.other = data.b.name;
   if (site.phase) parts.phase = site.phase;
   if (chosen.relative !== null) parts.relative = Number(chosen.relative);
   if (range.from > 0 || range.to < data.columns) parts.steps = `${data.spans[range.from][0]}:${data.spans[range.to - 1][1]}`;
@@ -26,6 +27,8 @@ function readLink() {
   const statistic = offered().find(({ id }) => id === parts.get("stat"));
   if (statistic) changes.statistic = statistic;
   if (data.b && ["a", "b", "ratio"].includes(parts.get("beside"))) changes.beside = parts.get("beside");
+  const other = data.others.findIndex(({ name }) => name === parts.get("other"));
+  if (other >= 0) changes.other = other;
   if (parts.has("relative")) changes.relative = parts.get("relative") === "1";
   if (parts.has("pins")) changes.pins = new Set(parts.get("pins").split(".").map(Number).filter((n) => n in data.sites));
   if (panels.has(parts.get("view"))) changes.view = parts.get("view");

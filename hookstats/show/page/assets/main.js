@@ -3,7 +3,7 @@
 let data;
 const chosen = {
   kind: null, statistic: null, relative: null, site: 0, group: null, column: 0, alert: null,
-  beside: "a", pins: new Set(), view: null, query: "", folds: new Map(),
+  beside: "a", other: 0, byAlert: false, pins: new Set(), view: null, query: "", folds: new Map(),
 };
 
 const charts = [];
@@ -53,7 +53,7 @@ function start(unpacked) {
   listen();
   const first = { kind: kinds()[0], site: sitesOf(kinds()[0])[0], column: data.columns - 1 };
   chosen.statistic = data.statistics[0];
-  if (data.b) chosen.beside = "ratio";
+  if (data.b && !data.ofRanks) chosen.beside = "ratio";
   Object.assign(chosen, first);
   showStatistics();
   const linked = readLink();
@@ -69,6 +69,7 @@ function start(unpacked) {
 function take(unpacked) {
   const whole = !data || range.to === data.columns;
   data = unpacked;
+  data.b = data.others[chosen.other] ?? null;
   if (whole) range.to = data.columns;
   for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
   showKinds();
@@ -80,7 +81,8 @@ function take(unpacked) {
 
 function listen() {
   byId("statistic").addEventListener("change", (e) => choose({ statistic: offered().find(({ id }) => id === e.target.value), relative: null }));
-  byId("relative").addEventListener("change", (e) => choose({ relative: e.target.checked }));
+  byId("relative").addEventListener("change", (e) => choose({ relative: e.target.checked, byAlert: false }));
+  byId("others").addEventListener("change", (e) => choose({ other: Number(e.target.value), beside: chosen.beside === "a" ? "b" : chosen.beside, relative: null }));
   byId("search").addEventListener("input", (e) => choose({ query: e.target.value }));
   byId("unzoom").addEventListener("click", () => zoomTo(0, data.columns));
   byId("pin").addEventListener("click", () => togglePin(chosen.site));
@@ -144,12 +146,15 @@ function showKinds() {
 function showBeside() {
   byId("beside").hidden = !data.b;
   if (!data.b) return;
-  const names = { a: `A: ${data.run.name}`, b: `B: ${data.other.name}`, ratio: "B ÷ A" };
-  byId("beside").replaceChildren(...Object.entries(names).map(([value, text]) => {
+  const names = besideNames();
+  byId("beside").replaceChildren(...["a", "b", "ratio"].map((value) => {
     const input = element("input", { type: "radio", name: "beside", value });
     input.addEventListener("change", () => choose({ beside: value, relative: null }));
-    return element("label", {}, input, text);
+    return element("label", {}, input, names[value]);
   }));
+  byId("others").parentElement.hidden = data.others.length < 2;
+  byId("others").replaceChildren(...data.others.map(({ name }, n) => element("option", { value: n }, name)));
+  byId("others").value = chosen.other;
 }
 
 function showStatistics() {
@@ -192,18 +197,23 @@ function alertsOf(rows) {
     .filter(({ row, column }) => row >= 0 && column >= 0);
 }
 
+// What is wrong from the start has no past to differ from: it shows on one scale for all layers.
+const EARLY = 3; // columns
+
 function goToAlert(n) {
   const alert = data.alerts[n];
   const found = nearestColumn(alert.step);
-  goTo({ site: alert.site ?? nearest(alert.name) ?? chosen.site, column: found, alert: n });
+  const free = chosen.relative === null || chosen.byAlert; // nobody chose a scale
+  const scale = free ? { relative: found < EARLY ? false : null, byAlert: true } : {};
+  goTo({ site: alert.site ?? nearest(alert.name) ?? chosen.site, column: found, alert: n, ...scale });
   document.querySelector(`[data-alert="${n}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
-// The layer of a tensor that was not recorded itself, such as a parameter.
+// What shows a tensor that was not recorded itself, such as a parameter: the output of its module.
 function nearest(name) {
-  const owners = [name, name.slice(0, Math.max(0, name.lastIndexOf(".")))];
-  const found = owners.map((owner) => data.sites.findIndex((site) => site.name === owner)).find((s) => s >= 0);
-  return found;
+  const owner = name.slice(0, Math.max(0, name.lastIndexOf(".")));
+  const tests = [(site) => site.name === owner && site.plain === "output", (site) => site.name === name, (site) => site.name === owner];
+  return tests.map((test) => data.sites.findIndex(test)).find((s) => s >= 0);
 }
 
 // Chooses a layer and a step, and shows them wherever they are: folded, outside the zoom, not found.
@@ -224,7 +234,11 @@ function choose(changes, anew = false) {
   const before = { ...chosen };
   Object.assign(chosen, changes);
   if (before.kind !== chosen.kind) showStatistics();
-  draw(anew || !view || ["kind", "statistic", "relative", "beside", "query", "folds"].some((name) => before[name] !== chosen[name]));
+  if (before.other !== chosen.other) {
+    data.b = data.others[chosen.other];
+    showBeside();
+  }
+  draw(anew || !view || ["kind", "statistic", "relative", "beside", "other", "query", "folds"].some((name) => before[name] !== chosen[name]));
 }
 
 let view;
@@ -234,7 +248,7 @@ function viewOf() {
   const statistic = (chosen.shown = besideOf(chosen.statistic));
   const rows = rowsOf(data, sites, chosen.folds, chosen.query);
   const relative = statistic.scale === "log" && statistic !== OF_WEIGHT && (chosen.relative ?? apart(data, sites, statistic));
-  const key = [data, chosen.kind, chosen.statistic, chosen.beside, relative];
+  const key = [data, chosen.kind, chosen.statistic, chosen.beside, chosen.other, relative];
   const same = view && key.every((part, k) => part === view.key[k]);
   const found = same ? { values: view.values, ratios: view.ratios, scale: view.scale, levels: view.levels } : valuesOf(data, sites, statistic, relative);
   return { data, rows, alerts: alertsOf(rows), statistic, relative, key, ...found };
@@ -299,14 +313,15 @@ function describeCell(s, column) {
   const statistic = chosen.shown;
   const width = widthOf(site.name);
   const lines = [`${label(site)} ${site.plain}`, ...(width ? [width] : []), stepsOf(data.spans[column])];
-  if (!data.seen[i]) return [...lines, "not recorded"].join("\n");
+  if (!sources().every((d) => d.seen[i])) return [...lines, "not recorded"].join("\n");
   const x = statistic.of(data, i, site);
-  const merged = statistic.scale !== "ratio" && data.starts[statistic.id] ? reach(data, statistic.id, column) : [0, 0, 1];
+  const merged = sources().filter((d) => d.starts[statistic.id]).map((d) => reach(d, statistic.id, column)).sort((one, other) => other[2] - one[2])[0] ?? [0, 0, 1];
   lines.push(`${statistic.label} ${statistic.scale === "ratio" ? "×" : ""}${statistic.scale === "share" ? percent(x) : number(x)}${merged[2] > 1 ? ` of ${stepsOf(merged)}` : ""}`);
   const ratio = view.ratios?.get(s)?.[column];
   if (ratio !== undefined && !Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} the layer’s median`);
-  if (nonfinite(data, i)) lines.push(`${integer(nonfinite(data, i))} values not finite`);
-  if (deadIsKnown(data, i, site) && data.dead[i]) lines.push(`${data.dead[i]} of ${plural(site.channels, "channel")} dead`);
+  const d = sources().at(-1);
+  if (nonfinite(d, i)) lines.push(`${plural(nonfinite(d, i), "value")} not finite`);
+  if (deadIsKnown(d, i, site) && d.dead[i]) lines.push(`${d.dead[i]} of ${plural(site.channels, "channel")} dead`);
   return lines.join("\n");
 }
 

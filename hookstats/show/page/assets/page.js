@@ -15,7 +15,23 @@ function theme() {
   apply(system.matches);
 }
 
+// On paper the page is light, and laid out as wide as the paper, so that no picture is stretched.
+function paper() {
+  const root = document.documentElement;
+  let screenTheme = null;
+  const lay = (printing) => {
+    if (printing) screenTheme ??= root.dataset.theme;
+    root.classList.toggle("printing", printing);
+    root.dataset.theme = printing ? "light" : (screenTheme ?? root.dataset.theme);
+    if (!printing) screenTheme = null;
+    document.dispatchEvent(new Event("themechange"));
+  };
+  addEventListener("beforeprint", () => lay(true));
+  addEventListener("afterprint", () => lay(false));
+}
+
 theme();
+paper();
 unpack(byId("payload").textContent).then(start).then(follow).catch((error) => {
   const old = typeof DecompressionStream === "undefined";
   byId("failure").textContent = old

@@ -36,12 +36,12 @@ function showTiles(data, s, column) {
   }));
 }
 
-// The number of run B, where there are two runs.
+// The number of what is set beside.
 function twin(data, i, array, column) {
   if (!data.b || array === "nan") return null;
   const [x, span] = [data.b[array][i], reach(data.b, array, column)];
   const text = !data.b.seen[i] ? "–" : array === "zero" ? percent(x) : ["count", "dead"].includes(array) && !Number.isNaN(x) ? integer(x) : number(x);
-  return element("dd", { class: "span" }, `B ${text}${span[2] > 1 ? `, ${stepsOf(span)}` : ""}`);
+  return element("dd", { class: "span" }, `${besideNames().short} ${text}${span[2] > 1 ? `, ${stepsOf(span)}` : ""}`);
 }
 
 function showLegend(scale, statistic, relative, marked) {
@@ -127,10 +127,12 @@ function table(head, rows, numbers, what) {
 function showRun(data) {
   const { run, spans } = data;
   const merged = spans.reduce((most, span) => Math.max(most, span[2]), 0);
-  const wide = data.arrays.filter(({ starts }) => starts).map(({ name }) => name);
+  const wider = data.arrays.filter(({ starts }) => starts).map(({ name }) => name);
+  const wide = wider.filter((name) => !name.startsWith("b"));
+  if (wide.length < wider.length) wide.push(data.ofRanks ? "numbers of each rank" : "numbers of B");
   const [first, last] = [spans[0][0], spans.at(-1)[1]];
   byId("subtitle").textContent = [
-    data.other && `A, with B beside it: ${data.other.name}`, run.model, plural(run.steps, "step"), plural(data.sites.length, "tensor") + " watched",
+    data.b && !data.ofRanks && `A, with B beside it: ${data.b.name}`, run.model, plural(run.steps, "step"), plural(data.sites.length, "tensor") + " watched",
     run.closed ? null : "not ended: still running, or killed",
   ].filter(Boolean).join(" · ");
   const when = (text) => text ? text.replace("T", " ").replace("+00:00", " UTC") : null;
@@ -138,7 +140,7 @@ function showRun(data) {
   const facts = [
     ["Model", run.model && `${run.model}: ${plural(run.modules, "module")} and ${plural(run.parameters, "parameter")} watched`],
     ["Steps", `${integer(run.steps)} recorded, ${first} to ${last}` + (run.every > 1 ? `, every ${run.every}th` : "") + (run.thinned ? `; ${plural(run.thinned, "step")} thinned out` : "")],
-    ["Ranks", run.ranks.length > 1 ? `${run.ranks.join(", ")}; this page shows ${run.rank === null ? "all of them, merged" : `rank ${run.rank}`}` : String(run.ranks[0])],
+    ["Ranks", run.ranks.length > 1 ? `${run.ranks.join(", ")}; this page shows ${run.rank === null ? `all of them, merged${data.ofRanks ? ", and each one" : "; hookstats report --ranks has each one, too"}` : `rank ${run.rank}`}` : run.ranks[0] ? String(run.ranks[0]) : null],
     ["Kinds", run.kinds.join(", ")],
     ["Channels in dimension", dims(run.channelDim)],
     ["Histograms", [run.bins ?? "none", run.channelBins && `per channel: ${run.channelBins}`].filter(Boolean).join("; ")],

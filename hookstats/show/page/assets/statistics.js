@@ -30,12 +30,21 @@ const HEADROOM = Object.entries(FORMATS).map(([name, most]) => ({
   id: "headroom-" + name, label: `octaves below the limit of ${name}`, scale: "signed", of: (d, i) => Math.log2(most / d.amax[i]),
 }));
 
-// The statistic of run A, of run B, or their ratio, where there are two.
+// The statistic of what the page is about (A), of what is set beside it (B), or their ratio.
 function besideOf(statistic) {
   if (!data.b || chosen.beside === "a") return statistic;
   const of = (d, i, site) => statistic.of(d.b, i, site);
   if (chosen.beside === "b") return { ...statistic, of };
-  return { ...statistic, scale: "ratio", label: statistic.label + ", B ÷ A", of: (d, i, site) => statistic.of(d.b, i, site) / statistic.of(d, i, site) };
+  return { ...statistic, scale: "ratio", label: `${statistic.label}, ${besideNames().ratio}`, of: (d, i, site) => statistic.of(d.b, i, site) / statistic.of(d, i, site) };
+}
+
+// What the shown numbers are made of.
+const sources = () => (!data.b || chosen.beside === "a" ? [data] : chosen.beside === "b" ? [data.b] : [data, data.b]);
+
+// What each choice of `chosen.beside` is called; `short` is B where room is scarce.
+function besideNames() {
+  if (data.ofRanks) return { a: "all ranks", b: data.b.name, ratio: `${data.b.name} ÷ all`, short: data.b.name };
+  return { a: `A: ${data.run.name}`, b: `B: ${data.b.name}`, ratio: "B ÷ A", short: "B" };
 }
 
 // What can be chosen for the sites of a kind.
@@ -51,11 +60,13 @@ const LEVEL = { missing: -2, none: -1, nonfinite: 9 };
 // `scale`, which all sites share, or one of LEVEL: zeros are "none" on a log scale or a share.
 function valuesOf(data, sites, statistic, relative) {
   const T = data.columns;
+  const from = sources();
+  const isSeen = (i) => from.every((d) => d.seen[i]);
   const stored = data.statistics.includes(statistic) && !SHARES[statistic.id];
   const values = new Map(sites.map((s) => {
     if (stored) return [s, data[statistic.id].subarray(s * T, s * T + T)];
     const row = new Float64Array(T);
-    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = data.seen[i] ? statistic.of(data, i, data.sites[s]) : NaN;
+    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = isSeen(i) ? statistic.of(data, i, data.sites[s]) : NaN;
     return [s, row];
   }));
   const ratios = relative ? new Map([...values].map(([s, row]) => {
@@ -67,8 +78,8 @@ function valuesOf(data, sites, statistic, relative) {
     const [row, ratio, level] = [values.get(s), ratios?.get(s), new Float32Array(T)];
     for (let t = 0, i = s * T; t < T; t++, i++) {
       const x = row[t];
-      if (!data.seen[i]) level[t] = LEVEL.missing;
-      else if (statistic.id !== "nonfinite" && data.nan[i] + data.posinf[i] + data.neginf[i] > 0) level[t] = LEVEL.nonfinite;
+      if (!isSeen(i)) level[t] = LEVEL.missing;
+      else if (statistic.id !== "nonfinite" && from.some((d) => nonfinite(d, i) > 0)) level[t] = LEVEL.nonfinite;
       else if (Number.isNaN(x)) level[t] = LEVEL.missing;
       else if (x === 0 && (scale.zero || ratio)) level[t] = LEVEL.none;
       else level[t] = Math.min(Math.max(scale.at(ratio ? ratio[t] : x), 0), 1);
