@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "_build"))
 
+import joined  # noqa: E402
 import nvcc  # noqa: E402
 import overheard  # noqa: E402
 import toolchain  # noqa: E402
@@ -70,6 +71,7 @@ def library(name: str, files: list[Path], flags: list[str], **options: Any) -> E
 def operators() -> Extension:
     """The operator library: no Python module, loaded by torch.ops.load_library."""
     files = [file for file in sources("ops/*.cpp", "cpu/*.cpp") if not is_of_cuda(file)]
+    files.sort(key=lambda file: file.stem != "kernel_baseline")  # takes longest, so it begins
     return library("_C", files, STABLE_ABI_FLAGS, py_limited_api=True)
 
 
@@ -122,6 +124,7 @@ class BuildLibraries(build_ext):
 
         using = f"with {compiler} against torch {found.version}"
         of_cpu, of_hooks, of_cuda = self.extensions
+        joined.join(of_hooks, ROOT, Path(self.build_temp))
         for remark in (limited, None if cpp_extension.is_ninja_available() else _NO_NINJA):
             if remark is not None:
                 print(f"hookstats: {remark}")

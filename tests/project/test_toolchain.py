@@ -9,12 +9,14 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from setuptools import Extension
 from support.paths import ROOT
 
 from hookstats.kernels import native
 
 sys.path.append(str(ROOT / "_build"))
 
+import joined
 import nvcc
 import overheard
 import toolchain
@@ -141,6 +143,35 @@ def test_an_nvcc_newer_than_torch_is_named(
     assert (told is not None) == newer
     if told is not None:
         assert told.startswith("nvcc 13.0 is newer than torch's CUDA 12.8: the CUDA kernels need ")
+
+
+def test_joined_files_are_compiled_at_once_and_again_where_one_changed(tmp_path: Path) -> None:
+    first, second = (tmp_path / "csrc" / name for name in ("first.cpp", "second.cpp"))
+    first.parent.mkdir()
+    first.write_text("constexpr int kFirst = 1;\n")
+    second.write_text("static_assert(kFirst == 1);\n")
+
+    def join() -> Path:
+        names = [str(file.relative_to(tmp_path)) for file in (first, second)]
+        extension = Extension("some.library", names, include_dirs=[str(first.parent)])
+        joined.join(extension, tmp_path, tmp_path / "build")
+        assert extension.depends == names  # without ninja, setuptools looks there
+        (whole,) = extension.sources
+        return tmp_path / whole
+
+    def compiles(whole: Path) -> bool:
+        command = ("c++", "-std=c++20", "-fsyntax-only", "-I", first.parent, whole)
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    whole = join()
+    os.utime(whole, (1, 1))
+    assert compiles(whole)
+    assert join().stat().st_mtime == 1
+    first.write_text("constexpr int kFirst = 2;\n")
+    assert not compiles(whole)
+    first.rename(first.with_name("before.cpp"))
+    first = first.with_name("before.cpp")
+    assert join().stat().st_mtime > 1
 
 
 def test_make_without_python_names_what_to_install(tmp_path: Path) -> None:
