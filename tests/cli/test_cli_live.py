@@ -80,8 +80,10 @@ def test_nothing_else_is_served_and_nothing_is_taken(tmp_path: Path) -> None:
         assert ask(address, "/../run.json")[0] == 404
         for method in ("POST", "PUT", "DELETE", "HEAD"):
             assert ask(address, "/", method)[0] == 501
-        assert ask(address, "/data", host="evil.example:80")[0] == 403
-        assert ask(address, "/", host=f"localhost:{address[1]}")[0] == 200
+        for host in ("evil.example:80", "evil.example", "", "127.0.0.1.evil.example"):
+            assert ask(address, "/data", host=host)[0] == 403
+        for host in (f"localhost:{address[1]}", "localhost", "127.0.0.1"):  # port 80 is not said
+            assert ask(address, "/", host=host)[0] == 200
 
 
 def test_a_file_of_the_page_connects_nowhere(tmp_path: Path) -> None:
