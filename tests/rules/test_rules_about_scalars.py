@@ -75,6 +75,15 @@ def test_a_loss_that_climbs_and_one_that_does_not_fall() -> None:
     assert (alert.step, "does not fall" in alert.message) == (29, True)
 
 
+def test_a_loss_that_does_not_fall_is_looked_for_within_what_is_kept() -> None:
+    still = [2.3 + 0.05 * (-1) ** step for step in range(80)]
+    (alert,) = of_scalars(Loss(steps=63), still)
+    assert (alert.step, "does not fall" in alert.message) == (62, True)
+    for steps in (23, 64):
+        with pytest.raises(ValueError, match=f"steps = {steps}: expected an integer in 24\\.\\.63"):
+            Loss(steps=steps)
+
+
 @pytest.mark.parametrize(
     ("norms", "said"),
     [
