@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # A page of another site, whose name was made to lead here, must not read the run.
-        host = self.headers.get("Host", "").rpartition(":")[0]
+        host = self.headers.get("Host", "").partition(":")[0]  # browsers leave out port 80
         if self._hosts is not None and host not in self._hosts:
             self.send_error(HTTPStatus.FORBIDDEN, "this is served under another name")
             return

@@ -12,10 +12,12 @@ from hookstats.runs.run import Run
 from hookstats.show import page
 from hookstats.stats.printable import printable
 
+HOST = "127.0.0.1"
+"""Where the page is served by default."""
+
 
 def run(options: argparse.Namespace) -> int:
-    if options.ranks and (options.other is not None or options.rank is not None):
-        raise ValueError("--ranks: expected neither another run nor --rank")
+    _check(options)
     recorded = open_path(options.run, rank=options.rank)
     other = None if options.other is None else open_path(options.other, rank=options.rank)
     if options.watch:
@@ -25,11 +27,24 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what the page's file has no use for, or its server."""
+    if options.ranks and (options.other is not None or options.rank is not None):
+        raise ValueError("--ranks: expected neither another run nor --rank")
+    if options.watch and options.out is not None:
+        raise ValueError(f"--out {options.out}: expected none with --watch, which writes no file")
+    for name in ("host", "port"):
+        value = getattr(options, name)
+        if value is not None and not options.watch:
+            raise ValueError(f"--{name} {value}: expected none without --watch, which serves")
+
+
 def _watch(recorded: Run, other: Run | None, options: argparse.Namespace) -> int:
     """Serve the page until it is interrupted."""
     make = partial(page.payload_of, recorded, options.rules, options.steps, other, options.ranks)
-    with server(recorded, make, options.host, options.port) as serving:
-        where = f"http://{options.host}:{serving.server_port}/"
+    host = HOST if options.host is None else options.host
+    with server(recorded, make, host, options.port or 0) as serving:
+        where = f"http://{host}:{serving.server_port}/"
         print(f"{where} shows the run as it grows; Ctrl-C ends it", flush=True)
         with suppress(KeyboardInterrupt):
             serving.serve_forever()

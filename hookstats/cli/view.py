@@ -13,7 +13,8 @@ from hookstats.cli.inputs import check_chosen, choose
 from hookstats.records.alerts import incidents_of
 from hookstats.records.keys import Key, label
 from hookstats.records.summary import SiteSummary, summarise
-from hookstats.rules import Alert, Monitor, Setup
+from hookstats.rules import Alert
+from hookstats.rules.replaying import Replay
 from hookstats.runs.format import PARTS
 from hookstats.runs.run import Run
 from hookstats.show.grid import Cell, grid, require_rich
@@ -60,8 +61,7 @@ class View:
         self._step: int | None = None
         self._passed = 0
         self._curves: dict[Key, deque[float]] = {}
-        setup = Setup.from_header(self.run.header)
-        self._monitor = None if self._rules is None else Monitor(self._rules, setup)
+        self._replay = None if self._rules is None else Replay(self.run, self._rules)
 
     def read(self, seconds: float = math.inf) -> bool:
         """Read new steps for about so many seconds; returns whether more are left to read.
@@ -74,16 +74,23 @@ class View:
         if self._step is not None and steps[-1:] < [self._step]:
             self._forget()  # training went back to a checkpoint
         new = [step for step in steps if self._step is None or step > self._step]
-        self._passed += len(new[:-RECENT])
-        new = new[-RECENT:]
+        passed, new = new[:-RECENT], new[-RECENT:]
+        self._passed += len(passed)
         self._recorded, self._unread = len(steps), len(new)
+        if self._replay is not None:
+            self._replay.skip(passed[-1] if passed else -1)
+            self._replay.look()
         for step in new:
             self._take(step)
             self._unread -= 1
             if time.monotonic() > end:
                 break
-        if self._monitor is None:
+        if self._replay is None:
             self.alerts = self.run.alerts
+        else:
+            if not self._unread:
+                self._replay.finish()
+            self.alerts = self._replay.monitor.alerts
         return self._unread > 0
 
     def _take(self, step: int) -> None:
@@ -95,8 +102,8 @@ class View:
         for site in self.sites:
             curve = self._curves.setdefault((site.name, site.kind), deque(maxlen=WINDOW))
             curve.append(site.rms)
-        if self._monitor is not None:
-            self.alerts += self._monitor.examine(record)
+        if self._replay is not None:
+            self._replay.examine(record)
         self._chosen = chosen if self._layers or self._kinds else None
 
     def frame(self, console: Console, rows: int) -> Iterator[RenderableType]:

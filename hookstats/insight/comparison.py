@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -192,10 +193,15 @@ def compare(
     """
 
     def chosen(keys: Collection[Key]) -> Collection[Key]:
-        return keys if (names, kinds) == ("*", "*") else selections.choose(keys, names, kinds)
+        with suppress(KeyError):  # a step may lack the sites
+            return selections.choose(keys, names, kinds)
+        return []
 
     runs = [run if isinstance(run, Run) else open_run(run) for run in (a, b)]
-    return compare_runs(runs[0], runs[1], chosen, rtol=rtol, common=common)
+    found = compare_runs(runs[0], runs[1], chosen, rtol=rtol, common=common)
+    if found.seen and not found.compared:
+        selections.choose(found.seen, names, kinds)
+    return found
 
 
 def compare_runs(

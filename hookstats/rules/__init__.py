@@ -12,9 +12,10 @@ from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
-from hookstats.rules.monitor import Monitor, Rules, as_rules, default_rules, replay
+from hookstats.rules.monitor import Monitor, Rules, as_rules, default_rules
 from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
+from hookstats.rules.replaying import replay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
 from hookstats.rules.targets import Accumulation, Logits, Targets

@@ -237,11 +237,12 @@ class History:
         self._sites = Sites(record.sites)
         self._keys.update((site.name, site.kind) for site in record.sites)
         outputs = np.flatnonzero(self._sites.of_kind("output"))
-        self.classes = record.sites[outputs[-1]].channels if len(outputs) else None
+        self.classes = None
         self.last_output = int(outputs[-1]) if len(outputs) else None
         self.last_gradient = None
         if len(outputs):
             last = record.sites[outputs[-1]]
+            self.classes = last.merged or last.channels
             key = last.name, parse_kind(last.kind).gradient
             keys = [(site.name, site.kind) for site in record.sites]
             self.last_gradient = keys.index(key) if key in keys else None

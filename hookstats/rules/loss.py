@@ -14,11 +14,13 @@ from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import SCALARS, History
 from hookstats.rules.rule import Rule, at_least
+from hookstats.stats.arguments import check_integer
 
 _Values = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 _ELSEWHERE = ("val", "eval", "test")
 _WINDOW = 12
+_MOST = SCALARS - 1  # values of a loss: when there are more, nobody knows how many
 _ONE_SIDED = 1.645  # of a normal distribution, 5 % lie above
 
 
@@ -37,7 +39,7 @@ class Loss(Rule):
     gradients, which grow exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of
     learning in deep linear neural networks", 2014): while their norm is greater in the last 12 of
     30 steps than in the first 12 by 5 % or more, and at the level of 5 %, the rule waits, and looks
-    again 12 and 24 steps later. The alert's value is the loss.
+    again 12 and 24 steps later. `steps` is 24 to 63. The alert's value is the loss.
     """
 
     name: ClassVar[str] = "loss"
@@ -52,7 +54,7 @@ class Loss(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "deviations", "leap", "climb", "t", "chance")
-        at_least(self, 24, "steps")
+        check_integer("steps", self.steps, 24, _MOST)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         yield from ()
@@ -87,7 +89,7 @@ class Loss(Rule):
             last, first = float(np.median(past[-5:])), max(past[:3])
             if first > 0 and last > self.climb * first:
                 return f"climbs: it is {last:.4g} after {first:.4g} at the start", "warning"
-        looks = range(self.steps, min(self.steps + 2 * _WINDOW, SCALARS - 1) + 1, _WINDOW)
+        looks = range(self.steps, min(self.steps + 2 * _WINDOW, _MOST) + 1, _WINDOW)
         if len(past) not in looks:
             return None
         norms = history.scalars.get(GRADIENT_NORM, [])

@@ -1,4 +1,4 @@
-"""Monitor: checks every step by rules, and acts on their alerts; replay() does so for a run."""
+"""Monitor: checks every step by rules, and acts on their alerts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from hookstats.rules.steps import Steps, runs
 from hookstats.rules.targets import Accumulation, Logits, Targets
 from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
 from hookstats.runs.alerts import Told
-from hookstats.runs.run import Run
 from hookstats.stats.warning import warn
 
 _NAMED = 3  # tensors, of several with an alert in one step
@@ -112,33 +111,6 @@ def _named(name: str, rules: Any) -> Rule:
     close = difflib.get_close_matches(name.lower(), lower, 1)
     meant = f"; did you mean {lower[close[0]]!r}?" if close else ""
     raise ValueError(f'rules = {rules!r}: expected "default", or rules such as "loss"{meant}')
-
-
-def replay(
-    run: Run,
-    rules: Rules = "default",
-    shown: Callable[[list[int]], Iterable[int]] = iter,
-) -> list[Alert]:
-    """The alerts that the rules would have given, had they seen what the run has.
-
-    In a run of several ranks these see the whole model; in ``run.of_rank(r)`` what the rank saw.
-    No action is taken. A rule that fails is disabled, with a warning. What the rules did give
-    while the run was recorded is `Run.alerts`.
-
-    shown: goes through the steps, and may show how far it is.
-
-    Raises:
-        ValueError: rules stands for no rules.
-    """
-    monitor = Monitor(rules, Setup.from_header(run.header))
-    scalars = run.scalars
-    recorded = set(run.steps)
-    for step in shown(sorted(recorded | set(scalars.steps))):
-        if step in recorded:
-            monitor.examine(run[step])
-        else:
-            monitor.examine_scalars(step, scalars.at(step))
-    return monitor.alerts
 
 
 class Monitor:

@@ -106,7 +106,7 @@ def overview(
     spans = spans_of(len(chosen), max(1, cells // sites), [places[s] for s in apart if s in places])
     rows = Rows()
     column_of = {chosen[i]: t for t, span in enumerate(spans) for i in range(*span)}
-    wanted = (read for read in read_steps(run, rows) if read.step in column_of)
+    wanted = read_steps(run, rows, chosen)
     columns: dict[int, Read] = {}
     pending: list[Read] = []
     for _, read in zip(track(chosen, "reading steps"), wanted, strict=False):
@@ -188,8 +188,9 @@ def _key(code: int, texts: list[list[str | None]]) -> Key:
     return str(name), in_phase(phase[0], str(kind)) if phase and phase[0] else str(kind)
 
 
-def read_steps(run: Run, rows: Rows) -> Iterator[Read]:
-    """All steps of a run, in order."""
+def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> Iterator[Read]:
+    """Some steps of a run, by default all, in order; `rows` gets the sites that these have."""
+    chosen = None if steps is None else np.array(list(steps), np.int64)
     there = run.schema.names
     higher = [name for name in HIGHER_COLUMNS if f"tensor_{name}" in there]
     numbers = [*COLUMNS, *higher]
@@ -197,6 +198,11 @@ def read_steps(run: Run, rows: Rows) -> Iterator[Read]:
     phase += [CHANNELS_COLUMN] if CHANNELS_COLUMN in there else []
     asked = ["step", "site", "kind", *phase, "observed", *(f"tensor_{n}" for n in numbers)]
     for table in run.batches([*asked, "count", "zero"]):
+        if chosen is not None:
+            known = np.isin(table.column("step").to_numpy(), chosen)
+            if not known.any():
+                continue
+            table = table if known.all() else table.filter(known)
         row = rows.of(table)
         died, lengths = _dead(table)
         steps = table.column("step").to_numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import http.server
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 from support.browser import chromium, screen
+from support.commands import call, healthy, write_run
 from support.payloads import payload_of
 from support.samples import BINS, sample
 
-from hookstats.cli import live
+from hookstats.cli import live, main
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.show import page
@@ -80,8 +82,49 @@ def test_nothing_else_is_served_and_nothing_is_taken(tmp_path: Path) -> None:
         assert ask(address, "/../run.json")[0] == 404
         for method in ("POST", "PUT", "DELETE", "HEAD"):
             assert ask(address, "/", method)[0] == 501
-        assert ask(address, "/data", host="evil.example:80")[0] == 403
-        assert ask(address, "/", host=f"localhost:{address[1]}")[0] == 200
+        for host in ("evil.example:80", "evil.example", "", "127.0.0.1.evil.example"):
+            assert ask(address, "/data", host=host)[0] == 403
+        for host in (f"localhost:{address[1]}", "localhost", "127.0.0.1"):  # port 80 is not said
+            assert ask(address, "/", host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--watch", "-o", "page.html"), "--out page.html: expected none with --watch"),
+        (("--host", "0.0.0.0"), "--host 0.0.0.0: expected none without --watch"),
+        (("--port", "0"), "--port 0: expected none without --watch"),
+    ],
+)
+def test_options_of_the_file_and_of_the_server_are_not_mixed(
+    tmp_path: Path, options: tuple[str, ...], named: str
+) -> None:
+    code, out, error = call("report", write_run(tmp_path / "run", healthy(0)), *options)
+    assert (code, out) == (2, "")
+    assert named in error
+    assert not (tmp_path / "run.html").exists()
+
+
+def test_the_command_serves_where_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+
+    def forever(serving: http.server.ThreadingHTTPServer) -> None:
+        """Answer one request for the page, and be interrupted."""
+        thread = threading.Thread(target=serving.handle_request)
+        thread.start()
+        host, port = serving.server_address[:2]
+        answers.append(ask((str(host), port), "/")[0])
+        thread.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(http.server.ThreadingHTTPServer, "serve_forever", forever)
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", healthy(0))
+    assert main(["report", "run", "--watch"]) == 0
+    assert capsys.readouterr().out.startswith("http://127.0.0.1:")
+    assert answers == [200]
 
 
 def test_a_file_of_the_page_connects_nowhere(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from support.samples import record_of
 
 import hookstats as hs
 from hookstats.insight.comparison import format_ratio
+from hookstats.records.record import StepRecord
 
 HEAD = ("head", "output")
 GRAD = ("encoder.1", "grad_output")
@@ -52,6 +53,27 @@ def test_the_distance_is_the_mean_over_the_steps(tmp_path: Path) -> None:
     assert not hs.compare(a, b, "encoder.*", "output")
     with pytest.raises(KeyError, match="encoder"):
         hs.compare(a, b, "encodr.0")
+
+
+def test_a_step_may_lack_what_is_compared(tmp_path: Path) -> None:
+    x = torch.ones(4, 4)
+
+    def step(number: int, value: float) -> StepRecord:
+        """The second layer comes in odd steps alone."""
+        names = ("a", "b") if number % 2 else ("a",)
+        return record_of({(name, "output"): (x * value, 1) for name in names}, number)
+
+    a, b = (
+        write_run(tmp_path / name, *(step(number, value) for number in range(4)))
+        for name, value in (("a", 1.0), ("b", 2.0))
+    )
+    found = hs.compare(a, b, "b")
+    assert found.compared == {("b", "output")}
+    assert (found.steps, found.differing) == ([0, 1, 2, 3], [1, 3])
+    with pytest.raises(KeyError, match="2 names, such as 'a', 'b'"):
+        hs.compare(a, b, "c")
+    with pytest.raises(KeyError, match="'b' has the kinds 'output'"):
+        hs.compare(a, b, "b", "grad_output")
 
 
 def test_what_only_one_run_has_comes_first(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.alerts import alerts
+from support.alerts import alerts, records
 from support.samples import record_of
 from torch import Tensor, nn
 
+from hookstats.records.record import StepRecord
+from hookstats.records.tensors import of_tensors
 from hookstats.rules import (
     Alert,
     Attention,
@@ -47,6 +49,20 @@ def test_a_layer_far_from_its_peers() -> None:
     assert not alerts(Peers(), [layers([1, 1.2, 10, 0.9])] * 3)
     assert not alerts(Peers(), [layers([1, 8, 64, 512])] * 3)  # no outlier, but a trend
     assert not alerts(Peers(), [layers([1, 40])] * 3)
+
+
+@pytest.mark.parametrize("form", [lambda record: record, of_tensors])
+def test_peers_have_one_width_where_steps_have_whole_tensors_too(
+    form: Callable[[StepRecord], StepRecord],
+) -> None:
+    def said(values: dict[Key, Tensor]) -> list[str]:
+        monitor = Monitor([Peers()])
+        for record in records([values] * 3):
+            monitor.examine(form(record))
+        return [alert.site for alert in monitor.alerts]
+
+    assert said(layers([1, 1.2, 40, 0.9])) == ["h.2.fc"]
+    assert said({**layers([1, 1.2, 0.9]), ("h.3.fc", "output"): 40 * torch.randn(64, 8)}) == []
 
 
 def test_a_signal_that_grows_with_depth() -> None:

@@ -10,6 +10,8 @@ import torch
 from support.samples import record_of
 from torch import nn
 
+from hookstats.records.record import StepRecord
+from hookstats.records.tensors import of_tensors
 from hookstats.rules import (
     Alert,
     Clipping,
@@ -75,6 +77,15 @@ def test_a_loss_that_climbs_and_one_that_does_not_fall() -> None:
     assert (alert.step, "does not fall" in alert.message) == (29, True)
 
 
+def test_a_loss_that_does_not_fall_is_looked_for_within_what_is_kept() -> None:
+    still = [2.3 + 0.05 * (-1) ** step for step in range(80)]
+    (alert,) = of_scalars(Loss(steps=63), still)
+    assert (alert.step, "does not fall" in alert.message) == (62, True)
+    for steps in (23, 64):
+        with pytest.raises(ValueError, match=f"steps = {steps}: expected an integer in 24\\.\\.63"):
+            Loss(steps=steps)
+
+
 @pytest.mark.parametrize(
     ("norms", "said"),
     [
@@ -91,6 +102,17 @@ def test_a_plateau_whose_gradients_grow(norms: Callable[[int], float], said: int
         norm = norms(step) * (1 + 0.1 * math.sin(5 * step))
         monitor.examine_scalars(step, {"loss": loss, "grad_norm": norm})
     assert [alert.step for alert in monitor.alerts] == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize("form", [lambda record: record, of_tensors])
+def test_a_loss_of_a_guess_needs_no_channels(form: Callable[[StepRecord], StepRecord]) -> None:
+    monitor = Monitor([Loss()])
+    for step in range(30):
+        record = form(record_of({("head", "output"): (torch.ones(4, 10), 1)}, step))
+        record.complete({"loss": 3.0 if step < 12 else math.log(10)})
+        monitor.examine(record)
+    (alert,) = monitor.alerts
+    assert "that of a guess among 10 classes" in alert.message
 
 
 def test_a_loss_in_a_warm_up_need_not_fall() -> None:

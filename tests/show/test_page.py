@@ -371,6 +371,17 @@ def test_a_window_of_steps_is_shown_whole(tmp_path: Path) -> None:
         report.render(run, steps=(20, None))
 
 
+def test_a_window_without_a_site_of_the_same_part_is_shown(tmp_path: Path) -> None:
+    """The second layer comes in odd steps alone; all steps are one part."""
+    run = write(tmp_path, 6, make_record)
+    assert {site.name for site in overview(run, [2, 3]).sites} == {"a", "b"}
+    view = overview(run, [2, 4])
+    assert [site.name for site in view.sites] == ["a"]
+    assert view.uneven == frozenset()
+    unpacked = payload_of(report.render(run, steps=(4, 4)))
+    assert [site["name"] for site in unpacked["sites"]] == ["a"]
+
+
 def test_alerts_are_told_the_worst_first(tmp_path: Path) -> None:
     unpacked = payload_of(report.render(write(tmp_path, 30, make_record), "default"))
     first, *_ = unpacked["alerts"]

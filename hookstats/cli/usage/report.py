@@ -46,12 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host",
-        default="127.0.0.1",
-        help="the address to serve at (default: 127.0.0.1, which only this machine reaches); "
-        "whoever reaches another one can read the run",
+        help="with --watch, the address to serve at (default: 127.0.0.1, which only this machine "
+        "reaches); whoever reaches another one can read the run",
     )
     parser.add_argument(
-        "--port", type=_port, default=0, metavar="N", help="the port (default: any free one)"
+        "--port", type=_port, metavar="N", help="with --watch, the port (default: any free one)"
     )
     add_rank(parser)
     parser.add_argument(

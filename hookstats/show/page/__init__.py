@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from string import Template
 
 from hookstats.records.alerts import incidents_of, worst
-from hookstats.rules import Alert, Monitor, Rules, Setup
+from hookstats.rules import Alert, Rules
+from hookstats.rules.replaying import replayed
 from hookstats.runs.run import Run
 from hookstats.show.notebook import about_html
 from hookstats.show.overview import overview
@@ -80,13 +82,13 @@ def payload_of(
     """What the page of `render` shows."""
     others = _others(run, other, ranks)
     chosen = _within(run, steps)
-    monitor = None if rules is None else Monitor(rules, Setup.from_header(run.header))
-    if monitor is not None:
-        for step in track(run.steps, "checking steps"):
-            monitor.examine(run[step])
-    alerts = list(run.alerts if monitor is None else monitor.alerts)
-    if steps is not None:
-        alerts = [alert for alert in alerts if chosen[0] <= alert.step <= chosen[-1]]
+    shown = partial(track, what="checking steps")
+    monitor = None if rules is None else replayed(run, rules, shown)
+    alerts = [
+        alert
+        for alert in (run.alerts if monitor is None else monitor.alerts)
+        if steps is None or _is_within(alert.step, steps)
+    ]
     apart = _first_steps(alerts)
     view = overview(run, chosen, apart)
     some = sampled(run, view, apart)
@@ -137,18 +139,18 @@ def beside(run: Path) -> Path:
 def _within(run: Run, steps: Steps | None) -> list[int]:
     if steps is None:
         return run.steps
-    first, last = steps
-    chosen = [
-        step
-        for step in run.steps
-        if (first is None or step >= first) and (last is None or step <= last)
-    ]
+    chosen = [step for step in run.steps if _is_within(step, steps)]
     if not chosen:
         there = run.steps
         has = f"{there[0]} to {there[-1]}" if there else "none yet"
         asked = ":".join("" if end is None else str(end) for end in steps)
         raise ValueError(f"steps = {asked}: expected some of the steps of {run.path}: {has}")
     return chosen
+
+
+def _is_within(step: int, steps: Steps) -> bool:
+    first, last = steps
+    return (first is None or step >= first) and (last is None or step <= last)
 
 
 def _first_steps(alerts: Sequence[Alert]) -> list[int]:
