@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from inspect import signature
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hookstats._torch import agree
 from hookstats.records.alike import did_you_mean
 from hookstats.records.norms import GRADIENT_NORM, has_parts
 from hookstats.records.speeds import COST
-from hookstats.runs.format import rank_json
-from hookstats.runs.world import current_rank
 from hookstats.watching.handle import Watch
+from hookstats.watching.out import first_free
 from hookstats.watching.watch import watch
 
 _NAME = "hookstats"
-_asked: Counter[Path] = Counter()  # how often a name was asked for: on each rank as often
 
 
 def run_directory(parent: str, *, resumed: bool) -> Path:
@@ -33,28 +28,15 @@ def run_directory(parent: str, *, resumed: bool) -> Path:
 def free_name(path: Path, *, resumed: bool = False) -> Path:
     """A name for a run that is free: `path`, or with "-1", "-2", ... at its end.
 
-    Ranks of a process group take the name that the first of them finds, whatever the others have
-    begun to write since then; without a group, a rank asks for its own files alone.
+    See `first_free`.
 
     resumed: whether a training run goes on: then the last name that is taken, if any is.
     """
-    before = _asked[path]
-    _asked[path] += 1
-    found = _free_name(path, "run*.json", resumed=resumed)
-    agreed = agree(f"hookstats.directory {before} {path}", str(found))
-    if agreed is not None:
-        return Path(agreed)
-    return _free_name(path, rank_json(current_rank()), resumed=resumed)
 
+    def name(number: int) -> Path:
+        return path.with_name(f"{path.name}-{number}") if number else path
 
-def _free_name(path: Path, files: str, *, resumed: bool) -> Path:
-    """As `free_name`; a name is taken if its directory has one of these files, a glob."""
-    last, name = None, path
-    for number in count(1):
-        if not any(name.glob(files)):
-            break
-        last, name = name, path.with_name(f"{path.name}-{number}")
-    return last if resumed and last is not None else name
+    return first_free(str(path), name, resumed=resumed)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -20,10 +21,8 @@ _asked: Counter[str] = Counter()  # how often this process asked for each name
 
 
 def numbered(out: str | os.PathLike[str]) -> Path:
-    """`out` with the first number, from 1 on, whose directory is free, for its `NUMBER`.
-
-    Ranks of a process group take the number that the first of them finds; without a group, a rank
-    asks for its own files alone, since other ranks may have begun to write theirs.
+    """`out` with the first number, from 1 on, whose directory is free, for its `NUMBER`; see
+    `first_free`.
 
     Raises:
         ValueError: out is no path.
@@ -31,13 +30,27 @@ def numbered(out: str | os.PathLike[str]) -> Path:
     name = str(check_path("out", out))
     if NUMBER not in name:
         return Path(name)
-    before = _asked[name]
-    _asked[name] += 1
-    agreed = agree(f"hookstats.out {before} {name}", str(_free(name, "run*.json")))
-    return _free(name, rank_json(current_rank())) if agreed is None else Path(agreed)
+    return first_free(name, lambda number: Path(name.replace(NUMBER, str(number + 1))))
 
 
-def _free(name: str, files: str) -> Path:
-    """The first numbered name whose directory has none of these files, a glob."""
-    names = (Path(name.replace(NUMBER, str(number))) for number in count(1))
-    return next(path for path in names if not any(path.glob(files)))
+def first_free(key: str, name: Callable[[int], Path], *, resumed: bool = False) -> Path:
+    """The first of the names of 0, 1, 2, ... whose directory has no run.
+
+    Ranks of a process group take the name that the first of them finds, whatever the others have
+    begun to write since then; without a group, a rank asks for its own files alone.
+
+    Args:
+        key: stands for these names, on every rank.
+        name: the name of a number.
+        resumed: whether a training run goes on: then the last name that is taken, if any is.
+    """
+    before = _asked[key]
+    _asked[key] += 1
+    found = agree(f"hookstats.out {before} {key}", str(_free(name, "run*.json", resumed)))
+    return _free(name, rank_json(current_rank()), resumed) if found is None else Path(found)
+
+
+def _free(name: Callable[[int], Path], files: str, resumed: bool) -> Path:
+    """As `first_free`; a name is taken if its directory has one of these files, a glob."""
+    free = next(number for number in count() if not any(name(number).glob(files)))
+    return name(free - 1 if resumed and free else free)
