@@ -19,7 +19,7 @@ def join(extension: Extension, root: Path, folder: Path) -> None:
     directories. A file whose text would stay is not written again: what was compiled of it may
     still serve.
     """
-    files = list(extension.sources)
+    files = [str(file) for file in extension.sources]
     within = extension.include_dirs[0]
     names = [(root / file).relative_to(within).as_posix() for file in files]
     text = "".join(f'#include "{name}"\n' for name in names)

@@ -166,10 +166,10 @@ def decode(table: Any, channel_bins: Bins | None) -> Group:
 
 
 def check_rows(table: Any, footer: Footer, rank: int, first: int = 0) -> None:
-    """Raise a ValueError if rows of a part are not those that its footer lists.
+    """Raise a ValueError if rows of a part are not those that its footer lists, or of no phase.
 
-    table: consecutive rows, the first of which is row `first` of the part. Its columns `step` and
-    `rank` are compared, if they were read.
+    table: consecutive rows, the first of which is row `first` of the part. Its columns `step`,
+    `rank` and `phase` are checked, if they were read.
     """
     if "step" in table.column_names:
         steps, rows = (np.array(each, np.int64) for each in zip(*footer.records, strict=True))
@@ -178,6 +178,9 @@ def check_rows(table: Any, footer: Footer, rank: int, first: int = 0) -> None:
             raise ValueError("its column 'step' contradicts the steps that its footer lists")
     if "rank" in table.column_names and (table.column("rank").to_numpy() != rank).any():
         raise ValueError(f"its column 'rank' is not {rank} throughout, as its name says")
+    if PHASE_COLUMN in table.column_names:
+        for phase in _one_chunk(table.column(PHASE_COLUMN)).dictionary.to_pylist():
+            check_phase(phase)
 
 
 def check_values(table: Any, bins: RunBins) -> None:
@@ -253,10 +256,7 @@ def sites_of(described: Any, channels: Int64, known: Texts | None = None) -> tup
     layouts = zip(*(columns.get(name, nothing) for name in LAYOUT_COLUMNS), strict=True)
     found = (_layout(*(tuple(x) if isinstance(x, list) else x for x in each)) for each in layouts)
     phases = columns.get(PHASE_COLUMN, nothing)
-    kinds = [
-        kind if phase is None else in_phase(check_phase(phase), kind)
-        for phase, kind in zip(phases, columns["kind"], strict=True)
-    ]
+    kinds = [in_phase(phase, kind) for phase, kind in zip(phases, columns["kind"], strict=True)]
     names = ("channel_dim", "shape", "dtype")
     counts = channels.tolist()
     return tuple(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, check_phase, finder, hint, in_phase
+from hookstats.records.keys import Key, finder, hint
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.runs.columns import HIGHER_COLUMNS
@@ -20,6 +20,7 @@ from hookstats.runs.encode import encode_table, join_tables
 from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN, TENSOR_COLUMNS, PartName
 from hookstats.runs.index import Where
 from hookstats.runs.parts import Parts
+from hookstats.runs.row_sites import row_sites
 from hookstats.runs.whole import Whole
 
 
@@ -207,32 +208,9 @@ def _rows(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, in
     phased = (PHASE_COLUMN,) if parts.has_phases(name) else ()
     table = parts.read(name, ("step", "site", "kind", *phased))  # the steps are compared
     mask = parts.rows(name, records)
-    codes = np.zeros(table.num_rows, np.int64)
-    texts: list[list[str | None]] = []
-    for column in ("site", *phased, "kind"):
-        found = table.column(column).combine_chunks()
-        texts.append([*found.dictionary.to_pylist(), None])
-        indices = found.indices.fill_null(len(texts[-1]) - 1).to_numpy()
-        codes = codes * len(texts[-1]) + indices
-    codes, first, inverse = np.unique(codes[mask], return_index=True, return_inverse=True)
-    named = [_key(code, texts) for code in codes.tolist()]
-    number = np.empty(len(codes), np.int64)
-    for i in np.argsort(first).tolist():
-        number[i] = keys.setdefault(named[i], len(keys))
+    sites = row_sites(table, keys, mask)
     steps = np.repeat([where.step for where in records], [where.rows for where in records])
-    return _Rows(name, mask, steps.astype(np.int64), number[inverse])
-
-
-def _key(code: int, texts: list[list[str | None]]) -> Key:
-    """The key of a row, of which `code` has the numbers of its texts: name, phase, kind."""
-    found = []
-    for known in reversed(texts):
-        code, place = divmod(code, len(known))
-        found.append(known[place])
-    kind, *phase, name = found
-    if phase and phase[0] is not None:
-        kind = in_phase(check_phase(phase[0]), str(kind))
-    return str(name), str(kind)
+    return _Rows(name, mask, steps.astype(np.int64), sites)
 
 
 def _in_order(

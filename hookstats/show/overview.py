@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hookstats.records.keys import Key, in_phase, plain_kind
+from hookstats.records.keys import Key, plain_kind
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_state
 from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN
+from hookstats.runs.row_sites import row_sites
 from hookstats.runs.run import Run
 from hookstats.show.progress import track
 from hookstats.stats import state
@@ -154,19 +155,7 @@ class Rows:
 
     def of(self, table: Any) -> Int64:
         """The rows of the sites in the rows of a table."""
-        codes, texts = np.zeros(table.num_rows, np.int64), []
-        for name in ("site", "kind", PHASE_COLUMN):
-            if name not in table.column_names:
-                continue
-            column = table.column(name).combine_chunks()
-            texts.append([*column.dictionary.to_pylist(), None])
-            codes = codes * len(texts[-1]) + column.indices.fill_null(len(texts[-1]) - 1).to_numpy()
-        unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        found = np.empty(len(unique), np.int64)
-        for i in np.argsort(first).tolist():
-            found[i] = self.keys.setdefault(_key(int(unique[i]), texts), len(self.keys))
-        rows: Int64 = found[inverse]
-        return rows
+        return row_sites(table, self.keys)
 
     def see(self, rows: Int64, channels: Int64, steps: Int64, detailed: NDArray[np.bool_]) -> None:
         """Note how many channels the sites have, and in which steps they have them."""
@@ -177,15 +166,6 @@ class Rows:
         fresh = known[rows] < 0
         known[rows[fresh][::-1]] = channels[fresh][::-1]
         self.uneven.update(rows[known[rows] != channels].tolist())
-
-
-def _key(code: int, texts: list[list[str | None]]) -> Key:
-    found = []
-    for known in reversed(texts):
-        code, place = divmod(code, len(known))
-        found.append(known[place])
-    name, kind, *phase = reversed(found)
-    return str(name), in_phase(phase[0], str(kind)) if phase and phase[0] else str(kind)
 
 
 def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> Iterator[Read]:
@@ -205,16 +185,16 @@ def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> It
             table = table if known.all() else table.filter(known)
         row = rows.of(table)
         died, lengths = _dead(table)
-        steps = table.column("step").to_numpy()
+        step_of = table.column("step").to_numpy()
         channels = _channels(table, lengths)
         died[channels != lengths] = -1
-        rows.see(row, channels, steps, channels == lengths)
+        rows.see(row, channels, step_of, channels == lengths)
         columns = {name: table.column(f"tensor_{name}").to_numpy() for name in numbers}
         moments, tallies = to_state(columns)
         observed = table.column("observed").to_numpy()
-        bounds = np.flatnonzero(np.diff(steps, prepend=-1, append=-1)).tolist()
+        bounds = np.flatnonzero(np.diff(step_of, prepend=-1, append=-1)).tolist()
         for span in (slice(*pair) for pair in pairwise(bounds)):
-            step = int(steps[span.start])
+            step = int(step_of[span.start])
             yield Read(step, row[span], moments[span], tallies[span], observed[span], died[span])
 
 

@@ -15,14 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from support.paths import DATA
 from support.rewritten import rewritten
-from support.samples import BINS, CHANNEL_BINS, assert_same, sample, tensors
+from support.samples import BINS, CHANNEL_BINS, assert_same, record_of, sample, tensors
 
 from hookstats.records.sparse import SparseCounts
 from hookstats.runs.format import PART_KEY
 from hookstats.runs.run import Run, open_run
 from hookstats.runs.writer import RunWriter
+from hookstats.show.overview import overview
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS, "model": "Net"}
 
@@ -51,9 +53,24 @@ def test_a_part_written_again_is_read(tmp_path: Path) -> None:
         assert_same(open_run(tmp_path)[step], sample(step))
 
 
+def test_a_phase_with_other_characters_is_refused_by_all_who_read(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, HEADER)
+    x = torch.ones(2, 2)
+    writer.write(record_of({("a", "output"): (x, 1), ("a", "fake:output"): (x, 1)}))
+    writer.close()
+    (part,) = (tmp_path / "parts").iterdir()
+    table = pq.read_table(part)
+    at = table.schema.get_field_index("phase")
+    assert table.column("phase").to_pylist() == [None, "fake"]
+    phases = pa.array([None, "fa ke"]).dictionary_encode().cast(table.schema.field(at).type)
+    rewrite(part, table.set_column(at, table.schema.field(at), phases))
+    refused(tmp_path, "phase = 'fa ke': expected letters", " ".join(READS))
+
+
 READS: dict[str, Callable[[Run], Any]] = {
     "record": lambda run: run[0],
     "table": lambda run: run.table(),
+    "overview": overview,
     "series": lambda run: [
         (site.mean, site.hist, site.channels.count) for site in run.series("whole").values()
     ],
