@@ -76,6 +76,16 @@ def read_run_json(run: Path) -> dict[str, Any]:
         return content
 
 
+def wider_limit(run: Path, rank: int, max_bytes: int) -> int | None:
+    """The limit of what a rank wrote into a run before, if that is wider than `max_bytes`."""
+    try:
+        before = read_rank_json(run, rank)["max_bytes"]
+    except (OSError, ValueError, LookupError):  # no run, which is fine, or said later
+        return max_bytes
+    is_wider = before is None or (isinstance(before, int) and before > max_bytes)
+    return before if is_wider else max_bytes
+
+
 def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
     """The content of a rank's file, or of run.json if the run was begun before version 3.
 

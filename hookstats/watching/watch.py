@@ -15,6 +15,7 @@ from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
+from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.arguments import check_optional_integer
@@ -120,7 +121,8 @@ def watch(
             newest quarter stays whole; every second older block of steps is deleted, then every
             second of those that remain, and so on, the same blocks on all ranks. Ten recorded steps
             before and after each incident that is no note stay, too, in up to half of it.
-            `Run.thinned` counts the deleted steps. A line on stderr, or in the log "hookstats",
+            `Run.thinned` counts the deleted steps. By default a run that is continued keeps a wider
+            limit of its own, None included. A line on stderr, or in the log "hookstats",
             says at the second step what steps take, and another one when the first are about to be
             deleted.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.
@@ -247,14 +249,17 @@ def _writer(
     overwrite: bool,
     max_bytes: int | None,
 ) -> RunWriter:
-    rank, ranks = current_rank(), world_size()
+    rank, ranks, path = current_rank(), world_size(), numbered(out)
+    share = None if max_bytes is None else max(1, max_bytes // ranks)
+    if append and share is not None and max_bytes == MAX_BYTES:
+        share = wider_limit(path, rank, share)
     return RunWriter(
-        numbered(out),
+        path,
         header,
         rank=rank,
         append=append,
         overwrite=overwrite,
-        max_bytes=None if max_bytes is None else max(1, max_bytes // ranks),
+        max_bytes=share,
         locked=True,
         says=rank == 0,
         world=current_world(),

@@ -114,6 +114,21 @@ def test_a_watch_keeps_the_steps_around_what_its_rules_find(tmp_path: Path) -> N
     assert [incident.step for incident in run.incidents] == [40]
 
 
+@pytest.mark.parametrize("before", [None, 20 << 30])
+def test_a_continued_run_keeps_its_wider_limit(tmp_path: Path, before: int | None) -> None:
+    """So that nothing is deleted that was recorded to stay."""
+
+    def limit_of(**settings: Any) -> Any:
+        settings |= {"kinds": ["output"], "rules": (), "append": True}
+        watch(nn.Linear(3, 4), out=tmp_path, **settings).close()
+        return json.loads((tmp_path / "run-00000.json").read_text())["max_bytes"]
+
+    assert limit_of(max_bytes=before) == before
+    assert limit_of() == before
+    assert limit_of(max_bytes=1 << 20) == 1 << 20
+    assert limit_of() == 10 << 30
+
+
 def test_a_continued_run_goes_on_counting(tmp_path: Path, part_bytes: int) -> None:
     for first in (0, 20, 40):
         writer = writer_of(tmp_path, 8 * part_bytes, append=True)
