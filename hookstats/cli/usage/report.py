@@ -1,12 +1,12 @@
 """report: write a run as one HTML file that opens in any browser, offline.
 
 examples:
-  hookstats report runs/a                   writes runs/a.html
+  hookstats report runs/a                    writes runs/a.html
   hookstats report runs/a -o report.html
-  hookstats report runs/a runs/b            writes runs/a-b.html: two runs, and the ratios
-  hookstats report --watch runs/a           serves the page while the run grows
-  hookstats report runs/a --ranks           all ranks merged, and each one to choose
-  hookstats report runs/a --steps 900:1100  these steps alone, every histogram
+  hookstats report runs/a runs/b             writes runs/a-b.html: two runs, and the ratios
+  hookstats report --watch runs/a            serves the page while the run grows
+  hookstats report runs/a --ranks            all ranks merged, and each one to choose
+  hookstats report runs/a --steps 900:1100   these steps alone, every histogram
 """
 
 from __future__ import annotations
