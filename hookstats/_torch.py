@@ -185,16 +185,15 @@ def batch_groups(module: nn.Module) -> list[tuple[str, Any]]:
         return [("dp_replicate", module.process_group)]
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where it is not loaded, nothing uses it
     with suppress(AttributeError):
+        wrapper: Any = module
         if isinstance(module, getattr(fsdp, "FullyShardedDataParallel", ())):
-            wrapper: Any = module
             within = wrapper.process_group
             if wrapper.sharding_strategy.name == "NO_SHARD":
                 return [("dp_replicate", within)]
             between = getattr(wrapper, "_inter_node_pg", None)
             return [("dp_replicate", between)] * (between is not None) + [("dp_shard", within)]
         if isinstance(module, getattr(fsdp, "FSDPModule", ())):
-            sharded: Any = module
-            state = sharded._get_fsdp_state()
+            state = wrapper._get_fsdp_state()
             # 2.10 and 2.11 have one group, or None; 2.13 and 2.15 have a list.
             groups = getattr(state, "_fsdp_param_groups", None)
             first = state._fsdp_param_group if groups is None else next(iter(groups), None)
@@ -202,12 +201,13 @@ def batch_groups(module: nn.Module) -> list[tuple[str, Any]]:
     return []
 
 
-def batch_wrappers(model: nn.Module) -> list[nn.Module]:
-    """The wrappers of DDP and FSDP1 around `model`, among all objects of the process (2.13)."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    kinds = (nn.parallel.DistributedDataParallel, getattr(fsdp, "FullyShardedDataParallel", None))
-    found = [one for one in gc.get_objects() if issubclass(type(one), tuple(filter(None, kinds)))]
-    return [one for one in found if any(part is model for part in one.modules())]
+def batch_wrappers() -> list[nn.Module]:
+    """The wrappers of DDP and FSDP1, of all objects: C finds those that refer to a class (2.13)."""
+    ddp, fsdp = nn.parallel.DistributedDataParallel, sys.modules.get("torch.distributed.fsdp")
+    kinds: list[type] = [ddp, getattr(fsdp, "FullyShardedDataParallel", ddp)]
+    for kind in kinds:  # which grows
+        kinds += type.__subclasses__(kind)
+    return [one for one in gc.get_referrers(*kinds) if any(type(one) is kind for kind in kinds)]
 
 
 def infers_shapes() -> bool:

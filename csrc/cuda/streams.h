@@ -10,12 +10,12 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "cuda/launch.h"
 #include "cuda/update.h"
 
 namespace hookstats::cuda {
@@ -67,18 +67,27 @@ class Streams {
       before = home_;
       const bool moves = !has_home_ || home_ != key;
       if (moves && home_was_used_) event = event_of(entries_[home_]);
-      has_home_ = true;
+      has_home_ = !is_per_thread(stream);
       home_ = key;
       home_was_used_ = false;
     }
-    if (event != nullptr) record(event, before.first);
+    if (event == nullptr) return;
+    if (cudaEventRecord(event, static_cast<cudaStream_t>(before.first)) != cudaSuccess) {
+      // The stream is gone, and its kernels may still run: only the device can be waited for.
+      // Training, which closes steps, neither fails nor waits.
+      cudaGetLastError();
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ++lost_homes_;
+    }
   }
 
   // Has `stream` wait for all kernels of streams other than that of the last `close`.
   void wait(Stream stream) {
     std::vector<cudaEvent_t> events;
+    unsigned lost = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
+      if (lost_homes_ != waited_for_) lost = lost_homes_;
       for (const auto& [key, entry] : entries_) {
         if (entry.event != nullptr) events.push_back(entry.event);
       }
@@ -87,16 +96,25 @@ class Streams {
       check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, 0),
             "cudaStreamWaitEvent of a step that is read");
     }
+    if (lost == 0) return;
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize for kernels of a stream that is gone");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    waited_for_ = lost;
   }
 
  private:
   // Of a stream's workspace: most grow no more, for the price of one page of the driver's.
   static constexpr size_t kLeastBytes = size_t{2} << 20;
 
-  // The handle of per-thread default streams is the same in every thread.
+  // The handle of per-thread default streams is the same in every thread, and means that of the
+  // thread that uses it. So such a stream is no home: another thread could put no event on it.
+  static bool is_per_thread(Stream stream) {
+    return stream == static_cast<Stream>(cudaStreamPerThread);
+  }
+
   using Key = std::pair<Stream, std::thread::id>;
   static Key key_of(Stream stream) {
-    if (stream != static_cast<Stream>(cudaStreamPerThread)) return {stream, {}};
+    if (!is_per_thread(stream)) return {stream, {}};
     return {stream, std::this_thread::get_id()};
   }
 
@@ -104,10 +122,6 @@ class Streams {
     Workspace workspace{nullptr, 0};
     cudaEvent_t event = nullptr;
   };
-
-  static void check(cudaError_t error, const std::string& what) {
-    if (error != cudaSuccess) throw std::runtime_error(what + ": " + cudaGetErrorString(error));
-  }
 
   static cudaEvent_t event_of(Entry& entry) {
     if (entry.event == nullptr) {
@@ -125,7 +139,8 @@ class Streams {
   // Zeroed memory that is never given back: that would wait for the device, and what grows is
   // doubled, so little is lost. Not torch's: graphs are warmed up on memory that has to come back.
   static Workspace allocate(size_t bytes, Stream stream) {
-    const std::string what = "a workspace of " + std::to_string(bytes) + " bytes";
+    const std::string text = "a workspace of " + std::to_string(bytes) + " bytes";
+    const char* const what = text.c_str();
     Workspace made{nullptr, bytes};
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // other threads may be capturing
     check(cudaThreadExchangeStreamCaptureMode(&mode), what);
@@ -140,6 +155,9 @@ class Streams {
   std::map<Key, Entry> entries_;
   Key home_{};  // the stream of the last `close`
   bool has_home_ = false, home_was_used_ = false;
+  // How many homes were destroyed with kernels that no event follows, and how many of these the
+  // device was waited for.
+  unsigned lost_homes_ = 0, waited_for_ = 0;
 };
 
 }  // namespace hookstats::cuda

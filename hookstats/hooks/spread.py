@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -65,6 +65,7 @@ class Spread:
         self._models = [weakref.ref(model) for model in models]
         self._mesh = mesh
         self._lines: list[_Line] | None = None
+        self._around: list[_Line] = []  # of a wrapper around the models
 
     def layout(self, kind: str, tensor: Tensor) -> Layout | None:
         """The layout of a tensor of this kind; None if nothing is known."""
@@ -126,7 +127,8 @@ class Spread:
 
     @property
     def batches(self) -> int | None:
-        """How many parts of the batch there are, on a rank each; None if no spread is seen."""
+        """How many parts of the batch there are, on a rank each; None if no spread is seen. May
+        look at all objects of the process."""
         sizes = [len(line.ranks) for line in self._find() if line.parameters == REPLICATE]
         return math.prod(sizes) if sizes else None
 
@@ -138,12 +140,25 @@ class Spread:
         models = [model for model in (each() for each in self._models) if model is not None]
         seen = set()
         given = [] if self._mesh is None else list(_of_mesh(self._mesh))
-        wrapped = next(filter(None, map(_of_wrappers, models)), [])
+        wrapped = self._of_wrappers(models)
         of_parameters = (line for model in models for line in _of_parameters(model))
         for line in (*given, *wrapped, *of_parameters):
             if len(line.ranks) > 1 and line.ranks not in seen:
                 seen.add(line.ranks)
                 yield line
+
+    def _of_wrappers(self, models: Sequence[nn.Module]) -> list[_Line]:
+        """The lines over which the outermost wrapper in a model, or else around it, spreads
+        batches.
+
+        Trainers wrap the model themselves, and give callbacks what is within.
+        """
+        for model in models:
+            if found := list(_of_outermost(model.modules())):
+                return found
+        if not self._around:
+            self._around = _of_surrounding(models)
+        return self._around
 
 
 def _of_mesh(mesh: Any) -> Iterator[_Line]:
@@ -160,16 +175,29 @@ def _of_mesh(mesh: Any) -> Iterator[_Line]:
             yield _Line(axis, ranks, values, REPLICATE, UNKNOWN)
 
 
-def _of_wrappers(model: nn.Module) -> list[_Line]:
-    """The lines over which the outermost wrapper in the model, or else around it, spreads batches.
+def _of_surrounding(models: Sequence[nn.Module]) -> list[_Line]:
+    """The lines of the outermost wrapper around any of the models.
 
-    Trainers wrap the model themselves, and give callbacks what is within.
+    Of several that are not within each other, as where an old one is still alive, the one over most
+    ranks counts, and of these, the one whose ranks are closest together: on all ranks the same.
     """
-    found = list(_of_outermost(model.modules()))
-    if not found:
-        with suppress(KeyError, RuntimeError, ValueError):  # a wrapper of a group that was left
-            found = list(_of_outermost(batch_wrappers(model)))
-    return found
+    wanted = set(map(id, models))
+    found: list[tuple[nn.Module, set[int], list[_Line]]] = []
+    for wrapper in batch_wrappers():
+        # Wrappers may be half made, or of a group that was left.
+        with suppress(AttributeError, KeyError, RuntimeError, ValueError):
+            parts = {id(part) for part in wrapper.modules() if part is not wrapper}
+            lines = [] if parts.isdisjoint(wanted) else list(_of_outermost([wrapper]))
+            if lines:
+                found.append((wrapper, parts, lines))
+    inner = set[int]().union(*(parts for _, parts, _ in found))
+    return min((lines for one, _, lines in found if id(one) not in inner), key=_extent, default=[])
+
+
+def _extent(lines: Sequence[_Line]) -> tuple[int, list[tuple[int, ...]]]:
+    """What is least of the lines over most ranks, and of these, over those closest together."""
+    distances = [tuple(rank - line.ranks[0] for rank in line.ranks) for line in lines]
+    return -math.prod(map(len, distances)), distances
 
 
 def _of_outermost(modules: Iterable[nn.Module]) -> Iterator[_Line]:

@@ -356,11 +356,8 @@ class Flusher:
             self.latest = given
             if self._sinks:
                 into.append(given)
-        if self._detail is not None:
-            self._todo.append(partial(self._write_detail, self._detail, record))
-
-    def _write_detail(self, detail: Detail, record: StepRecord) -> None:
-        self._disk.write(detail.of(record))
+        if (detail := self._detail) is not None:
+            self._todo.append(lambda: self._disk.write(detail.of(record)))
 
     def _merged(
         self, merge: Callable[[], StepRecord | None], record: StepRecord

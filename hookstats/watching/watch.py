@@ -196,8 +196,9 @@ def watch(
         make_reachable(selection.modules | doors)
     spread = Spread(models.values(), mesh)
     header = settings.header(models, selection)
-    if spread.batches is not None:
-        header["grad_scale"] = 1 / spread.batches
+    parts = spread.batches
+    if parts is not None:
+        header["grad_scale"] = 1 / parts
     setup = setup_of(selection, optimizers) if chosen else None
     monitor = Monitor(chosen, setup)
     header_of_run = {**header, **_of_rules(chosen, setup)}

@@ -133,6 +133,49 @@ void test_one_stream_costs_no_events() {
   CHECK(driver::state.events.empty(), "%zu events", driver::state.events.size());
 }
 
+// The handle of the per-thread default stream means another stream in each thread: what a thread
+// launched there, and closed steps on, is waited for although another thread closes the next one.
+void test_per_thread_streams() {
+  driver::reset();
+  Streams streams;
+  cudaStream_t theirs = nullptr;
+  const auto launch = [&] {
+    run_kernel(cudaStreamPerThread);
+    streams.launched(cudaStreamPerThread);
+  };
+  std::thread([&] {
+    launch();
+    streams.close(cudaStreamPerThread);
+    launch();
+    theirs = driver::meant_by(cudaStreamPerThread);
+  }).join();
+  for (const cudaStream_t closing : {cudaStreamPerThread, stream(1)}) {
+    streams.close(closing);
+    streams.wait(stream(9));
+    const int waited = driver::state.waits_for[stream(9)][theirs];
+    CHECK(waited == 2, "%d of 2 kernels of another thread's own stream", waited);
+  }
+}
+
+// Training goes on where the stream of its steps was destroyed; who reads waits for the device.
+void test_a_destroyed_stream() {
+  driver::reset();
+  Streams streams;
+  streams.close(stream(1));
+  run_kernel(stream(1));
+  streams.launched(stream(1));
+  driver::state.destroyed.insert(stream(1));
+  bool closed = true;
+  try {
+    streams.close(stream(2));
+  } catch (const std::runtime_error&) {
+    closed = false;
+  }
+  CHECK(closed, "a step is closed after the stream of the step before was destroyed");
+  for (int i = 0; i < 2; ++i) streams.wait(stream(9));
+  CHECK(driver::state.device_waits == 1, "waited %d times", driver::state.device_waits);
+}
+
 void test_threads() {
   driver::reset();
   Streams streams;
@@ -161,6 +204,8 @@ int main() {
   test_a_full_queue_blocks_nobody_else();
   test_a_step_waits_for_all_streams();
   test_one_stream_costs_no_events();
+  test_per_thread_streams();
+  test_a_destroyed_stream();
   test_threads();
   return check::finish("test_host");
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
 
 import hookstats as hs
+from hookstats._torch import batch_wrappers
+from hookstats.hooks import spread
 from hookstats.records.layout import Axis, Cut, Layout, Mesh
 from hookstats.runs.world import current_world
 from hookstats.watching.settings import KINDS
@@ -76,6 +79,46 @@ def within_ddp(rank: int, out: str) -> None:
 def test_the_wrapper_around_a_watched_model_counts(ranks: Ranks, tmp_path: Path) -> None:
     ranks(within_ddp, str(tmp_path / "run"))
     assert hs.open_run(tmp_path / "run").header["grad_scale"] == 1 / RANKS
+
+
+def between_wrappers(rank: int, how: str) -> tuple[list[int], int]:
+    """The ranks that a watch of a wrapped model sees, and how often all objects were searched."""
+    model = network()
+    others = network()
+    alone, _ = torch.distributed.new_subgroups(1)
+    ddp = nn.parallel.DistributedDataParallel
+    made = [
+        ddp(model, process_group=group) for group in (alone, None)[:: 1 if how != "new" else -1]
+    ]
+    if how == "left":
+        torch.distributed.destroy_process_group(alone)
+    looks = 0
+
+    def counted() -> list[nn.Module]:
+        nonlocal looks
+        looks += 1
+        return batch_wrappers()
+
+    seen = []
+    with (
+        patch.object(spread, "batch_wrappers", counted),
+        hs.watch([others, model], kinds=["output"], rules=()) as w,
+    ):
+        made[how != "new"](torch.randn(5, 3))
+        w.step()
+        for site in w.latest.sites:
+            assert site.layout is not None
+            (mesh,) = site.layout.meshes
+            seen.append(mesh.axes[0].size)
+    return seen, looks
+
+
+@pytest.mark.parametrize("how", ["old", "new", "left"])
+def test_of_several_wrappers_the_one_over_most_ranks_counts(ranks: Ranks, how: str) -> None:
+    """The first, the last, or one whose group is gone, is over fewer."""
+    for seen, looks in ranks(between_wrappers, how):
+        assert set(seen) == {RANKS}
+        assert looks == 1
 
 
 def under_fsdp1(rank: int, use_orig_params: bool) -> tuple[int, dict[str, int]]:

@@ -9,10 +9,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidResourceHandle = 400
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
@@ -50,6 +56,8 @@ struct State {
   };
   std::vector<Mark> events;
   std::map<cudaStream_t, std::map<cudaStream_t, int>> waits_for;  // the kernels of other streams
+  std::set<cudaStream_t> destroyed;
+  int device_waits = 0;  // for all streams
   std::vector<std::unique_ptr<char[]>> allocated;
   std::function<void()> before_next;  // what happens before the next launch or event, once
 };
@@ -72,13 +80,21 @@ inline void reset() {
   state.kernels.clear();
   state.events.clear();
   state.waits_for.clear();
+  state.destroyed.clear();
+  state.device_waits = 0;
   state.before_next = nullptr;
+}
+
+// What a handle means to the thread that uses it: the per-thread default stream is its own.
+inline cudaStream_t meant_by(cudaStream_t stream) {
+  static thread_local char own = 0;
+  return stream == cudaStreamPerThread ? reinterpret_cast<cudaStream_t>(&own) : stream;
 }
 
 // A kernel that somebody else's code launched.
 inline void run_kernel(cudaStream_t stream) {
   const std::lock_guard<std::mutex> lock(state.mutex);
-  ++state.kernels[stream];
+  ++state.kernels[meant_by(stream)];
 }
 
 }  // namespace driver
@@ -108,7 +124,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const auto found = driver::state.most_shared.find(reinterpret_cast<const void*>(kernel));
   const size_t most = found == driver::state.most_shared.end() ? 48 * 1024 : found->second;
   if (config->dynamicSmemBytes > most) return cudaErrorInvalidValue;
-  ++driver::state.kernels[config->stream];
+  ++driver::state.kernels[driver::meant_by(config->stream)];
   return cudaSuccess;
 }
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
@@ -136,8 +152,16 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   driver::submitting();
   const std::lock_guard<std::mutex> lock(driver::state.mutex);
+  stream = driver::meant_by(stream);
+  if (driver::state.destroyed.count(stream) != 0) return cudaErrorInvalidResourceHandle;
   driver::state.events[reinterpret_cast<uintptr_t>(event) - 1] = {stream,
                                                                   driver::state.kernels[stream]};
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() {
+  const std::lock_guard<std::mutex> lock(driver::state.mutex);
+  ++driver::state.device_waits;
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
