@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hookstats.records.keys import MODULE_KINDS, PARAMETER_KINDS
 from hookstats.runs.files import read_json
 from hookstats.runs.format import RUN_JSON, rank_json
-
-KINDS = ("input", "output", "grad_input", "grad_output", "param", "param_grad", "update")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,14 +25,14 @@ def answer(parser: argparse.ArgumentParser) -> None:
     Runs are completed by the directories that hold some, `--layer` by the layers of the run.
     """
     with suppress(ImportError):
-        complete = _require()
+        complete, kinds = _require(), (*MODULE_KINDS, *PARAMETER_KINDS)
         for action in _actions(parser):
             if action.dest in ("run", "a", "b", "directory"):
                 action.completer = _runs  # type: ignore[attr-defined]
             elif action.dest == "layer":
                 action.completer = _layers  # type: ignore[attr-defined]
             elif action.dest == "kind":
-                action.completer = complete.ChoicesCompleter(KINDS)  # type: ignore[attr-defined]
+                action.completer = complete.ChoicesCompleter(kinds)  # type: ignore[attr-defined]
         complete.autocomplete(parser)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hookstats.cli.alerts import STYLES
 from hookstats.cli.inputs import open_path
 from hookstats.cli.output import count, describe, stdout
 from hookstats.runs.format import RUN_JSON
@@ -18,8 +19,6 @@ from hookstats.runs.run import Run
 from hookstats.show.grid import Cell, print_grid
 from hookstats.show.progress import track
 from hookstats.show.terminal import format_number
-
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 class Listed(NamedTuple):
@@ -119,14 +118,14 @@ def _order(one: Listed, by: str) -> tuple[object, str]:
 
 
 def _cells(one: Listed) -> list[Cell]:
-    worst = next((severity for severity in _STYLES if severity in one.severities), "")
+    worst = next((severity for severity in STYLES if severity in one.severities), "")
     return [
         (one.name, ""),
         (one.started[:16].replace("T", " "), ""),
         (str(one.steps), ""),
         ("-" if one.last is None else str(one.last), ""),
         ("-" if math.isnan(one.loss) else format_number(one.loss), ""),
-        (_said(one.severities, worst), _STYLES.get(worst, "")),
+        (_said(one.severities, worst), STYLES.get(worst, "")),
         ("closed" if one.closed else "open", ""),
     ]
 

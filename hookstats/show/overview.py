@@ -51,7 +51,9 @@ class Overview:
     tallies: Int64
     """[T, S, 5]: `state.TALLIES` of the whole tensor."""
     observed: Int64
-    """int64 [T, S]: the number of calls merged; 0 where nothing was recorded."""
+    """int64 [T, S]: the number of calls merged."""
+    recorded: Int64
+    """int64 [T, S]: the number of steps merged; 0 where nothing was recorded."""
     dead: Int64
     """int64 [T, S]: the dead channels, see `insight.dead`; of several steps the greatest number; -1
     where whole tensors alone were recorded."""
@@ -77,6 +79,7 @@ class Overview:
             np.stack(moments),
             np.stack(tallies),
             np.add.reduceat(self.observed, starts, axis=0),
+            np.add.reduceat(self.recorded, starts, axis=0),
             np.maximum.reduceat(self.dead, starts, axis=0),
         )
 
@@ -140,6 +143,8 @@ class Read(NamedTuple):
     moments: Float64
     tallies: Int64
     observed: Int64
+    recorded: Int64
+    """In how many steps: one, until steps are merged."""
     dead: Int64
 
 
@@ -149,7 +154,8 @@ class Rows:
     def __init__(self) -> None:
         self.keys: dict[Key, int] = {}
         self.uneven: set[int] = set()
-        self._channels = np.zeros(0, np.int64)  # of each row, as recorded first
+        self.channels = np.zeros(0, np.int64)
+        """Of each row the number of channels, as recorded first."""
         self.detailed = np.zeros(0, np.int64)
         """Of each row the last step with channels; -1 where there is none."""
 
@@ -159,10 +165,10 @@ class Rows:
 
     def see(self, rows: Int64, channels: Int64, steps: Int64, detailed: NDArray[np.bool_]) -> None:
         """Note how many channels the sites have, and in which steps they have them."""
-        new = np.full(len(self.keys) - len(self._channels), -1)
+        new = np.full(len(self.keys) - len(self.channels), -1)
         self.detailed = np.concatenate((self.detailed, new))
         self.detailed[rows[detailed]] = steps[detailed]  # ascending: the last one stays
-        known = self._channels = np.concatenate((self._channels, new))
+        known = self.channels = np.concatenate((self.channels, new))
         fresh = known[rows] < 0
         known[rows[fresh][::-1]] = channels[fresh][::-1]
         self.uneven.update(rows[known[rows] != channels].tolist())
@@ -195,7 +201,9 @@ def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> It
         bounds = np.flatnonzero(np.diff(step_of, prepend=-1, append=-1)).tolist()
         for span in (slice(*pair) for pair in pairwise(bounds)):
             step = int(step_of[span.start])
-            yield Read(step, row[span], moments[span], tallies[span], observed[span], died[span])
+            once = np.ones(len(row[span]), np.int64)
+            state_of = moments[span], tallies[span]
+            yield Read(step, row[span], *state_of, observed[span], once, died[span])
 
 
 def _channels(table: Any, lengths: Int64) -> Int64:
@@ -223,13 +231,15 @@ def merge_steps(several: list[Read], size: int) -> Read:
         return several[0]
     moments = np.tile(state.IDENTITY[: several[0].moments.shape[1]], (len(several), size, 1))
     tallies = np.zeros((len(several), size, len(state.TALLIES)), np.int64)
-    observed, died = np.zeros(size, np.int64), np.full(size, -1)
+    observed, recorded = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    died = np.full(size, -1)
     for i, read in enumerate(several):
         moments[i, read.rows], tallies[i, read.rows] = read.moments, read.tallies
         observed[read.rows] += read.observed
+        recorded[read.rows] += read.recorded
         died[read.rows] = np.maximum(died[read.rows], read.dead)
     both = _combined(moments, tallies)
-    return Read(several[0].step, np.arange(size), *both, observed, died)
+    return Read(several[0].step, np.arange(size), *both, observed, recorded, died)
 
 
 def _combined(moments: Float64, tallies: Int64) -> tuple[Float64, Int64]:
@@ -248,11 +258,12 @@ def _join(
     identity = state.IDENTITY[: columns[0].moments.shape[1]]
     moments = np.tile(np.array(identity), (*shape, 1))
     tallies = np.zeros((*shape, len(state.TALLIES)), np.int64)
-    observed, died = np.zeros(shape, np.int64), np.full(shape, -1)
+    observed, recorded = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    died = np.full(shape, -1)
     for t, read in enumerate(columns):
         at = place[read.rows]
         moments[t, at], tallies[t, at] = read.moments, read.tallies
-        observed[t, at], died[t, at] = read.observed, read.dead
+        observed[t, at], recorded[t, at], died[t, at] = read.observed, read.recorded, read.dead
     keys, known = list(rows.keys), set(steps)
     seen = observed.T[:, ::-1] > 0
     last = [spans[shape[0] - 1 - int(row.argmax())] for row in seen]
@@ -273,6 +284,7 @@ def _join(
         moments=moments,
         tallies=tallies,
         observed=observed,
+        recorded=recorded,
         dead=died,
     )
 
@@ -308,18 +320,19 @@ def execution_order(keys: Sequence[Key]) -> list[int]:
     return sorted(range(len(keys)), key=place)
 
 
-def norms_of(view: Overview) -> NDArray[np.float64] | None:
-    """float64 [T]: the L2 norm of all gradients of parameters, as `gradient_norm` has it; NaN where
-    any is NaN, infinite where any is infinite; None where there are none. Of a column of several
-    steps it is the root of the mean square."""
+def norms_of(view: Overview) -> list[float | None] | None:
+    """[T]: the L2 norm of all gradients of parameters, as `gradient_norm` has it; NaN where any is
+    NaN, infinite where any is infinite, None where none was recorded; None where there are none in
+    any column. Of a column of several steps it is the root of the mean square, over the steps that
+    recorded gradients."""
     chosen = [s for s, site in enumerate(view.sites) if plain_kind(site.kind) == "param_grad"]
     if not chosen:
         return None
-    steps = np.array([end - first for first, end in view.spans])
+    steps = view.recorded[:, chosen].max(1)
     column = columns_of(view.moments[:, chosen], view.tallies[:, chosen])
     with np.errstate(all="ignore"):
         squares = column("m2") + column("count") * np.square(column("mean"))
         found = np.sqrt(squares.sum(1) / steps)
     found[(column("posinf") + column("neginf")).sum(1) > 0] = np.inf
     found[column("nan").sum(1) > 0] = np.nan
-    return np.asarray(found)
+    return [norm if many else None for norm, many in zip(found.tolist(), steps, strict=True)]

@@ -17,7 +17,8 @@ def paired(other: Run, view: Overview, name: str = "the other run") -> Overview:
     """What another run recorded of the sites and in the steps of an overview.
 
     A column has the steps of the other run from its first step to its last; where there are none,
-    or the other run lacks a site, nothing was observed.
+    or the other run lacks a site, nothing was observed. Sites have the number of channels that they
+    have in the other run; the rest of their description is that of the overview.
 
     name: of the other run, for a progress bar.
     """
@@ -34,6 +35,7 @@ def paired(other: Run, view: Overview, name: str = "the other run") -> Overview:
     width = view.moments.shape[2]
     moments = np.tile(np.array(state.IDENTITY[:width]), (*view.observed.shape, 1))
     tallies, observed = np.zeros_like(view.tallies), np.zeros_like(view.observed)
+    recorded = np.zeros_like(view.recorded)
     died = np.full_like(view.dead, -1)
     for t, several in columns.items():
         read = merge_steps(several, len(rows.keys))
@@ -43,7 +45,19 @@ def paired(other: Run, view: Overview, name: str = "the other run") -> Overview:
         moments[t, at[kept], :known_columns] = read.moments[kept, :known_columns]
         moments[t, at[kept], known_columns:] = np.nan
         tallies[t, at[kept]], observed[t, at[kept]] = read.tallies[kept], read.observed[kept]
-        died[t, at[kept]] = read.dead[kept]
+        recorded[t, at[kept]], died[t, at[kept]] = read.recorded[kept], read.dead[kept]
+    sites = list(view.sites)
+    for s, channels in zip(place.tolist(), rows.channels.tolist(), strict=True):
+        if s >= 0:
+            sites[s] = sites[s]._replace(channels=channels, merged=0)
     return replace(
-        view, rank=other.rank, moments=moments, tallies=tallies, observed=observed, dead=died
+        view,
+        rank=other.rank,
+        sites=tuple(sites),
+        uneven=frozenset(int(place[row]) for row in rows.uneven if place[row] >= 0),
+        moments=moments,
+        tallies=tallies,
+        observed=observed,
+        recorded=recorded,
+        dead=died,
     )

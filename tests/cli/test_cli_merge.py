@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.commands import call
+from support.commands import call, write_run
 from support.samples import assert_same, sample
-from support.written import write_run
 
 from hookstats import open_run
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.commands import parts_of, write_run
 from support.samples import assert_same, sample
-from support.written import write_run
 
 from hookstats.runs.run import Run, open_run
 from hookstats.show.overview import overview
@@ -70,7 +70,7 @@ IN_THE_FOOTER = [
 
 @pytest.mark.parametrize("damage", IN_THE_FOOTER)
 def test_a_damaged_part_is_named_and_the_others_can_be_read(tmp_path: Path, damage: str) -> None:
-    bad, _ = write_run(tmp_path, sample(0), sample(1))
+    bad, _ = parts_of(write_run(tmp_path, sample(0), sample(1)))
     damage_part(bad, damage)
     run = open_run(tmp_path)
     assert_same(run[1], sample(1))
@@ -85,7 +85,7 @@ def test_a_damaged_part_is_named_and_the_others_can_be_read(tmp_path: Path, dama
 @pytest.mark.parametrize("damage", [*IN_THE_FOOTER, "a page"])
 @pytest.mark.parametrize("first", ["record", "table", "series"])
 def test_damaged_parts_are_left_out_if_asked_for(tmp_path: Path, damage: str, first: str) -> None:
-    _, bad, _ = write_run(tmp_path, sample(0), sample(1), sample(2))
+    _, bad, _ = parts_of(write_run(tmp_path, sample(0), sample(1), sample(2)))
     damage_part(bad, damage)
     run = open_run(tmp_path, skip_damaged=True)
     with pytest.warns(RuntimeWarning, match=f"left out: .*{bad.name}: damaged, or not") as w:
@@ -103,7 +103,7 @@ def test_damaged_parts_are_left_out_if_asked_for(tmp_path: Path, damage: str, fi
 
 
 def test_a_column_that_turns_out_to_be_damaged_is_named(tmp_path: Path) -> None:
-    bad, _ = write_run(tmp_path, sample(0), sample(1))
+    bad, _ = parts_of(write_run(tmp_path, sample(0), sample(1)))
     flip_in_column(bad, "mean")
     run = open_run(tmp_path, skip_damaged=True)
     site = run["whole", "*"]["whole", "param_grad"]
@@ -117,7 +117,7 @@ def test_a_column_that_turns_out_to_be_damaged_is_named(tmp_path: Path) -> None:
 
 
 def test_flipped_bytes_are_never_taken_for_data(tmp_path: Path) -> None:
-    (part,) = write_run(tmp_path, sample(0))
+    (part,) = parts_of(write_run(tmp_path, sample(0)))
     content, whole = part.read_bytes(), open_run(tmp_path)[0]
     errors = []
     for position in range(4, len(content) - 8, 37):
@@ -138,7 +138,7 @@ def test_flipped_bytes_are_never_taken_for_data(tmp_path: Path) -> None:
 
 
 def test_a_part_that_vanishes_takes_its_steps_with_it(tmp_path: Path) -> None:
-    first, _ = write_run(tmp_path, sample(0), sample(1))
+    first, _ = parts_of(write_run(tmp_path, sample(0), sample(1)))
     run = open_run(tmp_path)
     assert run.steps == [0, 1]
     first.unlink()
@@ -149,7 +149,7 @@ def test_a_part_that_vanishes_takes_its_steps_with_it(tmp_path: Path) -> None:
 
 
 def test_files_with_other_names_are_not_parts(tmp_path: Path) -> None:
-    (part,) = write_run(tmp_path, sample(0))
+    (part,) = parts_of(write_run(tmp_path, sample(0)))
     for name in (f".{part.name}.0123abcd.tmp", f"{part.name}.bak", "notes.txt", "other.parquet"):
         (part.parent / name).write_text("not a part")
     run = open_run(tmp_path)
@@ -158,7 +158,7 @@ def test_files_with_other_names_are_not_parts(tmp_path: Path) -> None:
 
 def test_a_step_of_which_every_part_turns_out_to_be_damaged_is_named(tmp_path: Path) -> None:
     for rank in (0, 1):
-        (part,) = write_run(tmp_path, replace(sample(0), rank=rank), rank=rank)
+        (part,) = parts_of(write_run(tmp_path, replace(sample(0), rank=rank), rank=rank), rank)
         flip_in_column(part, "kind" if rank else "mean")
     run = open_run(tmp_path, skip_damaged=True)
     with (
@@ -169,7 +169,7 @@ def test_a_step_of_which_every_part_turns_out_to_be_damaged_is_named(tmp_path: P
 
 
 def test_the_overview_names_a_run_whose_every_part_turns_out_to_be_damaged(tmp_path: Path) -> None:
-    (part,) = write_run(tmp_path, sample(0))
+    (part,) = parts_of(write_run(tmp_path, sample(0)))
     flip_in_column(part, "tensor_nan")  # a record needs it not
     run = open_run(tmp_path, skip_damaged=True)
     with (

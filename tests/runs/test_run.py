@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.commands import parts_of, write_run
 from support.paths import DATA
 from support.samples import BINS, CHANNEL_BINS, OLD_SUMS, assert_same, record_of, sample, tensors
-from support.written import write_run
 
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import SparseCounts
@@ -319,7 +319,7 @@ def test_a_damaged_run_json_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_newer_format_is_refused_as_such(tmp_path: Path) -> None:
-    (part,) = write_run(tmp_path / "part", sample(0))
+    (part,) = parts_of(write_run(tmp_path / "part", sample(0)))
     table = pq.read_table(part)
     about = json.loads(pq.read_metadata(part).metadata[b"hookstats"])
     about["format_version"] = FORMAT_VERSION + 1

@@ -15,9 +15,13 @@ from support.browser import chromium, screen
 from support.commands import call, healthy, write_run
 from support.opened import Page, number
 from support.payloads import payload_of
+from support.samples import record_of
 
 import hookstats as hs
+from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
+from hookstats.show.overview import norms_of, overview
+from hookstats.show.paired import paired
 
 check = pytest.mark.check
 
@@ -98,6 +102,77 @@ def test_each_rank_can_be_chosen(browser: Any, ranks: hs.Run, tmp_path: Path) ->
     choice.select_by_visible_text("rank 0")
     assert "not finite" not in page["readout"].text
     assert browser.get_log("browser") == []
+
+
+def gradients(step: int) -> StepRecord:
+    """A weight's gradient; step 3 has none."""
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+    kind = "param" if step == 3 else "param_grad"
+    return record_of({("a.weight", kind): (x, 0), ("a", "output"): (x, 1)}, step)
+
+
+def test_the_norm_of_what_is_beside_is_over_its_own_steps(tmp_path: Path) -> None:
+    run = hs.open_run(write_run(tmp_path / "a", *map(gradients, range(6))))
+    other = hs.open_run(write_run(tmp_path / "b", *map(gradients, (0, 2))))
+    norms = [gradient_norm(run[step]) for step in range(6)]
+    assert norms[3] is None
+    view = overview(run)
+    assert norms_of(view) == pytest.approx(norms)
+    assert norms_of(paired(other, view)) == pytest.approx([norms[0], None, norms[2], *[None] * 3])
+    wide = overview(run, cells=4)
+    assert wide.spans == ((0, 3), (3, 6))
+    squares = [norm**2 for norm in norms if norm is not None]
+    means = [np.sqrt(np.mean(some)) for some in (squares[:3], squares[3:])]
+    assert norms_of(wide) == norms_of(view.merged([0, 3])) == pytest.approx(means)
+    both = np.sqrt((squares[0] + squares[2]) / 2)
+    assert norms_of(paired(other, wide)) == pytest.approx([both, None])
+    packed = payload_of(page_of(run, other, tmp_path))
+    (norm,) = (one for one in packed["others"][0]["curves"] if one["name"] == GRADIENT_NORM)
+    assert norm["values"] == [float(f"{norms[0]:.6g}"), None, float(f"{norms[2]:.6g}"), *[None] * 3]
+
+
+def page_of(run: hs.Run, other: hs.Run, tmp_path: Path) -> str:
+    return run.report(tmp_path / "page.html", other=other).read_text("utf-8")
+
+
+def half_dead(channels: int) -> StepRecord:
+    x = torch.ones(4, channels)
+    x[:, : channels // 2] = 0.0
+    return record_of({("relu", "output"): (x, 1)}, 0)
+
+
+@check
+def test_the_share_of_dead_channels_is_of_the_runs_own(browser: Any, tmp_path: Path) -> None:
+    run, other = (
+        hs.open_run(write_run(tmp_path / str(channels), half_dead(channels), close=False))
+        for channels in (4, 8)
+    )
+    page_of(run, other, tmp_path)
+    page = Page(browser, tmp_path / "page.html")
+    page.kind("output")
+    page.choose("dead")
+    for beside, said in (("a", "50 %, 2 of 4 channels"), ("b", "50 %, 4 of 8 channels")):
+        page.script(f"document.querySelector('#beside [value={beside}]').click()")
+        share, dead = said.split(", ")
+        assert f"share of dead channels {share}" in page["readout"].text
+        assert page["readout"].text.endswith(f"{dead} dead")
+    page.script("document.querySelector('#beside [value=ratio]').click()")
+    assert "\u00d71" in page["readout"].text
+
+
+@check
+def test_magnitudes_beyond_float32_are_shown(browser: Any, tmp_path: Path) -> None:
+    sizes = {"small": 1e-50, "usual": 1.0, "large": 1e39}
+    x = torch.ones(4, 3, dtype=torch.float64)
+    sites = {(name, "output"): (x * size, 1) for name, size in sizes.items()}
+    run = hs.open_run(write_run(tmp_path / "run", record_of(sites), close=False))
+    page = Page(browser, run.report(tmp_path / "page.html"))
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    for name, size in sizes.items():
+        assert page.chosen[0] == name
+        shown = page.tiles()["rms"], page["readout"].text.rpartition("rms ")[2].split()[0]
+        assert [*map(number, shown)] == pytest.approx([size] * 2, rel=0.02, abs=0)
+        page.press(page.heatmap, page.keys.ARROW_DOWN)
 
 
 @pytest.fixture(scope="module")

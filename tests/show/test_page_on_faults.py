@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.browser import chromium, screen
+from support.opened import number
 
 import hookstats as hs
 from hookstats.records.alerts import worst
@@ -46,10 +47,6 @@ TELL = """
     }
     return found;
 """
-
-
-def number(text: str) -> float:
-    return float(text.replace("\u2212", "-").replace("\u2013", "nan").replace(",", ""))
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -69,6 +69,11 @@ def write_run(out: Path, *records: StepRecord, close: bool = True, rank: int = 0
     return out
 
 
+def parts_of(run: Path, rank: int = 0) -> list[Path]:
+    """The parts of one rank of a run, in order."""
+    return sorted((run / "parts").glob(f"{rank:05d}-*"))
+
+
 def healthy(step: int, changes: Mapping[tuple[str, str], float] | None = None) -> StepRecord:
     """A step of a small network in good health; `changes` scale the tensors of some sites."""
     generator = torch.Generator().manual_seed(step)

@@ -11,7 +11,8 @@ from support.browser import requests
 
 
 def number(text: str) -> float:
-    return float(text.replace("\u2212", "-").replace("\u2013", "nan"))
+    """The number that the page writes so."""
+    return float(text.replace("\u2212", "-").replace("\u2013", "nan").replace(",", ""))
 
 
 class Page:

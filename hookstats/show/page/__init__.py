@@ -102,7 +102,8 @@ def payload_of(
     for n, (name, one) in enumerate(others.items()):
         pair = paired(one, view, name)
         arrays += add_numbers(payload, pair, apart, room // 2 // len(others), prefix=f"b{n}.")
-        about.append({"name": name, "curves": curves(one, pair)})
+        channels = [None if s in pair.uneven else x.channels for s, x in enumerate(pair.sites)]
+        about.append({"name": name, "curves": curves(one, pair), "channels": channels})
     payload.describe(arrays=arrays, others=about, ofRanks=ranks and bool(others))
     return payload
 

@@ -30,7 +30,7 @@ def curves(run: Run, view: Overview) -> list[dict[str, Any]]:
         found[name] = _by_column(view, series.steps, series.values)
     norms = norms_of(view)
     if norms is not None:
-        found.setdefault(GRADIENT_NORM, norms.tolist())
+        found.setdefault(GRADIENT_NORM, norms)
     return [{"name": name, "values": list(map(_json, each))} for name, each in found.items()]
 
 

@@ -13,6 +13,7 @@ async function unpack(text) {
   const blocks = Object.create(null);
   await Promise.all(Object.keys(packed).map(async (name) => (blocks[name] = await inflate(packed[name]))));
   data.columns = data.spans.length;
+  data.channels = data.sites.map((site) => (site.uneven ? null : site.channels));
   data.starts = Object.create(null);
   // What is set beside, run B or each rank, has the same names in an object of its own.
   data.others = data.others.map((about) => Object.assign(Object.create(data), about, { starts: Object.create(null) }));
@@ -64,7 +65,7 @@ function decode(data, { code, width, starts }, bytes) {
   const [S, T] = [data.sites.length, data.columns];
   const K = starts ? starts.length : T;
   const n = S * K;
-  const out = new (code === "count" && width > 2 ? Float64Array : Float32Array)(S * T);
+  const out = new (code === "log" || (code === "count" && width > 2) ? Float64Array : Float32Array)(S * T);
   const number = NUMBERS[code](data);
   const modulus = 256 ** width;
   for (let s = 0; s < S; s++) {

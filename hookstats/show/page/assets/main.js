@@ -321,7 +321,7 @@ function describeCell(s, column) {
   if (ratio !== undefined && !Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} the layer’s median`);
   const d = sources().at(-1);
   if (nonfinite(d, i)) lines.push(`${plural(nonfinite(d, i), "value")} not finite`);
-  if (deadIsKnown(d, i, site) && d.dead[i]) lines.push(`${d.dead[i]} of ${plural(site.channels, "channel")} dead`);
+  if (deadIsKnown(d, i) && d.dead[i]) lines.push(`${d.dead[i]} of ${plural(channelsOf(d, i), "channel")} dead`);
   return lines.join("\n");
 }
 

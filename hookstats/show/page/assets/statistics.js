@@ -3,12 +3,13 @@
 
 // Shares, made of the counts that the page has; all other statistics come as they are.
 const SHARES = {
-  dead: (d, i, site) => (deadIsKnown(d, i, site) ? d.dead[i] / site.channels : NaN),
+  dead: (d, i) => (deadIsKnown(d, i) ? d.dead[i] / channelsOf(d, i) : NaN),
   nonfinite: (d, i) => nonfinite(d, i) / (nonfinite(d, i) + d.count[i]),
 };
 
 // Not where channels change, nor where a step has its whole tensors alone.
-const deadIsKnown = (d, i, site) => !site.uneven && d.dead[i] !== 0xffff;
+const deadIsKnown = (d, i) => channelsOf(d, i) !== null && !Number.isNaN(d.dead[i]);
+const channelsOf = (d, i) => d.channels[Math.floor(i / d.columns)];
 const some = (d, i) => d.count[i] > 0;
 const nonfinite = (d, i) => d.nan[i] + d.posinf[i] + d.neginf[i];
 
