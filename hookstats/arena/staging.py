@@ -45,8 +45,11 @@ class Staging:
         return x.to("cpu", non_blocking=True)
 
 
-def event(device: torch.device) -> torch.Event:
-    """An event behind all work on the device's current stream so far."""
-    event = torch.Event(device)
+def event(device: torch.device, *, timed: bool = False) -> torch.Event:
+    """An event behind all work on the device's current stream so far.
+
+    timed: whether it is for `elapsed_time`.
+    """
+    event = torch.Event(device, enable_timing=timed)
     event.record(torch.accelerator.current_stream(device))
     return event

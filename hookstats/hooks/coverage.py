@@ -82,6 +82,9 @@ class Coverage:
     """The number of times that training waited for the previous step to be read out."""
     failures: dict[str, str]
     """The errors of what failed and was disabled, such as a sink, by its description."""
+    budget: dict[str, Any] | None = None
+    """With a budget: its `share`; the `every` that it chose; the share that watching `takes` so,
+    None before that is known; whether the budget `is_out_of_reach`. None without a budget."""
 
     def __iter__(self) -> Iterator[SiteCoverage]:
         return iter(self.rows)
@@ -134,4 +137,12 @@ class Coverage:
         text += [f"{row.kind} of {row.name!r}: {row.error}" for row in self.rows if row.error]
         text += [f"{what}: {why}" for what, why in self.failures.items()]
         text.append(f"{self.steps} steps, {self.stalls} stalls, {self.discarded} discarded")
+        text += [] if self.budget is None else [_of_budget(**self.budget)]
         return printable("\n".join(text), lines=True)
+
+
+def _of_budget(share: float, every: int, takes: float | None, is_out_of_reach: bool) -> str:
+    """What a budget chose, for people."""
+    known = "not measured yet" if takes is None else f"takes {takes:.2%}"
+    beyond = ", out of reach" if is_out_of_reach else ""
+    return f"budget {share:.2%}{beyond}: every={every} {known}"

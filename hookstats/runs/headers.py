@@ -20,7 +20,7 @@ from hookstats.runs.format import (
 from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
 from hookstats.stats.printable import printable
 
-_MAY_DIFFER = ("torch", "every", "channels_every", "grad_scale", "setup", "rules")
+_MAY_DIFFER = ("torch", "every", "channels_every", "budget", "grad_scale", "setup", "rules")
 _ABSENT = {"moments": 2, "detail": "channel"}
 """By entry of a header, what its absence means, where this is not null."""
 _TEXTS = ("created", "closed", "hookstats")

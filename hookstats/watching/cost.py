@@ -29,10 +29,15 @@ class Cost:
         if held is not None and held_now is not None:
             self._closing += max(0.0, now - start - (held_now - held))
 
+    def total(self) -> float | None:
+        """The seconds that watching has cost so far; None where nothing is known."""
+        held = self._arena.seconds()
+        return None if held is None else held + self._closing
+
     def since(self) -> dict[str, float]:
         """The cost since the last call of this, as a scalar by its name."""
-        held = self._arena.seconds()
-        if held is None:
+        total = self.total()
+        if total is None:
             return {}
-        before, self._before = self._before, held + self._closing
+        before, self._before = self._before, total
         return {COST: self._before - before}

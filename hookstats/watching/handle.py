@@ -33,11 +33,12 @@ from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
+from hookstats.watching.meter import Meter
 from hookstats.watching.observers import Observers
 from hookstats.watching.scalars import ScalarLog, as_scalars, learning_rates
+from hookstats.watching.schedule import Schedule
 from hookstats.watching.settings import Settings, unwrapped
 
-_SELDOM = 4  # with so many steps from one that is recorded to the next, hooks go in between
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
 
@@ -82,8 +83,6 @@ class Watch:
         self._flusher = flusher
         self._monitor = monitor
         self._step = first_step
-        self._urgent = 0  # how many of the monitor's urgent alerts were acted on
-        self._close_until = 0  # the step before which each is recorded
         self._paused = False
         self._recorded = False  # whether hooks observed at any time in the open step
         self._closed = False
@@ -102,6 +101,8 @@ class Watch:
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
+        meter = Meter(arena, self._cost, flusher.mailbox)
+        self._when = Schedule(settings, monitor, meter, lambda: flusher.exchange)
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: set[int] = set()
         try:
@@ -269,7 +270,8 @@ class Watch:
             stalls=self._arena.stalls,
             failures=self._observers.silence.failures
             | self._partials.failures
-            | (self._flusher.failures | self._monitor.failures),
+            | (self._flusher.failures | self._monitor.failures | self._when.failures),
+            budget=self._when.report(),
         )
 
     def __repr__(self) -> str:
@@ -384,6 +386,19 @@ class Watch:
             )
         if self._arena.is_captured():
             return  # replays of the graph will close no steps
+        with self._cost:
+            recorded = self._end_step()
+            if recorded:
+                self._observers.silence.look()
+            self._recorded = False
+        self._when.close(recorded)
+        self._schedule()
+        if self._recorded and not recorded:
+            self._arena.discard_late()
+        self._monitor.raise_pending()
+
+    def _end_step(self) -> bool:
+        """Close the open step; whether it is recorded."""
         step, front = self._step, self._arena.front
         self._stepped.clear()
         self._observers.parameters.look_again()
@@ -396,37 +411,21 @@ class Watch:
         try:
             self._step += 1
             if recorded:
-                with self._cost:
-                    self._arena.hand_over(
-                        partial(
-                            self._flusher.submit, step=step, scalars=scalars, summands=summands
-                        ),
-                        partial(self._flusher.skip, step),
-                    )
+                to = partial(self._flusher.submit, step=step, scalars=scalars, summands=summands)
+                self._arena.hand_over(to, partial(self._flusher.skip, step))
         except BaseException:
             if recorded and self._arena.front == front:
                 self._step = step  # it is still open
             raise
-        if recorded:
-            self._observers.silence.look()
-        self._recorded = False
-        self._schedule()
-        if self._recorded and not recorded:
-            self._arena.discard_late()
-        self._monitor.raise_pending()
+        return recorded
 
     def _schedule(self) -> None:
         tidy()
-        if self._monitor.urgent > self._urgent:
-            self._urgent = self._monitor.urgent
-            self._close_until = self._step + self._settings.after
-        due = self._step % self._settings.every == 0 or self._step < self._close_until
+        due = self._when.is_due(self._step)
         self._arena.record(due and not self._paused and not self._closed)
         self._recorded |= self._arena.recording
-        if self._paused or self._settings.every >= _SELDOM:
-            self._presence.set(self._arena.recording)
-        else:
-            self._presence.set(True)
+        seldom = self._paused or self._when.is_seldom
+        self._presence.set(self._arena.recording or not seldom)
         exchange = self._flusher.exchange
         self._partials.wanted = exchange is not None and exchange.adds_up(self._step)
 

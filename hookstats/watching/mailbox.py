@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,9 +32,14 @@ class Mailbox:
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._next: Request | None = None  # taken from the queue, and still to be served
         self._waited_for: deque[Request] = deque()  # those of them that somebody waits for
+        self.spent = 0.0
+        """The CPU time, in seconds, that the thread has taken since it served its first step; that
+        one takes imports along."""
+        self._had: float | None = None  # the thread's CPU time when it got the last request
         self._is_due = False  # a sleep
         self._flag = Flag()  # ends the sleep
         self._rung = False
+        self._begun = False  # whether a step was served
 
     def __len__(self) -> int:
         """How many requests wait."""
@@ -60,6 +66,8 @@ class Mailbox:
 
     def take(self, seconds: float | None) -> Request | None:
         """The next request, after a sleep if one is due; None if there is none for `seconds`."""
+        if self._had is not None:
+            self.spent += max(0.0, time.thread_time() - self._had)  # less in a thread that is new
         if self._is_due and self.rest and self._next is None:
             self._flag = Flag()
             if not (self._rung or self._waited_for or len(self) >= TOGETHER):
@@ -70,6 +78,9 @@ class Mailbox:
             with suppress(Empty):
                 request = self._queue.get(timeout=seconds)
         self._is_due = isinstance(request, Step)
+        if self._had is not None or self._begun:
+            self._had = time.thread_time()
+        self._begun |= self._is_due
         if isinstance(request, Drain | Close):
             with suppress(IndexError):
                 self._waited_for.popleft()

@@ -7,6 +7,7 @@ all ranks; the merged shares to all ranks. They run on the flush threads, beside
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -123,6 +124,10 @@ class Exchange:
         self._rank = distributed.get_rank(self._group)
         self._ranks = distributed.get_world_size(self._group)
         self._merge_shares, self._merge_ranks = Merger(), Merger()
+        self.wanted = 1
+        """The factor that this rank's budget wants, see `Budget`."""
+        self.agreed: deque[tuple[int, int]] = deque(maxlen=64)
+        """By step that was merged, the greatest factor that any rank wanted; oldest first."""
         self._merged_before = 0  # bytes of this rank's share of the last merged record
 
     def is_due(self, step: int) -> bool:
@@ -167,7 +172,8 @@ class Exchange:
 
     def _agree(self, step: int, lost: int, outgoing: Sequence[NDArray[np.uint8]]) -> _Heads | None:
         """What each rank says of itself; None if not all have the step."""
-        head = [step, lost, self._merged_before, *(len(share) for share in outgoing)]
+        shares = [len(share) for share in outgoing]
+        head = [step, self.wanted, lost, self._merged_before, *shares]
         while True:
             heads = self._all_gather(torch.tensor(head, device="cpu"))
             newest = int(heads[:, 0].max())
@@ -175,7 +181,8 @@ class Exchange:
                 return None
             if (heads[:, 0] == newest).all():
                 found = np.asarray(heads.numpy(), np.int64)
-                return _Heads(found[:, 1], found[:, 2], found[:, 3:])
+                self.agreed.append((step, int(found[:, 1].max())))
+                return _Heads(found[:, 2], found[:, 3], found[:, 4:])
 
     def _swap(self, outgoing: Sequence[NDArray[np.uint8]], sizes: Int64) -> list[NDArray[np.uint8]]:
         """What each rank has for this one."""

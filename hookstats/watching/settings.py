@@ -47,6 +47,7 @@ class Settings(NamedTuple):
     after: int = 10
     detail: str = "channel"
     channels_every: int = 10
+    budget: float | None = None
 
     def checked(self) -> Settings:
         """The settings, with `every` and `moments` as ints.
@@ -66,6 +67,10 @@ class Settings(NamedTuple):
             raise ValueError(f"modes = {self.modes!r}: expected {', '.join(map(repr, MODES))}")
         if self.detail not in DETAILS:
             raise ValueError(f'detail = {self.detail!r}: expected "channel" or "tensor"')
+        if self.budget is not None and not (
+            isinstance(self.budget, (int, float)) and 0 < self.budget < 1
+        ):
+            raise ValueError(f"budget = {self.budget!r}: expected a share, above 0 and below 1")
         return self._replace(
             every=check_integer("every", self.every, 1),
             moments=check_moments(self.moments),
@@ -95,6 +100,7 @@ class Settings(NamedTuple):
             "moments": self.moments,
             **({"per_call": True} if self.per_call else {}),
             **({} if self.detail == "channel" else self._detail()),
+            **({} if self.budget is None else {"budget": self.budget}),
             "torch": str(torch.__version__),
         }
 

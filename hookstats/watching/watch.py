@@ -69,6 +69,7 @@ def watch(
     after: int = 10,
     detail: str = "channel",
     channels_every: int = 10,
+    budget: float | None = None,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
@@ -161,6 +162,11 @@ def watch(
         channels_every: with detail="tensor", the multiples of `every` * `channels_every` keep their
             channels; so does a step in which rules found something worse than a note, and the
             `after` recorded steps that follow.
+        budget: the share of the training's time that watching may take, such as 0.01; None for any.
+            Instead of the multiples of `every`, those of `every` times a power of two are recorded,
+            the least one that keeps to the budget: it is chosen by what recorded steps have cost,
+            again and again. `coverage` says what was chosen and what it takes. The steps that
+            `after` adds lie outside. Ranks choose for themselves, and with `reduce` together.
 
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
@@ -185,7 +191,7 @@ def watch(
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
         *(kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call),
-        *(after, detail, channels_every),
+        *(after, detail, channels_every, budget),
     ).checked()
     check_sinks(sinks)
     exchange = _exchange(reduce)

@@ -1,0 +1,171 @@
+"""Budget: how many steps apart records are, so that watching takes at most a share of the time.
+
+It knows no clock: whoever closes steps says what each took, and what watching it cost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+_ENOUGH = 4
+"""After so many recorded steps there is a decision, about these."""
+_OTHERS = 48
+"""By so many steps that were not recorded one knows what a step takes."""
+_MOST = 1024
+"""The greatest factor: where that is too much, the budget is out of reach."""
+_ABOVE = 1.1
+"""Where watching takes so many times the budget, fewer steps are recorded."""
+_BELOW = 0.7
+"""More steps are recorded where they take so much of the budget at most."""
+_ROUNDING = 1e-6
+_WINDOW = 2.0
+"""The seconds, at least, over which the background thread's work is averaged."""
+
+
+class Measured(NamedTuple):
+    """What a closed step took."""
+
+    recorded: bool
+    seconds: float
+    """From the close of the step before to its own."""
+    cost: float | None
+    """The seconds of these that watching took on the threads of the training; None where that is
+    not known but by comparing steps that are recorded with others."""
+    at: float = 0.0
+    """When it was closed, in seconds from anywhere."""
+    background: float = 0.0
+    """The seconds that the background thread has taken from the training so far."""
+
+
+class _Costs(NamedTuple):
+    """Seconds by step."""
+
+    base: float
+    """What a step takes without watching."""
+    recorded: float
+    """What watching adds to a step that is recorded."""
+    idle: float
+    """What watching adds to any other step."""
+
+    def share(self, every: int) -> float:
+        """What watching takes, by what training takes, if one of `every` steps is recorded."""
+        added = self.idle + (self.recorded - self.idle) / every
+        return added / self.base if self.base > 0 else 0.0
+
+
+class Budget:
+    """Chooses a power of two, `factor`: of the steps that may be recorded, one of so many is.
+
+    The multiples of different factors are nested, so that ranks which choose for themselves record
+    common steps. A factor that is too small grows to what the budget needs after four recorded
+    steps; it falls only where far less than the budget is taken. Where it has to grow after it
+    fell, the next fall needs twice as much room, so that it never goes back and forth for long.
+    """
+
+    def __init__(self, share: float, every: int = 1) -> None:
+        """share: of the training's time, above 0. every: the steps that may be recorded."""
+        self.share = share
+        self.factor = 1
+        """What is chosen."""
+        self.wanted = 1
+        """What would be chosen by what was measured."""
+        self.is_out_of_reach = False
+        """Whether watching takes more than `share`, however few steps are recorded."""
+        self._every = every
+        self._new = 0  # recorded steps since the choice
+        self._below = _BELOW
+        self._fell = False  # at the last choice
+        self._recorded: deque[Measured] = deque(maxlen=_ENOUGH)
+        self._others: deque[Measured] = deque(maxlen=_OTHERS)
+        self._background: deque[Measured] = deque()
+
+    @property
+    def every(self) -> int:
+        """The steps that are multiples of it are recorded."""
+        return self._every * self.factor
+
+    @property
+    def takes(self) -> float | None:
+        """The share that watching takes, by the last steps; None where too few are measured."""
+        costs = self._costs() if len(self._recorded) == _ENOUGH else None
+        return None if costs is None else costs.share(self.every)
+
+    def note(self, step: Measured) -> None:
+        """Take what a step took, and see whether `wanted` is another factor now."""
+        (self._recorded if step.recorded else self._others).append(step)
+        if not step.recorded:
+            return
+        if step.cost is None and self.every == 1:
+            self.wanted = 2  # without steps that are not recorded there is nothing to compare
+            return
+        self._note_background(step)
+        self._new += 1
+        costs = self._costs() if self._new >= _ENOUGH else None
+        if costs is not None:
+            self.is_out_of_reach = costs.share(self._every * _MOST) > _ABOVE * self.share
+            self.wanted = self._judge(costs)
+
+    def choose(self, factor: int) -> None:
+        """Have this factor; another one is looked at from now on."""
+        if factor == self.factor:
+            return
+        if factor > self.factor and self._fell:
+            self._below /= 2
+        self._fell = factor < self.factor
+        self.factor, self._new = factor, 0
+
+    def report(self) -> dict[str, Any]:
+        """What was chosen and what it costs, as JSON-able types."""
+        return {
+            "share": self.share,
+            "every": self.every,
+            "takes": self.takes,
+            "is_out_of_reach": self.is_out_of_reach,
+        }
+
+    def _judge(self, costs: _Costs) -> int:
+        if costs.share(self.every) > _ABOVE * self.share:
+            return self._least(costs, self.share)
+        return min(self.factor, self._least(costs, self._below * self.share))
+
+    def _least(self, costs: _Costs, share: float) -> int:
+        """The least factor that takes at most this share."""
+        factor = 1 if self._recorded[-1].cost is not None or self._every > 1 else 2
+        share *= 1 + _ROUNDING
+        while factor < _MOST and costs.share(self._every * factor) > share:
+            factor *= 2
+        return factor
+
+    def _costs(self) -> _Costs | None:
+        """What steps take by what was measured; None if too little was."""
+        if self._recorded[-1].cost is None:
+            if len(self._others) < _ENOUGH:
+                return None
+            base = median(step.seconds for step in self._others)
+            with_records = median(step.seconds for step in self._recorded)
+            return _Costs(base, max(0.0, with_records - base), 0.0)
+        enough = len(self._others) >= _ENOUGH
+        return _Costs(
+            _without(self._others if enough else self._recorded),
+            median(step.cost or 0.0 for step in self._recorded) + self._in_background(),
+            median(step.cost or 0.0 for step in self._others) if enough else 0.0,
+        )
+
+    def _note_background(self, step: Measured) -> None:
+        kept = self._background
+        kept.append(step)
+        while len(kept) > _ENOUGH + 1 and step.at - kept[1].at >= _WINDOW:
+            kept.popleft()
+
+    def _in_background(self) -> float:
+        """The seconds of the background thread by recorded step."""
+        first, last = self._background[0], self._background[-1]
+        return (last.background - first.background) / max(1, len(self._background) - 1)
+
+
+def _without(steps: Sequence[Measured]) -> float:
+    """The seconds of a step, without what watching took."""
+    return median(step.seconds - (step.cost or 0.0) for step in steps)
