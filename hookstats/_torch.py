@@ -295,17 +295,21 @@ def takes_step_hooks(optimizer: object) -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile made or changed `module` (all; `_compiled_call_impl` is required)."""
+    return is_compiling_wrapper(module) or module._compiled_call_impl is not None
+
+
+def is_compiling_wrapper(module: nn.Module) -> bool:
+    """Whether torch.compile made `module`, around another module (all; required)."""
     # Not imported here: where dynamo is not loaded, nothing was compiled.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-    return wrapped or module._compiled_call_impl is not None
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
 @contextmanager
 def without_compiled_calls(models: Iterable[nn.Module]) -> Iterator[None]:
     """In this context, `Module.compile` has done nothing to the modules of `models` (2.13;
-    `_compiled_call_impl` is required). For modules that were not called since: their code is
-    compiled later, with the hooks that are set here."""
+    `_compiled_call_impl` is required). Their code is compiled later, with the hooks that are set
+    here, or compiled again."""
     kept = {module: module._compiled_call_impl for model in models for module in model.modules()}
     try:
         for module in kept:

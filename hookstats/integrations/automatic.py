@@ -1,9 +1,10 @@
 """Automatic: watches the models that a training script trains, without a line in the script.
 
 The script's optimizers are noted when they are made. At the first call of one of their models with
-gradients on, all wrapping is done, as by DDP or FSDP, and no code is compiled yet: then the modules
-that own the optimizers' parameters are watched. Until then, nn.Module's `__call__` looks for this
-moment; afterwards it is as it was.
+gradients on, all wrapping is done, as by DDP or FSDP, and as a rule no code is compiled yet: then
+the modules that own the optimizers' parameters are watched. Until then, nn.Module's `__call__`
+looks for this moment; afterwards it is as it was. Where compiled code makes all the calls, nothing
+sees that moment: the end of the optimizers' first step serves, and that step is not recorded.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hookstats._torch import is_compiled, takes_step_hooks
+from hookstats._torch import (
+    is_compiling_wrapper,
+    makes_optimizer_state,
+    takes_step_hooks,
+    without_compiled_calls,
+)
 from hookstats.watching.handle import Watch
 
 Begin = Callable[[dict[str, nn.Module], list[Optimizer]], Watch]
@@ -39,6 +46,8 @@ class Automatic:
         self._init: Any = Optimizer.__init__
         self._call: Any = nn.Module.__call__
         self._waits = False
+        self._stepped = set[int]()  # optimizers, by id, of which no call of a module was seen
+        self._after_steps: Any = None
         self._process = os.getpid()
         self.watch: Watch | None = None
         """The watch; None while nothing is watched."""
@@ -52,10 +61,12 @@ class Automatic:
                 note(optimizer)
 
         Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
+        self._after_steps = register_optimizer_step_post_hook(self._look_after)
         return self
 
     def __exit__(self, *exc: object) -> None:
         Optimizer.__init__ = self._init  # type: ignore[method-assign]
+        self._after_steps.remove()
         self._look(False)
         if self.watch is not None:
             self._attempt("closing the watch", self.watch.close)
@@ -81,11 +92,35 @@ class Automatic:
 
     def _look_at(self, module: nn.Module) -> None:
         """Watch what is trained, if `module` is part of it."""
-        new = [optimizer for optimizer in (one() for one in self._new) if optimizer is not None]
+        new = self._alive()
         trained = {id(p) for optimizer in new for p in _parameters(optimizer)}
         if new and not any(id(p) in trained for p in module.parameters()):
             return
+        self._go(new, trained)
+
+    def _look_after(self, optimizer: Optimizer, *_: object) -> None:
+        """Watch what is trained, if all optimizers that are new have stepped unseen."""
+        if not self._waits or os.getpid() != self._process or makes_optimizer_state():
+            return
+        if all(p.grad is None for p in _parameters(optimizer)):
+            return  # it trains nothing
+        self._stepped.add(id(optimizer))
+        new = self._alive()
+        if not all(id(one) in self._stepped for one in new):
+            return
+        first = self.watch is None
+        self._go(new, {id(p) for one in new for p in _parameters(one)})
+        if first and self.watch is not None:
+            self.watch.set_step(self.watch.open_step + 1)
+            _say("compiled code calls the model: its first step is not recorded")
+
+    def _alive(self) -> list[Optimizer]:
+        return [optimizer for optimizer in (one() for one in self._new) if optimizer is not None]
+
+    def _go(self, new: list[Optimizer], trained: set[int]) -> None:
+        """Watch what the new optimizers train, or have them close steps of the watch."""
         self._look(False)
+        self._stepped.clear()
         self._new.clear()
         if self.watch is None:
             self._attempt("watching", lambda: self._watch(new, trained))
@@ -98,7 +133,8 @@ class Automatic:
             _say("not watched: no module owns the parameters of the optimizers")
             return
         usable = [one for one in optimizers if takes_step_hooks(one)]
-        self.watch = self._begin(_named(roots), usable)
+        with without_compiled_calls(roots):
+            self.watch = self._begin(_named(roots), usable)
 
     def _add(self, optimizers: Iterable[Optimizer]) -> None:
         assert self.watch is not None
@@ -124,17 +160,22 @@ def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
 def _roots(trained: set[int]) -> list[nn.Module]:
     """The modules that own trained parameters and are part of no other module, largest first.
 
-    Of a module that torch.compile wraps, the module itself counts. A module whose trained
-    parameters all belong to modules before it, such as a view of some layers, is left out.
+    Of a module that torch.compile wraps, the module itself counts; of one that has such wrappers
+    among its parts, the parts. A module whose trained parameters all belong to modules before it,
+    such as a view of some layers, is left out.
     """
     # Proxies say that they are what they stand for: `type` knows better.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    modules = [one for one in modules if "_modules" in one.__dict__ and not is_compiled(one)]
+    modules = [
+        one
+        for one in modules
+        if "_modules" in one.__dict__ and not any(map(is_compiling_wrapper, one.modules()))
+    ]
     parts = {id(part) for one in modules for part in one._modules.values()}
     owned = [
         (frozenset(id(p) for p in one.parameters()) & trained, one)
         for one in modules
-        if id(one) not in parts and not any(map(is_compiled, one.modules()))
+        if id(one) not in parts
     ]
     roots, covered = [], set[int]()
     for mine, one in sorted(owned, key=lambda pair: -len(pair[0])):

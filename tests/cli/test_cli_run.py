@@ -29,8 +29,16 @@ if mode == "fsdp":
     from torch.distributed.fsdp import fully_shard
     fully_shard(model[0])
     fully_shard(model)
-optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
 called = model
+if mode == "in place":
+    model.compile(backend="aot_eager")
+if mode == "function":
+    called = torch.compile(lambda x: model(x), backend="aot_eager")
+if mode == "part":
+    model[0] = torch.compile(model[0], backend="aot_eager")
+if mode in ("in place", "function", "part"):
+    called(torch.randn(3, 4)).sum().backward()  # compiled before there is an optimizer
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
 if mode == "ddp":
     called = nn.parallel.DistributedDataParallel(model)
 if mode == "compiled":
@@ -46,7 +54,7 @@ for step in range(5):
     out.square().mean().backward()
     for optimizer in optimizers:
         optimizer.step()
-    if mode not in ("fsdp", "compiled"):
+    if mode in ("plain", "ddp", "gan"):
         average.update_parameters(model)
     model.eval()
     with torch.no_grad():
@@ -200,8 +208,10 @@ def compare(script: Path, mode: str, ranks: int = 1) -> None:
     code, errors = run(script, "-o", "run", "training.py", mode, ranks=ranks)
     assert code == 0, errors
     assert results(script) == expected
-    assert errors.count("hookstats run: ") == ranks
-    assert "steps in run: hookstats show run" in errors
+    assert errors.count("steps in run: hookstats show run") == ranks
+    of_function = errors.count("hookstats run: compiled code calls the model")
+    assert of_function == (mode == "function")
+    assert errors.count("hookstats run: ") == ranks + of_function
 
 
 def test_a_plain_loop(script: Path) -> None:
@@ -226,6 +236,26 @@ def test_other_loops(script: Path, mode: str) -> None:
     assert names == expected
     if mode == "later":
         assert recorded.coverage is not None
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        ("in place", {"0", "1", "2"}),
+        ("function", {"0", "1", "2"}),
+        ("part", {"linear", "linear_1"}),
+    ],
+)
+def test_code_that_was_compiled_before_the_optimizer_was_made(
+    script: Path, mode: str, names: set[str]
+) -> None:
+    compare(script, mode)
+    recorded = open_run(script.parent / "run")
+    assert recorded.steps == [0, 1, 2, 3, 4][mode == "function" :]
+    for record in map(recorded.__getitem__, recorded):
+        assert {name for name, kind in record if kind == "output"} == names
+        assert len([key for key in record if key[1] == "param_grad"]) == 4
 
 
 @pytest.mark.check
