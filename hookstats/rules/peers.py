@@ -72,6 +72,7 @@ class Peers(Rule):
     """
 
     name: ClassVar[str] = "peers"
+    advice: ClassVar[str] = "compare it with its peer"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     octaves: float = 4.0
@@ -135,6 +136,7 @@ class Depth(Rule):
     """
 
     name: ClassVar[str] = "depth"
+    advice: ClassVar[str] = "scale residual branches, add norms"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     growth: float = 2.5
@@ -186,6 +188,7 @@ class LinearRange(Rule):
     """
 
     name: ClassVar[str] = "linear range"
+    advice: ClassVar[str] = "add norms, or initialise for a size of one"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     least: float = 0.03
@@ -210,7 +213,7 @@ class LinearRange(Rule):
                 continue
             rms = float(history.rms[before])
             if counts[before] == counts[site] and 0 < rms < self.least:
-                says = f"is linear: what enters has an rms of {rms:.2g}"
+                says = f"is linear in its input, whose rms is only {rms:.2g}"
                 yield self.alert(record, site, says, rms)
                 return
 
@@ -229,6 +232,7 @@ class Collapse(Rule):
     """
 
     name: ClassVar[str] = "collapse"
+    advice: ClassVar[str] = "try another activation, add norms"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     share: float = 0.015

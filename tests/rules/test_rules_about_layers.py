@@ -252,7 +252,7 @@ def test_parameters_that_nothing_trains() -> None:
 
 @pytest.mark.filterwarnings("ignore::hookstats.rules.RuleWarning")
 def test_updates_that_are_too_large_too_small_or_rounded_away() -> None:
-    assert "is for a step of" in said(UpdateSize(), nothing, lr=1e4)[0].message
+    assert "changes the weight by" in said(UpdateSize(), nothing, lr=1e4)[0].message
     assert said(UpdateSize(), nothing, 12, lr=1e-9)[0].step >= 9
     alerts_of_bf16 = said(Rounding(), in_bf16, lr=1e-5)
     assert "bfloat16 rounds away" in alerts_of_bf16[0].message
