@@ -49,6 +49,11 @@ def test_a_layer_far_from_its_peers() -> None:
     assert not alerts(Peers(), [layers([1, 1.2, 10, 0.9])] * 3)
     assert not alerts(Peers(), [layers([1, 8, 64, 512])] * 3)  # no outlier, but a trend
     assert not alerts(Peers(), [layers([1, 40])] * 3)
+    # After some steps, layers have learned different things, and not all of them the same.
+    learned = [layers([1, 1.2, 1, 0.9])] * 2 + [layers([1, 1.2, 40, 0.9])] * 6
+    assert not alerts(Peers(), learned)
+    learned = [layers([1, 1.2, 1, 0.9])] * 2 + [layers([1, 1.2, 400, 0.9])] * 6
+    assert [alert.step for alert in alerts(Peers(), learned)] == [3]
 
 
 @pytest.mark.parametrize("form", [lambda record: record, of_tensors])
