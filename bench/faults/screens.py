@@ -22,7 +22,6 @@ from bench.faults.faults import FAULTS
 from hookstats.runs.run import open_run
 
 FAULT = "init/large-gpt-attention"
-LINK = "#layer=h.2.attn.c_attn&kind=output&step=0"
 WIDTH = 1240
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync")
 
@@ -56,7 +55,7 @@ def _open(browser: Any, page: Path, theme: str) -> None:
     scheme = {"name": "prefers-color-scheme", "value": theme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     browser.get("about:blank")
-    browser.get(page.as_uri() + LINK)
+    browser.get(page.as_uri())
     browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 500))")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hookstats.cli.output import count
 from hookstats.records.alerts import SCALAR, Incident, incidents_of
 from hookstats.records.keys import Key
-from hookstats.rules import Alert, replay
+from hookstats.rules import Alert, advice_of, replay
 from hookstats.runs.run import Run
 from hookstats.show.grid import require_rich
 from hookstats.show.progress import track
@@ -65,6 +65,8 @@ def alert_lines(
     rich = require_rich()
     for incident in shown[:limit]:
         message = rich.text.Text(printable(str(incident)), STYLES[incident.severity])
+        if (advice := advice_of(incident.cause.rule)) and not cut:
+            message.append(f"; what helps: {advice}", "default")
         if not console.is_terminal:
             yield message
             continue

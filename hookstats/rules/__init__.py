@@ -12,7 +12,7 @@ from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
-from hookstats.rules.monitor import Monitor, Rules, as_rules, default_rules
+from hookstats.rules.monitor import Monitor, Rules, advice_of, as_rules, default_rules
 from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.replaying import replay
@@ -59,6 +59,7 @@ __all__ = [
     "UpdateSize",
     "Vanishing",
     "WeightDecay",
+    "advice_of",
     "as_rules",
     "default_rules",
     "replay",

@@ -37,6 +37,7 @@ class Attention(Rule):
     """
 
     name: ClassVar[str] = "attention"
+    advice: ClassVar[str] = "normalise queries and keys, lower the learning rate"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     most: float = 25.0
@@ -56,7 +57,10 @@ class Attention(Rule):
         for query, key in _pairs(record.sites):
             logits = _deviation(record, history, query, key)
             if logits > self.most:
-                says = f"gives logits with a deviation of about {logits:.3g}: one-hot attention"
+                says = (
+                    f"gives attention logits a deviation of about {logits:.3g}: each token looks "
+                    "at one other alone"
+                )
                 yield self.alert(record, query, says, logits)
                 return
         if history.setup is None:
@@ -66,7 +70,8 @@ class Attention(Rule):
                 continue
             share = float(history.rms[i]) ** 2 * site.shape[-1] if site.shape else 0.0
             if len(site.shape) >= 3 and share >= self.sharp:
-                yield self.alert(record, i, f"is nearly one-hot: {share:.0%} of its utmost", share)
+                says = f"is nearly one-hot: concentrated to {share:.0%} of the utmost"
+                yield self.alert(record, i, says, share)
                 return
 
 

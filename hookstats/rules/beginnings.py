@@ -46,6 +46,7 @@ class Initialisation(Rule):
     """
 
     name: ClassVar[str] = "initialisation"
+    advice: ClassVar[str] = "initialise it as its peers are"
 
     most: float = 6.0
     least: float = 1 / 32
@@ -157,6 +158,9 @@ class Untrained(Rule):
     """
 
     name: ClassVar[str] = "untrained"
+    advice: ClassVar[str] = (
+        "give the parameter to the optimizer, remove what detaches or freezes it"
+    )
     scope: ClassVar[Literal["site", "kind", "run"]] = "site"
 
     steps: int = 5

@@ -36,6 +36,7 @@ class DeadChannels(Rule):
     """
 
     name: ClassVar[str] = "dead channels"
+    advice: ClassVar[str] = "lower the learning rate, look at the bias, try a leaky activation"
 
     share: float = 0.5
     few: float = 0.2
@@ -105,6 +106,7 @@ class Dropout(Rule):
     """
 
     name: ClassVar[str] = "dropout"
+    advice: ClassVar[str] = "give Dropout the share to drop, not the share to keep"
 
     share: float = 0.85
     patience: int = 2
@@ -126,7 +128,7 @@ class Dropout(Rule):
                 continue
             share = float(1 - (1 - zeros[site]) / (1 - before))
             if share >= self.share:
-                yield self.alert(record, site, f"is zero in {share:.0%} of what enters it", share)
+                yield self.alert(record, site, f"drops {share:.0%} of what enters it", share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,7 @@ class Saturation(Rule):
     """
 
     name: ClassVar[str] = "saturation"
+    advice: ClassVar[str] = "scale inputs and weights down, normalise before it"
 
     share: float = 0.8
     patience: int = 10

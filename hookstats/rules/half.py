@@ -28,6 +28,7 @@ class Underflow(Rule):
     """
 
     name: ClassVar[str] = "underflow"
+    advice: ClassVar[str] = "use torch.amp.GradScaler, or bf16"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     least: float = 2.0**-20
@@ -61,6 +62,7 @@ class LossScale(Rule):
     """
 
     name: ClassVar[str] = "loss scale"
+    advice: ClassVar[str] = "look for the first infinite tensor; use bf16"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     factor: float = 4.0
@@ -75,7 +77,7 @@ class LossScale(Rule):
     ) -> Iterator[Alert]:
         if history.unclosed >= self.iterations and history.pushed >= 8:
             name = next(iter(values))
-            says = f"is logged again: {history.unclosed} iterations in a row closed no step"
+            says = f"comes again without a step: {history.unclosed} iterations in a row closed none"
             yield self.about((name, SCALAR), step, None, says, history.unclosed)
 
     def suspects(self, steps: Steps) -> Flags:

@@ -31,6 +31,7 @@ class Inputs(Rule):
     """
 
     name: ClassVar[str] = "inputs"
+    advice: ClassVar[str] = "look at the batch of this step"
 
     most: float = 16.0
     offset: float = 4.0
@@ -94,6 +95,7 @@ class RepeatedInputs(Rule):
     """
 
     name: ClassVar[str] = "repeated inputs"
+    advice: ClassVar[str] = "look at the sampler"
 
     patience: int = 2
 
@@ -105,7 +107,7 @@ class RepeatedInputs(Rule):
         if site is None or not past.repeated:
             return
         if past.varied > 16:
-            says = "is a batch of an earlier step, for more than one step in a row"
+            says = "is the same batch as in an earlier step, in several steps in a row"
             yield self.alert(record, site, says, past.repeated)
         elif past.repeated >= 5:
             says = "is one of the few batches that training has had so far"

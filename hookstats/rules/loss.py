@@ -43,6 +43,7 @@ class Loss(Rule):
     """
 
     name: ClassVar[str] = "loss"
+    advice: ClassVar[str] = "look at labels, data and learning rate at this step"
 
     deviations: float = 6.0
     leap: float = 0.3

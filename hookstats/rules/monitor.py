@@ -73,6 +73,11 @@ def default_rules() -> tuple[Rule, ...]:
     return tuple(rule() for rule in _DEFAULT)
 
 
+def advice_of(rule: str) -> str:
+    """What usually helps against what a rule found, by the rule's name in alerts; "" if unknown."""
+    return next((known.advice for known in _DEFAULT if known.name == rule), "")
+
+
 def as_rules(rules: Any) -> tuple[Rule, ...]:
     """The rules that `rules` stands for, see `Rules`.
 
@@ -210,7 +215,8 @@ class Monitor:
             elif rule.action == "warn":
                 alerts.sort(key=lambda each: not each[1])  # the news first
                 if alerts[0][1]:
-                    warn(_together([alert for alert, _ in alerts]), RuleWarning)
+                    helps = f"; what helps: {rule.advice}" if rule.advice else ""
+                    warn(_together([alert for alert, _ in alerts]) + helps, RuleWarning)
             else:
                 try:
                     for alert, _ in alerts:

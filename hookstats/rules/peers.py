@@ -64,14 +64,16 @@ class Peers(Rule):
     """A tensor is far from its peers: those of the same role, kind and width, at other depths.
 
     The rms is `octaves` (factors of two) or more away from the nearest of them, above all or below
-    all, and twice as far as they are from each other. So it is for outputs in the first eight
-    recorded steps; later, when layers have learned different things, and for gradients, it has to
-    be `later` octaves away. Peers have the same name but for one number:
+    all, and twice as far as they are from each other. So it is for outputs in the first `patience`
+    recorded steps, when layers are as they were initialised; later, when they have learned
+    different things at different times, and for gradients, it has to be `later` octaves away. Peers
+    have the same name but for one number:
     "h.0.attn.c_attn" and "h.1.attn.c_attn". Of several in a step, the first in execution order
     counts. The alert's value is the signed number of octaves to the nearest peer.
     """
 
     name: ClassVar[str] = "peers"
+    advice: ClassVar[str] = "compare it with its peer"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     octaves: float = 4.0
@@ -84,7 +86,7 @@ class Peers(Rule):
 
     def suspects(self, steps: Steps) -> Flags:
         far: Flags = steps.none
-        least = np.where(steps.pushed <= 8, min(self.octaves, self.later), self.later)
+        least = np.where(steps.pushed <= self.patience, min(self.octaves, self.later), self.later)
         for group in groups_of(steps.sites.sites):
             size = np.sort(np.log2(np.maximum(steps.rms[:, list(group)], _FLOOR)), 1)
             gap = np.maximum(size[:, -1] - size[:, -2], size[:, 1] - size[:, 0])
@@ -98,7 +100,7 @@ class Peers(Rule):
             if np.isnan(size).any():
                 continue
             output = plain_kind(record.sites[group[0]].kind) == "output"
-            least = self.octaves if output and history.pushed <= 8 else self.later
+            least = self.octaves if output and history.pushed <= self.patience else self.later
             order = np.argsort(size)
             ranked = size[order]
             for place, near, others in (
@@ -135,6 +137,7 @@ class Depth(Rule):
     """
 
     name: ClassVar[str] = "depth"
+    advice: ClassVar[str] = "scale residual branches, add norms"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     growth: float = 2.5
@@ -186,6 +189,7 @@ class LinearRange(Rule):
     """
 
     name: ClassVar[str] = "linear range"
+    advice: ClassVar[str] = "add norms, or initialise for a size of one"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     least: float = 0.03
@@ -210,7 +214,7 @@ class LinearRange(Rule):
                 continue
             rms = float(history.rms[before])
             if counts[before] == counts[site] and 0 < rms < self.least:
-                says = f"is linear: what enters has an rms of {rms:.2g}"
+                says = f"is linear in its input, whose rms is only {rms:.2g}"
                 yield self.alert(record, site, says, rms)
                 return
 
@@ -229,6 +233,7 @@ class Collapse(Rule):
     """
 
     name: ClassVar[str] = "collapse"
+    advice: ClassVar[str] = "try another activation, add norms"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     share: float = 0.015

@@ -30,6 +30,7 @@ class LearningRate(Rule):
     """
 
     name: ClassVar[str] = "learning rate"
+    advice: ClassVar[str] = "look at the schedule, and at what a resumed run loads of it"
 
     factor: float = 8.0
     steps: int = 8
@@ -66,6 +67,7 @@ class WeightDecay(Rule):
     """
 
     name: ClassVar[str] = "weight decay"
+    advice: ClassVar[str] = "lower it: 0.01 to 0.1 is usual for AdamW, 1e-4 for SGD"
 
     most: float = 0.02
 
@@ -98,6 +100,7 @@ class Clipping(Rule):
     """
 
     name: ClassVar[str] = "clipping"
+    advice: ClassVar[str] = "clip gradients before each step"
 
     share: float = 0.4
     factor: float = 1.05
@@ -121,7 +124,10 @@ class Clipping(Rule):
         most = float(past.max())
         clipped = float((past >= (1 - self.tolerance) * most).mean())
         if clipped >= self.share and norm > self.factor * most > 0:
-            says = f"is {norm:.4g}, after {most:.4g} at most: {clipped:.0%} of steps were clipped"
+            says = (
+                f"is {norm:.4g}: in the steps before it was never above {most:.4g}, and in "
+                f"{clipped:.0%} of them exactly there, as where gradients are clipped"
+            )
             yield self.about((GRADIENT_NORM, SCALAR), step, None, says, norm)
 
 
@@ -139,6 +145,7 @@ class UpdateSize(Rule):
     """
 
     name: ClassVar[str] = "update size"
+    advice: ClassVar[str] = "divide or multiply the learning rate by ten until the rule is silent"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     most: float = 1.0
@@ -160,17 +167,17 @@ class UpdateSize(Rule):
         largest = max(ratios, key=lambda site: ratios[site])
         if middle > self.most:
             says = (
-                f"is for a step of {ratios[largest]:.3g} times the weight's rms, the largest of "
-                "all weights"
+                f"changes the weight by {ratios[largest]:.3g} times its rms in one step, more than "
+                "any other weight"
             )
         elif middle < self.least and history.pushed >= 10 and not _grows(history):
             says = (
-                f"is for a step of only {ratios[largest]:.2g} times the weight's rms, and others "
-                "for less"
+                f"changes the weight by only {ratios[largest]:.2g} times its rms in one step, and "
+                "others change less"
             )
         else:
             return
-        yield self.alert(record, largest, f"{says}; the median is {middle:.2g}", middle)
+        yield self.alert(record, largest, f"{says}; the median of all is {middle:.2g}", middle)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +191,7 @@ class Rounding(Rule):
     """
 
     name: ClassVar[str] = "rounding"
+    advice: ClassVar[str] = "keep weights in fp32, or round stochastically"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     share: float = 0.25
@@ -205,8 +213,8 @@ class Rounding(Rule):
         least = _HALF_UNIT[record.sites[first].dtype]
         if 0 < middle < self.share * least:
             says = (
-                f"is for steps of {middle:.2g} times the weights, in the median of all weights: "
-                f"{record.sites[first].dtype} rounds away what is below {least:.2g}"
+                f"changes weights by {middle:.2g} of their rms in one step, in the median: "
+                f"{record.sites[first].dtype} rounds away changes below {least:.2g}"
             )
             yield self.alert(record, first, says, middle)
 

@@ -54,6 +54,9 @@ class Rule(ABC):
     name: ClassVar[str]
     """The name of the rule in alerts."""
 
+    advice: ClassVar[str] = ""
+    """What usually helps, as a clause without a capital; "" where nothing in general does."""
+
     scope: ClassVar[Literal["site", "kind", "run"]] = "site"
     """What has one finding at a time: one tensor; or, where the fault of one tensor spreads to all
     later ones, all tensors of a kind, or the whole run."""

@@ -55,6 +55,7 @@ class Logits(Rule):
     """
 
     name: ClassVar[str] = "logits"
+    advice: ClassVar[str] = "give the loss the last layer's output"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     patience: int = 2
@@ -94,6 +95,7 @@ class Targets(Rule):
     """
 
     name: ClassVar[str] = "targets"
+    advice: ClassVar[str] = "shuffle; look at the labels of this step"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     least: int = 8
@@ -135,6 +137,7 @@ class Accumulation(Rule):
     """
 
     name: ClassVar[str] = "accumulation"
+    advice: ClassVar[str] = "zero gradients once per step"
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     share: float = 0.1

@@ -35,6 +35,9 @@ class NonFinite(Rule):
     """
 
     name: ClassVar[str] = "non-finite"
+    advice: ClassVar[str] = (
+        "look at what makes this tensor: a division, a logarithm, an overflow, bad data"
+    )
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     def suspects(self, steps: Steps) -> Flags:
@@ -79,6 +82,7 @@ class Exploding(Rule):
     """
 
     name: ClassVar[str] = "exploding"
+    advice: ClassVar[str] = "lower the learning rate, clip gradients, look at the batch"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     growth: float = 100.0
@@ -122,6 +126,7 @@ class Vanishing(Rule):
     """
 
     name: ClassVar[str] = "vanishing"
+    advice: ClassVar[str] = "add norms or residuals, try another activation or initialisation"
 
     ratio: float = 1e-6
     patience: int = 10
@@ -168,6 +173,7 @@ class SuddenShift(Rule):
     """
 
     name: ClassVar[str] = "sudden shift"
+    advice: ClassVar[str] = "look at the data and the schedule at this step"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     octaves: float = 4.0
@@ -216,6 +222,7 @@ class FP8Risk(Rule):
     """
 
     name: ClassVar[str] = "fp8 risk"
+    advice: ClassVar[str] = "scale per channel, or keep this tensor in more bits"
 
     share: float = 0.1
     dtypes: Collection[str] | None = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")

@@ -125,6 +125,7 @@ def test_alerts_are_those_of_the_steps_so_far(tmp_path: Path) -> None:
     assert "'head'" in first.message
     assert first.step == 3
     expected = first.message + f"; {len(others)} consequences" * bool(others)
+    expected += f"; what helps: {rules.NonFinite.advice}"
     show = partial(call, "show", run, "--rules", "default")
     assert show().words[-2:] == ["1 incident:", expected]
     assert show("--step", 2).words[-1] == "no incidents"
@@ -155,5 +156,6 @@ def test_the_first_alerts_are_shown_as_they_have_the_cause(tmp_path: Path) -> No
     assert found
     for limit in (1, len(found)):
         result = call("show", run, "--alerts", limit, "--rules", "default")
-        assert result.out.splitlines()[-limit:] == found[:limit]
+        helps = f"; what helps: {rules.DeadChannels.advice}"
+        assert result.out.splitlines()[-limit:] == [one + helps for one in found[:limit]]
     assert call("top", run, "--rules", "default").out.splitlines()[-1] in found

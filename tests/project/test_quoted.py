@@ -7,7 +7,7 @@ import re
 import pytest
 from support.paths import ROOT
 
-from hookstats.rules import default_rules
+from hookstats.rules import advice_of, default_rules
 
 TABLES = (ROOT / "docs" / "performance-tables.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
@@ -82,3 +82,11 @@ def test_every_rule_is_in_the_tables_of_rules() -> None:
         text = (ROOT / "docs" / page).read_text("utf-8")
         assert names == set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)), page
     assert row(README, "says what is wrong")[0] == f"{len(names)} rules, cause first"
+
+
+def test_the_page_of_alerts_says_what_the_rules_advise() -> None:
+    page = (ROOT / "docs" / "alerts.md").read_text("utf-8")
+    for rule in default_rules():
+        cell = row(page, rule.name)[-1]
+        assert re.sub(r" \(\[.*\)$", "", cell) == rule.advice == advice_of(rule.name) != ""
+    assert advice_of("a rule of somebody's own") == ""

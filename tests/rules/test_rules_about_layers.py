@@ -49,6 +49,11 @@ def test_a_layer_far_from_its_peers() -> None:
     assert not alerts(Peers(), [layers([1, 1.2, 10, 0.9])] * 3)
     assert not alerts(Peers(), [layers([1, 8, 64, 512])] * 3)  # no outlier, but a trend
     assert not alerts(Peers(), [layers([1, 40])] * 3)
+    # After some steps, layers have learned different things, and not all of them the same.
+    learned = [layers([1, 1.2, 1, 0.9])] * 2 + [layers([1, 1.2, 40, 0.9])] * 6
+    assert not alerts(Peers(), learned)
+    learned = [layers([1, 1.2, 1, 0.9])] * 2 + [layers([1, 1.2, 400, 0.9])] * 6
+    assert [alert.step for alert in alerts(Peers(), learned)] == [3]
 
 
 @pytest.mark.parametrize("form", [lambda record: record, of_tensors])
@@ -252,7 +257,7 @@ def test_parameters_that_nothing_trains() -> None:
 
 @pytest.mark.filterwarnings("ignore::hookstats.rules.RuleWarning")
 def test_updates_that_are_too_large_too_small_or_rounded_away() -> None:
-    assert "is for a step of" in said(UpdateSize(), nothing, lr=1e4)[0].message
+    assert "changes the weight by" in said(UpdateSize(), nothing, lr=1e4)[0].message
     assert said(UpdateSize(), nothing, 12, lr=1e-9)[0].step >= 9
     alerts_of_bf16 = said(Rounding(), in_bf16, lr=1e-5)
     assert "bfloat16 rounds away" in alerts_of_bf16[0].message

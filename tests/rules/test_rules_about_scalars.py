@@ -185,4 +185,4 @@ def test_iterations_that_close_no_step(micro_batches: int) -> None:
             iterate(model, optimizer, w, closes=False)
         assert len(w.alerts) == 1
     assert [(alert.step, alert.site, alert.kind) for alert in got] == [(10, "loss", "scalar")]
-    assert "closed no step" in got[0].message
+    assert "iterations in a row closed none" in got[0].message

@@ -217,7 +217,7 @@ def test_not_finite_zero_and_missing_are_told_from_values(page: Page) -> None:
 
 
 def test_an_alert_leads_to_its_layer_and_step(page: Page, run: hs.Run) -> None:
-    from hookstats.rules import replay
+    from hookstats.rules import advice_of, replay
 
     alerts = replay(run)
     page.script("document.querySelectorAll('#alert-list details').forEach((d) => d.open = true)")
@@ -227,6 +227,7 @@ def test_an_alert_leads_to_its_layer_and_step(page: Page, run: hs.Run) -> None:
     assert "non-finite" in {alert.rule for alert in first.alerts}
     cause = first.cause.site, f"step {first.cause.step}"
     assert page.chosen == cause  # shown first
+    assert f"What helps: {advice_of(first.cause.rule)}" in buttons[0].text
     page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
     buttons[0].click()
     assert page.chosen == cause

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hookstats.records.alerts import incidents_of, worst
 from hookstats.records.keys import Key, label, parse_kind
 from hookstats.records.sparse import Float64
-from hookstats.rules import Alert
+from hookstats.rules import Alert, advice_of
 from hookstats.runs.run import Run
 from hookstats.show import palette
 from hookstats.show.distribution import Distributions, distributions
@@ -75,7 +75,7 @@ def content(
 def _found(alerts: Sequence[Alert], keys: dict[Key, int]) -> dict[str, Any]:
     """The incidents, the worst first, each with the places of its alerts, the cause first."""
     told: list[dict[str, Any]] = []
-    incidents = []
+    incidents: list[dict[str, Any]] = []
     for incident in worst(incidents_of(alerts)):
         room = max(0, _MAX_ALERTS - len(told))
         some = incident.alerts[:room]
@@ -89,7 +89,9 @@ def _found(alerts: Sequence[Alert], keys: dict[Key, int]) -> dict[str, Any]:
                 }
             )
             told += [_alert(alert, keys) for alert in some]
-    return {"alerts": told, "incidents": incidents, "alertsInAll": len(alerts)}
+    causes = {told[one["alerts"][0]]["rule"] for one in incidents}
+    advice = {rule: advice_of(rule) for rule in sorted(causes)}
+    return {"alerts": told, "incidents": incidents, "alertsInAll": len(alerts), "advice": advice}
 
 
 def _about(run: Run, view: Overview) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 const MARKS = { error: ["■", "Error"], warning: ["▲", "Warning"], note: ["●", "Note"] };
 
-function alertButton(data, n, go) {
+function alertButton(data, n, go, helps = "") {
   const alert = data.alerts[n];
   const [mark, word] = MARKS[alert.severity] ?? MARKS.note;
   // The message repeats the line above it: rule, step, kind and name.
@@ -12,7 +12,8 @@ function alertButton(data, n, go) {
     element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
     element("span", { class: "when" }, `step ${alert.step}`),
     element("span", { class: "where" }, `${labelOf(alert.name)} ${alert.kind}`),
-    element("span", { class: "what" }, what));
+    element("span", { class: "what" }, what),
+    helps ? element("span", { class: "what helps" }, "What helps: " + helps) : null);
   button.addEventListener("click", () => go(n));
   return button;
 }
@@ -27,7 +28,7 @@ function showAlerts(data, go) {
   }
   const items = data.incidents.map(({ alerts, inAll }) => {
     const [cause, ...others] = alerts;
-    return element("li", {}, alertButton(data, cause, go), others.length
+    return element("li", {}, alertButton(data, cause, go, data.advice[data.alerts[cause].rule]), others.length
       ? element("details", {}, element("summary", {}, `${plural(inAll - 1, "consequence")}`),
         element("ol", {}, ...others.map((n) => element("li", {}, alertButton(data, n, go))))) : null);
   });
