@@ -171,8 +171,14 @@ class Monitor:
 
     def write_records(self, records: Sequence[StepRecord]) -> None:
         """Check steps, and act on the alerts; many steps at once cost less than one by one."""
+        for _ in self.each_of(records):
+            pass
+
+    def each_of(self, records: Sequence[StepRecord]) -> Iterator[None]:
+        """`write_records`, with a stop after each step."""
         for given in self._examine(records):
             self._act(given)
+            yield
 
     def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
         """Check the scalars of a step that its record did not have, and act on the alerts."""
@@ -201,6 +207,11 @@ class Monitor:
     def examine_scalars(self, step: int, values: Mapping[str, float]) -> list[Alert]:
         """The alerts about the scalars of a step, in the same way."""
         return [a for _, alerts in self._examine_scalars(step, values) for a, _ in alerts]
+
+    @property
+    def may_raise(self) -> bool:
+        """Whether a rule has the action "raise"."""
+        return any(rule.action == "raise" for rule in self._rules)
 
     def raise_pending(self) -> None:
         """Raise the first alert of a rule with the action "raise", once."""

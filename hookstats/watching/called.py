@@ -32,7 +32,7 @@ def takes_scalars(sink: Sink) -> bool:
 
 
 def calls_with(sink: Sink, records: Sequence[StepRecord]) -> Sequence[Callable[[], object]]:
-    """The calls by which a sink gets records: one each, or, of rules, one for all."""
+    """The calls by which a sink gets records, one each; rules look at all of them in the first."""
     if isinstance(sink, Monitor):
-        return [partial(sink.write_records, records)]
+        return [partial(next, sink.each_of(records), None)] * len(records)
     return [partial(sink, record) for record in records]

@@ -90,8 +90,9 @@ class Flusher:
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         self.mailbox = Mailbox()
         """What the thread is asked for."""
-        if exchange is not None:
-            self.mailbox.rest = 0.0  # other ranks wait for this one
+        # Other ranks wait for this one; what a rule raises is to come soon.
+        if exchange is not None or any(isinstance(s, Monitor) and s.may_raise for s in sinks):
+            self.mailbox.rest = 0.0
         self._thread = self._new_thread()
         self._unstarted = [self._thread]
         self._begun = False  # whether somebody started the thread
