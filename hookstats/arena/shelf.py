@@ -63,7 +63,8 @@ class Shelf:
         if channel_bins is not None:
             empty.append(zeros(channel_bins.slots, device))
         self._channels = Table(empty)
-        self._channel_bytes = 2 * sum(row.nbytes for row in empty)
+        self.row_bytes = sum(row.nbytes for row in empty)
+        """The bytes of a channel's states in one step."""
         columns = [] if bins is None else [bins.slots]
         if bins is not None and backend.marks:
             columns.append(mark_columns(bins.slots))
@@ -81,7 +82,7 @@ class Shelf:
         Raises:
             ValueError: the states would take more than MAX_SITE_BYTES.
         """
-        needed = channels * self._channel_bytes
+        needed = 2 * channels * self.row_bytes  # one for each buffer
         if needed > MAX_SITE_BYTES:
             raise ValueError(
                 f"channels = {channels}: their statistics would take {needed / 2**30:.1f} GiB, "

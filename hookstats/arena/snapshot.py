@@ -23,7 +23,6 @@ from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.state import identity_moments, identity_tallies
 
-_ROW_BYTES = 10 * 8
 SMALL_BYTES = 256 << 10
 """What a step may have that is copied out when it is closed."""
 
@@ -167,8 +166,10 @@ class Snapshot:
     @property
     def is_small(self) -> bool:
         """Whether `take_out` waits for nothing, and copies little."""
-        rows = int(self._layout.places.offsets[-1])
-        return rows * _ROW_BYTES <= self._small_bytes and not self.waits
+        # Of histograms of whole tensors only the slots that are marked are copied.
+        extents = self._layout.places.extents
+        states = sum(extent.rows * extent.shelf.row_bytes for extent in extents)
+        return states <= self._small_bytes and not self.waits
 
     @property
     def nbytes(self) -> int:

@@ -98,3 +98,13 @@ def test_what_is_on_the_host_is_not_copied_again(monkeypatch: pytest.MonkeyPatch
     asked = memory.asked
     assert_stats(snapshot.to_record(0, 0)["a", "output"], [x], 1)
     assert memory.asked == asked
+
+
+@pytest.mark.parametrize(("channel_bins", "is_small"), [(None, True), (LogBins(), False)])
+def test_histograms_of_channels_make_a_step_large(
+    channel_bins: LogBins | None, is_small: bool
+) -> None:
+    arena, channels = Arena(LogBins(), channel_bins), 1000
+    info = SiteInfo("a", "output", channels, 1, (2, channels), "float32")
+    arena.accumulator(info, torch.device("cpu")).fold(torch.randn(2, channels), 1)
+    assert arena.swap().is_small == is_small
