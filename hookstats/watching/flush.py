@@ -323,8 +323,10 @@ class Flusher:
             for sink in self._sinks
             for call in calls_with(sink, records)
         ]
-        self._todo.extendleft(uses[:1])  # then comes what is written once rules have seen it
-        self._todo.extend(uses[1:])
+        # What is written once rules have seen it comes before other sinks, which may be slow.
+        rules = len(records) if self._sinks and isinstance(self._sinks[0], Monitor) else 0
+        self._todo.extendleft(reversed(uses[:rules]))
+        self._todo.extend(uses[rules:])
 
     def _record_one(self, request: Step, into: list[StepRecord]) -> None:
         """Record a closed step, and add what the sinks are to get."""

@@ -70,6 +70,8 @@ class Mailbox:
             self.spent += max(0.0, time.thread_time() - self._had)  # less in a thread that is new
         if self._is_due and self.rest and self._next is None:
             self._flag = Flag()
+            if not len(self):  # an interrupt may have kept a request from coming
+                self._waited_for.clear()
             if not (self._rung or self._waited_for or len(self) >= TOGETHER):
                 self._flag.wait(self.rest)
         self._is_due = self._rung = False

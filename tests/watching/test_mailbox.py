@@ -69,6 +69,16 @@ def test_there_is_no_sleep_before_what_somebody_waits_for() -> None:
     assert took(mailbox) < 50  # nothing was recorded in between
 
 
+def test_a_request_that_an_interrupt_kept_away_ends_one_sleep_alone() -> None:
+    mailbox = sleeping(0.3)
+    mailbox._waited_for.append(Drain(Flag(), disk=False))  # and then Ctrl-C
+    took(mailbox)
+    later = threading.Timer(0.05, mailbox.put, (step(2),))
+    later.start()
+    assert took(mailbox) >= 0.3
+    later.join()
+
+
 def test_steps_are_taken_together_until_training_goes_back() -> None:
     mailbox = Mailbox()
     for number in (1, 2, 5, 3, 4):
