@@ -11,7 +11,6 @@ The private attributes of tensors and modules that hookstats reads in place are 
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -199,15 +198,6 @@ def batch_groups(module: nn.Module) -> list[tuple[str, Any]]:
             first = state._fsdp_param_group if groups is None else next(iter(groups), None)
             return [] if first is None else [("", first.mesh_info.mesh)]
     return []
-
-
-def batch_wrappers() -> list[nn.Module]:
-    """The wrappers of DDP and FSDP1, of all objects: C finds those that refer to a class (2.13)."""
-    ddp, fsdp = nn.parallel.DistributedDataParallel, sys.modules.get("torch.distributed.fsdp")
-    kinds: list[type] = [ddp, getattr(fsdp, "FullyShardedDataParallel", ddp)]
-    for kind in kinds:  # which grows
-        kinds += type.__subclasses__(kind)
-    return [one for one in gc.get_referrers(*kinds) if any(type(one) is kind for kind in kinds)]
 
 
 def infers_shapes() -> bool:

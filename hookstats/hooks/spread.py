@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +18,6 @@ from torch import Tensor, nn
 from hookstats._torch import (
     Placed,
     batch_groups,
-    batch_wrappers,
     is_dtensor,
     is_flattened,
     origin,
@@ -192,6 +193,16 @@ def _of_surrounding(models: Sequence[nn.Module]) -> list[_Line]:
                 found.append((wrapper, parts, lines))
     inner = set[int]().union(*(parts for _, parts, _ in found))
     return min((lines for one, _, lines in found if id(one) not in inner), key=_extent, default=[])
+
+
+def batch_wrappers() -> list[nn.Module]:
+    """The wrappers of DDP and FSDP1 among all objects of the process, in any order."""
+    ddp, fsdp = nn.parallel.DistributedDataParallel, sys.modules.get("torch.distributed.fsdp")
+    kinds: list[type] = [ddp, getattr(fsdp, "FullyShardedDataParallel", ddp)]
+    for kind in kinds:  # which grows
+        kinds += type.__subclasses__(kind)
+    # Objects refer to their class: this search passes over all objects in C.
+    return [one for one in gc.get_referrers(*kinds) if any(type(one) is kind for kind in kinds)]
 
 
 def _extent(lines: Sequence[_Line]) -> tuple[int, list[tuple[int, ...]]]:

@@ -201,24 +201,30 @@ def watch(
     if not set(kinds).isdisjoint(MODULE_KINDS):
         make_reachable(selection.modules | doors)
     spread = Spread(models.values(), mesh)
-    header = settings.header(models, selection)
-    parts = spread.batches
-    if parts is not None:
-        header["grad_scale"] = 1 / parts
+    header = {**settings.header(models, selection), **_of_spread(spread)}
     setup = setup_of(selection, optimizers) if chosen else None
     monitor = Monitor(chosen, setup)
     header_of_run = {**header, **_of_rules(chosen, setup)}
     writer = None if out is None else _writer(out, header_of_run, append, overwrite, max_bytes)
-    last = None if writer is None else writer.last_step
-    step = 0 if last is None else last + 1
     flusher = _flusher(writer, sinks, monitor, exchange, settings)
     monitor.keep = flusher.write_alerts
     made = Watch(
         *(models.values(), doors, selection, optimizers, settings, header),
-        *(flusher, monitor, step, spread),
+        *(flusher, monitor, _first_step(writer), spread),
     )
     made.path = None if writer is None else writer.path
     return made
+
+
+def _of_spread(spread: Spread) -> dict[str, Any]:
+    """What the header says of how batches are spread over ranks."""
+    parts = spread.batches
+    return {} if parts is None else {"grad_scale": 1 / parts}
+
+
+def _first_step(writer: RunWriter | None) -> int:
+    last = None if writer is None else writer.last_step
+    return 0 if last is None else last + 1
 
 
 def _exchange(reduce: Reduce | None) -> Exchange | None:

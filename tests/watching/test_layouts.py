@@ -16,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
 
 import hookstats as hs
-from hookstats._torch import batch_wrappers
 from hookstats.hooks import spread
+from hookstats.hooks.spread import batch_wrappers
 from hookstats.records.layout import Axis, Cut, Layout, Mesh
 from hookstats.runs.world import current_world
 from hookstats.watching.settings import KINDS
