@@ -118,16 +118,16 @@ def _others(run: Run, other: Run | None, ranks: bool) -> dict[str, Run]:
     return {f"rank {rank}": run.of_rank(rank) for rank in run.ranks} if several else {}
 
 
-def fill(run: Run, payload: Payload, live: bool = False) -> str:
-    """The page that shows a payload; a live one asks its server for what is new."""
+def fill(run: Run, payload: Payload, version: int | None = None) -> str:
+    """The page that shows a payload; one with a version asks its server for what is newer."""
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(run.path.resolve().name)),
         style=_asset("page.css"),
         script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         payload=payload.pack(),
         fallback=about_html(run),
-        live=" data-live" if live else "",
-        connect="; connect-src 'self'" if live else "",
+        live="" if version is None else f' data-live="{version}"',
+        connect="" if version is None else "; connect-src 'self'",
     )
 
 

@@ -67,10 +67,12 @@ function start(unpacked) {
 
 // Data that the page did not have before: at the start, and when steps come.
 function take(unpacked) {
-  const whole = !data || range.to === data.columns;
+  const first = data && range.from > 0 ? data.spans[range.from][0] : null;
+  const last = data && range.to < data.columns ? data.spans[range.to - 1][1] : null;
   data = unpacked;
   data.b = data.others[chosen.other] ?? null;
-  if (whole) range.to = data.columns;
+  // The same steps are shown, whichever columns have them now.
+  Object.assign(range, { from: first === null ? 0 : nearestColumn(first), to: last === null ? data.columns : nearestColumn(last) + 1 });
   for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
   showKinds();
   showBeside();
