@@ -337,7 +337,8 @@ function heatmapRows() {
   const sites = rows.filter((row) => row.group === null || !row.open).flatMap((row) => row.sites);
   const columns = Array.from({ length: range.to - range.from }, (_, t) => range.from + t);
   return [["layer", "kind", "statistic", ...columns.map((t) => stepsOf(data.spans[t]))],
-    ...sites.map((s) => [label(data.sites[s]), data.sites[s].plain, chosen.statistic.label, ...columns.map((t) => finiteOr(values.get(s)[t]))])];
+    ...sites.map((s) => [label(data.sites[s]), data.sites[s].plain, chosen.statistic.label, ...columns.map((t) => finiteOr(values.get(s)[t]))]),
+    ...curveRows(columns)];
 }
 
 function tip(text, event) {
