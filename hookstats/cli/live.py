@@ -64,7 +64,7 @@ class Live:
 
     def _read(self, version: int) -> Shown:
         payload = self._make()
-        return Shown(version, payload.pack(), page.fill(self._run, payload, live=True))
+        return Shown(version, payload.pack(), page.fill(self._run, payload, version))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -19,9 +19,12 @@ from support.payloads import payload_of
 from support.samples import BINS, sample
 
 from hookstats.cli import live, main
-from hookstats.runs.run import open_run
+from hookstats.records.alerts import Alert, Severity
+from hookstats.runs.alerts import Told
+from hookstats.runs.run import Run, open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.show import page
+from hookstats.show.overview import Overview, overview
 
 
 @contextmanager
@@ -157,4 +160,52 @@ def test_the_page_in_a_browser_takes_new_steps_where_it_is(
         writer.write(sample(2, channel_bins=None))
         wait.until(lambda driver: "3 steps" in driver.find_element("id", "subtitle").text)
         assert browser.find_element("id", "when").text == "step 0"
+        assert browser.get_log("browser") == []
+
+
+def sick(severity: Severity, step: int) -> Told:
+    """An alert about one of the layers."""
+    message = f"dead channels: step {step}: output of 'whole' is {severity}"
+    alert = Alert(step, 0, "scalar", "output", None, severity, 1.0, message, severity)
+    return Told(alert, step, True, {})
+
+
+@pytest.mark.check
+def test_what_was_chosen_stays_where_columns_merge_and_alerts_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = [100]
+
+    def merged(run: Run, steps: list[int], apart: list[int]) -> Overview:
+        return overview(run, steps, (), cells=columns[0] * len(run[steps[-1]]))
+
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(page, "overview", merged)
+    with growing(tmp_path / "run") as (writer, address), chromium(tmp_path / "profile") as browser:
+        for step in range(1, 16):
+            writer.write(sample(step, channel_bins=None))
+        writer.write_alerts([sick("note", 12)])
+        screen(browser, 1280, 800)
+        browser.get(f"http://{address[0]}:{address[1]}/")
+        waiting = pytest.importorskip("selenium.webdriver.support.wait")
+        wait = waiting.WebDriverWait(browser, 60)
+        wait.until(lambda driver: driver.find_element("id", "when").text == "step 12")
+        # The first poll has nothing to bring.
+        polls = "return performance.getEntriesByType('resource').map((one) => one.decodedBodySize)"
+        wait.until(lambda driver: driver.execute_script(polls))
+        assert browser.execute_script(polls)[0] == 0
+        browser.execute_script("location.hash = '#steps=10:13'")
+        wait.until(lambda driver: driver.find_element("id", "zoomed").text)
+        assert browser.find_element("id", "zoomed").text == "steps 10\u201313"
+        columns[0] = 5
+        writer.write(sample(16, channel_bins=None))
+        writer.write_alerts([sick("error", 15)])
+        wait.until(lambda driver: "17 steps" in driver.find_element("id", "subtitle").text)
+        first, last = browser.find_element("id", "zoomed").text.split()[1].split("\u2013")
+        assert 7 <= int(first) <= 10
+        assert 13 <= int(last) < 16
+        rules = browser.find_elements("css selector", "[data-alert] .rule")
+        assert [rule.text.split()[-1] for rule in rules] == ["error", "note"]
+        (current,) = browser.find_elements("css selector", "[data-alert][aria-current=true]")
+        assert current.find_element("css selector", ".rule").text.split()[-1] == "note"
         assert browser.get_log("browser") == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from support.commands import call
 from support.payloads import payload_of
@@ -17,13 +19,16 @@ from hookstats.rules import Loss, replay
 from hookstats.rules.replaying import Replay
 from hookstats.runs.writer import RunWriter
 from hookstats.show import page
+from hookstats.show.overview import overview
 
 
 def record(step: int) -> StepRecord:
     return record_of({("a", "output"): (torch.ones(2, 2), 1)}, step, channel_bins=None)
 
 
-def test_a_loss_between_recorded_steps_is_found_by_all_that_replay(tmp_path: Path) -> None:
+def test_a_loss_between_recorded_steps_is_found_by_all_that_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     rules = Loss(action=lambda alert: None)
@@ -42,6 +47,12 @@ def test_a_loss_between_recorded_steps_is_found_by_all_that_replay(tmp_path: Pat
         packed = payload_of(page.render(run, "loss", steps))
         assert [one["step"] for one in packed["alerts"]] == [57] * many
         assert packed["alerts"] == payload_of(page.render(run, None, steps))["alerts"]
+    # The step after it stands for it, and is not merged.
+    monkeypatch.setattr(page, "overview", partial(overview, cells=2))
+    spans = payload_of(page.render(run))["spans"]
+    after = min(step for step in run.steps if step > 57)
+    assert [after, after, 1] in spans
+    assert len(spans) < len(run.steps)
     assert alert.message in call("top", out, "--rules", "loss").out
     assert alert.message in call("show", out, "--rules", "loss").out
 

@@ -363,9 +363,11 @@ def test_numbers_are_saved_as_they_are_shown(page: Page, run: hs.Run) -> None:
     assert "PNG" in saved["image/png"][:8]
     header, *rows = csv.reader(io.StringIO(saved["text/csv"]))
     assert header[:4] == ["layer", "kind", "statistic", "step 0"]
-    assert [row[0] for row in rows] == ["first", "relu", HOSTILE, "sometimes"]
+    assert [row[0] for row in rows] == ["first", "relu", HOSTILE, "sometimes", "loss", "lr/0"]
     expected = [float(run[step]["first", "output"].per_tensor().rms) for step in range(STEPS)]
     assert [float(x) for x in rows[0][3:]] == pytest.approx(expected, rel=0.01)
+    logged = run.scalars["loss"].values.tolist()
+    assert [float(x or "nan") for x in rows[4][3:]] == pytest.approx(logged, rel=1e-5, nan_ok=True)
 
 
 def test_coverage_says_what_was_missed(browser: Any, tmp_path: Path) -> None:

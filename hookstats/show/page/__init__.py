@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 from importlib import resources
@@ -53,9 +54,9 @@ def render(
 
     The file is self-contained: it loads no other file, opens from a disk, and has 4 MB at most,
     unless the model has thousands of tensors. It has the statistics of every tensor in every step;
-    what does not fit is merged over neighbouring steps, and the page says over which. Steps that
-    have alerts, and their neighbours, are never merged. Histograms and channels are those of some
-    of the steps, the steps that have alerts among them.
+    what does not fit is merged over neighbouring steps, and the page says over which. Up to 240
+    steps that have alerts, the worst first, and their neighbours are not merged. Histograms and
+    channels are those of some of the steps, these among them.
 
     Args:
         rules: None shows the alerts that were given while the run was recorded (`Run.alerts`);
@@ -89,7 +90,7 @@ def payload_of(
         for alert in (run.alerts if monitor is None else monitor.alerts)
         if steps is None or _is_within(alert.step, steps)
     ]
-    apart = _first_steps(alerts)
+    apart = _first_steps(alerts, chosen)
     view = overview(run, chosen, apart)
     some = sampled(run, view, apart)
     payload = content(run, view, some, alerts, None if monitor is None else monitor.failures)
@@ -104,7 +105,7 @@ def payload_of(
         arrays += add_numbers(payload, pair, apart, room // 2 // len(others), prefix=f"b{n}.")
         channels = [None if s in pair.uneven else x.channels for s, x in enumerate(pair.sites)]
         about.append({"name": name, "curves": curves(one, pair), "channels": channels})
-    payload.describe(arrays=arrays, others=about, ofRanks=ranks and bool(others))
+    payload.describe(arrays=arrays, others=about, ofRanks=ranks and bool(others), apart=_APART)
     return payload
 
 
@@ -118,16 +119,16 @@ def _others(run: Run, other: Run | None, ranks: bool) -> dict[str, Run]:
     return {f"rank {rank}": run.of_rank(rank) for rank in run.ranks} if several else {}
 
 
-def fill(run: Run, payload: Payload, live: bool = False) -> str:
-    """The page that shows a payload; a live one asks its server for what is new."""
+def fill(run: Run, payload: Payload, version: int | None = None) -> str:
+    """The page that shows a payload; one with a version asks its server for what is newer."""
     return Template(_asset("page.html")).substitute(
         title=html.escape(printable(run.path.resolve().name)),
         style=_asset("page.css"),
         script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         payload=payload.pack(),
         fallback=about_html(run),
-        live=" data-live" if live else "",
-        connect="; connect-src 'self'" if live else "",
+        live="" if version is None else f' data-live="{version}"',
+        connect="" if version is None else "; connect-src 'self'",
     )
 
 
@@ -154,9 +155,11 @@ def _is_within(step: int, steps: Steps) -> bool:
     return (first is None or step >= first) and (last is None or step <= last)
 
 
-def _first_steps(alerts: Sequence[Alert]) -> list[int]:
-    """The steps that are set apart: those of the alerts, of the worst and earliest first."""
-    ordered = [alert.step for incident in worst(incidents_of(alerts)) for alert in incident.alerts]
+def _first_steps(alerts: Sequence[Alert], steps: Sequence[int]) -> list[int]:
+    """Which of the steps are set apart: those of the alerts, of the worst and earliest first. Of an
+    alert in a step that was not recorded it is the next one, or else the last."""
+    told = (alert.step for incident in worst(incidents_of(alerts)) for alert in incident.alerts)
+    ordered = (steps[min(bisect_left(steps, step), len(steps) - 1)] for step in told)
     return sorted([*dict.fromkeys(ordered)][:_APART])
 
 

@@ -129,7 +129,8 @@ function describeIncidents(data, column) {
     .map((cause) => `${cause.rule}: ${labelOf(cause.name)} ${cause.kind}`);
 }
 
-function curveRows(data) {
-  return [["step", ...data.curves.map(({ name }) => name)],
-    ...data.spans.map(([first], t) => [first, ...data.curves.map(({ values }) => values[t])])];
+// The lines of a CSV: the name, and the value of each column.
+function curveRows(columns) {
+  return sources().flatMap((d) => d.curves.map(({ name, values }) =>
+    [name, "curve", d === data ? null : besideNames().short, ...columns.map((t) => finiteOr(curveValue(values[t])))]));
 }

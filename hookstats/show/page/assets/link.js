@@ -5,7 +5,6 @@ function writeLink() {
   const parts = { layer: site.name, kind: site.kind, step: data.spans[chosen.column][0], stat: chosen.statistic.id };
   if (data.b) parts.beside = chosen.beside;
   if (data.others.length > 1) parts.other = data.b.name;
-  if (site.phase) parts.phase = site.phase;
   if (chosen.relative !== null) parts.relative = Number(chosen.relative);
   if (range.from > 0 || range.to < data.columns) parts.steps = `${data.spans[range.from][0]}:${data.spans[range.to - 1][1]}`;
   if (chosen.pins.size) parts.pins = [...chosen.pins].map((s) => s).join(".");

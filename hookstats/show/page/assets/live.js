@@ -3,10 +3,9 @@
 const ASK_EVERY = 2000; // ms
 
 function follow() {
-  const version = document.documentElement.dataset.live;
-  if (version === undefined) return;
-  let known = null;
-  const badge = element("span", { class: "badge", role: "status" }, "live");
+  let known = document.documentElement.dataset.live; // the version that the page came with
+  if (known === undefined) return;
+  const badge = element("span", { class: "badge", role: "status" }, data.run.closed ? "ended" : "live");
   byId("subtitle").after(badge);
   const ask = async () => {
     try {
@@ -18,12 +17,12 @@ function follow() {
     } catch {
       badge.textContent = "not served any more";
     }
-    if (!data.run.closed || known === null) setTimeout(ask, ASK_EVERY);
+    if (!data.run.closed) setTimeout(ask, ASK_EVERY);
   };
-  setTimeout(ask, ASK_EVERY);
+  if (!data.run.closed) setTimeout(ask, ASK_EVERY);
 }
 
-// The same layer, step and pins in new data; who was at the last step goes on with it.
+// The same layer, step, alert and pins in new data; who was at the last step goes on with it.
 async function renew(text) {
   const fresh = await unpack(text);
   const [s, last, step] = [chosen.site, chosen.column === data.columns - 1, data.spans[chosen.column][0]];
@@ -32,9 +31,12 @@ async function renew(text) {
   const moved = (n) => known.get(nameOf(data.sites[n]));
   const site = moved(s);
   const pins = new Set([...chosen.pins].map(moved).filter((n) => n !== undefined));
+  // Alerts are sorted anew, the worst first.
+  const idOf = (one) => JSON.stringify([one.step, one.name, one.kind, one.channel, one.rule]);
+  const told = chosen.alert === null ? -1 : fresh.alerts.findIndex((one) => idOf(one) === idOf(data.alerts[chosen.alert]));
   const statistic = fresh.statistics.find(({ id }) => id === chosen.statistic.id);
   take(fresh);
   fillWorst.done = null;
   const column = last ? data.columns - 1 : nearestColumn(step);
-  choose({ site: site ?? 0, pins, column, ...(statistic ? { statistic } : {}), alert: chosen.alert }, true);
+  choose({ site: site ?? 0, pins, column, ...(statistic ? { statistic } : {}), alert: told < 0 ? null : told }, true);
 }

@@ -67,10 +67,12 @@ function start(unpacked) {
 
 // Data that the page did not have before: at the start, and when steps come.
 function take(unpacked) {
-  const whole = !data || range.to === data.columns;
+  const first = data && range.from > 0 ? data.spans[range.from][0] : null;
+  const last = data && range.to < data.columns ? data.spans[range.to - 1][1] : null;
   data = unpacked;
   data.b = data.others[chosen.other] ?? null;
-  if (whole) range.to = data.columns;
+  // The same steps are shown, whichever columns have them now.
+  Object.assign(range, { from: first === null ? 0 : nearestColumn(first), to: last === null ? data.columns : nearestColumn(last) + 1 });
   for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
   showKinds();
   showBeside();
@@ -335,7 +337,8 @@ function heatmapRows() {
   const sites = rows.filter((row) => row.group === null || !row.open).flatMap((row) => row.sites);
   const columns = Array.from({ length: range.to - range.from }, (_, t) => range.from + t);
   return [["layer", "kind", "statistic", ...columns.map((t) => stepsOf(data.spans[t]))],
-    ...sites.map((s) => [label(data.sites[s]), data.sites[s].plain, chosen.statistic.label, ...columns.map((t) => finiteOr(values.get(s)[t]))])];
+    ...sites.map((s) => [label(data.sites[s]), data.sites[s].plain, chosen.statistic.label, ...columns.map((t) => finiteOr(values.get(s)[t]))]),
+    ...curveRows(columns)];
 }
 
 function tip(text, event) {

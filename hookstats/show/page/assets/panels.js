@@ -151,9 +151,9 @@ function showRun(data) {
   byId("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]));
   const notes = [
     merged > 1
-      ? `${integer(run.steps)} steps are shown in ${integer(data.columns)} columns: each merges up to ${merged} neighbouring recorded steps, and no step is left out; steps that have alerts are never merged. hookstats report --steps A:B shows a window whole.`
+      ? `${integer(run.steps)} steps are shown in ${integer(data.columns)} columns: each merges up to ${merged} neighbouring recorded steps, and no step is left out; up to ${data.apart} steps that have alerts are not merged. hookstats report --steps A:B shows a window whole.`
       : "Every recorded step has a column of its own.",
-    wide.length ? `To keep the file small, ${wide.join(", ")} merge neighbouring steps, and say which; around alerts no step is merged. hookstats report --steps A:B shows a window whole.` : null,
+    wide.length ? `To keep the file small, ${wide.join(", ")} merge neighbouring steps, and say which; around up to ${data.apart} steps that have alerts none is merged. hookstats report --steps A:B shows a window whole.` : null,
     data.samples.length < run.steps ? `Histograms, quantiles and channels are those of ${plural(data.samples.length, "step")}, each as it was recorded; columns between them show the nearest.` : null,
     "A pixel of several steps shows the most striking of them; zoom by dragging over the steps, and back by a double click.",
     "Statistics are over finite values, to half a percent. NaNs and infinities are counted separately.",
