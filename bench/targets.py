@@ -14,6 +14,7 @@ SIZES = "scaling with the size"
 CALLS = "calls on small tensors"
 STEPS = "training step"
 SMALL = "training step of three modules, until its records are written"
+BUDGET = "a budget"
 START = "starting the command line"
 WRITTEN = "the page of a long run, CPU time"
 SHOWN = "the page of a long run in a browser"
@@ -171,6 +172,8 @@ TARGETS = (
     Target("the same: steps in which training waits", 1.0, _stalls, "%"),
     Target("GPT-2: added with log bins, to a read", 1.6, _to_read("GPT-2"), "x"),
     Target("ResNet-50: added with log bins, to a read", 1.8, _to_read("ResNet-50"), "x"),
+    Target("budget of 1%: added", 1.3, added(BUDGET, "budget=0.01"), "%"),
+    Target("budget of 3%: added", 3.9, added(BUDGET, "budget=0.03"), "%"),
     *_steps("", "bins=None"),
     *_steps(" and log bins", "watch"),
 )

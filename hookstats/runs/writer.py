@@ -132,7 +132,8 @@ class RunWriter:
         seconds = {"seconds_per_part": seconds_per_part, "seconds_per_retry": seconds_per_retry}
         sizes = {"bytes_per_part": bytes_per_part, "bytes_per_group": bytes_per_group}
         _check_arguments(rank, max_bytes, seconds, sizes)
-        require_pyarrow()
+        # Its first array imports pandas, where that is: half a second, not beside the first step.
+        require_pyarrow().array([])
         self.path = check_path("out", out)
         self.rank = rank
         self.last_step: int | None = None
