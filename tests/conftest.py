@@ -48,8 +48,9 @@ def one_thread() -> Iterator[None]:
 def pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pool]:
-    """Processes of one gloo group, `SIZE` of the test's module."""
-    made = Pool(tmp_path_factory.mktemp("ranks"), getattr(request.module, "SIZE", RANKS))
+    """Processes of one gloo group, as many as the parameter or `SIZE` of the test's module says."""
+    size = getattr(request, "param", getattr(request.module, "SIZE", RANKS))
+    made = Pool(tmp_path_factory.mktemp("ranks"), size)
     yield made
     made.close()
 

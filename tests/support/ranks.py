@@ -26,6 +26,7 @@ class Ranks:
         context = torch.multiprocessing.get_context("spawn")
         pairs = [context.Pipe() for _ in range(size)]
         self.alive = True
+        self.size = size
         self._pipes = [here for here, _ in pairs]
         self._processes = [
             context.Process(target=_serve, args=(rank, size, rendezvous, there), daemon=True)

@@ -331,6 +331,56 @@ def test_tensor_parallel_shards_are_read_as_each_rank_has_them(
     ranks(tensor_parallel, use_local_output)
 
 
+def compiled_norm_and_columns(rank: int) -> None:
+    """DTensors that compiled code has for a norm, columns and rows: as D1 of a review, which ended
+    the training."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    def train(watched: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+        plan: Any = {
+            "0": SequenceParallel(),
+            "1": ColwiseParallel(input_layouts=Shard(1)),
+            "3": RowwiseParallel(output_layouts=Shard(1)),
+        }
+        parallelize_module(model, torch.distributed.init_device_mesh("cpu", (RANKS,)), plan)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        w = hs.watch(model, optimizer) if watched else None
+        called = torch.compile(model, backend="aot_eager")
+        for step in range(2):
+            optimizer.zero_grad()
+            x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(2 * step + rank))
+            called(x).square().mean().backward()
+            optimizer.step()
+        torch.compiler.reset()
+        if w is not None:
+            kinds = [
+                ("0", "output"),
+                ("1", "grad_output"),
+                ("3", "output"),
+                ("1.weight", "param_grad"),
+            ]
+            counts = [int(w.latest[key].count.sum()) for key in kinds]
+            tokens = 2 * 4 * RANKS
+            assert counts == [tokens * 8 // RANKS, tokens * 12 // RANKS, 64, 96 // RANKS], counts
+            assert w.coverage().failures == {}
+            w.close()
+        return [p.full_tensor().detach() for p in model.parameters()]  # type: ignore[attr-defined]
+
+    assert all(map(torch.equal, train(False), train(True)))
+
+
+def test_compiled_sequence_parallel_training_is_recorded(ranks: Ranks) -> None:
+    ranks(compiled_norm_and_columns)
+
+
 def partial_sums(rank: int) -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 

@@ -40,7 +40,7 @@ pytest.importorskip("pyarrow")
 
 pytestmark = pytest.mark.check
 KINDS = ("input", "output", "grad_output", "param", "param_grad")
-SIZE = 4
+SIZES = 4, 2
 BATCH, SEQUENCE = 8, 4
 LAYERS = 8
 
@@ -82,6 +82,11 @@ def train(
         torch.compiler.reset()  # for the tests that come, in the same process
 
 
+def size() -> int:
+    """The number of ranks, on one of them."""
+    return torch.distributed.get_world_size()
+
+
 def mesh_of(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
@@ -93,14 +98,14 @@ def ddp(
     if checkpoints:
         model.up.forward = partial(checkpoint, model.up.forward, use_reentrant=False)
     wrapped = nn.parallel.DistributedDataParallel(model, **options)
-    train(wrapped, samples().chunk(SIZE)[rank], out, compiles=compiles)
+    train(wrapped, samples().chunk(size())[rank], out, compiles=compiles)
 
 
 def ddp_no_sync(rank: int, out: Path) -> None:
     """Two micro-batches a step, of which the second alone reduces gradients."""
     model = nn.parallel.DistributedDataParallel(Model())
     optimizer = SGD(model.parameters(), lr=0.1)
-    first, second = samples().chunk(SIZE)[rank].chunk(2)
+    first, second = samples().chunk(size())[rank].chunk(2)
     with hs.watch(model, optimizer, KINDS, out=out):
         with model.no_sync():
             (model(first).square().mean() / 2).backward()
@@ -113,7 +118,7 @@ def zero(rank: int, out: Path) -> None:
     model = nn.parallel.DistributedDataParallel(Model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), SGD, lr=0.1)
     with hs.watch(model, optimizer, KINDS, out=out):
-        model(samples().chunk(SIZE)[rank]).square().mean().backward()
+        model(samples().chunk(size())[rank]).square().mean().backward()
         optimizer.step()
 
 
@@ -127,26 +132,26 @@ def by_hand(rank: int, out: Path, dim: int = 0) -> None:
     model = Model()
     optimizer = SGD(model.parameters(), lr=0.1)
     with hs.watch(model, optimizer, KINDS, out=out):
-        model(samples().chunk(SIZE, dim)[rank]).square().mean().backward()
+        model(samples().chunk(size(), dim)[rank]).square().mean().backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
             torch.distributed.all_reduce(parameter.grad)
-            parameter.grad /= SIZE
+            parameter.grad /= size()
         optimizer.step()
 
 
 def context_parallel(rank: int, out: Path) -> None:
     """Each rank has a part of every sequence."""
     model = nn.parallel.DistributedDataParallel(Model())
-    mesh = mesh_of((1, SIZE), ("dp", "cp"))
-    train(model, samples().chunk(SIZE, 1)[rank], out, mesh=mesh)
+    mesh = mesh_of((1, size()), ("dp", "cp"))
+    train(model, samples().chunk(size(), 1)[rank], out, mesh=mesh)
 
 
 def fsdp1(rank: int, out: Path, use_orig_params: bool) -> None:
     model = FullyShardedDataParallel(
         Model(), device_id=torch.device("cpu"), use_orig_params=use_orig_params
     )
-    train(model, samples().chunk(SIZE)[rank], out)
+    train(model, samples().chunk(size())[rank], out)
 
 
 def fsdp1_hybrid(rank: int, out: Path) -> None:
@@ -157,13 +162,13 @@ def fsdp1_hybrid(rank: int, out: Path) -> None:
         device_mesh=mesh_of((2, 2), ("replicate", "shard")),
         sharding_strategy=ShardingStrategy.HYBRID_SHARD,
     )
-    train(model, samples().chunk(SIZE)[rank], out)
+    train(model, samples().chunk(size())[rank], out)
 
 
 def fsdp2(
     rank: int,
     out: Path,
-    shape: tuple[int, ...],
+    shape: tuple[int, ...] = (),
     checkpoints: bool = False,
     *,
     half: bool = False,
@@ -172,11 +177,12 @@ def fsdp2(
     model = Model()
     if checkpoints:
         model.up.forward = partial(checkpoint, model.up.forward, use_reentrant=False)
+    shape = shape or (size(),)
     mesh = mesh_of(shape, ("replicate", "shard")[-len(shape) :])
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None)
     fully_shard(model.up, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    train(model, samples().chunk(SIZE)[rank], out, compiles=compiles)
+    train(model, samples().chunk(size())[rank], out, compiles=compiles)
 
 
 def plan(sequence_parallel: bool, use_local_output: bool = True) -> dict[str, Any]:
@@ -194,7 +200,7 @@ def plan(sequence_parallel: bool, use_local_output: bool = True) -> dict[str, An
 
 def tensor_parallel(rank: int, out: Path, compiles: bool = False) -> None:
     # In compiled code, plain tensors do not know of which DTensor they are parts.
-    model = parallelize_module(Model(), mesh_of((SIZE,), ("tp",)), plan(False, not compiles))
+    model = parallelize_module(Model(), mesh_of((size(),), ("tp",)), plan(False, not compiles))
     train(model, samples(), out, compiles=compiles)
 
 
@@ -210,7 +216,7 @@ class SequenceModel(Model):
 
 
 def sequence_parallel(rank: int, out: Path) -> None:
-    mesh = mesh_of((SIZE,), ("tp",))
+    mesh = mesh_of((size(),), ("tp",))
     model: Any = parallelize_module(SequenceModel(), mesh, plan(True))
     model.mesh = mesh
     train(model, samples(), out)
@@ -243,31 +249,31 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 
 def pipeline(rank: int, out: Path, interleaved: bool) -> None:
-    stages = 2 * SIZE if interleaved else SIZE
-    size = LAYERS // stages
-    mine = range(rank, stages, SIZE)
-    parts = [Stage(i * size, (i + 1) * size) for i in mine]
+    stages = 2 * size() if interleaved else size()
+    layers = LAYERS // stages
+    mine = range(rank, stages, size())
+    parts = [Stage(i * layers, (i + 1) * layers) for i in mine]
     made = [
         PipelineStage(part, i, stages, torch.device("cpu"))
         for i, part in zip(mine, parts, strict=True)
     ]
     schedule: Any
     if interleaved:
-        schedule = ScheduleInterleaved1F1B(list(made), n_microbatches=SIZE, loss_fn=mean_square)
+        schedule = ScheduleInterleaved1F1B(list(made), n_microbatches=size(), loss_fn=mean_square)
     else:
-        schedule = Schedule1F1B(made[0], n_microbatches=SIZE, loss_fn=mean_square)
+        schedule = Schedule1F1B(made[0], n_microbatches=size(), loss_fn=mean_square)
     model = nn.Module()
     model.layers = nn.ModuleDict({k: v for part in parts for k, v in part.layers.items()})
     optimizer = SGD(model.parameters(), lr=0.1)
     x = samples()
     with hs.watch(model, optimizer, KINDS, out=out) as w:
         arguments = (x,) if rank == 0 else ()
-        schedule.step(*arguments, target=torch.ones_like(x) if rank == SIZE - 1 else None)
+        schedule.step(*arguments, target=torch.ones_like(x) if rank == size() - 1 else None)
         optimizer.step()
         for row in w.coverage():
             assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
             if row.kind == "output":
-                assert (row.observed, row.skipped) == (SIZE, {"shape inference": 1}), row
+                assert (row.observed, row.skipped) == (size(), {"shape inference": 1}), row
 
 
 def whole(out: Path, of_pipeline: bool = False) -> hs.StepRecord:
@@ -326,9 +332,9 @@ class Row(NamedTuple):
     train: Any
     arguments: tuple[Any, ...] = ()
     options: dict[str, bool] = {}  # noqa: RUF012
-    scale: float = 1 / SIZE
+    scale: float | None = None
     """The factor for gradients of outputs, as the loss of a rank or of a micro-batch is the mean of
-    what it has."""
+    what it has; None for one over the number of ranks."""
     said: bool = True
     """Whether the header says the factor."""
     absent: frozenset[str] = frozenset()
@@ -336,6 +342,8 @@ class Row(NamedTuple):
     """Whether ranks can tell the shape of the whole; not of micro-batches, of which they note the
     last alone, nor where nothing says which dimension is cut."""
     rtol: float = 1e-5
+    sizes: tuple[int, ...] = SIZES
+    """On how many ranks."""
 
 
 ROWS = {
@@ -351,12 +359,12 @@ ROWS = {
     "sequences cut by hand": Row(sequence_by_hand, said=False, shapes=False),
     "context parallelism": Row(context_parallel),
     "FSDP1": Row(fsdp1, (True,)),
-    "FSDP1, hybrid": Row(fsdp1_hybrid),
-    "FSDP2": Row(fsdp2, ((SIZE,),)),
-    "FSDP2 with checkpoints": Row(fsdp2, ((SIZE,), True)),
-    "FSDP2, bf16": Row(fsdp2, ((SIZE,),), {"half": True}, rtol=0.03),
-    "FSDP2, compiled": Row(fsdp2, ((SIZE,),), {"compiles": True}),
-    "HSDP": Row(fsdp2, ((2, 2),)),
+    "FSDP1, hybrid": Row(fsdp1_hybrid, sizes=(4,)),
+    "FSDP2": Row(fsdp2),
+    "FSDP2 with checkpoints": Row(fsdp2, options={"checkpoints": True}),
+    "FSDP2, bf16": Row(fsdp2, options={"half": True}, rtol=0.03),
+    "FSDP2, compiled": Row(fsdp2, options={"compiles": True}),
+    "HSDP": Row(fsdp2, ((2, 2),), sizes=(4,)),
     "tensor parallelism": Row(tensor_parallel, scale=1.0),
     "tensor parallelism, compiled": Row(tensor_parallel, (True,), scale=1.0),
     "pipeline, 1F1B": Row(pipeline, (False,), said=False, shapes=False),
@@ -367,21 +375,30 @@ ROWS = {
         # Sums of which each rank has a summand.
         absent=frozenset({"param_grad norm.weight", "param_grad norm.bias"}),
     ),
-    "FSDP2 and tensor parallelism": Row(fsdp2_tp, scale=1 / 2),
+    "FSDP2 and tensor parallelism": Row(fsdp2_tp, scale=1 / 2, sizes=(4,)),
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("compiled" in name)) for name in ROWS]
+    ("pool", "name"),
+    [
+        pytest.param(each, name, marks=[pytest.mark.slow] * ("compiled" in name))
+        for each in SIZES
+        for name, row in ROWS.items()
+        if each in row.sizes
+    ],
+    indirect=["pool"],
 )
 def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, name: str) -> None:
     row = ROWS[name]
+    scale = 1 / ranks.size if row.scale is None else row.scale
+    of_ranks = list(range(ranks.size))
     ranks(partial(row.train, **row.options), tmp_path / "ranks", *row.arguments)
     of_pipeline = row.train is pipeline
-    run = hs.open_run(tmp_path / "ranks", grad_scale="header" if row.said else row.scale)
+    run = hs.open_run(tmp_path / "ranks", grad_scale="header" if row.said else scale)
     merged, one = run[0], whole(tmp_path / "one", of_pipeline)
-    assert run.header.get("grad_scale", 1.0) == (row.scale if row.said else 1.0)
-    assert (run.ranks, run.ranks_of(0), merged.rank) == (list(range(SIZE)), list(range(SIZE)), None)
+    assert run.header.get("grad_scale", 1.0) == (scale if row.said else 1.0)
+    assert (run.ranks, run.ranks_of(0), merged.rank) == (of_ranks, of_ranks, None)
     assert_whole(merged, one, row)
     if not row.absent:
         norm = gradient_norm(one)
@@ -389,7 +406,7 @@ def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, nam
         assert run.scalars["grad_norm"].values == pytest.approx(np.array([norm]), rel=row.rtol)
     as_seen = hs.open_run(tmp_path / "ranks")[0]
     for key in merged:
-        factor = row.scale if key[1] == "grad_output" else 1.0
+        factor = scale if key[1] == "grad_output" else 1.0
         assert torch.equal(as_seen[key].min * factor, merged[key].min)
     again = hs.open_run(tmp_path / "ranks")[0]
     assert np.array_equal(again.moments, as_seen.moments, equal_nan=True)
@@ -406,12 +423,13 @@ def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, nam
 
 def broken(rank: int, out: Path) -> None:
     """A NaN in the samples of one rank, which the reduced gradients have on all ranks."""
-    x = samples().chunk(SIZE)[rank].clone()
+    x = samples().chunk(size())[rank].clone()
     if rank == 1:
         x[0, 0, 0] = torch.nan
     train(nn.parallel.DistributedDataParallel(Model()), x, out)
 
 
+@pytest.mark.parametrize("pool", [4], indirect=True)
 def test_the_first_culprit_of_all_ranks_is_named(ranks: Ranks, tmp_path: Path) -> None:
     ranks(broken, tmp_path)
     run = hs.open_run(tmp_path)
