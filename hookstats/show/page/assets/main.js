@@ -70,6 +70,7 @@ function take(unpacked) {
   const whole = !data || range.to === data.columns;
   data = unpacked;
   data.b = data.others[chosen.other] ?? null;
+  lately.length = 0;
   if (whole) range.to = data.columns;
   for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
   showKinds();
@@ -243,6 +244,18 @@ function choose(changes, anew = false) {
 
 let view;
 
+// What was shown lately is at hand: to go there and back costs no more than to draw.
+const MOST_REMEMBERED = 6;
+const lately = []; // { key, found }
+
+function remembered(key, make) {
+  const at = lately.findIndex((one) => one.key.every((part, k) => part === key[k]));
+  const one = at >= 0 ? lately.splice(at, 1)[0] : { key, found: make() };
+  lately.unshift(one);
+  lately.length = Math.min(lately.length, MOST_REMEMBERED);
+  return one.found;
+}
+
 function viewOf() {
   const sites = sitesOf(chosen.kind);
   const statistic = (chosen.shown = besideOf(chosen.statistic));
@@ -250,7 +263,7 @@ function viewOf() {
   const relative = statistic.scale === "log" && statistic !== OF_WEIGHT && (chosen.relative ?? apart(data, sites, statistic));
   const key = [data, chosen.kind, chosen.statistic, chosen.beside, chosen.other, relative];
   const same = view && key.every((part, k) => part === view.key[k]);
-  const found = same ? { values: view.values, ratios: view.ratios, scale: view.scale, levels: view.levels } : valuesOf(data, sites, statistic, relative);
+  const found = same ? { values: view.values, ratios: view.ratios, scale: view.scale, levels: view.levels } : remembered(key, () => valuesOf(data, sites, statistic, relative));
   return { data, rows, alerts: alertsOf(rows), statistic, relative, key, ...found };
 }
 
@@ -282,7 +295,7 @@ function draw(colours) {
   markAlert(chosen.alert);
   drawDetail();
   drawViews({ data, column: chosen.column });
-  writeLink();
+  writeLinkSoon();
   const main = byId("main").dataset; // what benchmarks read
   main.drawn = (performance.now() - began).toFixed(1);
   main.first ??= performance.now().toFixed(1);
@@ -293,6 +306,7 @@ function drawDetail() {
   const site = data.sites[s];
   const span = data.spans[chosen.column];
   byId("detail-title").textContent = label(site);
+  Object.assign(byId("detail").dataset, { layer: site.name, kind: site.kind }); // what tests read
   const dim = site.channelDim === null ? "one channel" : `${plural(site.channels, "channel")} in dimension ${site.channelDim}`;
   byId("detail-about").textContent = [site.phase, site.plain, site.module, `${site.dtype} [${site.shape.join(", ")}]`, dim].filter(Boolean).join(" · ");
   byId("when").textContent = stepsOf(span) + (span[2] > 1 ? ` (${span[2]} merged)` : "");
