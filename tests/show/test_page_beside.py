@@ -93,7 +93,7 @@ def test_each_rank_can_be_chosen(browser: Any, ranks: hs.Run, tmp_path: Path) ->
     ratio = rms(ranks.of_rank(1), 0) / rms(ranks, 0)
     assert shown().startswith(", rank 1 \u00f7 all \u00d7")
     assert number(shown().rpartition("\u00d7")[2].split()[0]) == pytest.approx(ratio, rel=0.02)
-    assert "other=rank+1" in browser.current_url
+    assert "other=rank+1" in page.link
     # What is not finite on one rank is not said of the other.
     page.press(page.heatmap, page.keys.END)
     assert "1 value not finite" in page["readout"].text
@@ -245,7 +245,7 @@ def test_what_is_wrong_from_the_start_shows_on_one_scale(browser: Any, tmp_path:
     page = Page(browser, hs.open_run(tmp_path / "run").report())
     # The alert is about a weight, which is not recorded: its module's output shows it.
     assert page.chosen == ("2", "step 0")
-    assert "kind=output" in browser.current_url
+    assert "kind=output" in page.link
     assert not page["relative"].is_selected()
     page["relative"].click()
     page.press(page.heatmap, "n")

@@ -302,7 +302,7 @@ def test_two_runs_beside_each_other(browser: Any, run: hs.Run, tmp_path: Path) -
     expected = float(run[0]["first", "output"].per_tensor().rms)
     shown = page["readout"].text.rpartition("rms ")[2].split()[0]
     assert number(shown) == pytest.approx(expected, rel=0.01)
-    assert "beside=b" in browser.current_url
+    assert "beside=b" in page.link
     assert browser.get_log("browser") == []
 
 
@@ -313,7 +313,7 @@ def test_a_link_restores_the_view(browser: Any, path: Path) -> None:
     page.choose("amax")
     page.press(page.heatmap, page.keys.ARROW_DOWN, *[page.keys.ARROW_RIGHT] * 7, "p", "z")
     page["tab-flow"].click()
-    link, said = browser.current_url, page["readout"].text
+    link, said = page.link, page["readout"].text
     assert "layer=relu&kind=output&step=7&stat=amax" in link
     browser.get("about:blank")
     again = Page(browser, Path(path))

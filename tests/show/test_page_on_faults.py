@@ -41,9 +41,9 @@ TELL = """
         tiles[tile.querySelector("dt").textContent] =
           [...tile.querySelectorAll("dd")].map((node) => node.textContent);
       }
+      const shown = document.getElementById("detail").dataset;
       found.push([Number(button.dataset.alert), document.getElementById("when").textContent,
-                  new URLSearchParams(location.hash.slice(1)).get("layer"),
-                  new URLSearchParams(location.hash.slice(1)).get("kind"), tiles]);
+                  shown.layer, shown.kind, tiles]);
     }
     return found;
 """

@@ -82,6 +82,13 @@ class Page:
         """The layer and the step that the details show."""
         return self["detail-title"].text, self["when"].text
 
+    @property
+    def link(self) -> str:
+        """The address, which follows once nothing has been pressed for a while."""
+        time.sleep(0.3)
+        found: str = self.browser.current_url
+        return found
+
     def tiles(self) -> dict[str, str]:
         return dict(
             zip(

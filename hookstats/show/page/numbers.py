@@ -31,6 +31,9 @@ _SHARES = {
     "nonfinite": "share of non-finite values",
 }
 
+_SAMPLE = 8  # every so many sites say how many bytes all will need
+_UNSURE = 1.25  # times too many bytes, which a sample may say of what fits
+
 
 def add_numbers(
     payload: Payload, view: Overview, apart: Collection[int], room: int, prefix: str = ""
@@ -115,19 +118,18 @@ def _fitting(widths: _Widths, name: str, code: str, room: float) -> _Stored:
     """An array with the narrowest columns that fit into `room` bytes."""
     level = 0
     while True:
-        stored = _stored(widths.view(level), level, name, code)
-        size = len(stored.data)
-        if size <= room or level == widths.last:
-            return stored
+        view = widths.view(level)
+        codes = _codes(view, name, code)
+        width = width_of(codes) if code in ("count", "known") else 2
+        size = _SAMPLE * len(compress(planes(codes[::_SAMPLE], width)))
+        if size <= _UNSURE * room or level == widths.last or len(codes) < _SAMPLE**2:
+            stored = _Stored(level, width, compress(planes(codes, width)))
+            size = len(stored.data)
+            if size <= room or level == widths.last:
+                return stored
         # Half the columns take more than half the bytes, so no level that fits is left out.
         wider = int(np.log2(size / room)) if room > 0 else widths.last
         level = min(widths.last, level + max(1, wider))
-
-
-def _stored(view: Overview, level: int, name: str, code: str) -> _Stored:
-    codes = _codes(view, name, code)
-    width = width_of(codes) if code in ("count", "known") else 2
-    return _Stored(level, width, compress(planes(codes, width)))
 
 
 def _codes(view: Overview, name: str, code: str) -> NDArray[Any]:

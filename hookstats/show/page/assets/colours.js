@@ -30,12 +30,17 @@ function rgbOf(name) {
   return [1, 3, 5].map((i) => parseInt(long.slice(i, i + 2), 16));
 }
 
-// An image of w * h pixels; colour(x, y) is [r, g, b], or null for transparent.
-function picture(w, h, colour) {
-  const canvas = document.createElement("canvas");
-  canvas.width = w;
-  canvas.height = h;
+// A canvas of this size, empty; a new bitmap costs more than most drawings.
+function sized(canvas, width, height) {
   const context = canvas.getContext("2d");
+  if (canvas.width === width && canvas.height === height && context.reset) context.reset();
+  else Object.assign(canvas, { width, height });
+  return context;
+}
+
+// An image of w * h pixels; colour(x, y) is [r, g, b], or null for transparent.
+function picture(w, h, colour, canvas = document.createElement("canvas")) {
+  const context = sized(canvas, w, h);
   const image = context.createImageData(w, h);
   for (let y = 0, at = 0; y < h; y++) {
     for (let x = 0; x < w; x++, at += 4) {
@@ -70,10 +75,8 @@ function hatch(context, colour, width = 1) {
 function fit(canvas, height) {
   const width = canvas.clientWidth;
   const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
+  const context = sized(canvas, Math.round(width * ratio), Math.round(height * ratio));
   canvas.style.height = height + "px";
-  const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.font = `11px ${css("--sans")}`;
   context.textBaseline = "middle";

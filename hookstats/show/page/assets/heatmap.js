@@ -64,10 +64,12 @@ class Heatmap {
     for (const s of sites) {
       const levels = this.view.levels.get(s);
       for (let x = 0; x < out.length; x++) {
+        let now = out[x];
         for (let t = bounds[x]; t < bounds[x + 1]; t++) {
-          const [now, level] = [out[x], levels[t]];
-          if (!diverging || now < 0 || level < 0 || level > 1 || now > 1 ? level > now : Math.abs(level - 0.5) > Math.abs(now - 0.5)) out[x] = level;
+          const level = levels[t];
+          if (!diverging || now < 0 || level < 0 || level > 1 || now > 1 ? level > now : Math.abs(level - 0.5) > Math.abs(now - 0.5)) now = level;
         }
+        out[x] = now;
       }
     }
     return out;
@@ -97,11 +99,9 @@ class Heatmap {
       const level = shown.length ? shown[r][x] : LEVEL.missing;
       if (level === LEVEL.nonfinite) bad.push([x, r]);
       return level === LEVEL.missing ? null : level === LEVEL.none ? none : level === LEVEL.nonfinite ? wrong : colourAt(scale.palette, level);
-    });
-    this.cells = document.createElement("canvas");
-    this.cells.width = Math.round(width * ratio);
-    this.cells.height = Math.round(l.height * ratio);
-    const context = this.cells.getContext("2d");
+    }, this.picture);
+    this.cells ??= document.createElement("canvas");
+    const context = sized(this.cells, Math.round(width * ratio), Math.round(l.height * ratio));
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.imageSmoothingEnabled = false;
     context.fillStyle = hatch(context, css("--muted"));

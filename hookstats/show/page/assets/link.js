@@ -10,7 +10,21 @@ function writeLink() {
   if (chosen.pins.size) parts.pins = [...chosen.pins].map((s) => s).join(".");
   if (chosen.view) parts.view = chosen.view;
   const hash = "#" + new URLSearchParams(Object.entries(parts)).toString();
-  if (location.hash !== hash) history.replaceState(null, "", hash);
+  if (location.hash === hash) return;
+  try {
+    history.replaceState(null, "", hash);
+  } catch (error) {
+    if (error.name !== "SecurityError") throw error; // Safari, after a hundred of them in a while
+  }
+}
+
+// The address follows once the user rests: to set it costs more than to draw.
+const REST = 120; // ms
+let writing = null;
+
+function writeLinkSoon() {
+  clearTimeout(writing);
+  writing = setTimeout(writeLink, REST);
 }
 
 // What an address says, as changes of `chosen`; null where it says nothing.

@@ -73,6 +73,7 @@ function take(unpacked) {
   data.b = data.others[chosen.other] ?? null;
   // The same steps are shown, whichever columns have them now.
   Object.assign(range, { from: first === null ? 0 : nearestColumn(first), to: last === null ? data.columns : nearestColumn(last) + 1 });
+  lately.length = 0;
   for (const [name, stops] of Object.entries(data.palettes)) PALETTES[name] = palette(stops);
   showKinds();
   showBeside();
@@ -245,6 +246,18 @@ function choose(changes, anew = false) {
 
 let view;
 
+// What was shown lately is at hand: to go there and back costs no more than to draw.
+const MOST_REMEMBERED = 6;
+const lately = []; // { key, found }
+
+function remembered(key, make) {
+  const at = lately.findIndex((one) => one.key.every((part, k) => part === key[k]));
+  const one = at >= 0 ? lately.splice(at, 1)[0] : { key, found: make() };
+  lately.unshift(one);
+  lately.length = Math.min(lately.length, MOST_REMEMBERED);
+  return one.found;
+}
+
 function viewOf() {
   const sites = sitesOf(chosen.kind);
   const statistic = (chosen.shown = besideOf(chosen.statistic));
@@ -252,7 +265,7 @@ function viewOf() {
   const relative = statistic.scale === "log" && statistic !== OF_WEIGHT && (chosen.relative ?? apart(data, sites, statistic));
   const key = [data, chosen.kind, chosen.statistic, chosen.beside, chosen.other, relative];
   const same = view && key.every((part, k) => part === view.key[k]);
-  const found = same ? { values: view.values, ratios: view.ratios, scale: view.scale, levels: view.levels } : valuesOf(data, sites, statistic, relative);
+  const found = same ? { values: view.values, ratios: view.ratios, scale: view.scale, levels: view.levels } : remembered(key, () => valuesOf(data, sites, statistic, relative));
   return { data, rows, alerts: alertsOf(rows), statistic, relative, key, ...found };
 }
 
@@ -284,7 +297,7 @@ function draw(colours) {
   markAlert(chosen.alert);
   drawDetail();
   drawViews({ data, column: chosen.column });
-  writeLink();
+  writeLinkSoon();
   const main = byId("main").dataset; // what benchmarks read
   main.drawn = (performance.now() - began).toFixed(1);
   main.first ??= performance.now().toFixed(1);
@@ -295,6 +308,7 @@ function drawDetail() {
   const site = data.sites[s];
   const span = data.spans[chosen.column];
   byId("detail-title").textContent = label(site);
+  Object.assign(byId("detail").dataset, { layer: site.name, kind: site.kind }); // what tests read
   const dim = site.channelDim === null ? "one channel" : `${plural(site.channels, "channel")} in dimension ${site.channelDim}`;
   byId("detail-about").textContent = [site.phase, site.plain, site.module, `${site.dtype} [${site.shape.join(", ")}]`, dim].filter(Boolean).join(" · ");
   byId("when").textContent = stepsOf(span) + (span[2] > 1 ? ` (${span[2]} merged)` : "");

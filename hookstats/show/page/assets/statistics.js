@@ -57,17 +57,29 @@ function offered(kind = chosen.kind) {
 // What a cell is, where it is no number on the scale; numbers are places in 0..1.
 const LEVEL = { missing: -2, none: -1, nonfinite: 9 };
 
+// What there is of each cell, [sites * columns], of what the page is about or what is set beside.
+const STATE = { finite: 0, nonfinite: 1, missing: 2 };
+const stateOf = new WeakMap();
+
+function statesOf(d) {
+  if (stateOf.has(d)) return stateOf.get(d);
+  const { seen, nan, posinf, neginf } = d;
+  const states = Uint8Array.from(seen, (one, i) => (!one ? STATE.missing : nan[i] + posinf[i] + neginf[i] > 0 ? STATE.nonfinite : STATE.finite));
+  stateOf.set(d, states);
+  return states;
+}
+
 // By site: `values` [T], `ratios` to the site's median where `relative`, and `levels`, the places on
 // `scale`, which all sites share, or one of LEVEL: zeros are "none" on a log scale or a share.
 function valuesOf(data, sites, statistic, relative) {
   const T = data.columns;
-  const from = sources();
-  const isSeen = (i) => from.every((d) => d.seen[i]);
+  const states = sources().map(statesOf);
+  const [one, other] = [states[0], states.at(-1)];
   const stored = data.statistics.includes(statistic) && !SHARES[statistic.id];
   const values = new Map(sites.map((s) => {
     if (stored) return [s, data[statistic.id].subarray(s * T, s * T + T)];
     const row = new Float64Array(T);
-    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = isSeen(i) ? statistic.of(data, i, data.sites[s]) : NaN;
+    for (let t = 0, i = s * T; t < T; t++, i++) row[t] = Math.max(one[i], other[i]) < STATE.missing ? statistic.of(data, i, data.sites[s]) : NaN;
     return [s, row];
   }));
   const ratios = relative ? new Map([...values].map(([s, row]) => {
@@ -78,9 +90,9 @@ function valuesOf(data, sites, statistic, relative) {
   const levels = new Map(sites.map((s) => {
     const [row, ratio, level] = [values.get(s), ratios?.get(s), new Float32Array(T)];
     for (let t = 0, i = s * T; t < T; t++, i++) {
-      const x = row[t];
-      if (!isSeen(i)) level[t] = LEVEL.missing;
-      else if (statistic.id !== "nonfinite" && from.some((d) => nonfinite(d, i) > 0)) level[t] = LEVEL.nonfinite;
+      const [x, state] = [row[t], Math.max(one[i], other[i])];
+      if (state === STATE.missing) level[t] = LEVEL.missing;
+      else if (state === STATE.nonfinite && statistic.id !== "nonfinite") level[t] = LEVEL.nonfinite;
       else if (Number.isNaN(x)) level[t] = LEVEL.missing;
       else if (x === 0 && (scale.zero || ratio)) level[t] = LEVEL.none;
       else level[t] = Math.min(Math.max(scale.at(ratio ? ratio[t] : x), 0), 1);
@@ -92,7 +104,7 @@ function valuesOf(data, sites, statistic, relative) {
 
 // The median of the positive numbers of a row; of a long one, of some at equal distances.
 function medianOf(row) {
-  const pace = Math.max(1, Math.floor(row.length / 512));
+  const pace = Math.max(1, Math.floor(row.length / 256));
   const some = [];
   for (let t = 0; t < row.length; t += pace) if (row[t] > 0 && row[t] < Infinity) some.push(row[t]);
   if (!some.length && pace > 1) return quantile(Float64Array.from(row.filter((x) => x > 0 && x < Infinity)).sort(), 0.5);
