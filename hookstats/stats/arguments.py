@@ -31,20 +31,25 @@ def check_moments(value: object) -> int:
     Raises:
         ValueError: `value` is neither.
     """
-    try:
-        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
+    number = _index(value)
     if number not in (2, 4):
         raise ValueError(f"moments = {value!r}: expected 2 or 4")
     return number
 
 
-def _integer(name: str, value: object, least: int | None, most: int | None, also: str) -> int:
+def _index(value: object) -> int | None:
+    """`value` as an int; None if it is no integer."""
+    # NumPy 1 takes its bools for indices, with a warning.
+    if isinstance(value, bool) or getattr(value, "dtype", None) == "bool":
+        return None
     try:
-        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+        return index(value)  # type: ignore[arg-type]
     except TypeError:
-        number = None
+        return None
+
+
+def _integer(name: str, value: object, least: int | None, most: int | None, also: str) -> int:
+    number = _index(value)
     if (
         number is None
         or (least is not None and number < least)
