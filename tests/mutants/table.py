@@ -217,6 +217,20 @@ MUTANTS = (
         " -m check",
     ),
     Mutant(
+        "summands of gradients wait to be merged without a bound",
+        "hookstats/hooks/partials.py",
+        "if mine + sum(step.nbytes for step in waiting) > room:",
+        "if False:",
+        "tests/watching/test_partials.py::test_without_a_summand_there_is_no_norm",
+    ),
+    Mutant(
+        "a step that lacks the sum of a gradient has the norm of the others",
+        "hookstats/watching/reduce.py",
+        "None if lacks_sums else gradient_norm(merged)",
+        "gradient_norm(merged)",
+        "tests/watching/test_partials.py::test_without_a_summand_there_is_no_norm",
+    ),
+    Mutant(
         "ranks merge steps that are not due, too",
         "hookstats/watching/reduce.py",
         "return step % self.reduce.every == 0",
