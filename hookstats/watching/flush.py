@@ -318,11 +318,7 @@ class Flusher:
         for step in steps:
             action = partial(self._record_one, step, records)
             self._attempt("recording a step", "the step is lost", action)
-        uses = [
-            partial(self._use, sink, call)
-            for sink in self._sinks
-            for call in calls_with(sink, records)
-        ]
+        uses = [partial(self._use, s, call) for s in self._sinks for call in calls_with(s, records)]
         # What is written once rules have seen it comes before other sinks, which may be slow.
         rules = len(records) if self._sinks and isinstance(self._sinks[0], Monitor) else 0
         self._todo.extendleft(reversed(uses[:rules]))
