@@ -73,7 +73,8 @@ class Budget:
         self.wanted = 1
         """What would be chosen by what was measured."""
         self.is_out_of_reach = False
-        """Whether watching takes more than `share`, however few steps are recorded."""
+        """Whether watching takes more than `share`, however few steps are recorded. What recorded
+        steps add is then held to `share` alone."""
         self._every = every
         self._new = 0  # recorded steps since the choice
         self._below = _BELOW
@@ -106,6 +107,8 @@ class Budget:
         costs = self._costs() if self._new >= _ENOUGH else None
         if costs is not None:
             self.is_out_of_reach = costs.share(self._every * _MOST) > _ABOVE * self.share
+            if self.is_out_of_reach:  # because of other steps: what recorded ones add still counts
+                costs = _Costs(costs.base, max(0.0, costs.recorded - costs.idle), 0.0)
             self.wanted = self._judge(costs)
 
     def choose(self, factor: int) -> None:
