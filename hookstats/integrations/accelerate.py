@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hookstats.integrations.shared import check_options, close_at_exit, run_directory
+from hookstats.records.norms import GRADIENT_NORM, has_parts
 from hookstats.records.record import StepRecord
 from hookstats.stats.arguments import check_integer
 from hookstats.watching.handle import Watch
@@ -37,8 +38,9 @@ def watch(
         model, optimizer: prepared or not; compiled models and wrappers are unwrapped.
         out: the run directory; by default "hookstats" in the accelerator's `project_dir`, if it has
             one, or "hookstats-1", ... where another training run left one.
-        log_every: at every how many steps the accelerator's trackers get "hookstats/grad_norm" and
-            the other numbers of the step; None for never.
+        log_every: at every how many steps the accelerator's trackers get "hookstats/grad_norm",
+            unless this rank knows parts of the gradients alone, and the other numbers of the step;
+            None for never.
         **options: every other argument of `hookstats.watch`.
 
     Raises:
@@ -65,12 +67,18 @@ class _Trackers:
     def __init__(self, accelerator: Accelerator, every: int) -> None:
         self._accelerator = accelerator
         self._every = every
+        self._whole = set[int]()  # steps of which the norm is that of all gradients
 
     def __call__(self, record: StepRecord) -> None:
         """Statistics are in the run."""
+        if not has_parts(record.sites):
+            self._whole.add(record.step)
 
     def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
         """Log the numbers of a step, if it is due."""
+        is_whole = step in self._whole
+        self._whole.discard(step)
         if step % self._every == 0:
-            found = {f"hookstats/{name}": value for name, value in values.items()}
+            names = [name for name in values if is_whole or name != GRADIENT_NORM]
+            found = {f"hookstats/{name}": values[name] for name in names}
             self._accelerator.log(found, step=step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime, timezone
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,14 +36,26 @@ def world_size() -> int:
 
 
 def current_world() -> dict[str, Any] | None:
-    """How many ranks there are, and when the first of them asked; None without torch.distributed.
+    """How many ranks there are, and when the first of them asked; None where RANK or WORLD_SIZE is
+    in the environment, and there is no process group.
 
     The text of `started` is the same on all ranks, and later in a process group that starts later:
-    the first rank that asks leaves the text in the group's store. No rank waits for another.
+    the first rank that asks leaves the text in the group's store. No rank waits for another. A
+    process without ranks is a group of one.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
-    now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    started = agree("hookstats.started", now)
+        by_hand = not os.environ.keys().isdisjoint(("RANK", "WORLD_SIZE"))
+        return None if by_hand else {"size": 1, "started": _asked_alone()}
+    started = agree("hookstats.started", _now())
     size = torch.distributed.get_world_size()
     return {"size": size} if started is None else {"size": size, "started": started}
+
+
+@cache
+def _asked_alone() -> str:
+    """When this process first asked."""
+    return _now()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from support.programs import run_python
+from support.ranks import Ranks
+from support.trainers import Tracker
 
 from hookstats.runs.run import Run, open_run
 
@@ -86,6 +88,31 @@ def test_lightning_with_a_sharded_model(tmp_path: Path, how: str, batches: int) 
     assert total(run, 1, "first.0.weight", "param_grad") == 4 * 8
     assert total(run, 1, "last.weight", "param_grad") == 8
     assert max(run[step]["first.0", "output"].amax.max() for step in run) < 100
+
+
+def log_to_trackers(rank: int, shards: bool) -> list[str]:
+    """The names of what an accelerator's trackers get."""
+    from accelerate import Accelerator
+
+    from hookstats.integrations.accelerate import watch
+
+    accelerator: Any = Accelerator(cpu=True)
+    accelerator.log = tracker = Tracker()
+    model = torch.nn.Linear(4, 2)
+    if shards:
+        torch.distributed.fsdp.fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(accelerator, model, optimizer, log_every=1):
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    return sorted(tracker.logged[0])
+
+
+def test_trackers_get_no_norm_of_parts(ranks: Ranks) -> None:
+    pytest.importorskip("accelerate")
+    whole, parts = (ranks(log_to_trackers, shards) for shards in (False, True))
+    assert whole[0] == ["hookstats/grad_norm", "hookstats/lr/0", "hookstats/watch_seconds"]
+    assert parts == [[name for name in names if "grad_norm" not in name] for names in whole]
 
 
 def test_accelerate(tmp_path: Path) -> None:

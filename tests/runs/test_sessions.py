@@ -10,6 +10,7 @@ import pytest
 from support.samples import BINS, CHANNEL_BINS, sample
 
 from hookstats import open_run
+from hookstats.runs.world import current_world
 from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -43,6 +44,20 @@ def test_fewer_ranks_after_a_restart_void_what_the_others_recorded(tmp_path: Pat
     write(tmp_path, 1, "c", 6)  # the same processes, another watch
     write(tmp_path, 2, "d", 6)  # the others are gone
     assert steps(tmp_path) == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 5], [6]]
+
+
+def test_one_process_without_a_group_goes_on_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        write(tmp_path, rank, "2020-02-20", *range(6))
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    alone = current_world()
+    assert alone is not None
+    assert alone == current_world()
+    write(tmp_path, 0, alone["started"], 3, 4)
+    assert steps(tmp_path) == [[0, 1, 2, 3, 4], [0, 1, 2]]
 
 
 def test_a_session_that_goes_back_voids_from_there(tmp_path: Path) -> None:

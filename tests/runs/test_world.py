@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from torch import distributed
 
 from hookstats.runs.world import current_world
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_nothing_is_known_of_ranks_without_a_group(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert current_world() is None
 
 
 def test_a_rendezvous_file_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
