@@ -205,6 +205,8 @@ def test_curves_are_what_was_logged(tmp_path: Path) -> None:
     assert found[1]["values"] == [0.5] * 6
     wide = curves(run, overview(run, cells=4))
     assert wide[0]["values"] == [1.62346, "nan", 7.12346, "inf"]
+    window = curves(run, overview(run, [0, 2], cells=1))  # what comes later is not in its mean
+    assert window[0]["values"] == [1.62346]
     nothing = write(tmp_path / "nothing", 2, make_record)
     assert curves(nothing, overview(nothing)) == []
 

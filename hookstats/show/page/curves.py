@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -22,12 +23,14 @@ def curves(run: Run, view: Overview) -> list[dict[str, Any]]:
     where there is none, and "nan", "inf" or "-inf" where it is not finite.
 
     A column of several steps, or of a step that has no value itself, has the mean of the values up
-    to the next column.
+    to the next column; the last one, up to the step that the run recorded next.
     """
+    after = bisect_right(run.steps, view.steps[-1])
+    limit = run.steps[after] if after < len(run.steps) else np.iinfo(np.int64).max
     found: dict[str, list[float | None]] = {}
     for name in filter(None, (_loss(run.scalars), _rate(run.scalars))):
         series = run.scalars[name]
-        found[name] = _by_column(view, series.steps, series.values)
+        found[name] = _by_column(view, series.steps, series.values, limit)
     norms = norms_of(view)
     if norms is not None:
         found.setdefault(GRADIENT_NORM, norms)
@@ -44,10 +47,10 @@ def _rate(names: Iterable[str]) -> str | None:
     return next((name for name in names if name.startswith("lr/")), None)
 
 
-def _by_column(view: Overview, steps: Int64, values: Float64) -> list[float | None]:
+def _by_column(view: Overview, steps: Int64, values: Float64, limit: int) -> list[float | None]:
     """The value of each column, None where there is none; see `curves`."""
     starts = [view.steps[first] for first, _ in view.spans]
-    bounds = np.searchsorted(steps, [*starts, np.iinfo(np.int64).max]).tolist()
+    bounds = np.searchsorted(steps, [*starts, limit]).tolist()
     found: list[float | None] = []
     for t, (first, end) in enumerate(pairwise(bounds)):
         span = view.spans[t]
