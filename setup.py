@@ -71,7 +71,6 @@ def library(name: str, files: list[Path], flags: list[str], **options: Any) -> E
 def operators() -> Extension:
     """The operator library: no Python module, loaded by torch.ops.load_library."""
     files = [file for file in sources("ops/*.cpp", "cpu/*.cpp") if not is_of_cuda(file)]
-    files.sort(key=lambda file: file.stem != "kernel_baseline")  # takes longest, so it begins
     return library("_C", files, STABLE_ABI_FLAGS, py_limited_api=True)
 
 
