@@ -197,14 +197,14 @@ MUTANTS = (
     Mutant(
         "calls of ranks are added up, not the greatest number taken",
         "hookstats/records/ranks.py",
-        "observed=over_site(np.maximum,",
-        "observed=over_site(np.add,",
+        "np.maximum(self._observed[chosen], observed.observed[kept])",
+        "np.add(self._observed[chosen], observed.observed[kept])",
         "tests/records/test_ranks.py",
     ),
     Mutant(
         "replicas of ranks are merged as if they were parts",
-        "hookstats/records/ranks.py",
-        "        if placement != REPLICATE\n",
+        "hookstats/records/placement.py",
+        "        if placement not in (REPLICATE, UNKNOWN)\n",
         "",
         "tests/records/test_ranks.py",
     ),
