@@ -6,8 +6,7 @@ It knows no clock: whoever closes steps says what each took, and what watching i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 _ENOUGH = 4
@@ -16,7 +15,7 @@ _OTHERS = 48
 """By so many steps that were not recorded one knows what a step takes."""
 _MOST = 1024
 """The greatest factor: where that is too much, the budget is out of reach."""
-_ABOVE = 1.1
+_ABOVE = 1.2
 """Where watching takes so many times the budget, fewer steps are recorded."""
 _BELOW = 0.7
 """More steps are recorded where they take so much of the budget at most."""
@@ -52,8 +51,17 @@ class _Costs(NamedTuple):
 
     def share(self, every: int) -> float:
         """What watching takes, by what training takes, if one of `every` steps is recorded."""
-        added = self.idle + (self.recorded - self.idle) / every
-        return added / self.base if self.base > 0 else 0.0
+        return self.idle_share + self.added(every)
+
+    @property
+    def idle_share(self) -> float:
+        """What watching takes where nothing is recorded, by what training takes."""
+        return self.idle / self.base if self.base > 0 else 0.0
+
+    def added(self, every: int) -> float:
+        """What one recorded step of `every` adds to that."""
+        more = max(0.0, self.recorded - self.idle)
+        return more / every / self.base if self.base > 0 else 0.0
 
 
 class Budget:
@@ -74,7 +82,7 @@ class Budget:
         """What would be chosen by what was measured."""
         self.is_out_of_reach = False
         """Whether watching takes more than `share`, however few steps are recorded. What recorded
-        steps add is then held to `share` alone."""
+        steps add is then held to half of it."""
         self._every = every
         self._new = 0  # recorded steps since the choice
         self._below = _BELOW
@@ -107,8 +115,6 @@ class Budget:
         costs = self._costs() if self._new >= _ENOUGH else None
         if costs is not None:
             self.is_out_of_reach = costs.share(self._every * _MOST) > _ABOVE * self.share
-            if self.is_out_of_reach:  # because of other steps: what recorded ones add still counts
-                costs = _Costs(costs.base, max(0.0, costs.recorded - costs.idle), 0.0)
             self.wanted = self._judge(costs)
 
     def choose(self, factor: int) -> None:
@@ -130,15 +136,17 @@ class Budget:
         }
 
     def _judge(self, costs: _Costs) -> int:
-        if costs.share(self.every) > _ABOVE * self.share:
-            return self._least(costs, self.share)
-        return min(self.factor, self._least(costs, self._below * self.share))
+        # Where other steps take it all, fewer records would hardly help.
+        left = max(self.share - costs.idle_share, self.share / 2)
+        if costs.added(self.every) > _ABOVE * left:
+            return self._least(costs, left)
+        return min(self.factor, self._least(costs, self._below * left))
 
     def _least(self, costs: _Costs, share: float) -> int:
-        """The least factor that takes at most this share."""
+        """The least factor with which recorded steps add at most this share."""
         factor = 1 if self._recorded[-1].cost is not None or self._every > 1 else 2
         share *= 1 + _ROUNDING
-        while factor < _MOST and costs.share(self._every * factor) > share:
+        while factor < _MOST and costs.added(self._every * factor) > share:
             factor *= 2
         return factor
 
@@ -147,14 +155,14 @@ class Budget:
         if self._recorded[-1].cost is None:
             if len(self._others) < _ENOUGH:
                 return None
-            base = median(step.seconds for step in self._others)
-            with_records = median(step.seconds for step in self._recorded)
+            base = _usual(step.seconds for step in self._others)
+            with_records = _usual(step.seconds for step in self._recorded)
             return _Costs(base, max(0.0, with_records - base), 0.0)
         enough = len(self._others) >= _ENOUGH
         return _Costs(
             _without(self._others if enough else self._recorded),
-            median(step.cost or 0.0 for step in self._recorded) + self._in_background(),
-            median(step.cost or 0.0 for step in self._others) if enough else 0.0,
+            _usual(step.cost or 0.0 for step in self._recorded) + self._in_background(),
+            _usual(step.cost or 0.0 for step in self._others) if enough else 0.0,
         )
 
     def _note_background(self, step: Measured) -> None:
@@ -171,4 +179,10 @@ class Budget:
 
 def _without(steps: Sequence[Measured]) -> float:
     """The seconds of a step, without what watching took."""
-    return median(step.seconds - (step.cost or 0.0) for step in steps)
+    return _usual(step.seconds - (step.cost or 0.0) for step in steps)
+
+
+def _usual(seconds: Iterable[float]) -> float:
+    """What a third of these are below, at most: what else the machine does only adds to them."""
+    found = sorted(seconds)
+    return found[(len(found) - 1) // 3]

@@ -108,7 +108,7 @@ def test_slower_steps_allow_for_more_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("direct", "spread", "most"), [(True, 0.1, 0), (True, 0.3, 2), (False, 0.03, 2)]
+    ("direct", "spread", "most"), [(True, 0.1, 1), (True, 0.3, 2), (False, 0.03, 2)]
 )
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("cost", [0.16, 0.2, 0.305])
