@@ -85,7 +85,7 @@ class Automatic:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             looks_now = not torch.compiler.is_compiling() and torch.is_grad_enabled()
             if looks_now and os.getpid() == process:
-                look(module)
+                self._attempt("looking for what is trained", lambda: look(module))
             return original(module, *args, **kwargs)
 
         nn.Module.__call__ = __call__ if looks else original  # type: ignore[method-assign]
@@ -99,9 +99,11 @@ class Automatic:
         self._go(new, trained)
 
     def _look_after(self, optimizer: Optimizer, *_: object) -> None:
+        if self._waits and os.getpid() == self._process and not makes_optimizer_state():
+            self._attempt("looking for what is trained", lambda: self._stepped_unseen(optimizer))
+
+    def _stepped_unseen(self, optimizer: Optimizer) -> None:
         """Watch what is trained, if all optimizers that are new have stepped unseen."""
-        if not self._waits or os.getpid() != self._process or makes_optimizer_state():
-            return
         if all(p.grad is None for p in _parameters(optimizer)):
             return  # it trains nothing
         self._stepped.add(id(optimizer))
@@ -146,6 +148,7 @@ class Automatic:
         try:
             action()
         except Exception as error:  # the script is to go on
+            self._look(False)
             _say(f"{what} failed: {type(error).__name__}: {error}")
 
 

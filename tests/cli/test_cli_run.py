@@ -170,6 +170,22 @@ if __name__ == "__main__":
 """
 
 
+ODD = """
+import torch
+from torch import nn
+
+class Odd(nn.Linear):
+    def parameters(self, recurse=True):
+        raise RuntimeError("no parameters")
+
+model = Odd(4, 1)
+optimizer = torch.optim.SGD([model.weight], lr=0.1)
+for _ in range(2):
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "training.py"
@@ -352,6 +368,13 @@ def test_what_cannot_be_watched_is_said(script: Path) -> None:
     assert code == 0
     assert "hookstats run: watching failed: ValueError: include = " in errors
     assert "hookstats run: no training was watched" in errors
+    (script.parent / "odd.py").write_text(ODD)
+    code, errors = run(script, "odd.py")
+    assert code == 0
+    assert errors.splitlines() == [
+        "hookstats run: looking for what is trained failed: RuntimeError: no parameters",
+        "hookstats run: no training was watched",
+    ]
     (script.parent / "idle.py").write_text("print(1)")
     code, errors = run(script, "idle.py")
     assert (code, errors) == (0, "hookstats run: no training was watched\n")
