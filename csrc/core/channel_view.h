@@ -1,6 +1,7 @@
 // A strided tensor seen as (outer, channel, inner), so that no layout needs a copy.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -16,11 +17,16 @@ struct Dim {
 struct ChannelView {
   int64_t channels = 1;
   int64_t channel_stride = 0;
+  // What a step along a dimension adds to an element's place in logical order, in which the last
+  // dimension is the fastest; expanded dimensions have no part in the order.
+  int64_t channel_place = 1;
   // The dimension, besides the channels, that is walked fastest; inner.size == 1 if there is none.
   Dim inner{1, 1};
+  int64_t inner_place = 1;
   // All other dimensions, slowest first.
   int outer_dims = 0;
   Dim outer[kMaxDims];
+  int64_t outer_place[kMaxDims];
   int64_t outer_size = 1;  // product of their sizes
   int64_t repeat = 1;      // how often expanded dimensions repeat each element
 
@@ -28,54 +34,96 @@ struct ChannelView {
 
   // Offset in elements of outer index `index`.
   int64_t outer_offset(int64_t index) const {
-    int64_t offset = 0;
+    return outer_sum(index, [this](int d) { return outer[d].stride; });
+  }
+
+  // The place in logical order of the first element of outer index `index`.
+  int64_t place_of_outer(int64_t index) const {
+    return outer_sum(index, [this](int d) { return outer_place[d]; });
+  }
+
+  // Whether channels, not inner elements, are side by side.
+  bool channels_are_fastest() const { return channels > 1 && inner.size == 1; }
+
+  // Whether rows of channels, which are not side by side in logical order, follow each other there,
+  // as those of channels last do.
+  bool rows_are_in_order() const {
+    return channels_are_fastest() && outer_dims > 0 && outer_place[outer_dims - 1] == 1;
+  }
+
+  // Whether what is side by side is also consecutive in logical order.
+  bool is_in_order() const {
+    return channels_are_fastest() ? channel_place == 1 : inner.size == 1 || inner_place == 1;
+  }
+
+ private:
+  template <class StepOf>
+  int64_t outer_sum(int64_t index, StepOf step_of) const {
+    int64_t sum = 0;
     for (int d = outer_dims - 1; d > 0; --d) {
-      offset += (index % outer[d].size) * outer[d].stride;
+      sum += (index % outer[d].size) * step_of(d);
       index /= outer[d].size;
     }
-    return outer_dims > 0 ? offset + index * outer[0].stride : 0;
+    return outer_dims > 0 ? sum + index * step_of(0) : 0;
   }
 };
 
-// `channel_dim` is in [0, dims), or -1: the whole tensor is one channel. No statistic depends on
-// the order of elements, so dimensions may be sorted by stride and joined where memory allows.
+// `channel_dim` is in [0, dims), or -1: the whole tensor is one channel. No statistic of all
+// elements depends on their order, so dimensions may be sorted by stride and joined where memory
+// allows; if `ordered`, where logical order allows it, too.
 inline ChannelView channel_view(const int64_t* sizes, const int64_t* strides, int dims,
-                                int channel_dim) {
+                                int channel_dim, bool ordered = false) {
+  struct Placed {
+    Dim dim;
+    int64_t place;
+  };
   ChannelView view;
-  Dim others[kMaxDims];
+  Placed others[kMaxDims];
   int count = 0;
-  for (int d = 0; d < dims; ++d) {
+  int64_t place = 1;
+  for (int d = dims - 1; d >= 0; --d) {
     if (d == channel_dim) {
       view.channels = sizes[d];
       view.channel_stride = strides[d];
+      view.channel_place = place;
+      place *= sizes[d];
     } else if (sizes[d] == 1) {
       continue;
     } else if (strides[d] == 0 && sizes[d] > 0) {
       view.repeat *= sizes[d];
     } else {
-      others[count++] = {sizes[d], strides[d]};
+      others[count++] = {{sizes[d], strides[d]}, place};
+      place *= sizes[d];
     }
   }
+  std::reverse(others, others + count);
   for (int i = 1; i < count; ++i) {  // insertion sort: slowest first
-    for (int j = i; j > 0 && others[j - 1].stride < others[j].stride; --j) {
+    for (int j = i; j > 0 && others[j - 1].dim.stride < others[j].dim.stride; --j) {
       std::swap(others[j - 1], others[j]);
     }
   }
   int joined = 0;
   for (int i = 0; i < count; ++i) {
-    if (joined > 0 && others[joined - 1].stride == others[i].stride * others[i].size) {
-      others[joined - 1] = {others[joined - 1].size * others[i].size, others[i].stride};
+    const auto [dim, at] = others[i];
+    const bool joins = joined > 0 && others[joined - 1].dim.stride == dim.stride * dim.size &&
+                       (!ordered || others[joined - 1].place == at * dim.size);
+    if (joins) {
+      others[joined - 1] = {{others[joined - 1].dim.size * dim.size, dim.stride}, at};
     } else {
       others[joined++] = others[i];
     }
   }
   const bool channels_are_fastest =
-      view.channels > 1 && (joined == 0 || view.channel_stride < others[joined - 1].stride);
-  if (joined > 0 && !channels_are_fastest) view.inner = others[--joined];
+      view.channels > 1 && (joined == 0 || view.channel_stride < others[joined - 1].dim.stride);
+  if (joined > 0 && !channels_are_fastest) {
+    view.inner = others[--joined].dim;
+    view.inner_place = others[joined].place;
+  }
   view.outer_dims = joined;
   for (int i = 0; i < joined; ++i) {
-    view.outer[i] = others[i];
-    view.outer_size *= others[i].size;
+    view.outer[i] = others[i].dim;
+    view.outer_place[i] = others[i].place;
+    view.outer_size *= others[i].dim.size;
   }
   return view;
 }

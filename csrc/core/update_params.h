@@ -6,6 +6,7 @@
 #include "core/bins.h"
 #include "core/channel_view.h"
 #include "core/dtype.h"
+#include "core/sample.h"
 #include "core/state.h"
 
 namespace hookstats {
@@ -25,6 +26,9 @@ struct UpdateParams {
   const float* device_scale = nullptr;  // the scale if the host cannot read it, else null
   // A row of marks of tensor_counts (core/marks.h), or null. Only CPU kernels mark.
   int64_t* tensor_marks = nullptr;
+  // [kSamplingColumns] if histograms may be sampled (core/sample.h), else null; the view is ordered
+  // then.
+  const int64_t* sampling = nullptr;
   bool higher = false;  // moments have the columns m3 and m4, to be filled too
 };
 

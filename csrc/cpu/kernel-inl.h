@@ -8,6 +8,7 @@
 #include "cpu/load-inl.h"
 #include "cpu/reduce-inl.h"
 #include "cpu/sums-inl.h"
+#include "cpu/chosen-inl.h"
 #include "cpu/count-inl.h"
 #include "cpu/reader-inl.h"
 #include "cpu/runs-inl.h"
@@ -27,7 +28,8 @@ void run_with(const Job& job, int64_t begin, int64_t end) {
   uint16_t* counters =
       zero_counters(thread_scratch().tensor_counters, Histogram::counters(p.tensor_bins));
   Histogram histogram(p.tensor_bins, counters,
-                      {p.tensor_counts, p.view.repeat, shared, p.tensor_marks}, p.view.numel());
+                      {p.tensor_counts, p.view.repeat, shared, p.tensor_marks}, p.view.numel(),
+                      job.plan.tensor_sample);
   run(&histogram);
   histogram.empty();
 }

@@ -43,7 +43,11 @@ struct Plan {
   // A channel is one task's, which folds it into the state itself. What expanded dimensions repeat
   // is left to the merge.
   bool direct;
+  Sample tensor_sample, channel_sample;  // of the histograms
 
+  bool across;  // samples are of each channel's rows, see `ChannelView::rows_are_in_order`
+
+  bool samples() const { return !tensor_sample.all() || !channel_sample.all(); }
   int64_t splits() const { return row_splits * inner_splits; }  // partial results per channel
   int64_t tasks() const { return blocks * splits(); }
 };
@@ -62,6 +66,12 @@ inline bool loads_directly(DType dtype) {
          dtype == DType::kBFloat16;
 }
 
+// What a histogram counts of the tensor; the sampling is read here, once per call.
+inline Sample sample_of(const UpdateParams& p, SamplingColumn every) {
+  if (p.sampling == nullptr) return {};
+  return make_sample(p.sampling[every], p.sampling[kStep], p.view.numel());
+}
+
 inline Plan make_plan(const UpdateParams& p) {
   const ChannelView& view = p.view;
   Plan plan{};
@@ -73,12 +83,13 @@ inline Plan make_plan(const UpdateParams& p) {
   plan.width = plan.last_width = view.channels;
   plan.rows = view.outer_size;
   const bool converted = !loads_directly(p.dtype) || p.scale != 1.0f;
-  if (view.channels > 1 && view.inner.size == 1) {
+  if (view.channels_are_fastest()) {
     plan.layout = Layout::kRows;
     plan.packed = converted || view.channel_stride != 1;
     const bool rows_touch = view.outer_dims == 1 && view.outer[0].stride == view.channels;
+    plan.across = p.sampling != nullptr && !view.is_in_order();
     if (view.channel_stride == 1 && rows_touch && view.channels < kJoinBelow &&
-        view.channels % kLanes != 0) {
+        view.channels % kLanes != 0 && !plan.across) {
       const int64_t joined = std::lcm(view.channels, int64_t{kLanes}) / view.channels;
       if (plan.rows >= 4 * joined) {
         const int64_t leftover = plan.rows % joined;
@@ -117,6 +128,8 @@ inline Plan make_plan(const UpdateParams& p) {
   plan.row_step = ceil_div(plan.rows, plan.row_splits);
   plan.row_splits = ceil_div(plan.rows, plan.row_step);
   plan.direct = plan.splits() == 1 && plan.joined == 1 && view.repeat == 1;
+  plan.tensor_sample = sample_of(p, kTensorEvery);
+  plan.channel_sample = sample_of(p, kChannelEvery);
   return plan;
 }
 

@@ -2,6 +2,16 @@
 
 constexpr int64_t kSegment = 4096;  // elements summed, then counted, while in L1
 
+// At least `count` counters of a thread's own, all zero.
+inline uint16_t* zero_counters(std::vector<uint16_t>& storage, int64_t count) {
+  constexpr size_t kLine = 64 / sizeof(uint16_t);
+  if (storage.size() < static_cast<size_t>(count) + kLine) {
+    storage.assign(static_cast<size_t>(count) + kLine, 0);
+  }
+  const auto address = reinterpret_cast<uintptr_t>(storage.data());
+  return storage.data() + (64 - address % 64) % 64 / sizeof(uint16_t);
+}
+
 // Source is the storage type of what is read: the tensor's own, or the packed buffer's.
 template <class Source>
 class Reader {
@@ -38,12 +48,12 @@ class Reader {
     // Perhaps before these elements are counted: threads add their counts when they end.
     int64_t nan = 0, posinf = 0, neginf = 0;
     for (int i = 0; i < count; ++i) {
-      discount_channel(p_, first + i, rows.at(i));
+      discount_channel(p_, plan_, first + i, rows.at(i));
       nan += rows.nan[i];
       posinf += rows.posinf[i];
       neginf += rows.neginf[i];
     }
-    discount_tensor(p_, nan, posinf, neginf);
+    discount_tensor(p_, plan_, nan, posinf, neginf);
   }
 
   // The `count` elements from element `offset` on, `stride` apart.
@@ -53,6 +63,11 @@ class Reader {
     Source* buffer = reinterpret_cast<Source*>(scratch_.packed.data()) + buffer_offset;
     job_.pack(address, stride, count, p_.scale, buffer);
     return buffer;
+  }
+
+  // The place in logical order of outer index `row`'s first element; 0 where nobody asks.
+  int64_t place_of_row(int64_t row) const {
+    return plan_.samples() ? view_.place_of_outer(row) : 0;
   }
 
   // Where the counts of a channel of the task go. The counts belong to this thread alone if all

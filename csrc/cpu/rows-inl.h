@@ -6,11 +6,16 @@ class Rows : Reader<Source> {
   using Base::p_, Base::plan_, Base::scratch_, Base::view_;
 
  public:
-  Rows(const Job& job, int64_t begin, int64_t end) : Base(job, begin, end) {
+  Rows(const Job& job, int64_t begin, int64_t end)
+      : Base(job, begin, end),
+        tensor_units_(job.plan.tensor_sample),
+        channel_units_(job.plan.channel_sample) {
     if (p_.channel_bins.kind == BinKind::kNone) return;
-    by_channel_ = RowHistograms(
-        p_.channel_bins, zero_counters(scratch_.channel_counters,
-                                       RowHistograms::counters(p_.channel_bins, plan_.block)));
+    by_channel_ =
+        RowHistograms(p_.channel_bins,
+                      zero_counters(scratch_.channel_counters,
+                                    RowHistograms::counters(p_.channel_bins, plan_.block)),
+                      plan_.channel_sample);
   }
 
   void run(const Task& task, Histogram* tensor) {
@@ -96,8 +101,8 @@ class Rows : Reader<Source> {
     });
   }
 
-  // Calls f(rows, count) on groups of rows; each pointer is at the block's first channel. The
-  // last row may be narrower than the others: it comes alone.
+  // Calls f(rows, count, width, row) on groups of rows from `row` on; each pointer is at the
+  // block's first channel. The last row may be narrower than the others: it comes alone.
   template <class F>
   void each_group(const Task& task, F&& f) {
     const int64_t width = task.channel_end - task.channel_begin;
@@ -108,7 +113,7 @@ class Rows : Reader<Source> {
                              task.channel_begin * view_.channel_stride;
       const bool narrow = row == plan_.rows - 1 && plan_.last_width < plan_.width;
       if (narrow && count > 0) {
-        f(rows, count, width);
+        f(rows, count, width, row - count);
         count = 0;
       }
       const int64_t valid = narrow ? plan_.last_width - task.channel_begin : width;
@@ -117,11 +122,30 @@ class Rows : Reader<Source> {
           this->read(offset, view_.channel_stride, width < valid ? width : valid, count * width);
       ++count;
       if (count == kRowGroup || row + 1 == task.row_end) {
-        f(rows, count, width < valid ? width : valid);
+        f(rows, count, width < valid ? width : valid, row + 1 - count);
         count = 0;
       }
     }
-    if (count > 0) f(rows, count, width);
+    if (count > 0) f(rows, count, width, task.row_end - count);
+  }
+
+  // Calls f(p, n, column) on what a sample has of some rows: n <= kLanes elements of one column of
+  // the block, gathered at p.
+  template <class F>
+  void each_across(const Task& task, ChannelUnits& units, const Source* const* rows, int64_t count,
+                   int64_t width, int64_t row, F&& f) {
+    const int64_t run = view_.outer[view_.outer_dims - 1].size;  // of rows that follow each other
+    int64_t n;
+    for (int64_t r = 0; r < count; r += n) {
+      const int64_t left = run - (row + r) % run;
+      n = count - r < left ? count - r : left;
+      const int64_t place = this->place_of_row(row + r) + task.channel_begin * view_.channel_place;
+      units.each(place, view_.channel_place, width, n, [&](int64_t column, int64_t i, int64_t m) {
+        Source values[kLanes];
+        for (int64_t j = 0; j < m; ++j) values[j] = rows[r + i + j][column];
+        f(values, m, column);
+      });
+    }
   }
 
   // Sums the vectors [first, last) of the block, and counts while the rows are in L1.
@@ -130,17 +154,42 @@ class Rows : Reader<Source> {
                 Histogram* tensor = nullptr, RowHistograms* by_channel = nullptr) {
     int pending = 0;
     const int64_t row_stride = view_.outer_dims == 1 ? view_.outer[0].stride * plan_.joined : 0;
-    const int64_t ahead = plan_.packed ? 0 : kRowGroup * row_stride;
-    each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
+    const int64_t next = view_.outer_dims > 0 ? view_.outer[view_.outer_dims - 1].stride : 0;
+    const int64_t ahead = plan_.packed ? 0 : kRowGroup * next * plan_.joined;
+    const bool across = plan_.across && !plan_.tensor_sample.all();
+    const bool channels_across = plan_.across && !plan_.channel_sample.all();
+    const int64_t place_stride = view_.outer_dims == 1 ? view_.outer_place[0] * plan_.joined : 0;
+    const auto place_of = [&](int64_t row) {
+      return (plan_.joined == 1 ? this->place_of_row(row) : row * plan_.width) + task.channel_begin;
+    };
+    each_group(task, [&](const Source* const* rows, int64_t count, int64_t width, int64_t row) {
       if (by_channel != nullptr && !by_channel->has_room(count)) empty();
       // Rows that touch are one run: takes 0.7 of the time with 64 channels per row.
-      const bool touch = count == 1 || plan_.packed || row_stride == width;
-      if (tensor != nullptr && touch) {
-        tensor->add<Real, Source>(rows[0], count * width, plan_.packed ? 0 : kSegment);
+      const bool touch = count == 1 || ((plan_.packed || row_stride == width) &&
+                                        (!plan_.samples() || place_stride == width));
+      if (tensor != nullptr && across) {
+        each_across(task, tensor_units_, rows, count, width, row,
+                    [&](const Source* p, int64_t n, int64_t) {
+                      tensor->template add_kept<Real, Source>(p, n);
+                    });
+      } else if (tensor != nullptr && touch) {
+        tensor->add<Real, Source>(rows[0], count * width, plan_.packed ? 0 : kSegment,
+                                  place_of(row));
       }
       for (int64_t r = 0; r < count; ++r) {
-        if (tensor != nullptr && !touch) tensor->add<Real, Source>(rows[r], width, ahead);
-        if (by_channel != nullptr) by_channel->add<Real, Source>(rows[r], width, ahead);
+        if (tensor != nullptr && !touch && !across) {
+          tensor->add<Real, Source>(rows[r], width, ahead, place_of(row + r));
+        }
+        if (by_channel != nullptr && !channels_across) {
+          by_channel->add<Real, Source>(rows[r], width, ahead, place_of(row + r));
+        }
+      }
+      if (by_channel != nullptr && channels_across) {
+        by_channel->count_rows(count);
+        each_across(task, channel_units_, rows, count, width, row,
+                    [&](const Source* p, int64_t n, int64_t column) {
+                      by_channel->template add_kept<Real, Source>(p, n, column);
+                    });
       }
       const bool narrow = width < task.channel_end - task.channel_begin;
       int64_t v = first;
@@ -234,7 +283,7 @@ class Rows : Reader<Source> {
     const Lanes<double> share = fill(1.0 / kRowGroup);  // so that no sum overflows
     Lanes<double> sum = fill(0.0), squares = fill(0.0), found = fill(0.0);
     Mask<double> missing = fill(int64_t{-1});
-    each_group(task, [&](const Source* const* rows, int64_t count, int64_t width) {
+    each_group(task, [&](const Source* const* rows, int64_t count, int64_t width, int64_t) {
       const int64_t left = width - v * kLanes;
       if (left <= 0 || !any(missing)) return;
       for (int64_t r = 0; r < count; ++r) {
@@ -256,7 +305,7 @@ class Rows : Reader<Source> {
   void shift_rows(const Task& task, RowSums<Real, false>* sums, int64_t vectors) {
     Task head = task;
     head.row_end = task.row_begin + 8 < task.row_end ? task.row_begin + 8 : task.row_end;
-    each_group(head, [&](const Source* const* rows, int64_t count, int64_t width) {
+    each_group(head, [&](const Source* const* rows, int64_t count, int64_t width, int64_t) {
       int64_t few = 1;
       while (few < 8 && 2 * few <= count) few *= 2;
       const Real share = Real{1} / static_cast<Real>(few);
@@ -284,6 +333,7 @@ class Rows : Reader<Source> {
     });
   }
 
+  ChannelUnits tensor_units_, channel_units_;
   RowHistograms by_channel_;
   Task counted_{};  // whose block's counts are in by_channel_
 };

@@ -8,6 +8,7 @@
 
 #include "cpu/fold.h"
 #include "cpu/kernel.h"
+#include "cpu/out_of_order.h"
 #include "cpu/plan.h"
 
 namespace hookstats::cpu {
@@ -75,12 +76,12 @@ struct Merge {
     for (int64_t c = begin; c < end; ++c) {
       const C seen = total(c);
       fold_channel(params, c, seen);
-      discount_channel(params, c, seen);
+      discount_channel(params, plan, c, seen);
       nan += seen.nan;
       posinf += seen.posinf;
       neginf += seen.neginf;
     }
-    discount_tensor(params, nan, posinf, neginf);
+    discount_tensor(params, plan, nan, posinf, neginf);
   }
 };
 
@@ -127,6 +128,13 @@ void update_as(const UpdateParams& params, std::vector<C>& partials, ParallelFor
   parallel_for(ceil_div(params.view.channels, step), run_steps, &steps);
 }
 
+// Fills the states, with all histograms that the kernels count as they sum.
+void update_in_order(const UpdateParams& params, ParallelFor parallel_for) {
+  Scratch& scratch = thread_scratch();
+  if (params.higher) return update_as(params, scratch.higher_partials, parallel_for);
+  update_as(params, scratch.partials, parallel_for);
+}
+
 }  // namespace
 
 Scratch& thread_scratch() {
@@ -138,9 +146,18 @@ const char* capability() { return instruction_set().name; }
 
 void update(const UpdateParams& params, ParallelFor parallel_for) {
   if (params.view.numel() == 0) return;
-  Scratch& scratch = thread_scratch();
-  if (params.higher) return update_as(params, scratch.higher_partials, parallel_for);
-  update_as(params, scratch.partials, parallel_for);
+  if (params.sampling == nullptr || params.view.is_in_order() || params.view.rows_are_in_order()) {
+    return update_in_order(params, parallel_for);
+  }
+  UpdateParams whole = params;
+  whole.sampling = nullptr;
+  const Sample tensor = sample_of(params, kTensorEvery);
+  const Sample channels = sample_of(params, kChannelEvery);
+  if (!tensor.all()) whole.tensor_bins = {};
+  if (!channels.all()) whole.channel_bins = {};
+  update_in_order(whole, parallel_for);
+  if (!tensor.all()) count_tensor(params, tensor, parallel_for);
+  if (!channels.all()) count_channels(params, channels, parallel_for);
 }
 
 void update_many(const UpdateParams* params, int64_t count, ParallelFor parallel_for) {

@@ -31,7 +31,8 @@ State to_state(const py::handle& state) {
           .counts = optional("counts"),
           .bins = optional("bins"),
           .channel_counts = optional("channel_counts"),
-          .channel_bins = optional("channel_bins")};
+          .channel_bins = optional("channel_bins"),
+          .sampling = optional("sampling")};
 }
 
 // From the addresses of Kernels by the names of their device types.

@@ -111,8 +111,10 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
                                              {}});
   UpdateParams params{};
   params.dtype = *dtype;
-  params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim);
   const State& first = bound->states[0];
+  params.sampling = first.sampling ? first.sampling->const_data_ptr<int64_t>() : nullptr;
+  params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim,
+                             params.sampling != nullptr);
   params.tensor_bins = read_bins(first.bins, bound->tensor_edges);
   params.channel_bins = read_bins(first.channel_bins, bound->channel_edges);
   for (size_t buffer = 0; buffer < 2; ++buffer) {
@@ -148,8 +150,9 @@ const UpdateParams& Site::aim(const at::Tensor& x) {
   UpdateParams& params = bound.params[arena_->front];
   if (x.strides() != bound.strides) {
     bound.strides = x.strides().vec();
-    const ChannelView view = channel_view(x.sizes().data(), x.strides().data(),
-                                          static_cast<int>(x.dim()), bound.channel_dim);
+    const ChannelView view =
+        channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()),
+                     bound.channel_dim, params.sampling != nullptr);
     for (UpdateParams& each : bound.params) each.view = view;
   }
   params.data = x.const_data_ptr();

@@ -26,7 +26,7 @@ namespace hookstats::hooks {
 // The arguments of `update_` after x and channel_dim: Python's `State`, with the same names.
 struct State {
   at::Tensor moments, tallies;
-  std::optional<at::Tensor> counts, bins, channel_counts, channel_bins;
+  std::optional<at::Tensor> counts, bins, channel_counts, channel_bins, sampling;
 };
 
 // Every method but the constructor and destructor needs the arena's lock, unless it says otherwise.

@@ -75,7 +75,8 @@ std::string shape_of(const Tensor& t) {
 }
 
 UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> channel_dim,
-                   const Bins& bins, const Bins& channel_bins, int64_t index) {
+                   const Counting& counting, int64_t index) {
+  const Bins &bins = counting.bins, &channel_bins = counting.channel_bins;
   const Tensor& x = fold.x;
   const Name name{index < 0 ? "x" : "xs", index};
   STD_TORCH_CHECK(place.has(x), name, " is not on ", place, ", the device of the first tensor");
@@ -93,7 +94,8 @@ UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> 
                   "; expected a real floating point, integer or bool dtype");
   params.dtype = *dtype;
   params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(dims),
-                             static_cast<int>(dim));
+                             static_cast<int>(dim), counting.sampling != nullptr);
+  params.sampling = counting.sampling;
   const int64_t channels = params.view.channels;
   params.higher = fold.moments.dim() == 2 && fold.moments.size(1) == kHigherColumns;
   check_state(fold.moments, {"moments", index}, place, ScalarType::Double, channels,
@@ -119,15 +121,14 @@ UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> 
 }
 
 std::vector<UpdateParams> check(const Folds& folds, const Place& place,
-                                std::optional<int64_t> channel_dim, const Bins& bins,
-                                const Bins& channel_bins) {
+                                std::optional<int64_t> channel_dim, const Counting& counting) {
   std::vector<UpdateParams> params;
   params.reserve(folds.xs.size());
   for (size_t i = 0; i < folds.xs.size(); ++i) {
     const Fold fold{folds.xs[i], folds.moments[i], folds.tallies[i],
                     folds.counts.empty() ? nullptr : &folds.counts[i],
                     folds.channel_counts.empty() ? nullptr : &folds.channel_counts[i]};
-    params.push_back(check(fold, place, channel_dim, bins, channel_bins, static_cast<int64_t>(i)));
+    params.push_back(check(fold, place, channel_dim, counting, static_cast<int64_t>(i)));
     STD_TORCH_CHECK(params[i].higher == params[0].higher, "moments[", i, "] has ",
                     fold.moments.size(1), " columns; expected ", folds.moments[0].size(1),
                     ", as moments[0] has");
@@ -175,6 +176,16 @@ Bins read_log_bins(const Tensor& bins, const char* name) {
       name, " is (", values[0], ", ", values[1], ", ", values[2],
       "); expected subdivision_bits in 0..7 and -127 <= min_exponent <= max_exponent <= 127");
   return log_bins(values[0], values[1], values[2]);
+}
+
+const int64_t* read_sampling(const std::optional<Tensor>& sampling, const Place& place) {
+  if (!sampling.has_value()) return nullptr;
+  STD_TORCH_CHECK(
+      place.has(*sampling) && sampling->scalar_type() == ScalarType::Long && sampling->dim() == 1 &&
+          sampling->size(0) == kSamplingColumns && sampling->is_contiguous(),
+      "sampling is ", sampling->scalar_type(), " ", shape_of(*sampling), "; expected a contiguous ",
+      place, " tensor of ", ScalarType::Long, " [", static_cast<int>(kSamplingColumns), "]");
+  return static_cast<const int64_t*>(sampling->const_data_ptr());
 }
 
 void check_scale(const Tensor& scale, const Place& place) {

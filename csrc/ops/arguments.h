@@ -61,14 +61,20 @@ struct Folds {
   const std::vector<torch::stable::Tensor>& channel_counts;
 };
 
+// How histograms count: the bins of the tensor's and of the channels', and the memory of the
+// sampling tensor, or null.
+struct Counting {
+  Bins bins, channel_bins;
+  const int64_t* sampling;
+};
+
 // Checks one fold. `index` is the fold's place in the lists, or -1 where there are no lists.
 UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> channel_dim,
-                   const Bins& bins, const Bins& channel_bins, int64_t index = -1);
+                   const Counting& counting, int64_t index = -1);
 
 // Checks all folds, and that their states share no memory.
 std::vector<UpdateParams> check(const Folds& folds, const Place& place,
-                                std::optional<int64_t> channel_dim, const Bins& bins,
-                                const Bins& channel_bins);
+                                std::optional<int64_t> channel_dim, const Counting& counting);
 
 // Checks the lists' lengths, which depend on whether there are bins, before any entry is read.
 void check_lengths(const Folds& folds, bool bins, bool channel_bins);
@@ -82,6 +88,11 @@ Bins read_log_bins(const torch::stable::Tensor& bins, const char* name);
 // Checks that bins are a contiguous tensor of one dimension: float32 edges at `place`, or the
 // int32 [3] of log bins on the CPU.
 void check_bins(const torch::stable::Tensor& bins, const char* name, const Place& place);
+
+// The memory of the sampling tensor, which is int64 [3] at `place` (core/sample.h); null without
+// one.
+const int64_t* read_sampling(const std::optional<torch::stable::Tensor>& sampling,
+                             const Place& place);
 
 // Checks that the scale is float32 [] at `place`.
 void check_scale(const torch::stable::Tensor& scale, const Place& place);

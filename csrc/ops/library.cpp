@@ -4,18 +4,19 @@
 STABLE_TORCH_LIBRARY(hookstats, m) {
   // Folds the statistics of `x` into the state of its channels. Shapes, columns and
   // dtypes of the state are those of core/state.h, where the columns of `moments` say whether there
-  // are third and fourth moments; `bins` is described in core/bins.h.
+  // are third and fourth moments; `bins` is described in core/bins.h. `sampling`, where
+  // histograms may be sampled, is described in core/sample.h.
   m.def(
       "update_(Tensor x, int? channel_dim, Tensor(a!) moments, Tensor(b!) tallies, "
       "Tensor(c!)? counts=None, Tensor? bins=None, "
-      "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None) -> ()");
+      "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None, Tensor? sampling=None) -> ()");
   // The same for many tensors: the i-th tensor goes into the state of the i-th entries of the other
   // lists. `counts` and `channel_counts` are empty where there are no such bins. Values are divided
   // by `scale`. All moments have the same columns.
   m.def(
       "update_many_(Tensor[] xs, int? channel_dim, Tensor(a!)[] moments, Tensor(b!)[] tallies, "
       "Tensor(c!)[] counts, Tensor? bins, Tensor(d!)[] channel_counts, Tensor? channel_bins, "
-      "Tensor? scale=None) -> ()");
+      "Tensor? scale=None, Tensor? sampling=None) -> ()");
   // Takes the states out of blocks of rows on the CPU and leaves the rows empty. `into` are empty
   // tensors, which the operator fills: moments and tallies by column, [columns, rows], and the
   // offsets, slots and counts of the nonzero entries of the histograms, row by row (cpu/take.h),

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <optional>
 #include <vector>
@@ -18,6 +19,7 @@ namespace hookstats {
 //   static Place place(const Tensor& x);  // where all tensors of a call must be that has this x
 //   static Bins linear(const Tensor& edges, Histogram);  // checked edges, as the kernels read them
 //   static void divide(UpdateParams&, const Tensor& scale);  // sets a checked scale
+//   static constexpr bool kSamples;  // whether the kernels sample histograms
 //   static constexpr Kernels kernels{...};
 
 // Which of a call's two histograms bins are for.
@@ -39,19 +41,30 @@ Bins read_bins(const std::optional<torch::stable::Tensor>& bins, Histogram histo
 }
 
 template <class Backend>
+Counting read_counting(const std::optional<torch::stable::Tensor>& bins,
+                       const std::optional<torch::stable::Tensor>& channel_bins,
+                       const std::optional<torch::stable::Tensor>& sampling, const Place& place) {
+  STD_TORCH_CHECK(Backend::kSamples || !sampling.has_value(), "sampling was given; expected none, ",
+                  "as the kernels of ", place.name, " count every element");
+  return {read_bins<Backend>(bins, Histogram::kTensor, place),
+          read_bins<Backend>(channel_bins, Histogram::kChannel, place),
+          read_sampling(sampling, place)};
+}
+
+template <class Backend>
 void update(const torch::stable::Tensor& x, std::optional<int64_t> channel_dim,
             torch::stable::Tensor moments, torch::stable::Tensor tallies,
             std::optional<torch::stable::Tensor> counts, std::optional<torch::stable::Tensor> bins,
             std::optional<torch::stable::Tensor> channel_counts,
-            std::optional<torch::stable::Tensor> channel_bins) {
+            std::optional<torch::stable::Tensor> channel_bins,
+            std::optional<torch::stable::Tensor> sampling) {
   check_pairs(counts.has_value(), bins.has_value(), channel_counts.has_value(),
               channel_bins.has_value());
   const Place place = Backend::place(x);
   const Fold fold{x, moments, tallies, counts ? &*counts : nullptr,
                   channel_counts ? &*channel_counts : nullptr};
   const UpdateParams params =
-      check(fold, place, channel_dim, read_bins<Backend>(bins, Histogram::kTensor, place),
-            read_bins<Backend>(channel_bins, Histogram::kChannel, place));
+      check(fold, place, channel_dim, read_counting<Backend>(bins, channel_bins, sampling, place));
   Backend::kernels.update(&params, 1, place.index);
 }
 
@@ -63,15 +76,15 @@ void update_many(std::vector<torch::stable::Tensor> xs, std::optional<int64_t> c
                  std::optional<torch::stable::Tensor> bins,
                  std::vector<torch::stable::Tensor> channel_counts,
                  std::optional<torch::stable::Tensor> channel_bins,
-                 std::optional<torch::stable::Tensor> scale) {
+                 std::optional<torch::stable::Tensor> scale,
+                 std::optional<torch::stable::Tensor> sampling) {
   const Folds folds{xs, moments, tallies, counts, channel_counts};
   check_lengths(folds, bins.has_value(), channel_bins.has_value());
   if (xs.empty()) return;
   const Place place = Backend::place(xs[0]);
-  const Bins tensor_bins = read_bins<Backend>(bins, Histogram::kTensor, place);
-  const Bins each_channel = read_bins<Backend>(channel_bins, Histogram::kChannel, place);
+  const Counting counting = read_counting<Backend>(bins, channel_bins, sampling, place);
   if (scale.has_value()) check_scale(*scale, place);
-  std::vector<UpdateParams> params = check(folds, place, channel_dim, tensor_bins, each_channel);
+  std::vector<UpdateParams> params = check(folds, place, channel_dim, counting);
   if (scale.has_value()) {
     for (UpdateParams& each : params) Backend::divide(each, *scale);
   }

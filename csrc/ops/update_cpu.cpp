@@ -56,6 +56,7 @@ struct CpuBackend {
     params.scale = *static_cast<const float*>(scale.const_data_ptr());
   }
 
+  static constexpr bool kSamples = true;
   static constexpr Kernels kernels{update_params, nullptr};
 };
 

@@ -72,6 +72,7 @@ struct CudaBackend {
     params.device_scale = static_cast<const float*>(scale.const_data_ptr());
   }
 
+  static constexpr bool kSamples = false;
   static constexpr Kernels kernels{launch, is_capturing};
 };
 

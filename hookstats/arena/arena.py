@@ -23,6 +23,7 @@ from hookstats.arena.snapshot import SMALL_BYTES, Extent, Layout, Places, Snapsh
 from hookstats.kernels import native
 from hookstats.kernels.backends import backend_of, home
 from hookstats.kernels.ops import entries, update_
+from hookstats.kernels.sampling import Sampling
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import LinearBins, LogBins
@@ -89,6 +90,7 @@ class Arena:
         self.bins = bins
         self.channel_bins = channel_bins
         self.higher = higher
+        self.sampling = Sampling(bins, channel_bins)
         self.recording = False
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
         self.native: _hooks.Arena | None = None
@@ -133,10 +135,9 @@ class Arena:
         device = home(device)
         # Outside of inference mode, a tensor that was made in it cannot be updated.
         with self.lock, torch.inference_mode(False):
-            shelf = self.shelves.get(device)
-            if shelf is None:
-                shelf = Shelf(device, self.bins, self.channel_bins, higher=self.higher)
-                self.shelves[device] = shelf
+            if (shelf := self.shelves.get(device)) is None:
+                bins = self.bins, self.channel_bins, self.sampling.on(device)
+                shelf = self.shelves[device] = Shelf(device, *bins, higher=self.higher)
             index, (place, row) = len(self._placed), self._end_of(shelf)
             states, marks = shelf.states(place, row, info.channels)
             counters = self.calls.row(index), self.under_way.row(index)
@@ -289,8 +290,7 @@ class Arena:
         began = time.monotonic()
         if self._stuck_since is None:
             self._stuck_since = began
-        seconds = 0
-        free = self._back_is_free
+        seconds, free = 0, self._back_is_free
         self.while_waiting()
         while not (free.wait(_POLL_SECONDS) or self._reclaim() or self._read_ahead()):
             now = time.monotonic()

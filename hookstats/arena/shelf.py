@@ -50,10 +50,11 @@ class Shelf:
         device: torch.device,
         bins: Bins | None,
         channel_bins: Bins | None,
+        sampling: Tensor | None = None,
         *,
         higher: bool = False,
     ) -> None:
-        """higher: whether the states have third and fourth moments."""
+        """sampling: that of the states. higher: whether these have third and fourth moments."""
         self.device = device
         self.graphs = GraphStates(device)
         backend = backend_of(device)
@@ -71,6 +72,7 @@ class Shelf:
         self._tensors = Table([zeros(n, device) for n in columns])
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
+        self._sampling = sampling
 
     def states(
         self, sites: int, rows: int, channels: int
@@ -100,6 +102,7 @@ class Shelf:
                 bins=self._bins,
                 channel_counts=channel_counts[0][buffer] if channel_counts else None,
                 channel_bins=self._channel_bins,
+                sampling=self._sampling,
             )
 
         return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])

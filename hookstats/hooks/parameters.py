@@ -261,12 +261,13 @@ class _Batch:
             first, second = zip(*(a.states for a in self.accumulators), strict=True)
             self._prepared = self.accumulators, (_by_argument(first), _by_argument(second))
         states = self._prepared[1][front]
+        sampling = self.accumulators[0].states[front].sampling
         for accumulator in self.accumulators:
             accumulator.begin()
         try:
             if scale is not None:
                 scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
-            update_many_(self.tensors, channel_dim, *states, scale)
+            update_many_(self.tensors, channel_dim, *states, scale, sampling)
         except Exception as error:
             self._end(0)
             if isinstance(error, torch.AcceleratorError):
@@ -274,7 +275,7 @@ class _Batch:
             # A refused call changes no state. One by one, the tensors show which was refused.
             for site, accumulator, x in self._entries():
                 state = _by_argument([accumulator.states[front]])
-                reason = _fold_alone(site, accumulator, x, channel_dim, *state, scale)
+                reason = _fold_alone(site, accumulator, x, channel_dim, *state, scale, sampling)
                 site.counts.settle(reason)
         else:
             self._end(1)
@@ -304,7 +305,8 @@ def _fold_alone(site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any
 _States = tuple[
     list[Tensor], list[Tensor], list[Tensor], Tensor | None, list[Tensor], Tensor | None
 ]
-"""The arguments of `update_many_` after xs and channel_dim: the fields of `State`, in lists."""
+"""The arguments of `update_many_` after xs and channel_dim: the fields of `State` but `sampling`,
+in lists."""
 
 
 def _by_argument(states: Sequence[State]) -> _States:

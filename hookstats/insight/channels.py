@@ -82,6 +82,6 @@ def saturation(stats: ChannelStats, margin: float = MARGIN) -> Tensor:
     if hist is not None:
         threshold = (inner * stats.amax).clamp(min=torch.finfo(torch.float64).tiny)[:, None]
         within = below(hist, threshold).high - below(hist, -threshold).low
-        share = share.fmax(1 - within.squeeze(1) / stats.count)
+        share = share.fmax(1 - within.squeeze(1) / hist.counted)
     varied = (stats.count > 1) & (stats.min < stats.max)
     return torch.where(varied, share.clamp(0.0, 1.0), 0.0)

@@ -12,7 +12,8 @@ from hookstats.stats.histogram import Histogram
 
 
 class Below(NamedTuple):
-    """The number of values below a threshold, float64 [C, K]: at least `low`, at most `high`.
+    """The number of counted values below a threshold, float64 [C, K]: at least `low`, at most
+    `high`.
 
     The two are equal where the threshold is an edge of a bin. `estimate` lies between them, as if
     the values of a bin were spread evenly over it.
@@ -24,7 +25,7 @@ class Below(NamedTuple):
 
 
 def below(hist: Histogram, thresholds: Tensor) -> Below:
-    """The number of finite values of each channel below each threshold.
+    """The number of counted values (`Histogram.counted`) of each channel below each threshold.
 
     If a threshold is an edge, values equal to it count as their bin does: they are in the bin above
     the edge, or, for a negative edge of LogBins, in the bin below it.

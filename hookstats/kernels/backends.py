@@ -24,6 +24,8 @@ class Backend(NamedTuple):
     """Whether states are on the CPU, to which the fallback then brings the values."""
     marks: bool = False
     """Whether the kernels mark the slots of a histogram that they counted in."""
+    samples: bool = True
+    """Whether histograms may be sampled."""
     is_capturing: Callable[[], bool] = lambda: False
     """Whether the work that is asked for now becomes part of a graph; must not start the device."""
 
@@ -40,6 +42,7 @@ CUDA = Backend(
     "cuda",
     library="_cuda.*so",
     why_unusable=_why_no_cuda,
+    samples=False,
     is_capturing=lambda: torch.cuda.is_current_stream_capturing(),
 )
 BACKENDS = {

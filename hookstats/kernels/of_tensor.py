@@ -8,14 +8,20 @@ from torch import Tensor
 from hookstats._torch import FakeTensor, is_functorch_wrapped_tensor
 from hookstats.kernels import ops
 from hookstats.kernels.backends import home
+from hookstats.kernels.sampling import Sampling
 from hookstats.stats import reference, state
-from hookstats.stats.arguments import check_moments
+from hookstats.stats.arguments import check_integer, check_moments
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 
 
 def channel_stats(
-    x: Tensor, channel_dim: int | None = None, bins: Bins | None = None, *, moments: int = 2
+    x: Tensor,
+    channel_dim: int | None = None,
+    bins: Bins | None = None,
+    *,
+    moments: int = 2,
+    step: int = 0,
 ) -> ChannelStats:
     """The statistics of every channel of one tensor, in one read of it.
 
@@ -26,11 +32,13 @@ def channel_stats(
             the whole tensor as one channel.
         bins: LinearBins or LogBins for one histogram per channel; None for no histograms.
         moments: 4 for third and fourth central moments, too: `skewness` and `kurtosis`; else 2.
+        step: which elements bins with `sample` count follows from it; others count the same.
     Returns:
         The statistics of `x.shape[channel_dim]` channels, on the CPU.
     Raises:
         ValueError: x is sparse, nested, meta, fake, inside a torch.func transform, or of another
-            dtype; x has no dimension channel_dim; bins or moments is something else.
+            dtype; x has no dimension channel_dim; bins, moments or step is something else; bins
+            have a `sample`, and the kernels of the device count every element.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"x = {type(x).__name__}: expected a torch.Tensor")
@@ -39,6 +47,7 @@ def channel_stats(
     if bins is not None and not isinstance(bins, Bins):
         raise ValueError(f"bins = {bins!r}: expected LinearBins, LogBins or None")
     higher = check_moments(moments) == 4
+    step = check_integer("step", step, 0)
     channels = reference.channel_count(x, channel_dim)
     x = x.detach().resolve_neg()
     device = home(x.device)
@@ -48,7 +57,8 @@ def channel_stats(
     if bins is not None:
         counts = torch.zeros(channels, bins.slots, dtype=torch.int64, device=device)
         descriptor = bins.descriptor(device)
-    ops.update_(x, channel_dim, sums, tallies, None, None, counts, descriptor)
+    sampling = Sampling(None, bins, step).on(x.device)
+    ops.update_(x, channel_dim, sums, tallies, None, None, counts, descriptor, sampling)
     return ChannelStats(
         sums.cpu(),
         tallies.cpu(),

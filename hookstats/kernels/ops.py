@@ -72,17 +72,20 @@ def _operator(name: str) -> Callable[..., None]:
 
 update_ = _operator("update_")
 """update_(x, channel_dim, moments, tallies, counts=None, bins=None, channel_counts=None,
-channel_bins=None) -> None: folds the statistics of `x` into the state of its channels, in place.
+channel_bins=None, sampling=None) -> None: folds the statistics of `x` into the state of its
+channels, in place.
 
 x: any strides; a dtype of `reference.DTYPES`. The caller detaches x, which is never changed.
 channel_dim: the dimension of x that has the C channels, or None for C = 1.
-moments, tallies, counts, bins, channel_counts, channel_bins: the fields of `stats.state.State`.
+moments, tallies, counts, bins, channel_counts, channel_bins, sampling: the fields of
+    `stats.state.State`.
 Bad arguments are a ValueError, from the C++ kernels a RuntimeError; `reference.check` lists them.
 """
 
 update_many_ = _operator("update_many_")
 """update_many_(xs, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins,
-scale=None) -> None: `update_` of many tensors on one device, each into a separate state.
+scale=None, sampling=None) -> None: `update_` of many tensors on one device, each into a separate
+state.
 
 xs, moments, tallies: lists of one length; all moments have the same columns.
 counts: one int64 tensor per entry of xs; an empty list if `bins` is None.

@@ -13,9 +13,11 @@ from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
 from hookstats.records.tensors import of_tensors
+from hookstats.records.weighing import estimated
 from hookstats.stats import derived
+from hookstats.stats.bins import Bins, is_sampled
 from hookstats.stats.derived import columns_of, statistic
-from hookstats.stats.state import HIGHER, MOMENTS, TALLIES, ZERO, is_higher
+from hookstats.stats.state import COUNT, HIGHER, MOMENTS, TALLIES, ZERO, is_higher
 
 _OF_SITES = ("site", "channels", "dtype", "observed", "hist", "channel_hist")
 _MOMENTS, _HIGHER = (
@@ -131,12 +133,16 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
 
     share = np.full(len(keys), np.nan)
     if a.bins is not None and a.bins == b.bins:
-        moved = _moved(a.hist, of_a, b.hist, of_b, owners, a.bins.slots, len(keys))
+        hist_a, hist_b = (_of_all(r.hist, r.bins, r.whole.count.numpy()) for r in (a, b))
+        moved = _moved(hist_a, of_a, hist_b, of_b, owners, a.bins.slots, len(keys))
         _add_moved("hist", moved, relative, sites)
         share[owners] = moved[2][owners]
     if a.channel_bins is not None and a.channel_bins == b.channel_bins:
         owners, slots = np.repeat(np.arange(len(keys)), widths), a.channel_bins.slots
-        moved = _moved(a.channel_hist, rows_a, b.channel_hist, rows_b, owners, slots, len(keys))
+        hist_a, hist_b = (
+            _of_all(r.channel_hist, r.channel_bins, r.tallies[:, COUNT]) for r in (a, b)
+        )
+        moved = _moved(hist_a, rows_a, hist_b, rows_b, owners, slots, len(keys))
         _add_moved("channel_hist", moved, relative, sites)
     rms = np.stack([_rms(record, known, keys) for record, known in ((a, in_a), (b, in_b))], 1)
     return Comparison(keys, relative, rms, share, starts, channels, sites)
@@ -197,6 +203,11 @@ def _distance(x: Float64, y: Float64, scale: Float64) -> Float64:
     return distance
 
 
+def _of_all(hist: SparseCounts, bins: Bins | None, values: Int64) -> SparseCounts:
+    """The histograms of all values, of sampled ones their estimates."""
+    return estimated(hist, values) if is_sampled(bins) else hist
+
+
 def _moved(
     a: SparseCounts,
     rows_a: Int64,
@@ -216,9 +227,9 @@ def _moved(
         keys, surplus = keys_a, counts_a - counts_b
     else:
         keys, where = np.unique(np.concatenate((keys_a, keys_b)), return_inverse=True)
-        surplus = np.zeros(len(keys), np.int64)
+        surplus = np.zeros(len(keys), np.result_type(counts_a, counts_b))
         np.add.at(surplus, where, np.concatenate((counts_a, -counts_b)))
-    only_a, only_b, total_a, total_b = np.zeros((4, n), np.int64)
+    only_a, only_b, total_a, total_b = np.zeros((4, n), surplus.dtype)
     np.add.at(only_a, owners[keys // slots], np.maximum(surplus, 0))
     np.add.at(only_b, owners[keys // slots], np.maximum(-surplus, 0))
     np.add.at(total_a, owners[keys_a // slots], counts_a)
@@ -236,4 +247,4 @@ def _add_moved(
     only_a, only_b, share = moved
     relative[:, STATISTICS.index(what)] = share
     for n in np.flatnonzero(share).tolist():
-        sites[n, what] = int(only_a[n]), int(only_b[n])
+        sites[n, what] = round(only_a[n].item()), round(only_b[n].item())

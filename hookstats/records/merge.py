@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from hookstats.records.record import StepRecord
-from hookstats.records.sparse import SparseCounts
-from hookstats.stats.state import combine
+from hookstats.records.weighing import added
+from hookstats.stats.bins import is_sampled
+from hookstats.stats.state import COUNT, combine
 
 
 def joined(record: StepRecord) -> StepRecord:
@@ -47,6 +48,18 @@ def joined(record: StepRecord) -> StepRecord:
         offsets=np.array(offsets, np.int64),
         moments=np.concatenate(moments),
         tallies=np.concatenate(tallies),
-        hist=SparseCounts.added([record.hist], site_of, len(groups)),
-        channel_hist=SparseCounts.added([record.channel_hist], row_of, offsets[-1]),
+        hist=added(
+            record.hist,
+            record.whole.count.numpy(),
+            site_of,
+            len(groups),
+            sampled=is_sampled(record.bins),
+        ),
+        channel_hist=added(
+            record.channel_hist,
+            record.tallies[:, COUNT],
+            row_of,
+            offsets[-1],
+            sampled=is_sampled(record.channel_bins),
+        ),
     )

@@ -16,11 +16,9 @@ from hookstats.records.record import StepRecord
 from hookstats.records.running import Column, Running
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.records.tensors import of_tensors
-from hookstats.stats.bins import Bins
+from hookstats.records.weighing import Sums
+from hookstats.stats.bins import Bins, is_sampled
 from hookstats.stats.state import TALLIES, moment_columns
-
-_WAITING = 1 << 18
-"""Entries of histograms, 12 bytes each, that wait until they are added up together."""
 
 
 class Observed(NamedTuple):
@@ -104,8 +102,8 @@ class _Merging:
         rows = int(placement.offsets[-1])
         self._states = Running(rows, step.width)
         self._observed = np.zeros(len(placement.targets), np.int64)
-        self._hist = _Counts(len(placement.targets))
-        self._channel_hist = _Counts(rows)
+        self._hist = Sums(len(placement.targets), sampled=is_sampled(step.bins))
+        self._channel_hist = Sums(rows, sampled=is_sampled(step.channel_bins))
         self._added = 0
         self._earliest: dict[tuple[int, bytes], int] = {}  # record by target and values
         self._seen: set[tuple[int, object, int]] = set()
@@ -118,9 +116,11 @@ class _Merging:
         self._observed[chosen] = np.maximum(self._observed[chosen], observed.observed[kept])
         rows = self._rows(placed, targets, observed.offsets)
         self._add_states(observed, rows, targets)
-        self._hist.add(observed.hist, targets)
+        values = observed.column("count")
+        ends = np.concatenate(([0], np.cumsum(values)))
+        self._hist.add(observed.hist, targets, np.diff(ends[observed.offsets]))
         if self._step.channel_bins is not None:
-            self._channel_hist.add(observed.channel_hist, rows)
+            self._channel_hist.add(observed.channel_hist, rows, values)
         self._added += 1
 
     def _without_replicas(self, placed: Placed, observed: Observed) -> Int64:
@@ -219,31 +219,3 @@ class _Merging:
             channel_bins=step.channel_bins,
             channel_hist=channel_hist,
         )
-
-
-class _Counts:
-    """Histograms into which those of one rank after the other are added."""
-
-    def __init__(self, rows: int) -> None:
-        self._sums = SparseCounts.empty(rows)
-        self._waiting: list[tuple[SparseCounts, Int64]] = []
-        self._entries = 0
-
-    def add(self, hist: SparseCounts, rows: Int64) -> None:
-        """Add each histogram to the one of this row; -1: to none."""
-        self._waiting.append((hist, rows))
-        self._entries += len(hist.slots)
-        if self._entries > _WAITING:
-            self.sums()
-
-    def sums(self) -> SparseCounts:
-        """The sums of all that were added."""
-        if self._entries:
-            rows = self._sums.rows
-            parts, into = zip(*self._waiting, strict=True)
-            of_sums = np.arange(rows, dtype=np.int64)
-            self._sums = SparseCounts.added(
-                [self._sums, *parts], np.concatenate([of_sums, *into]), rows
-            )
-        self._waiting, self._entries = [], 0
-        return self._sums

@@ -8,6 +8,9 @@ import numpy as np
 
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import SparseCounts
+from hookstats.records.weighing import added
+from hookstats.stats.bins import is_sampled
+from hookstats.stats.state import COUNT
 
 
 def of_tensors(record: StepRecord) -> StepRecord:
@@ -28,5 +31,11 @@ def of_tensors(record: StepRecord) -> StepRecord:
         tallies=record.whole.tallies.numpy(),
         channel_hist=SparseCounts.empty(sites)
         if record.channel_bins is None
-        else SparseCounts.added([record.channel_hist], owner, sites),
+        else added(
+            record.channel_hist,
+            record.tallies[:, COUNT],
+            owner,
+            sites,
+            sampled=is_sampled(record.channel_bins),
+        ),
     )

@@ -24,7 +24,8 @@ FORMAT_VERSION = 3
 """
 
 PHASES = "phases"
-FEATURES: frozenset[str] = frozenset([PHASES])
+SAMPLED = "sampled"
+FEATURES: frozenset[str] = frozenset([PHASES, SAMPLED])
 """The features that this reader knows among those that a run may require of its readers."""
 
 RUN_JSON = "run.json"

@@ -13,6 +13,7 @@ from hookstats.runs.files import naming, read_json
 from hookstats.runs.format import (
     FORMAT_VERSION,
     RUN_JSON,
+    SAMPLED,
     check_version,
     listed_ranks,
     rank_json,
@@ -41,6 +42,12 @@ def new_run_json() -> dict[str, Any]:
     return {"format_version": FORMAT_VERSION, "hookstats": __version__, "created": now()}
 
 
+def says_sampled(described: Mapping[str, Any]) -> bool:
+    """Whether one of the bins that a header or a part describes has a `sample`."""
+    bins = (described.get(name) or {} for name in ("bins", "channel_bins"))
+    return any("sample" in one for one in bins)
+
+
 def new_rank_json(
     rank: int,
     header: Mapping[str, Any],
@@ -50,6 +57,7 @@ def new_rank_json(
     """The content of the file of a rank that begins to write."""
     return {
         **new_run_json(),
+        **({"requires": [SAMPLED]} if says_sampled(header) else {}),
         "rank": rank,
         "closed": None,
         "max_bytes": max_bytes,

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from hookstats.runs.encode import PartBuilder, Rows
 from hookstats.runs.files import remove_temporaries, write_file
 from hookstats.runs.footer import Footer, Gap, Session, footer_json, noted
-from hookstats.runs.format import PHASE_COLUMN, PHASES, PartName
+from hookstats.runs.format import PHASE_COLUMN, PHASES, SAMPLED, PartName
+from hookstats.runs.headers import says_sampled
 from hookstats.runs.thinning import Written, blocks_around, first_to_go
 
 _PARTS_WAITING = 2
@@ -238,7 +239,10 @@ class PartWriter:
             self._gaps,
             self._sessions,
             self._described,
-            [PHASES] if PHASE_COLUMN in part.schema.names else (),
+            [
+                *([PHASES] if PHASE_COLUMN in part.schema.names else ()),
+                *([SAMPLED] if says_sampled(self._described) else ()),
+            ],
         )
         content = part.finish(about)
         name = PartName(self._rank, self._number, part.records[0][0])

@@ -57,7 +57,8 @@ def charts(
                 numbers[f"{site.kind}.{statistic}/{name}"] = value
         if hist is not None and (count := columns["count"][row]):
             one = slice(row, row + 1)
-            whole = Histogram(hist.bins, hist.slot_counts[one], hist.min[one], hist.max[one])
+            columns_of_one = (hist.slot_counts, hist.min, hist.max, hist.count)
+            whole = Histogram(hist.bins, *(column[one] for column in columns_of_one))
             counts, edges = coarsen(whole, most_bins)
             histograms[f"{site.kind}/{name}"] = Chart(
                 counts,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.sample import Sample, check_sample
 
 _MIN_EXPONENT = -127  # the exponent field 0 of a float32: zero and the subnormals
 _MAX_EXPONENT = 127
@@ -30,6 +31,9 @@ class Bins(ABC):
 
     bins: int
     """Number of bins, without underflow and overflow."""
+
+    sample: Sample
+    """Of how many units of 16 elements one is counted; 1 if all are, or "auto"."""
 
     @property
     def slots(self) -> int:
@@ -57,6 +61,10 @@ class LinearBins(Bins):
     of `torch.searchsorted` on the edges: each bin includes its left edge, the last bin both edges.
     Values below `lo` are the underflow, values above `hi` the overflow.
 
+    With ``sample=k``, of every k consecutive units of 16 elements one is counted, by a hash of its
+    place and of the step; ``sample="auto"`` chooses k by the size of each tensor. Bins that differ
+    in `sample` alone are equal: what was counted in them merges.
+
     Raises:
         ValueError: bins outside 1..2**24; lo or hi not a finite float32; lo >= hi; so many bins
             that neighbouring edges are the same float32.
@@ -65,6 +73,7 @@ class LinearBins(Bins):
     bins: int
     lo: float
     hi: float
+    sample: Sample = field(default=1, compare=False)
     type: ClassVar[str] = "linear"
     _edges: dict[torch.device, Tensor] = field(
         init=False, repr=False, compare=False, default_factory=dict
@@ -72,6 +81,7 @@ class LinearBins(Bins):
 
     def __post_init__(self) -> None:
         _set_integer(self, "bins", 1, 2**24)
+        object.__setattr__(self, "sample", check_sample(self.sample))
         for name in ("lo", "hi"):
             object.__setattr__(self, name, _float32(name, getattr(self, name)))
         if self.lo >= self.hi:
@@ -100,7 +110,8 @@ class LinearBins(Bins):
         return self._edges[device]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"type": self.type, "bins": self.bins, "lo": self.lo, "hi": self.hi}
+        edges = {"bins": self.bins, "lo": self.lo, "hi": self.hi}
+        return {"type": self.type, **edges, **_sampled(self.sample)}
 
 
 @dataclass(frozen=True)
@@ -114,21 +125,24 @@ class LogBins(Bins):
     ``0 < |x| < 2**min_exponent``. Values of ``2**(max_exponent + 1)`` and beyond are the overflow,
     or the underflow if they are negative. float64 and integers are first rounded toward zero to
     float32, but finite values beyond float32's range are overflow or underflow, and a nonzero never
-    becomes zero. A negative bin includes its right edge, a positive bin its left edge.
+    becomes zero. A negative bin includes its right edge, a positive bin its left edge. `sample` is
+    that of `LinearBins`.
 
     Raises:
         ValueError: subdivision_bits outside 0..7; an exponent outside -127..127;
-            min_exponent > max_exponent.
+            min_exponent > max_exponent; another `sample`.
     """
 
     subdivision_bits: int = 3
     min_exponent: int = _MIN_EXPONENT
     max_exponent: int = _MAX_EXPONENT
+    sample: Sample = field(default=1, compare=False)
     type: ClassVar[str] = "log"
     _descriptor: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _set_integer(self, "subdivision_bits", 0, 7)
+        object.__setattr__(self, "sample", check_sample(self.sample))
         _set_integer(self, "min_exponent", _MIN_EXPONENT, _MAX_EXPONENT)
         _set_integer(self, "max_exponent", _MIN_EXPONENT, _MAX_EXPONENT)
         if self.min_exponent > self.max_exponent:
@@ -174,6 +188,7 @@ class LogBins(Bins):
             "subdivision_bits": self.subdivision_bits,
             "min_exponent": self.min_exponent,
             "max_exponent": self.max_exponent,
+            **_sampled(self.sample),
         }
 
 
@@ -191,6 +206,16 @@ def bins_from_dict(data: Mapping[str, Any]) -> LinearBins | LogBins:
         raise ValueError(
             f"bins = {dict(data)}: expected a dict from LinearBins.to_dict or LogBins.to_dict"
         ) from None
+
+
+def is_sampled(bins: Bins | None) -> bool:
+    """Whether histograms on `bins` may count less than all values; False without bins."""
+    return bins is not None and bins.sample != 1
+
+
+def _sampled(sample: Sample) -> dict[str, Any]:
+    """The entry of `to_dict`; whole histograms have the description that they always had."""
+    return {} if sample == 1 else {"sample": sample}
 
 
 def _set_integer(bins: Bins, name: str, least: int, most: int) -> None:

@@ -9,6 +9,7 @@ from hookstats.stats import state
 from hookstats.stats.bins import Bins
 from hookstats.stats.derived import Columns, Statistics, columns_of, dead, statistic, variance
 from hookstats.stats.histogram import Histogram, check_channels
+from hookstats.stats.sample import merged_counts
 
 
 class ChannelStats(Statistics[Tensor, Tensor]):
@@ -82,16 +83,20 @@ class ChannelStats(Statistics[Tensor, Tensor]):
         """One histogram per channel; None without `channel_bins`."""
         if self._channel_counts is None or self._channel_bins is None:
             return None
-        return Histogram(self._channel_bins, self._channel_counts, self.min, self.max)
+        return Histogram(self._channel_bins, self._channel_counts, self.min, self.max, self.count)
 
     @property
     def tensor_hist(self) -> Histogram | None:
         """One histogram of the whole tensor (its C is 1); None without `bins`."""
         if self._counts is None or self._bins is None:
             return None
-        moments, _ = self._whole()
+        moments, tallies = self._whole()
         return Histogram(
-            self._bins, self._counts[None], moments[:, state.MIN], moments[:, state.MAX]
+            self._bins,
+            self._counts[None],
+            moments[:, state.MIN],
+            moments[:, state.MAX],
+            tallies[:, state.COUNT],
         )
 
     def merge(self, other: ChannelStats) -> ChannelStats:
@@ -110,12 +115,19 @@ class ChannelStats(Statistics[Tensor, Tensor]):
         moments, tallies = state.combine(
             torch.stack((self.moments, other.moments)), torch.stack((self.tallies, other.tallies))
         )
+        hist, tensor_hist = (
+            None if mine is None or theirs is None else mine.merge(theirs)
+            for mine, theirs in (
+                (self.hist, other.hist),
+                (self.tensor_hist, other.tensor_hist),
+            )
+        )
         return ChannelStats(
             moments,
             tallies,
-            counts=_sum(self._counts, other._counts),
+            counts=None if tensor_hist is None else tensor_hist.slot_counts[0],
             bins=self._bins,
-            channel_counts=_sum(self._channel_counts, other._channel_counts),
+            channel_counts=None if hist is None else hist.slot_counts,
             channel_bins=self._channel_bins,
         )
 
@@ -128,7 +140,9 @@ class ChannelStats(Statistics[Tensor, Tensor]):
             tallies,
             counts=self._counts,
             bins=self._bins,
-            channel_counts=None if hist is None else hist.slot_counts.sum(0, keepdim=True),
+            channel_counts=None
+            if hist is None
+            else merged_counts(hist.slot_counts[:, None], hist.count[:, None]),
             channel_bins=None if hist is None else hist.bins,
         )
 
@@ -154,7 +168,3 @@ class ChannelStats(Statistics[Tensor, Tensor]):
 
 _SHOWN = ("mean", "std", "min", "max")  # in a repr, of all channels as one
 _NON_FINITE = ("nan", "posinf", "neginf")  # where there are any
-
-
-def _sum(mine: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return None if mine is None or other is None else mine + other

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookstats.stats.bins import Bins
+from hookstats.stats.sample import merged_counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,12 +23,21 @@ class Histogram:
         slot_counts: int64 [C, bins + 2], underflow, the bins in ascending order of value, overflow.
         min, max: float64 [C], the extremes of the finite values; +inf and -inf where there are
             none.
+        count: int64 [C], the finite values.
+
+    Where `bins` have a `sample`, the slots add up to `counted`, which is less than `count`.
     """
 
     bins: Bins
     slot_counts: Tensor
     min: Tensor
     max: Tensor
+    count: Tensor
+
+    @property
+    def counted(self) -> Tensor:
+        """int64 [C]: the finite values that are in some slot; `count` where nothing is sampled."""
+        return self.slot_counts.sum(1)
 
     @property
     def counts(self) -> Tensor:
@@ -54,7 +64,7 @@ class Histogram:
 
         A quantile is interpolated linearly between the edges of its bin. No bin reaches beyond min
         or max; the underflow begins at min, and the overflow ends at max. NaN for channels without
-        finite values.
+        finite values, or none that was counted.
 
         Args:
             q: a fraction in 0..1, or several of any shape.
@@ -83,6 +93,9 @@ class Histogram:
     def merge(self, other: Histogram) -> Histogram:
         """The histogram of the values of both.
 
+        Where the two counted different shares of their values, each weighs as many values as it
+        has: the slots then have rounded counts, which add up to what both counted.
+
         Raises:
             ValueError: `other` has other bins or another number of channels.
         """
@@ -91,9 +104,13 @@ class Histogram:
             raise ValueError(f"other = {other}: expected bins {self.bins}")
         return Histogram(
             self.bins,
-            self.slot_counts + other.slot_counts,
+            merged_counts(
+                torch.stack((self.slot_counts, other.slot_counts)),
+                torch.stack((self.count, other.count)),
+            ),
             torch.minimum(self.min, other.min),
             torch.maximum(self.max, other.max),
+            self.count + other.count,
         )
 
     def __len__(self) -> int:

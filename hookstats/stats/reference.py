@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hookstats.stats import state
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.sample import chosen
 
 DTYPES = frozenset(
     {
@@ -91,6 +92,7 @@ def check(
     bins: Tensor | None = None,
     channel_counts: Tensor | None = None,
     channel_bins: Tensor | None = None,
+    sampling: Tensor | None = None,
 ) -> None:
     """Raise a ValueError if update_ cannot take these arguments."""
     if reason := unsupported(x):
@@ -102,6 +104,8 @@ def check(
     _check_state("tallies", tallies, (channels, len(state.TALLIES)), torch.int64, x.device)
     _check_histogram("", (), counts, bins, x.device)
     _check_histogram("channel_", (channels,), channel_counts, channel_bins, x.device)
+    if sampling is not None:
+        _check_state("sampling", sampling, (3,), torch.int64, x.device)
 
 
 def update_(
@@ -113,6 +117,7 @@ def update_(
     bins: Tensor | None = None,
     channel_counts: Tensor | None = None,
     channel_bins: Tensor | None = None,
+    sampling: Tensor | None = None,
 ) -> None:
     """Fold the statistics of `x` into the state of its channels, in place.
 
@@ -122,8 +127,9 @@ def update_(
     Raises:
         ValueError: arguments that `check` refuses.
     """
-    check(x, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins)
-    _fold(x, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins, None)
+    arguments = moments, tallies, counts, bins, channel_counts, channel_bins, sampling
+    check(x, channel_dim, *arguments)
+    _fold(x, channel_dim, *arguments, None)
 
 
 def update_many_(
@@ -136,6 +142,7 @@ def update_many_(
     channel_counts: Sequence[Tensor],
     channel_bins: Tensor | None,
     scale: Tensor | None = None,
+    sampling: Tensor | None = None,
 ) -> None:
     """`update_` of each of `xs`, divided by `scale`, into the i-th state of the lists.
 
@@ -164,7 +171,7 @@ def update_many_(
         )
     none = [None] * len(xs)
     one_by_one = [
-        (x, channel_dim, m, t, c, bins, cc, channel_bins)
+        (x, channel_dim, m, t, c, bins, cc, channel_bins, sampling)
         for x, m, t, c, cc in zip(
             xs,
             moments,
@@ -194,20 +201,30 @@ def _fold(
     bins: Tensor | None,
     channel_counts: Tensor | None,
     channel_bins: Tensor | None,
+    sampling: Tensor | None,
     scale: Tensor | None,
 ) -> None:
     """`update_` with arguments that were checked."""
-    rows = x.detach().resolve_neg()
-    rows = rows.unsqueeze(0) if channel_dim is None else rows.movedim(channel_dim, 0)
-    for piece in _pieces(rows):
+
+    def by_channel(of_x: Tensor) -> Tensor:
+        return of_x.unsqueeze(0) if channel_dim is None else of_x.movedim(channel_dim, 0)
+
+    step, every, channel_every = (0, 1, 1) if sampling is None else sampling.tolist()
+    masks = [by_channel(chosen(x, k, step, channel_dim)) for k in (every, channel_every)]
+    x = x.detach().resolve_neg()
+    for piece, *chosen_of in zip(*map(_pieces, (by_channel(x), *masks)), strict=True):
         if scale is not None:
             piece = piece.to(_WIDENED.get(x.dtype, torch.float32)) / scale
         values = piece.to(moments.device).to(torch.float64).reshape(len(moments), -1).contiguous()
         state.merge_(moments, tallies, *_reduce(values, moments.shape[1] == _ALL_MOMENTS))
+        counted = [
+            values.where(mask.to(values.device).reshape(values.shape), torch.nan).contiguous()
+            for mask in chosen_of
+        ]
         if counts is not None and bins is not None:
-            _count_(counts.unsqueeze(0), values.reshape(1, -1), bins)
+            _count_(counts.unsqueeze(0), counted[0].reshape(1, -1), bins)
         if channel_counts is not None and channel_bins is not None:
-            _count_(channel_counts, values, channel_bins)
+            _count_(channel_counts, counted[1], channel_bins)
 
 
 def _pieces(rows: Tensor) -> Iterator[Tensor]:

@@ -87,6 +87,9 @@ class State(NamedTuple):
     """int64 [C, slots], the histograms of the channels; None where none are kept."""
     channel_bins: Tensor | None
     """The descriptor of the bins of `channel_counts`; None where there are no such counts."""
+    sampling: Tensor | None = None
+    """int64 [3] on the device of the tensors: the step, and `sample` of the bins of `counts` and of
+    `channel_counts`, 0 for "auto"; None where all elements count."""
 
 
 def moment_columns(width: int) -> tuple[Column, ...]:

@@ -421,6 +421,7 @@ class Watch:
 
     def _schedule(self) -> None:
         tidy()
+        self._arena.sampling.set_step(self._step)
         due = self._when.is_due(self._step)
         self._arena.record(due and not self._paused and not self._closed)
         self._recorded |= self._arena.recording

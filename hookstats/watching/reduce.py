@@ -228,8 +228,8 @@ class Exchange:
             info = info._replace(channels=1, channel_dim=None, merged=info.channels)
         bins = like.channel_bins if self.reduce.channels else None
         moments = 4 if is_higher(like.moments) else 2
-        stats = channel_stats(x, info.channel_dim, bins, moments=moments)
-        whole = channel_stats(x, None, like.bins)
+        stats = channel_stats(x, info.channel_dim, bins, moments=moments, step=like.step)
+        whole = channel_stats(x, None, like.bins, step=like.step)
         return replace(
             like,
             sites=(info,),

@@ -14,6 +14,7 @@ from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
 from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
+from hookstats.kernels.sampling import Sampling
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
 from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
@@ -102,7 +103,8 @@ def watch(
             By default every module without children and every parameter. A chosen module's
             parameters are chosen with it. A name without wildcards must exist.
         exclude: what not to watch, in the same terms.
-        bins: the bins of one histogram per tensor; None for no such histograms.
+        bins: the bins of one histogram per tensor; None for no such histograms. Those with a
+            `sample` count a part of each tensor's values, which costs less; see `LogBins`.
         channel_bins: the bins of one histogram per channel; None for no such histograms.
         channel_dim: which dimension of modules' tensors has the channels: "auto" (see
             `channels.channel_rule`), a dimension, None for the whole tensor, or a mapping of module
@@ -175,7 +177,8 @@ def watch(
     as it counts everything without statistics. A gradient counts each time a backward brings it.
 
     Raises:
-        ValueError: a bad argument, a selection that matches nothing, a compiled model; a run in
+        ValueError: a bad argument, bins with a `sample` where the kernels of a parameter's device
+            count every element, a selection that matches nothing, a compiled model; a run in
             `out` that is to be continued has other settings, such as other `moments`.
         OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
             given, or another watch of this rank writes to `out`.
@@ -193,6 +196,9 @@ def watch(
         *(kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call),
         *(after, detail, channels_every, budget),
     ).checked()
+    sampling = Sampling(bins, channel_bins)
+    for device in {p.device for one in models.values() for p in one.parameters()}:
+        sampling.check(device)
     check_sinks(sinks)
     exchange = _exchange(reduce)
     chosen = as_rules(rules)

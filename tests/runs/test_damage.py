@@ -306,8 +306,8 @@ def test_what_later_versions_add_is_ignored(tmp_path: Path) -> None:
 
 def test_what_is_required_and_unknown_is_refused(tmp_path: Path) -> None:
     part = written(tmp_path, 0)
-    rewrite(part, pq.read_table(part), requires=["sampled"])
-    with pytest.raises(ValueError, match=rf"{part.name}: requires 'sampled', which this hookstats"):
+    rewrite(part, pq.read_table(part), requires=["masks"])
+    with pytest.raises(ValueError, match=rf"{part.name}: requires 'masks', which this hookstats"):
         open_run(tmp_path)[0]
     path = tmp_path / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "requires": ["a", "b"]}))

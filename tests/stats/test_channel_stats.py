@@ -255,8 +255,10 @@ def test_histograms_merge() -> None:
     merged = one.merge(two)
     assert torch.equal(merged.slot_counts, whole.slot_counts)
     assert torch.equal(merged.quantile(0.3), whole.quantile(0.3))
+    columns = one.slot_counts, one.min, one.max, one.count
+    first = Histogram(LogBins(), *(column[:1] for column in columns))
     with pytest.raises(ValueError, match=r"other has 1 channels: expected 3"):
-        one.merge(Histogram(LogBins(), one.slot_counts[:1], one.min[:1], one.max[:1]))
+        one.merge(first)
     other = channel_stats(x, 1, LogBins(2)).hist
     assert other is not None
     with pytest.raises(ValueError, match=r"expected bins LogBins\(subdivision_bits=3"):

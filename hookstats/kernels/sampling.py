@@ -1,0 +1,51 @@
+"""Sampling: the tensors that tell operators which elements histograms count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hookstats.kernels.backends import backend_of
+from hookstats.stats.bins import Bins, is_sampled
+from hookstats.stats.sample import every_of
+
+
+class Sampling:
+    """The `sampling` of states (`stats.state.State`), one tensor per device."""
+
+    def __init__(self, bins: Bins | None, channel_bins: Bins | None, step: int = 0) -> None:
+        self._bins = bins
+        self._channel_bins = channel_bins
+        self._step = step
+        self._tensors: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor | None:
+        """int64 [3] on `device`; None if every element is counted.
+
+        Raises:
+            ValueError: bins are sampled, and the kernels of `device` count every element.
+        """
+        if not (is_sampled(self._bins) or is_sampled(self._channel_bins)):
+            return None
+        self.check(device)
+        if device not in self._tensors:
+            bins = self._bins, self._channel_bins
+            every = (1 if one is None else every_of(one.sample) for one in bins)
+            values = [self._step, *every]
+            self._tensors[device] = torch.tensor(values, dtype=torch.int64, device=device)
+        return self._tensors[device]
+
+    def set_step(self, step: int) -> None:
+        """The number of the step whose tensors are folded in from now on."""
+        self._step = step
+        for tensor in self._tensors.values():
+            tensor.data[0] = step  # no new version: graphs may still wait for their backward
+
+    def check(self, device: torch.device) -> None:
+        """Raise a ValueError if bins are sampled and the kernels of `device` cannot do that."""
+        for name, bins in (("bins", self._bins), ("channel_bins", self._channel_bins)):
+            if bins is not None and is_sampled(bins) and not backend_of(device).samples:
+                raise ValueError(
+                    f"{name} have sample = {bins.sample!r} for tensors on {device}: expected 1, "
+                    f"as the kernels of {device.type} count every element"
+                )

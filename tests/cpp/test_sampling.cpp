@@ -1,0 +1,133 @@
+// Sampled histograms against their definition, element by element, in every layout; and the same
+// counts from any number of threads, beside marks and sums that are those of whole histograms.
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cases.h"
+#include "check.h"
+#include "core/marks.h"
+#include "core/sample.h"
+#include "cpu/update.h"
+
+using namespace cases;
+
+namespace {
+
+template <int kThreads>
+void threads(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context) {
+  std::vector<std::thread> pool;
+  for (int64_t t = 0; t < kThreads; ++t) {
+    const int64_t begin = tasks * t / kThreads, end = tasks * (t + 1) / kThreads;
+    if (begin < end) pool.emplace_back(body, begin, end, context);
+  }
+  for (std::thread& thread : pool) thread.join();
+}
+
+void serial(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context) {
+  body(0, tasks, context);
+}
+
+// Whether `sample` has the element at a place: its group's unit is the element's.
+bool has(const Sample& sample, int64_t place) {
+  return sample.unit_of(place / kUnit / sample.every) == place / kUnit;
+}
+
+// What a sample has of each channel, or of the tensor.
+std::vector<int64_t> expected_counts(const Case& c, const Bins& bins, int64_t every, int64_t step,
+                                     bool by_channel) {
+  const size_t dims = c.sizes.size();
+  std::vector<int64_t> places(dims);  // of a step along each dimension; 0 where it repeats
+  int64_t elements = 1;
+  for (size_t d = dims; d-- > 0;) {
+    const bool repeats = c.strides[d] == 0 && static_cast<int>(d) != c.channel_dim;
+    places[d] = repeats ? 0 : elements;
+    if (!repeats) elements *= c.sizes[d];
+  }
+  const Sample sample = make_sample(every, step, elements);
+  const int64_t rows = by_channel ? channels_of(c) : 1;
+  std::vector<int64_t> counts(static_cast<size_t>(rows * bins.slots()));
+  int64_t i = 0;
+  each_element(c, [&](int64_t channel, double x) {
+    int64_t left = i++, place = 0;
+    for (size_t d = dims; d-- > 0; left /= c.sizes[d]) place += left % c.sizes[d] * places[d];
+    if (!std::isfinite(x) || !(sample.all() || has(sample, place))) return;
+    ++counts[static_cast<size_t>((by_channel ? channel : 0) * bins.slots() + slot(bins, x))];
+  });
+  return counts;
+}
+
+State run(const Case& c, const Bins& tensor_bins, const Bins& channel_bins, const int64_t* sampling,
+          cpu::ParallelFor parallel_for, std::vector<int64_t>& marks) {
+  State state(channels_of(c), tensor_bins, channel_bins);
+  UpdateParams params = params_of(c, state, tensor_bins, channel_bins);
+  params.view = channel_view(c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
+                             c.channel_dim, sampling != nullptr);
+  params.sampling = sampling;
+  marks.assign(static_cast<size_t>(mark_columns(tensor_bins.slots())), 0);
+  params.tensor_marks = marks.data();
+  cpu::update(params, parallel_for);
+  return state;
+}
+
+void check_marked(const Case& c, const State& state, const std::vector<int64_t>& marks) {
+  for (size_t s = 0; s < state.tensor_counts.size(); ++s) {
+    const auto at = static_cast<int64_t>(s);
+    const int64_t word = marks[static_cast<size_t>(1 + at / kWordSlots)];
+    const bool marked = (static_cast<uint64_t>(word) >> (at / kMarkSlots % 64) & 1) != 0;
+    CHECK(state.tensor_counts[s] == 0 || marked, "%s: slot %zu has no mark", c.name.c_str(), s);
+  }
+}
+
+void check_case(const Case& c, const Bins& tensor_bins, const Bins& channel_bins,
+                const int64_t (&sampling)[kSamplingColumns]) {
+  std::vector<int64_t> marks;
+  const State state = run(c, tensor_bins, channel_bins, sampling, serial, marks);
+  check_marked(c, state, marks);
+  const auto tensor =
+      expected_counts(c, tensor_bins, sampling[kTensorEvery], sampling[kStep], false);
+  const auto channel =
+      expected_counts(c, channel_bins, sampling[kChannelEvery], sampling[kStep], true);
+  CHECK(state.tensor_counts == tensor, "%s: tensor's histogram", c.name.c_str());
+  CHECK(state.channel_counts == channel, "%s: channels' histograms", c.name.c_str());
+  for (const cpu::ParallelFor parallel_for : {threads<2>, threads<5>}) {
+    const State again = run(c, tensor_bins, channel_bins, sampling, parallel_for, marks);
+    CHECK(again == state, "%s: threads", c.name.c_str());
+    check_marked(c, again, marks);
+  }
+}
+
+}  // namespace
+
+int main() {
+  const uint64_t step = every();
+  std::vector<float> edges{-3.0f, -1.0f, 0.0f, 0.25f, 0.5f, 2.0f};
+  const Bins linear = linear_bins(edges.data(), 5), log = log_bins(2, -20, 10);
+  std::vector<Shape> shapes = kShapes;
+  shapes.push_back({"transposed, whole", {300, 700}, {1, 300}, -1});
+  shapes.push_back({"transposed, joined", {40, 3000}, {1, 40}, 0});
+  shapes.push_back({"channels last, one image", {1, 40, 60, 50}, {120000, 1, 2000, 40}, 1});
+  shapes.push_back({"channels last, wide", {2, 900, 11, 13}, {128700, 1, 11700, 900}, 1});
+  shapes.push_back({"heads", {3, 4, 50, 16}, {3200, 16, 64, 1}, 3});
+  uint64_t seed = 0;
+  for (const Shape& shape : shapes) {
+    for (const DType dtype : kDTypes) {
+      for (const Data data : {Data::kNormal, Data::kMostlyZero, Data::kNonFinite}) {
+        if (++seed % step != 0) continue;
+        const bool wide = dtype == DType::kFloat32 || dtype == DType::kBFloat16;
+        if (!wide && seed % 3 != 0) continue;
+        const float scale = seed % 5 == 0 ? 3.0f : 1.0f;
+        Case c{shape.name, dtype, shape.sizes, shape.strides, shape.channel_dim, scale, {}};
+        c.name += ", dtype " + std::to_string(static_cast<int>(dtype)) + ", data " +
+                  std::to_string(static_cast<int>(data));
+        fill_memory(c, extent_of(shape), data, 0.0, 1.0, seed);
+        const auto n = static_cast<int64_t>(seed);
+        const int64_t sampling[kSamplingColumns] = {n * 1000003, 1 + n % 9, n % 4};
+        check_case(c, n % 2 == 0 ? log : linear, n % 2 == 0 ? linear : log, sampling);
+      }
+    }
+  }
+  return check::finish("sampling");
+}

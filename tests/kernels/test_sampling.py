@@ -1,0 +1,223 @@
+"""Sampled histograms: the operators count what the hash says, and sum over everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.oracle import DTYPES, State, check
+from support.paths import python_path
+from support.sampled import (
+    check_counts,
+    digest_of_sample,
+    fold_sampled,
+    layouts,
+    sampling,
+)
+from support.values import LINEAR, LOG, normal, of_dtype
+from torch import Tensor
+
+from hookstats.kernels import ops
+from hookstats.kernels.of_tensor import channel_stats
+from hookstats.stats import reference
+from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.stats.state import identity_moments, identity_tallies
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Update = Callable[..., None]
+UPDATES = [
+    pytest.param(ops.update_, id="op"),
+    pytest.param(reference.update_, id="reference"),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("update", UPDATES)
+def test_counts_what_the_hash_says(update: Update, dtype: torch.dtype) -> None:
+    for n in (0, 1, 31, 33, 997) if update is ops.update_ else (33,):
+        for i, (x, channel_dim) in enumerate(layouts(of_dtype(dtype, 5, n))):
+            how = sampling(i, 2 + i % 7, 3)
+            bins = (LOG, LINEAR) if i % 2 else (LINEAR, LOG)
+            got = fold_sampled(update, x, channel_dim, *bins, how)
+            check(State(got.moments, got.tallies, None, None), x, channel_dim)
+            check_counts(got, x, channel_dim, *bins, how)
+
+
+def test_large_tensors_in_every_layout() -> None:
+    """Several tasks, segments, blocks of channels and vectors that are not whole."""
+    for values in (normal(3, 40_004).float(), normal(1000, 84).float(), normal(70, 1800).float()):
+        for x, channel_dim in layouts(values):
+            how = sampling(5, 8, 3)
+            got = fold_sampled(ops.update_, x, channel_dim, LOG, LINEAR, how)
+            check_counts(got, x, channel_dim, LOG, LINEAR, how)
+
+
+def test_one_may_be_sampled_and_the_other_whole() -> None:
+    for x, channel_dim in layouts(normal(6, 500).float()):
+        for how in (sampling(1, 8, 1), sampling(1, 1, 8), sampling(1, 1, 1)):
+            got = fold_sampled(ops.update_, x, channel_dim, LOG, LINEAR, how)
+            check_counts(got, x, channel_dim, LOG, LINEAR, how)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_what_is_not_finite_is_left_out(update: Update, dtype: torch.dtype) -> None:
+    values = normal(4, 600).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    for special in (torch.nan, torch.inf, -torch.inf):
+        values[torch.rand(values.shape, generator=generator) < 0.1] = special
+    values[2] = torch.nan
+    for x, channel_dim in layouts(values):
+        how = sampling(2, 3, 2)
+        got = fold_sampled(update, x, channel_dim, LINEAR, LOG, how)
+        check_counts(got, x, channel_dim, LINEAR, LOG, how)
+
+
+def test_no_moment_depends_on_the_sampling() -> None:
+    for x, channel_dim in ((normal(6, 50_000).float(), 0), (normal(900, 300).bfloat16(), 1)):
+        whole = fold_sampled(ops.update_, x, channel_dim, LOG, LINEAR, sampling(0, 1, 1))
+        sampled = fold_sampled(ops.update_, x, channel_dim, LOG, LINEAR, sampling(0, 8, 8))
+        assert torch.equal(sampled.moments, whole.moments)
+        assert torch.equal(sampled.tallies, whole.tallies)
+
+
+def test_threads_change_no_count() -> None:
+    for x, channel_dim in layouts(normal(6, 50_000).float()):
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(fold_sampled(ops.update_, x, channel_dim, LOG, LOG, sampling(1, 8, 8)))
+        torch.set_num_threads(1)
+        for other in results[1:]:
+            assert all(map(equal, results[0], other))
+
+
+def equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and torch.equal(a, b)
+
+
+def test_memory_formats_change_no_count() -> None:
+    x = normal(2, 17, 9, 11).float()
+    how = sampling(4, 8, 2)
+    first = fold_sampled(ops.update_, x, 1, LOG, LINEAR, how)
+    last = x.to(memory_format=torch.channels_last)
+    again = fold_sampled(ops.update_, last, 1, LOG, LINEAR, how)
+    assert torch.equal(first.counts, again.counts)  # type: ignore[arg-type]
+    assert torch.equal(first.channel_counts, again.channel_counts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_what_expand_repeats_counts_as_often(update: Update) -> None:
+    base = normal(40, 1, 30).float()
+    how = sampling(2, 4, 2)
+    one = fold_sampled(update, base, 0, LOG, LINEAR, how)
+    repeated = fold_sampled(update, base.expand(40, 3, 30), 0, LOG, LINEAR, how)
+    assert one.counts is not None
+    assert one.channel_counts is not None
+    assert torch.equal(repeated.counts, 3 * one.counts)  # type: ignore[arg-type]
+    assert torch.equal(repeated.channel_counts, 3 * one.channel_counts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_expanded_channels_have_their_own_elements(update: Update) -> None:
+    x = normal(50, 1).float().expand(50, 12)
+    how = sampling(1, 3, 2)
+    got = fold_sampled(update, x, 1, LOG, LINEAR, how)
+    check_counts(got, x, 1, LOG, LINEAR, how)
+
+
+def test_every_step_has_its_own_choice() -> None:
+    x = torch.arange(1600.0)
+    bins = LinearBins(100, 0.0, 1600.0, sample=4)
+    steps = [channel_stats(x, None, bins, step=step).hist for step in range(20)]
+    found = {tuple(hist.slot_counts[0].tolist()) for hist in steps if hist is not None}
+    assert len(found) == 20
+    assert all(hist is not None and hist.counted == 400 and hist.count == 1600 for hist in steps)
+
+
+def test_auto_leaves_small_tensors_whole() -> None:
+    bins = LogBins(sample="auto")
+    for n, least, most in ((65_536, 65_536, 65_536), (131_071, 131_071, 131_071)):
+        hist = channel_stats(torch.ones(n), None, bins).hist
+        assert hist is not None
+        assert least <= int(hist.counted) <= most
+    for n in (131_072, 200_000, 1_000_000):
+        hist = channel_stats(torch.ones(n), None, bins).hist
+        assert hist is not None
+        assert 65_536 <= int(hist.counted) < 131_072
+        assert int(hist.count) == n
+
+
+@pytest.mark.parametrize("scale", [None, 4.0])
+def test_many_are_as_one_by_one(scale: float | None) -> None:
+    xs = [normal(50, 40).float(), normal(7, 3).float().T, normal(3, 700).bfloat16()]
+    how, divisor = sampling(9, 3, 2), None if scale is None else torch.tensor(scale)
+    counted = []
+    for update in (ops.update_many_, reference.update_many_):
+        moments = [identity_moments(x.shape[0]) for x in xs]
+        tallies = [identity_tallies(x.shape[0]) for x in xs]
+        counts = [torch.zeros(LOG.slots, dtype=torch.int64) for _ in xs]
+        channel_counts = [torch.zeros(x.shape[0], LINEAR.slots, dtype=torch.int64) for x in xs]
+        descriptors = LOG.descriptor("cpu"), LINEAR.descriptor("cpu")
+        update(
+            *(xs, 0, moments, tallies, counts, descriptors[0]),
+            *(channel_counts, descriptors[1], divisor, how),
+        )
+        counted.append((counts, channel_counts))
+    for x, *of_both in zip(xs, *counted[0], *counted[1], strict=True):
+        assert torch.equal(of_both[0], of_both[2])
+        assert torch.equal(of_both[1], of_both[3])
+        scaled = x if scale is None else x / scale
+        one = fold_sampled(ops.update_, scaled, 0, LOG, LINEAR, how)
+        assert torch.equal(one.counts, of_both[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize(
+    "bad",
+    [torch.zeros(2, dtype=torch.int64), torch.zeros(3), torch.zeros(1, 3, dtype=torch.int64)],
+    ids=str,
+)
+def test_refuses_other_sampling(update: Update, bad: Tensor) -> None:
+    with pytest.raises((ValueError, RuntimeError), match="sampling"):
+        fold_sampled(update, torch.zeros(4), None, LOG, LINEAR, bad)
+
+
+def test_opcheck() -> None:
+    x = torch.randn(40, 33)
+    state = identity_moments(33), identity_tallies(33)
+    counts = torch.zeros(LOG.slots, dtype=torch.int64)
+    channel_counts = torch.zeros(33, LINEAR.slots, dtype=torch.int64)
+    given = (
+        *(x, 1, *state, counts, LOG.descriptor("cpu")),
+        *(channel_counts, LINEAR.descriptor("cpu"), sampling(0, 8, 0)),
+    )
+    torch.library.opcheck(ops.update_, given)
+
+
+CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
+
+
+def test_instruction_sets_change_no_count() -> None:
+    here = torch.backends.cpu.get_cpu_capability()
+    if here not in CAPABILITIES:
+        pytest.skip(f"this processor has {here}")
+    code = "from support.sampled import digest_of_sample as d; print(d())"
+    for capability in CAPABILITIES[: CAPABILITIES.index(here)]:
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            env={
+                **os.environ,
+                "PYTHONPATH": python_path(),
+                "ATEN_CPU_CAPABILITY": capability.lower(),
+            },
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.strip() == digest_of_sample(), capability
