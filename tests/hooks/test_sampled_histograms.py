@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ BINS = LogBins(sample=8)
 CHANNEL_BINS = LinearBins(8, -1.0, 1.0, sample=4)
 
 
-def model_of(width: int = 96) -> nn.Module:
+def model_of(width: int = 96) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
 
@@ -35,7 +36,11 @@ def batches(steps: int, width: int = 96) -> list[Tensor]:
     return [torch.randn(64, width) for _ in range(steps)]
 
 
-SETTINGS = {"include": "*", "bins": BINS, "channel_bins": CHANNEL_BINS, "rules": ()}
+def inputs() -> Tensor:
+    return torch.randn(64, 96)
+
+
+SETTINGS: dict[str, Any] = {"include": "*", "bins": BINS, "channel_bins": CHANNEL_BINS, "rules": ()}
 
 
 def counts(hist: Histogram | None) -> list[list[int]]:
@@ -46,17 +51,17 @@ def counts(hist: Histogram | None) -> list[list[int]]:
 
 @pytest.mark.usefixtures("hooks_in")
 def test_hooks_count_what_the_step_says() -> None:
-    inputs: dict[int, Tensor] = {}
+    seen: dict[int, Tensor] = {}
     model = model_of()
     optimizer = SGD(model.parameters(), lr=0.1)
-    model[1].register_forward_hook(lambda m, args, y: inputs.__setitem__(len(inputs), y.detach()))
+    model[1].register_forward_hook(lambda m, args, y: seen.__setitem__(len(seen), y.detach()))
     with watch(model, optimizer, bins=BINS, channel_bins=CHANNEL_BINS, rules=()) as w:
         w.set_step(7)
         for step, x in enumerate(batches(3)):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-            stats, y = w.latest["1", "output"], inputs[step]
+            stats, y = w.latest["1", "output"], seen[step]
             whole = channel_stats(y, None, BINS, step=7 + step).hist
             channels = channel_stats(y, -1, CHANNEL_BINS, step=7 + step).hist
             assert counts(stats.tensor_hist) == counts(whole)
@@ -73,9 +78,9 @@ def test_hooks_count_what_the_step_says() -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_graphs_see_each_step(backend: str) -> None:
     """By one graph, the elements are counted that hooks count."""
-    given = {"inputs": lambda: torch.randn(64, 96), "steps": 3, "settings": SETTINGS}
-    compiled = train(model_of(), backend, **given)  # type: ignore[arg-type]
-    eager = train(model_of(), None, **given)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"inputs": inputs, "steps": 3, "settings": SETTINGS}
+    compiled = train(model_of(), backend, **given)
+    eager = train(model_of(), None, **given)
     assert compiled.graphs == 1
     of_steps = []
     for got, expected in zip(compiled.records, eager.records, strict=True):
@@ -99,7 +104,7 @@ def assert_counts(got: Histogram | None, expected: Histogram | None) -> None:
 
 def test_runs_keep_what_was_counted(tmp_path: Path) -> None:
     settings = {**SETTINGS, "out": tmp_path / "run"}
-    trained = train(model_of(), None, inputs=lambda: torch.randn(64, 96), settings=settings)
+    trained = train(model_of(), None, inputs=inputs, settings=settings)
     assert trained.watch is not None
     trained.watch.close()
     run = open_run(tmp_path / "run")
@@ -111,7 +116,7 @@ def test_runs_keep_what_was_counted(tmp_path: Path) -> None:
             assert counts(got.tensor_hist) == counts(expected.tensor_hist)
             assert got.tensor_hist is not None
             assert int(got.tensor_hist.count) == int(got.count.sum())
-    other = {**SETTINGS, "bins": LogBins(), "out": tmp_path / "run", "append": True}
+    other: dict[str, Any] = {**SETTINGS, "bins": LogBins(), "out": tmp_path / "run", "append": True}
     with pytest.raises(ValueError, match=r"bins.*sample"):
         watch(model_of(), kinds=(*HOOKED, "param_grad"), **other)
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from hookstats.kernels import ops
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.stats import reference
-from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.stats.bins import Bins, LinearBins, LogBins
 from hookstats.stats.state import identity_moments, identity_tallies
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,10 +43,11 @@ def test_counts_what_the_hash_says(update: Update, dtype: torch.dtype) -> None:
     for n in (0, 1, 31, 33, 997) if update is ops.update_ else (33,):
         for i, (x, channel_dim) in enumerate(layouts(of_dtype(dtype, 5, n))):
             how = sampling(i, 2 + i % 7, 3)
-            bins = (LOG, LINEAR) if i % 2 else (LINEAR, LOG)
-            got = fold_sampled(update, x, channel_dim, *bins, how)
+            bins: Bins = LOG if i % 2 else LINEAR
+            channel_bins: Bins = LINEAR if i % 2 else LOG
+            got = fold_sampled(update, x, channel_dim, bins, channel_bins, how)
             check(State(got.moments, got.tallies, None, None), x, channel_dim)
-            check_counts(got, x, channel_dim, *bins, how)
+            check_counts(got, x, channel_dim, bins, channel_bins, how)
 
 
 def test_large_tensors_in_every_layout() -> None:
@@ -197,7 +199,8 @@ def test_opcheck() -> None:
         *(x, 1, *state, counts, LOG.descriptor("cpu")),
         *(channel_counts, LINEAR.descriptor("cpu"), sampling(0, 8, 0)),
     )
-    torch.library.opcheck(ops.update_, given)
+    operator: Any = ops.update_
+    torch.library.opcheck(operator, given)
 
 
 CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
