@@ -54,7 +54,7 @@ class Site:
             with arena.lock:
                 accumulator.fold(x, 1)
         elif writer == "many":  # as the parameters' hooks in Python do
-            moments, tallies, counts, bins, _, _ = accumulator.states[arena.front]
+            moments, tallies, counts, bins, *_ = accumulator.states[arena.front]
             accumulator.begin()
             update_many_([x], 1, [moments], [tallies], [counts], bins, [], None)
             accumulator.end(1)
