@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -196,9 +196,7 @@ def watch(
         *(kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call),
         *(after, detail, channels_every, budget),
     ).checked()
-    sampling = Sampling(bins, channel_bins)
-    for device in {p.device for one in models.values() for p in one.parameters()}:
-        sampling.check(device)
+    _check_samples(Sampling(bins, channel_bins), models.values())
     check_sinks(sinks)
     exchange = _exchange(reduce)
     chosen = as_rules(rules)
@@ -231,6 +229,12 @@ def _of_spread(spread: Spread) -> dict[str, Any]:
 def _first_step(writer: RunWriter | None) -> int:
     last = None if writer is None else writer.last_step
     return 0 if last is None else last + 1
+
+
+def _check_samples(sampling: Sampling, models: Iterable[nn.Module]) -> None:
+    """Raise a ValueError if bins have a `sample` that a device of the parameters does not do."""
+    for device in {p.device for model in models for p in model.parameters()}:
+        sampling.check(device)
 
 
 def _exchange(reduce: Reduce | None) -> Exchange | None:
