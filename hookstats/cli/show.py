@@ -24,7 +24,8 @@ def run(options: argparse.Namespace) -> int:
     render(record, console, sites)
     if options.alerts > 0:
         alerts = alerts_of(recorded, options.rules)
-        alerts = [alert for alert in alerts if alert.step <= record.step]
+        if record.step != recorded.steps[-1]:  # after the last, iterations may have closed none
+            alerts = [alert for alert in alerts if alert.step <= record.step]
         selected = chosen if options.layer or options.kind else None
         print_alerts(console, alerts, options.alerts, selected)
     return 0

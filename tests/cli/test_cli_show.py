@@ -145,6 +145,14 @@ def test_alerts_are_those_that_the_run_has(tmp_path: Path) -> None:
     assert call("show", run, "--rules", "non-finite").words[-1] == "no incidents"
 
 
+def test_alerts_of_iterations_that_closed_no_step_come_with_the_last_step(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", *map(healthy, range(3)))
+    alert = Alert(3, 0, "loss", "scalar", None, "mine", 1.0, "mine: step 3: beware", "note")
+    AlertFile(run, 0).write([Told(alert, 0, True, {})])
+    assert call("show", run).words[-2:] == ["1 incident:", "mine: step 3: beware"]
+    assert call("show", run, "--step", 1).words[-1] == "no incidents"
+
+
 def test_the_first_alerts_are_shown_as_they_have_the_cause(tmp_path: Path) -> None:
     died = [
         {(f"layer{i}", "output"): (torch.full((128, 3), float(step < i)), 1) for i in range(9)}
