@@ -1,19 +1,22 @@
 """Runs the corpus of planted faults and healthy runs, and prints what the default rules said.
 
 python -m bench.faults [--tuned | --held-out | --later] [--only GLOB] [--seeds N] [--steps N]
+python -m bench.faults --show FAULT [--out RUN]    the incidents of one run, which RUN keeps
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import time
 from fnmatch import fnmatch
+from pathlib import Path
 
 import torch
 
 from bench.faults.cases import STEPS, Outcome, differs, run_case
-from bench.faults.fault import SHARES
+from bench.faults.fault import SHARES, Fault
 from bench.faults.faults import FAULTS
 from bench.faults.models import BASES
 from bench.faults.score import print_healthy, print_scores, print_shares, score
@@ -23,6 +26,9 @@ def main() -> int:
     """The exit status: 0 if all that the corpus must reach is reached."""
     options = _options()
     torch.set_num_threads(1)
+    if options.show is not None:
+        _show(options.show, options)
+        return 0
     began = time.process_time()
     healthy: dict[tuple[str, int], Outcome] = {}
 
@@ -53,10 +59,29 @@ def main() -> int:
     return 0 if reached else 1
 
 
+def _show(fault: Fault, options: argparse.Namespace) -> None:
+    """Print what the rules say of one fault, incident by incident."""
+    outcome = run_case(fault.base, fault, options.first, options.steps, options.out)
+    for incident in outcome.incidents:
+        print(f"{incident.severity}: {incident}")
+
+
+def _fault(name: str) -> Fault:
+    """The fault of this name, of an argument."""
+    named = {fault.name: fault for fault in FAULTS}
+    if name not in named:
+        close = difflib.get_close_matches(name, named, 1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise argparse.ArgumentTypeError(f"{name!r}: expected the name of a fault{meant}")
+    return named[name]
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__)
     parser.add_argument("--family", help="init, data, optim, numerics or arch")
     parser.add_argument("--only", default="*", help="a glob for names of faults")
+    parser.add_argument("--show", type=_fault, metavar="FAULT", help="print one run's incidents")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="with --show: keep the run here")
     for share in SHARES:
         flag = f"--{share.replace(' ', '-')}"
         parser.add_argument(flag, dest="share", action="store_const", const=share)
