@@ -143,14 +143,16 @@ def _target(infos: Sequence[SiteInfo], of_parameter: bool) -> tuple[Target, list
     """The whole site of some parts, and the channels of the whole that each part has; None: the
     first ones, or those after the parts before."""
     first = infos[0]
+    if any(info.merged for info in infos):
+        parts = [info._replace(channels=info.merged or info.channels, merged=0) for info in infos]
+        whole = _target(parts, of_parameter)[0].info
+        merged = whole.channels if whole.channels > 1 else 0
+        whole = whole._replace(channels=1, merged=merged)
+        return Target(whole, grows=False, is_one=True), [None] * len(infos)
     dim, shape = first.channel_dim, _shape(infos, of_parameter)
     if dim is not None and dim < 0:
         dim += len(first.shape)
     whole = first._replace(shape=shape, layout=None)
-    if any(info.merged for info in infos):
-        most = max(info.merged or info.channels for info in infos)
-        whole = whole._replace(channels=1, channel_dim=None, merged=most)
-        return Target(whole, grows=False, is_one=True), [None] * len(infos)
     if dim is not None and all(_is_batch(info.layout, dim) for info in infos):
         channels = sum(info.channels for info in infos)
         return Target(whole._replace(channels=channels), grows=True, is_one=False), [None] * len(

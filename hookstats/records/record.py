@@ -28,8 +28,8 @@ class SiteInfo(NamedTuple):
     -1 for sizes that compiled graphs leave open.
     ``channel_dim`` is None if the whole tensor is one channel. ``layout`` says which part of a
     tensor that is spread over ranks this is; None if it is whole, or not known to be a part.
-    ``merged`` is the number of channels that `of_tensors` merged into one row (of parts on several
-    ranks, that of the part with the most); 0 where the rows are the site's channels.
+    ``merged`` is the number of channels that `of_tensors` merged into one row; 0 where the rows are
+    the site's channels.
     """
 
     name: str

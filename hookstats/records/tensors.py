@@ -21,9 +21,7 @@ def of_tensors(record: StepRecord) -> StepRecord:
     return replace(
         record,
         sites=tuple(
-            site
-            if site.channels == 1
-            else site._replace(channels=1, channel_dim=None, merged=site.channels)
+            site if site.channels == 1 else site._replace(channels=1, merged=site.channels)
             for site in record.sites
         ),
         offsets=np.arange(sites + 1, dtype=np.int64),

@@ -269,17 +269,16 @@ def sites_of(described: Any, channels: Int64, known: Texts | None = None) -> tup
             found,
             columns.get(CHANNELS_COLUMN, counts),
             counts,
-            columns["channel_dim"],
             strict=True,
         )
     )
 
 
-def _merged(channels: int, rows: int, dim: int | None) -> int:
+def _merged(channels: int, rows: int) -> int:
     """How many channels of a site are merged in a row of the whole tensor; 0 for none."""
     if channels == rows:
         return 0
-    if rows != 1 or dim is not None or channels < 1:
+    if rows != 1 or channels < 1:
         raise ValueError(f"channels = {channels}: expected {rows}, as many as the lists have")
     return channels
 

@@ -224,11 +224,12 @@ class Exchange:
 
     def _record_of(self, like: StepRecord, info: SiteInfo, x: Tensor) -> StepRecord:
         """The record of a sum, with the statistics that `like` has."""
+        dim = info.channel_dim
         if not self.reduce.channels and info.channels > 1:
-            info = info._replace(channels=1, channel_dim=None, merged=info.channels)
+            info, dim = info._replace(channels=1, merged=info.channels), None
         bins = like.channel_bins if self.reduce.channels else None
         moments = 4 if is_higher(like.moments) else 2
-        stats = channel_stats(x, info.channel_dim, bins, moments=moments, step=like.step)
+        stats = channel_stats(x, dim, bins, moments=moments, step=like.step)
         whole = channel_stats(x, None, like.bins, step=like.step)
         return replace(
             like,

@@ -24,6 +24,7 @@ from hookstats.records.layout import (
 )
 from hookstats.records.ranks import Merger
 from hookstats.records.record import StepRecord
+from hookstats.records.tensors import of_tensors
 
 KEY = ("layer", "output")
 
@@ -74,6 +75,9 @@ def test_parts_along_the_channels_are_put_side_by_side() -> None:
     merged = Merger()(records[1:])
     assert merged.sites[0].channels == 10
     assert merged[KEY].count[[0, 1, 6, 7]].tolist() == [0, 0, 0, 0]
+    # Of steps without channels it is known how many there are.
+    (site,) = Merger()([of_tensors(each) for each in records]).sites
+    assert (site.channels, site.merged, site.shape) == (1, 10, (6, 10))
 
 
 @pytest.mark.parametrize("dim", [-1, None])
