@@ -40,11 +40,9 @@ SYMPTOMS = re.findall(
     re.M,
 )
 """Of each symptom: what is seen, where to look, the rules, the fault, the rule that it shows."""
-QUICK = ("init/large-conv", "arch/dropout", "optim/rate-jump")
-"""What is trained in the quick tests, too."""
 NO_RUN = "fp8 risk"
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.check, pytest.mark.usefixtures("one_thread")]  # scikit-learn is there
 
 
 def of(name: str) -> Fault:
@@ -73,10 +71,6 @@ def check(said: str, shown: str) -> None:
         assert math.isclose(float(ours), float(theirs), rel_tol=0.5), said
 
 
-def marked(fault: str) -> list[pytest.MarkDecorator]:
-    return [] if fault in QUICK else [pytest.mark.check]
-
-
 def test_every_rule_has_a_run_or_the_page_names_its_test() -> None:
     rules = [rule.name for rule in default_rules() if rule.name != NO_RUN]
     assert sorted(rule for _, rule, _ in SAID) == sorted(rules)
@@ -96,7 +90,7 @@ def test_every_symptom_has_a_run_that_one_of_its_rules_is_for() -> None:
 
 @pytest.mark.parametrize(
     ("sentence", "rule", "fault"),
-    [pytest.param(*each, id=each[1], marks=marked(each[2])) for each in SAID],
+    [pytest.param(*each, id=each[1]) for each in SAID],
 )
 def test_a_rule_says_it_of_the_run(sentence: str, rule: str, fault: str) -> None:
     said = next(alert.message for alert in outcome(fault).alerts if alert.rule == rule)
@@ -105,7 +99,7 @@ def test_a_rule_says_it_of_the_run(sentence: str, rule: str, fault: str) -> None
 
 @pytest.mark.parametrize(
     ("page", "fault", "shown"),
-    [pytest.param(*each, id="-".join(each[:2]), marks=marked(each[1])) for each in SHOWN],
+    [pytest.param(*each, id="-".join(each[:2])) for each in SHOWN],
 )
 def test_the_incidents_of_a_run_are_those_of_the_page(
     page: str,
@@ -169,7 +163,6 @@ SEEN: dict[str, Callable[[str, list[float]], bool]] = {
 """How a symptom shows in a run; of the fault's name, and of its losses."""
 
 
-@pytest.mark.check
 @pytest.mark.parametrize(("seen", "look", "rules", "name", "rule"), SYMPTOMS)
 def test_a_run_has_the_symptom_and_the_view_shows_it(
     seen: str, look: str, rules: str, name: str, rule: str, tmp_path: Path
