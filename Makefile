@@ -132,7 +132,7 @@ pytest: $(STAMPS)/test | $(LOGS)
 	$(PYTEST) 2>&1 | tee $(LOGS)/pytest.log
 
 pytest-check: $(STAMPS)/dev | $(LOGS)
-	$(PYTEST) -m "(check or slow) and not full" 2>&1 | tee $(LOGS)/pytest-check.log
+	$(PYTEST) -m "(check or slow) and not full" --durations=30 --durations-min=5 2>&1 | tee $(LOGS)/pytest-check.log
 
 # The plain presets link the kernels that setup.py compiled, those that users get.
 OBJECTS = $(if $(filter default races,$*),-DHOOKSTATS_OBJECTS="$$(ls -dt $(CURDIR)/build/temp.*/_C/csrc/cpu | head -n 1)")
