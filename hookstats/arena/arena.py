@@ -136,8 +136,8 @@ class Arena:
         # Outside of inference mode, a tensor that was made in it cannot be updated.
         with self.lock, torch.inference_mode(False):
             if (shelf := self.shelves.get(device)) is None:
-                bins = self.bins, self.channel_bins, self.sampling.on(device)
-                shelf = self.shelves[device] = Shelf(device, *bins, higher=self.higher)
+                counting = self.bins, self.channel_bins, self.sampling.on(device)
+                shelf = self.shelves[device] = Shelf(device, *counting, higher=self.higher)
             index, (place, row) = len(self._placed), self._end_of(shelf)
             states, marks = shelf.states(place, row, info.channels)
             counters = self.calls.row(index), self.under_way.row(index)

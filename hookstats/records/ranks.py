@@ -116,11 +116,9 @@ class _Merging:
         self._observed[chosen] = np.maximum(self._observed[chosen], observed.observed[kept])
         rows = self._rows(placed, targets, observed.offsets)
         self._add_states(observed, rows, targets)
-        values = observed.column("count")
-        ends = np.concatenate(([0], np.cumsum(values)))
-        self._hist.add(observed.hist, targets, np.diff(ends[observed.offsets]))
+        self._hist.add(observed.hist, targets, lambda: _values_by_site(observed))
         if self._step.channel_bins is not None:
-            self._channel_hist.add(observed.channel_hist, rows, values)
+            self._channel_hist.add(observed.channel_hist, rows, lambda: observed.column("count"))
         self._added += 1
 
     def _without_replicas(self, placed: Placed, observed: Observed) -> Int64:
@@ -219,3 +217,10 @@ class _Merging:
             channel_bins=step.channel_bins,
             channel_hist=channel_hist,
         )
+
+
+def _values_by_site(observed: Observed) -> Int64:
+    """int64 [S]: the finite values of each site."""
+    ends = np.concatenate(([0], np.cumsum(observed.column("count"))))
+    values: Int64 = np.diff(ends[observed.offsets])
+    return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,14 +64,14 @@ class Sums:
         self._entries = 0
         self._counted = np.zeros(rows, np.int64) if sampled else None
 
-    def add(self, hist: SparseCounts, row_of: Int64, values: Int64) -> None:
+    def add(self, hist: SparseCounts, row_of: Int64, values: Callable[[], Int64]) -> None:
         """Add each histogram to the one of this row; -1: to none.
 
-        values: int64, the finite values of each row of `hist`.
+        values: int64, the finite values of each row of `hist`; asked for where these are sampled.
         """
         if self._counted is not None:
             self._counted += _totals(counted_of(hist), row_of, len(self._counted))
-            hist = estimated(hist, values)
+            hist = estimated(hist, values())
         self._waiting.append((hist, row_of))
         self._entries += len(hist.slots)
         if self._entries > _WAITING:

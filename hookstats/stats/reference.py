@@ -209,22 +209,31 @@ def _fold(
     def by_channel(of_x: Tensor) -> Tensor:
         return of_x.unsqueeze(0) if channel_dim is None else of_x.movedim(channel_dim, 0)
 
-    step, every, channel_every = (0, 1, 1) if sampling is None else sampling.tolist()
-    masks = [by_channel(chosen(x, k, step, channel_dim)) for k in (every, channel_every)]
-    x = x.detach().resolve_neg()
-    for piece, *chosen_of in zip(*map(_pieces, (by_channel(x), *masks)), strict=True):
+    masks = _masks(x, channel_dim, sampling)
+    rows = by_channel(x.detach().resolve_neg())
+    for piece, *of_piece in zip(*map(_pieces, (rows, *map(by_channel, masks))), strict=True):
         if scale is not None:
             piece = piece.to(_WIDENED.get(x.dtype, torch.float32)) / scale
         values = piece.to(moments.device).to(torch.float64).reshape(len(moments), -1).contiguous()
         state.merge_(moments, tallies, *_reduce(values, moments.shape[1] == _ALL_MOMENTS))
-        counted = [
-            values.where(mask.to(values.device).reshape(values.shape), torch.nan).contiguous()
-            for mask in chosen_of
-        ]
+        counted, counted_by_channel = [_kept(values, mask) for mask in of_piece] or [values] * 2
         if counts is not None and bins is not None:
-            _count_(counts.unsqueeze(0), counted[0].reshape(1, -1), bins)
+            _count_(counts.unsqueeze(0), counted.reshape(1, -1), bins)
         if channel_counts is not None and channel_bins is not None:
-            _count_(channel_counts, counted[1], channel_bins)
+            _count_(channel_counts, counted_by_channel, channel_bins)
+
+
+def _masks(x: Tensor, channel_dim: int | None, sampling: Tensor | None) -> list[Tensor]:
+    """What the tensor's and the channels' histograms count of `x`; none: all."""
+    if sampling is None:
+        return []
+    step, *every = sampling.tolist()
+    return [chosen(x, k, step, channel_dim) for k in every]
+
+
+def _kept(values: Tensor, mask: Tensor) -> Tensor:
+    """The values with NaN, which no histogram counts, where they are not chosen."""
+    return values.where(mask.to(values.device).reshape(values.shape), torch.nan).contiguous()
 
 
 def _pieces(rows: Tensor) -> Iterator[Tensor]:

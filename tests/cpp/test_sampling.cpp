@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cases.h"
@@ -11,24 +10,11 @@
 #include "core/marks.h"
 #include "core/sample.h"
 #include "cpu/update.h"
+#include "parallel.h"
 
 using namespace cases;
 
 namespace {
-
-template <int kThreads>
-void threads(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context) {
-  std::vector<std::thread> pool;
-  for (int64_t t = 0; t < kThreads; ++t) {
-    const int64_t begin = tasks * t / kThreads, end = tasks * (t + 1) / kThreads;
-    if (begin < end) pool.emplace_back(body, begin, end, context);
-  }
-  for (std::thread& thread : pool) thread.join();
-}
-
-void serial(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context) {
-  body(0, tasks, context);
-}
 
 // Whether `sample` has the element at a place: its group's unit is the element's.
 bool has(const Sample& sample, int64_t place) {

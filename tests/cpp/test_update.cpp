@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,24 +12,11 @@
 #include "check.h"
 #include "core/marks.h"
 #include "cpu/update.h"
+#include "parallel.h"
 
 using namespace cases;
 
 namespace {
-
-template <int kThreads>
-void threads(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context) {
-  std::vector<std::thread> pool;
-  for (int64_t t = 0; t < kThreads; ++t) {
-    const int64_t begin = tasks * t / kThreads, end = tasks * (t + 1) / kThreads;
-    if (begin < end) pool.emplace_back(body, begin, end, context);
-  }
-  for (std::thread& thread : pool) thread.join();
-}
-
-void serial(int64_t tasks, void (*body)(int64_t, int64_t, void*), void* context) {
-  body(0, tasks, context);
-}
 
 using Marks = std::vector<int64_t>;
 
