@@ -47,6 +47,7 @@ from hookstats.runs.part_file import open_part, read_footer
 from hookstats.stats.bins import Bins
 
 _CACHE_BYTES = 256 << 20
+_CACHE_GROUPS = 4
 
 _Known = tuple[Any, Int64, tuple[SiteInfo, ...]]
 """What describes the sites of a record, their numbers of channels, and the sites."""
@@ -358,7 +359,10 @@ class Parts:
                 return found
             self._cached += found.nbytes
         self._groups[name, number] = found
-        while len(self._groups) > 1 and self._cached > self._most_cached:
+        most = max(_CACHE_GROUPS, 2 * len(self.index))  # of a step and the next, of all ranks
+        while len(self._groups) > 1 and (
+            len(self._groups) > most or self._cached > self._most_cached
+        ):
             _, oldest = self._groups.popitem(last=False)
             self._cached -= oldest.nbytes
         return found

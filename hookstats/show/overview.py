@@ -26,6 +26,7 @@ from hookstats.stats.printable import printable
 Spans = tuple[tuple[int, int], ...]
 
 MOST_CELLS = 2_500_000  # sites * columns that are kept in memory, some 100 bytes each
+_CELLS = 1 << 16  # sites * columns that are merged at once: their arrays stay in cache
 NEAR = 2  # so many steps on each side of a step set apart stay apart, too
 
 
@@ -60,24 +61,27 @@ class Overview:
 
     def merged(self, starts: Sequence[int]) -> Overview:
         """Fewer columns: each merges the columns from one of `starts` to the next."""
-        bounds = [*starts, len(self.spans)]
-        moments, tallies = [], []
-        for first, end in pairwise(bounds):
-            if end == first + 1:
-                both = self.moments[first], self.tallies[first]
-            else:
-                both = _combined(self.moments[first:end], self.tallies[first:end])
-            moments.append(both[0])
-            tallies.append(both[1])
-        spans = tuple((self.spans[a][0], self.spans[b - 1][1]) for a, b in pairwise(bounds))
+        bounds = np.array([*starts, len(self.spans)])
+        lengths = np.diff(bounds)
+        moments, tallies = self.moments[bounds[:-1]], self.tallies[bounds[:-1]]
+        for length in np.unique(lengths[lengths > 1]).tolist():
+            several = np.flatnonzero(lengths == length)
+            together = max(1, _CELLS // (length * max(1, len(self.sites))))
+            for i in range(0, len(several), together):
+                some = several[i : i + together]
+                columns = bounds[some] + np.arange(length)[:, None]
+                both = _combined(self.moments[columns], self.tallies[columns])
+                moments[some], tallies[some] = both
+        pairs = pairwise(bounds.tolist())
+        spans = tuple((self.spans[a][0], self.spans[b - 1][1]) for a, b in pairs)
         return Overview(
             self.rank,
             self.steps,
             spans,
             self.sites,
             self.uneven,
-            np.stack(moments),
-            np.stack(tallies),
+            moments,
+            tallies,
             np.add.reduceat(self.observed, starts, axis=0),
             np.add.reduceat(self.recorded, starts, axis=0),
             np.maximum.reduceat(self.dead, starts, axis=0),

@@ -109,9 +109,11 @@ def sampled(
         _take_channels(record, k, here, channels)
         if run.bins is not None:
             bounds = record.hist.offsets.tolist()
+            # Copies, as what is stored beside the record would stay in memory, too.
+            slots, counts = record.hist.slots.copy(), record.hist.counts.copy()
             for i, s in enumerate(here.tolist()):
                 span = slice(bounds[i], bounds[i + 1])
-                hist[s][k] = record.hist.slots[span], record.hist.counts[span]
+                hist[s][k] = slots[span], counts[span]
     return Sampled(tuple(steps), tuple(channels), tuple(map(tuple, hist)), least, greatest)
 
 

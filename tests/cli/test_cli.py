@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shlex
@@ -257,6 +258,19 @@ def test_a_traceback_is_there_for_those_who_ask(tmp_path: Path) -> None:
 
 @pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_what_a_process_imports_is_not_searched_for_garbage(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", healthy(0))
+    program = (
+        "import gc, sys; from hookstats.cli import main; code = main(); "
+        "sys.exit(code or not (gc.isenabled() and gc.get_freeze_count() > 10_000))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "show", str(run)], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    frozen = gc.get_freeze_count()
+    assert call("show", run).code == 0  # in a process of somebody else nothing is frozen
+    assert gc.get_freeze_count() == frozen
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     x = torch.randn(4, 2)
     wide = record_of({(f"layer{i}", "output"): (x, 1) for i in range(3000)}, channel_bins=None)

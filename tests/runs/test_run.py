@@ -295,6 +295,14 @@ def test_memory_for_parts_is_bounded(tmp_path: Path) -> None:
         assert 1 <= len(run._parts._groups) <= 2
 
 
+def test_few_parts_are_kept_however_small(tmp_path: Path) -> None:
+    write_run(tmp_path, *(sample(step) for step in range(8)))
+    run = open_run(tmp_path)
+    for step in (*range(8), 0):
+        assert_same(run[step], sample(step))
+        assert 1 <= len(run._parts._groups) <= 4  # two steps of each rank, four at least
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"path = '.*missing': no such run"):
         open_run(tmp_path / "missing")
