@@ -19,7 +19,7 @@ from hookstats.cli.output import describe
 from hookstats.cli.usage.run import DIRECTORY
 from hookstats.integrations.automatic import Automatic
 from hookstats.integrations.children import Children, Target
-from hookstats.integrations.shared import free_name
+from hookstats.integrations.shared import check_values, free_name
 from hookstats.stats.printable import printable
 from hookstats.watching.config import load_config
 from hookstats.watching.handle import Watch
@@ -45,13 +45,16 @@ class _Recorder:
 
     def __init__(self, options: argparse.Namespace, settings: dict[str, Any]) -> None:
         """settings: the arguments of `watch`, "out" included if it is given."""
-        path = os.path.normpath(Path.cwd() / options.script)
+        self._place = Path.cwd()  # the script may go elsewhere
+        path = os.path.normpath(self._place / options.script)
         self._script = ["-m", options.script] if options.module else [path]
         self._command = _command(options)
         self._settings = settings
         name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
-        self._out = settings.pop("out", None)
-        self._default = DIRECTORY / name
+        out = settings.pop("out", None)
+        self._out = None if out is None else self._place / out
+        self._default = self._place / DIRECTORY / name
+        self._begun = False
 
     @contextmanager
     def watching(self, *, is_child: bool = False) -> Iterator[None]:
@@ -62,11 +65,10 @@ class _Recorder:
             with children, automatic:
                 yield
         finally:
-            if automatic.watch is not None:
-                path = printable(str(self._out))
-                steps = automatic.watch.coverage().steps
-                _say(f"{steps} steps in {path}: hookstats show {path}")
-            elif not (is_child or children.started):
+            for each in automatic.watches:
+                path = printable(self._shown(each.path))
+                _say(f"{each.coverage().steps} steps in {path}: hookstats show {path}")
+            if not (automatic.watches or is_child or children.started):
                 _say("no training was watched")
             if children.others:
                 _say(f"not followed: {printable(', '.join(children.others))}")
@@ -74,8 +76,19 @@ class _Recorder:
     def _begin(self, models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
         """Begin to watch. By now the ranks have a process group, and so one directory for all."""
         model: Any = models[""] if list(models) == [""] else models
-        self._out = self._out or free_name(self._default)
-        return watch(model, optimizers, out=self._out, **self._settings)
+        settings = self._settings
+        if self._begun:  # a further training of the script has a run of its own
+            out, settings = free_name(self._out or self._default), {**settings, "append": False}
+        else:
+            out = self._out or free_name(self._default)
+        self._begun = True
+        return watch(model, optimizers, out=out, **settings)
+
+    def _shown(self, path: Path | None) -> str:
+        """A run as it is called where the command was given."""
+        if path is not None and path.is_relative_to(self._place):
+            path = path.relative_to(self._place)
+        return str(path)
 
 
 class _Child:
@@ -98,20 +111,24 @@ def _recorder(options: argparse.Namespace) -> _Recorder:
     """What the options say.
 
     Raises:
-        ImportError, KeyError, OSError, ValueError: as `load_config`; there is no such script.
+        ImportError, KeyError, OSError, ValueError: as `load_config`; there is no such script;
+            `watch` would refuse an option.
     """
     if not options.module and not Path(options.script).is_file():
         raise FileNotFoundError(f"SCRIPT {options.script}: no such file")
     settings = load_config(options.config) if options.config else {}
     given = {name: getattr(options, name) for name in _OPTIONS}
-    return _Recorder(options, settings | {n: x for n, x in given.items() if x is not None})
+    settings |= {name: value for name, value in given.items() if value is not None}
+    check_values(settings)
+    return _Recorder(options, settings)
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """The words after "python" that watch with these options, up to the script."""
+    """The words after "python" that watch with these options, up to the script; anywhere."""
     words = ["-m", "hookstats", "run"]
     for name in ("out", "every", "config"):
         value = getattr(options, name)
+        value = Path.cwd() / value if isinstance(value, Path) else value
         words += [] if value is None else [f"--{name}", str(value)]
     for pattern in options.include or ():
         words += ["--include", pattern]

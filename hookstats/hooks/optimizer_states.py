@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Arena
-from hookstats.hooks.parameters import Batches, WatchedParameter
-from hookstats.hooks.widths import Sites
+from hookstats.hooks.parameters import Batches, WatchedParameter, own_length
+from hookstats.hooks.widths import Sites, Widths
 
 
 class OptimizerStates:
@@ -58,7 +58,13 @@ class OptimizerStates:
                     continue
                 for name, state in optimizer.state[parameter].items():
                     if isinstance(state, Tensor) and state.dim():
-                        self._batches.add(sites[f".{name}"].at(state), state, scaled=False)
+                        self._add(parameter, state, sites[f".{name}"])
             self._batches.fold(self._arena.front, None)
         finally:
             self._batches.let_go()
+
+    def _add(self, parameter: Tensor, state: Tensor, widths: Widths) -> None:
+        alike = state.shape == parameter.shape
+        length = own_length(parameter, [widths]) if alike else None
+        if length != 0:
+            self._batches.add(widths.at(state), state, scaled=False, length=length)

@@ -22,7 +22,7 @@ call of `update_many_` folds in the gradients of all parameters of the optimizer
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -156,16 +156,9 @@ class WatchedParameter(NamedTuple):
 def _collect(
     watched: WatchedParameter, parameter: Tensor, batches: Batches, *, scaled: bool
 ) -> None:
-    length = None
-    if is_flattened(parameter):
-        length = parameter.numel() - flat_padding(parameter)
-        for widths in filter(None, (watched.value, watched.gradient)):
-            site = widths.at(parameter) if length else widths.first
-            site.locate(parameter)
-            if not length:
-                site.counts.skip(reasons.EMPTY_SHARD)
-        if not length:
-            return
+    length = own_length(parameter, filter(None, (watched.value, watched.gradient)))
+    if length == 0:
+        return
     if watched.value is not None:
         batches.add(watched.value.at(parameter), parameter, scaled=False, length=length)
     gradient = parameter.grad
@@ -179,6 +172,24 @@ def _collect(
         site.counts.skip(reasons.NO_GRADIENT)
     else:
         site.counts.missing += 1
+
+
+def own_length(parameter: Tensor, of: Iterable[Widths]) -> int | None:
+    """How many of its first elements are this rank's own, in a parameter that FSDP1 flattened, and
+    in what an optimizer keeps for it; None in all others.
+
+    of: where these go. They learn from the parameter which part of the whole this rank has, and
+    note where it has none.
+    """
+    if not is_flattened(parameter):
+        return None
+    length = parameter.numel() - flat_padding(parameter)
+    for widths in of:
+        site = widths.at(parameter) if length else widths.first
+        site.locate(parameter)
+        if not length:
+            site.counts.skip(reasons.EMPTY_SHARD)
+    return length
 
 
 def _hand_on(

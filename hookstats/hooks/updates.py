@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Arena
-from hookstats.hooks.parameters import Batches, WatchedParameter
+from hookstats.hooks.parameters import Batches, WatchedParameter, own_length
 from hookstats.hooks.widths import Widths
 
 _Kept = tuple[WatchedParameter, Tensor, Tensor]
@@ -65,12 +65,16 @@ class Updates:
         try:
             for watched, parameter, before in kept:
                 assert watched.value is not None
+                length = own_length(parameter, [watched.value])
+                if length == 0:
+                    continue
                 try:
                     change = before.neg_().add_(parameter.detach())
                 except Exception as error:  # the parameter became another
                     watched.value.first.disable(error)
                 else:
-                    self._batches.add(watched.value.at(change), change, scaled=False)
+                    site = watched.value.at(change)
+                    self._batches.add(site, change, scaled=False, length=length)
             self._batches.fold(self._arena.front, None)
         finally:
             self._batches.let_go()

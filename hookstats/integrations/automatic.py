@@ -5,6 +5,10 @@ gradients on, all wrapping is done, as by DDP or FSDP, and as a rule no code is 
 the modules that own the optimizers' parameters are watched. Until then, nn.Module's `__call__`
 looks for this moment; afterwards it is as it was. Where compiled code makes all the calls, nothing
 sees that moment: the end of the optimizers' first step serves, and that step is not recorded.
+
+An optimizer that comes later closes steps of the watch that has its parameters. One of other models
+begins a training of its own, as where a script trains one model after the other: it gets a watch of
+its own, and watches end whose optimizers are gone.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,12 +34,33 @@ from hookstats._torch import (
 )
 from hookstats.watching.handle import Watch
 
+MOST_TRAININGS = 16
+"""So many trainings of a script are watched: there may be one for each of its batches."""
+
 Begin = Callable[[dict[str, nn.Module], list[Optimizer]], Watch]
 """Begins to watch models, by name, and optimizers."""
 
 
+class _Training(NamedTuple):
+    """What is watched together."""
+
+    watch: Watch
+    optimizers: list[weakref.ref[Optimizer]]
+    models: list[weakref.ref[nn.Module]]
+
+    def has(self, optimizer: Optimizer) -> bool:
+        """Whether the models have a parameter of the optimizer."""
+        models = filter(None, [model() for model in self.models])
+        known = {id(p) for model in models for p in model.parameters()}
+        return any(id(p) in known for p in _parameters(optimizer))
+
+    def is_over(self) -> bool:
+        """Whether nothing can close another step."""
+        return all(one() is None for one in self.optimizers)
+
+
 class Automatic:
-    """Calls `begin` once, when the training of a script begins; as a context, while it is entered.
+    """Calls `begin` when a training of a script begins; as a context, while it is entered.
 
     A process that is forked meanwhile is left alone. Whatever goes wrong is said on stderr, and the
     script goes on.
@@ -49,8 +75,10 @@ class Automatic:
         self._stepped = set[int]()  # optimizers, by id, of which no call of a module was seen
         self._after_steps: Any = None
         self._process = os.getpid()
-        self.watch: Watch | None = None
-        """The watch; None while nothing is watched."""
+        self._going: list[_Training] = []
+        self._left_out = False  # a training, as there were too many
+        self.watches: list[Watch] = []
+        """Those that were begun, in order."""
 
     def __enter__(self) -> Automatic:
         original, note, process = self._init, self._note, self._process
@@ -68,8 +96,8 @@ class Automatic:
         Optimizer.__init__ = self._init  # type: ignore[method-assign]
         self._after_steps.remove()
         self._look(False)
-        if self.watch is not None:
-            self._attempt("closing the watch", self.watch.close)
+        for training in self._going:
+            self._attempt("closing the watch", training.watch.close)
 
     def _note(self, optimizer: Optimizer) -> None:
         self._new.append(weakref.ref(optimizer))
@@ -96,7 +124,7 @@ class Automatic:
         trained = {id(p) for optimizer in new for p in _parameters(optimizer)}
         if new and not any(id(p) in trained for p in module.parameters()):
             return
-        self._go(new, trained)
+        self._go(new)
 
     def _look_after(self, optimizer: Optimizer, *_: object) -> None:
         if self._waits and os.getpid() == self._process and not makes_optimizer_state():
@@ -110,39 +138,52 @@ class Automatic:
         new = self._alive()
         if not all(id(one) in self._stepped for one in new):
             return
-        first = self.watch is None
-        self._go(new, {id(p) for one in new for p in _parameters(one)})
-        if first and self.watch is not None:
-            self.watch.set_step(self.watch.open_step + 1)
+        before = len(self.watches)
+        self._go(new)
+        for watch in self.watches[before:]:
+            watch.set_step(watch.open_step + 1)
             _say("compiled code calls the model: its first step is not recorded")
 
     def _alive(self) -> list[Optimizer]:
         return [optimizer for optimizer in (one() for one in self._new) if optimizer is not None]
 
-    def _go(self, new: list[Optimizer], trained: set[int]) -> None:
-        """Watch what the new optimizers train, or have them close steps of the watch."""
+    def _go(self, new: list[Optimizer]) -> None:
+        """Watch what the new optimizers train, or have them close steps of a watch."""
         self._look(False)
         self._stepped.clear()
         self._new.clear()
-        if self.watch is None:
-            self._attempt("watching", lambda: self._watch(new, trained))
-        else:
-            self._attempt("watching an optimizer that came later", lambda: self._add(new))
+        others = [optimizer for optimizer in new if not self._add(optimizer)]
+        if others and len(self.watches) < MOST_TRAININGS:
+            self._attempt("watching", lambda: self._watch(others))
+        elif others and not self._left_out:
+            self._left_out = True
+            _say(f"not watched: what is trained after the first {MOST_TRAININGS} trainings")
 
-    def _watch(self, optimizers: list[Optimizer], trained: set[int]) -> None:
-        roots = _roots(trained)
+    def _add(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer is of a training that goes on; then it closes steps of it."""
+        for training in self._going:
+            if training.has(optimizer):
+                if takes_step_hooks(optimizer):
+                    add = partial(training.watch.add_optimizer, optimizer)
+                    self._attempt("watching an optimizer that came later", add)
+                training.optimizers.append(weakref.ref(optimizer))
+                return True
+        return False
+
+    def _watch(self, optimizers: list[Optimizer]) -> None:
+        for over in [training for training in self._going if training.is_over()]:
+            self._going.remove(over)
+            self._attempt("closing the watch", over.watch.close)
+        roots = _roots({id(p) for one in optimizers for p in _parameters(one)})
         if not roots:
             _say("not watched: no module owns the parameters of the optimizers")
             return
         usable = [one for one in optimizers if takes_step_hooks(one)]
         with without_compiled_calls(roots):
-            self.watch = self._begin(_named(roots), usable)
-
-    def _add(self, optimizers: Iterable[Optimizer]) -> None:
-        assert self.watch is not None
-        for optimizer in optimizers:
-            if takes_step_hooks(optimizer):
-                self.watch.add_optimizer(optimizer)
+            watch = self._begin(_named(roots), usable)
+        self.watches.append(watch)
+        closing, models = [*map(weakref.ref, usable)], [*map(weakref.ref, roots)]
+        self._going.append(_Training(watch, closing, models))
 
     def _attempt(self, what: str, action: Callable[[], object]) -> None:
         try:

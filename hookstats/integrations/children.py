@@ -9,6 +9,7 @@ pool train nothing: they are left alone. So are all others; of those that may tr
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,11 @@ Target = Callable[..., Any]
 _WORKERS = ("multiprocessing.", "torch.utils.data.", "concurrent.futures.", COMPILERS)
 _TRAINERS = ("python", "torchrun", "accelerate", "deepspeed")
 """Commands that may train begin with one of these."""
+_STARTERS = ("env", "nohup", "nice", "time", "exec", "sudo", "srun", "mpirun", "mpiexec")
+"""Commands that start the one after them."""
+_SHELLS = ("sh", "bash", "zsh", "dash")
+_BETWEEN = re.compile(r"&&|\|\||[;|&\n]")
+"""Between the commands of a shell."""
 _WORDS = 4
 """So many words of a command are noted."""
 
@@ -43,6 +49,7 @@ class Children:
         self._start: Any = BaseProcess.start
         self._popen: Any = subprocess.Popen.__init__
         self._fork: Any = getattr(os, "fork", None)
+        self._system: Any = os.system
         self._starting = 0  # processes of multiprocessing, which may fork
         self.started = False
         """Whether there was one."""
@@ -50,13 +57,17 @@ class Children:
         """What was left alone and may train, each once: commands, and "os.fork"."""
 
     def __enter__(self) -> Children:
-        popen_before, fork_before = self._popen, self._fork
+        popen_before, fork_before, system_before = self._popen, self._fork, self._system
 
         def start(process: Any) -> None:
             self._begin(process)
 
         def __init__(popen: Any, args: Any, *more: Any, **options: Any) -> None:
             popen_before(popen, self._watched(args), *more, **options)
+
+        def system(command: Any) -> int:
+            self._note_commands(os.fsdecode(command))
+            return int(system_before(command))
 
         def fork() -> int:
             child: int = fork_before()
@@ -66,6 +77,7 @@ class Children:
 
         BaseProcess.start = start  # type: ignore[method-assign, assignment]
         subprocess.Popen.__init__ = __init__  # type: ignore[method-assign, assignment]
+        os.system = system
         if fork_before is not None:
             os.fork = fork
         return self
@@ -73,6 +85,7 @@ class Children:
     def __exit__(self, *exc: object) -> None:
         BaseProcess.start = self._start  # type: ignore[method-assign]
         subprocess.Popen.__init__ = self._popen  # type: ignore[method-assign]
+        os.system = self._system
         if self._fork is not None:
             os.fork = self._fork
 
@@ -97,17 +110,28 @@ class Children:
 
     def _watched(self, args: Any) -> Any:
         """A command that runs the script again, with hookstats; other commands as they are."""
-        words = args.split() if isinstance(args, str) else args
-        if not isinstance(words, (list, tuple)):
-            return args
-        if list(args[: len(self._script)]) != self._script:
-            self._note_command([str(word) for word in words])
-            return args
-        self.started = True
-        return [*self._command, *args[1:]]
+        if isinstance(args, str):
+            self._note_commands(args)
+        elif isinstance(args, (list, tuple)):
+            if list(args[: len(self._script)]) == self._script:
+                self.started = True
+                return [*self._command, *args[1:]]
+            self._note_command([str(word) for word in args])
+        return args
+
+    def _note_commands(self, text: str) -> None:
+        """Note what may train of what a shell is told."""
+        for command in _BETWEEN.split(text):
+            self._note_command(command.split())
 
     def _note_command(self, words: Sequence[str]) -> None:
         """Note a command if it may train: "python -c" and compilers do not."""
+        words = _started(words)
+        if words and Path(words[0]).name in _SHELLS:
+            options = [word[:1] == "-" and word.endswith("c") for word in words]
+            if any(options):
+                self._note_commands(" ".join(words[options.index(True) + 1 :]))
+            return
         trains = bool(words) and Path(words[0]).name.startswith(_TRAINERS)
         compiles = any(COMPILERS.replace(".", os.sep) in word for word in words)
         if trains and not compiles and "-c" not in words[1:2]:
@@ -116,6 +140,19 @@ class Children:
     def _note(self, other: str) -> None:
         if other not in self.others:
             self.others.append(other)
+
+
+def _started(words: Sequence[str]) -> Sequence[str]:
+    """The command that a command starts: of "env A=1 nice -n 5 python a.py", "python a.py"."""
+    left, starts = list(words), False
+    while left:
+        name = Path(left[0]).name
+        starts |= name in _STARTERS
+        argument = starts and (name.startswith("-") or name.isdigit())
+        if not (name in _STARTERS or "=" in name or argument):
+            break
+        left.pop(0)
+    return left
 
 
 def _may_train(target: Target) -> bool:

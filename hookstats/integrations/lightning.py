@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from hookstats.integrations.shared import (
     Numbering,
@@ -26,9 +27,10 @@ class WatchCallback(Callback):
 
     Steps have the number that ``trainer.global_step`` has when they begin, as in its loggers. With
     manual optimization and several optimizers, a step ends when all of them have stepped, and
-    numbers go up by as many. The loss and what the module logs are in the scalars. At the Trainer's
-    logging interval, its loggers get "hookstats/alerts" and "hookstats/grad_norm". Validation is
-    left out. Checkpoints have the place of the run, which a resumed training run continues.
+    numbers go up by as many. The loss and what the module logs are in the scalars; what validation
+    and the end of an epoch log, in those of the step before. At the Trainer's logging interval, its
+    loggers get "hookstats/alerts" and "hookstats/grad_norm". Validation is left out. Checkpoints
+    have the place of the run, which a resumed training run continues.
 
     Args:
         out: the run directory; by default "hookstats" in the Trainer's `log_dir`, or else its
@@ -49,6 +51,7 @@ class WatchCallback(Callback):
         self._path: str | None = None
         self._numbering: Numbering | None = None
         self._logged = 0  # the step when the loggers last got something
+        self._kept: dict[str, Tensor] = {}  # what the module had logged when it was last asked
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch the module from now on."""
@@ -65,6 +68,7 @@ class WatchCallback(Callback):
         self.watch = watch(pl_module, trainer.optimizers, out=out, **options)
         self._numbering = Numbering(self.watch, trainer.optimizers)
         self._logged = trainer.global_step
+        self._kept = dict(trainer.callback_metrics)
         close_at_exit(self.watch)
 
     def on_train_batch_start(
@@ -86,7 +90,7 @@ class WatchCallback(Callback):
         if self.watch is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        values = {name: x for name, x in trainer.callback_metrics.items() if x.numel() == 1}
+        values = self._news(trainer)
         if loss is not None:  # for accumulation, the Trainer has divided it
             automatic = pl_module.automatic_optimization
             values["loss"] = loss * (trainer.accumulate_grad_batches if automatic else 1)
@@ -97,6 +101,29 @@ class WatchCallback(Callback):
             found = headline(self.watch)
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=steps - 1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep what validation logged."""
+        if self.watch is not None:
+            self.watch.log(self._news(trainer))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep what is logged of the whole epoch."""
+        if self.watch is not None:
+            news = self._news(trainer)
+            # What is logged of steps and epochs has its own name for the epoch, and one for both.
+            self.watch.log({n: x for n, x in news.items() if f"{n}_epoch" not in news})
+
+    def _news(self, trainer: Trainer) -> dict[str, Tensor]:
+        """What the module has logged since this was last asked: the Trainer keeps all it ever got,
+        each number as the tensor that it was."""
+        found = {name: x for name, x in trainer.callback_metrics.items() if x.numel() == 1}
+        known, self._kept = self._kept, found
+        return {
+            name: x
+            for name, x in found.items()
+            if name not in known or known[name].data_ptr() != x.data_ptr()
+        }
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the recording."""

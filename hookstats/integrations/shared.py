@@ -14,9 +14,18 @@ from typing import Any
 from hookstats.records.alike import did_you_mean
 from hookstats.records.norms import GRADIENT_NORM, has_parts
 from hookstats.records.speeds import COST
+from hookstats.rules import as_rules
+from hookstats.stats.arguments import check_optional_integer
 from hookstats.watching.handle import Watch
 from hookstats.watching.out import agreed, is_taken
-from hookstats.watching.settings import as_optimizers
+from hookstats.watching.settings import (
+    KINDS_BY_DEFAULT,
+    Settings,
+    as_optimizers,
+    check_mesh,
+    check_out,
+    check_sinks,
+)
 from hookstats.watching.watch import watch
 
 _NAME = "hookstats"
@@ -63,6 +72,21 @@ def check_options(
                 f"{name} = {value!r}{did_you_mean(name, names)}: expected arguments of watch, "
                 f"{', '.join(names)}"
             )
+    check_values(options)
+
+
+def check_values(options: Mapping[str, Any]) -> None:
+    """Raise a ValueError for arguments of `watch` that it would refuse, whatever the model."""
+    defaults = {name: known.default for name, known in signature(watch).parameters.items()}
+    given = {**defaults, **options}
+    if given["kinds"] is None:
+        given["kinds"] = KINDS_BY_DEFAULT
+    Settings(**{name: given[name] for name in Settings._fields}).checked()
+    check_optional_integer("max_bytes", given["max_bytes"], 1)
+    check_out(given["append"], given["overwrite"])
+    check_mesh(given["mesh"])
+    check_sinks(given["sinks"])
+    as_rules(given["rules"])
 
 
 def of_run(options: Mapping[str, Any], *, resumed: bool) -> dict[str, Any]:

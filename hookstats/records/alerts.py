@@ -134,11 +134,18 @@ def of_ranks(found: Iterable[Sequence[Alert]]) -> list[Alert]:
     """The alerts of several ranks by step; in a step, those of the rank first that has the earliest
     tensor on the way from inputs to gradients: other ranks get what is wrong with their gradients.
 
+    Those of the whole model, which every rank has found that merges while it trains, count once.
+
     found: the alerts of each rank, whose order in a step stays.
     """
     groups: dict[tuple[int, int], list[Alert]] = {}
+    seen: set[tuple[int, str]] = set()
     for rank, alerts in enumerate(found):
         for alert in alerts:
+            if alert.rank is None:
+                if (alert.step, alert.message) in seen:
+                    continue
+                seen.add((alert.step, alert.message))
             groups.setdefault((alert.step, rank), []).append(alert)
     stages = {key: min(map(_stage, alerts)) for key, alerts in groups.items()}
     ordered = sorted(groups, key=lambda key: (key[0], stages[key], key[1]))

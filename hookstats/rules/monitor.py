@@ -208,6 +208,11 @@ class Monitor:
         """The alerts about the scalars of a step, in the same way."""
         return [a for _, alerts in self._examine_scalars(step, values) for a, _ in alerts]
 
+    def tell(self, alert: Alert) -> None:
+        """Keep an alert that is of no rule; no action is taken."""
+        self.alerts.append(alert)
+        self.keep([Told(alert, *self._grouping.add(alert), None)])
+
     @property
     def may_raise(self) -> bool:
         """Whether a rule has the action "raise"."""

@@ -23,11 +23,11 @@ class Told(NamedTuple):
     """A number that all alerts of one cause share."""
     cause: bool
     """Whether the alert is the cause."""
-    thresholds: Mapping[str, Any]
-    """Those of the rule, by name."""
+    thresholds: Mapping[str, Any] | None
+    """Those of the rule, by name; None where they are not known."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of docs/format.md."""
+    def to_dict(self, rank: int) -> dict[str, Any]:
+        """The JSON object of docs/format.md, in the file of a rank."""
         alert = self.alert
         return {
             "step": alert.step,
@@ -38,9 +38,10 @@ class Told(NamedTuple):
             "kind": alert.kind,
             **({} if alert.channel is None else {"channels": [alert.channel]}),
             **({"value": alert.value} if math.isfinite(alert.value) else {}),
+            **({} if alert.rank == rank else {"rank": alert.rank}),
             "incident": self.incident,
             "cause": self.cause,
-            "thresholds": dict(self.thresholds),
+            **({} if self.thresholds is None else {"thresholds": dict(self.thresholds)}),
         }
 
 
@@ -49,6 +50,7 @@ class AlertFile:
 
     def __init__(self, run: Path, rank: int) -> None:
         self._path = run / alerts_jsonl(rank)
+        self._rank = rank
         self._pending: list[str] = []
         self._last: int | None = None  # the step that was recorded last
         self._begun = False
@@ -74,7 +76,7 @@ class AlertFile:
         Raises:
             OSError: the file cannot be written.
         """
-        self._add([one.to_dict() for one in told])
+        self._add([one.to_dict(self._rank) for one in told])
 
     def _add(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self._pending += [json.dumps(entry, default=repr) for entry in entries]
@@ -108,7 +110,7 @@ class AlertFile:
 
 
 def read_alerts(run: Path, rank: int) -> list[Alert]:
-    """The alerts of one rank, in the order in which they were found; [] without a file.
+    """The alerts in the file of one rank, in the order in which they were found; [] without a file.
 
     Raises:
         ValueError: the file is damaged; the message names it.
@@ -145,11 +147,14 @@ def _alert(entry: Mapping[str, Any], rank: int) -> Alert:
             raise ValueError(f"an alert has {name} = {entry.get(name)!r}, expected {kind.__name__}")
     if entry["severity"] not in SEVERITIES:
         raise ValueError(f"severity is {entry['severity']!r}, expected {', '.join(SEVERITIES)}")
+    of = entry.get("rank", rank)
+    if not isinstance(of, (int, type(None))):
+        raise ValueError(f"rank is {of!r}, expected an integer or null")
     channels = entry.get("channels") or [None]
     value = entry.get("value")
     return Alert(
         step=entry["step"],
-        rank=rank,
+        rank=of,
         site=str(entry.get("site", "")),
         kind=str(entry.get("kind", "")),
         channel=channels[0] if isinstance(channels[0], int) else None,

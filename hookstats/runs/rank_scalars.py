@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.records.speeds import COST, RATE
 from hookstats.runs.format import require_pyarrow, scalars_schema
-from hookstats.runs.scalars import Scalars, ScalarsByName, ScalarSeries
+from hookstats.runs.scalars import OfStep, Scalars, ScalarsByName, ScalarSeries
 
 _MERGES: dict[str, Callable[[Float64], float]] = {RATE: np.min, COST: np.max}
 
@@ -61,6 +61,13 @@ class RankScalars(ScalarsByName):
             found[GRADIENT_NORM] = self._norm(step, found[GRADIENT_NORM])
         return found
 
+    def of(self, step: int, record: StepRecord | None = None) -> Mapping[str, float]:
+        norm = None if record is None else gradient_norm(record)
+        if norm is None:
+            return super().of(step)
+        logged = super().at  # the ranks need not be merged again
+        return OfStep(lambda: _with_norm(logged(step), norm))
+
     def _norm(self, step: int, logged: float) -> float:
         record = self._record(step)
         norm = None if record is None else gradient_norm(record)
@@ -82,6 +89,10 @@ class RankScalars(ScalarsByName):
             [steps, pa.nulls(len(rows), pa.int32()), names, values, times],
             schema=pa.schema([rank if f.name == "rank" else f for f in schema]),
         )
+
+
+def _with_norm(values: dict[str, float], norm: float) -> dict[str, float]:
+    return values | {GRADIENT_NORM: norm} if GRADIENT_NORM in values else values
 
 
 def _merged(name: str, ranks: Sequence[ScalarSeries]) -> ScalarSeries:

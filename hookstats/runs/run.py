@@ -342,7 +342,8 @@ class Run:
             raise error or KeyError(self._unknown(index))
         if error is not None and len(ranks) < len(self._parts.ranks()):
             raise error  # the damaged part may have the step, too
-        return replace(self._whole.record(index), scalars=self.scalars.of(index))
+        record = self._whole.record(index)
+        return replace(record, scalars=self.scalars.of(index, record))
 
     def series(self, names: str = "*", kinds: str = "*") -> Series:
         """Some sites over all steps: a mapping from (name, kind) to SiteSeries.

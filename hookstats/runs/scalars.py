@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hookstats.records.alike import did_you_mean
+from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.encode import Rows
 from hookstats.runs.footer import Footer
@@ -66,9 +67,19 @@ class ScalarsByName(Mapping[str, ScalarSeries]):
         names = ", ".join(f"{name} ({len(series.steps)})" for name, series in found.items())
         return f"Scalars({names})"
 
-    def of(self, step: int) -> Mapping[str, float]:
-        """The scalars of one step, read when they are first asked for."""
-        return _OfStep(self, step)
+    def of(self, step: int, record: StepRecord | None = None) -> Mapping[str, float]:
+        """The scalars of one step, read when they are first asked for.
+
+        record: that of the step, if it is known.
+        """
+        return OfStep(partial(self.at, step))
+
+    def times(self) -> dict[int, float]:
+        """When each step that has scalars was closed, in seconds since 1970, UTC; ascending."""
+        found: dict[int, float] = {}
+        for series in self._read().values():
+            found.update(zip(series.steps.tolist(), series.times.tolist(), strict=True))
+        return dict(sorted(found.items()))
 
     @property
     def steps(self) -> list[int]:
@@ -150,16 +161,15 @@ class Scalars(ScalarsByName):
         return self._series
 
 
-class _OfStep(Mapping[str, float]):
+class OfStep(Mapping[str, float]):
     """The scalars of one step, read when they are first asked for."""
 
-    def __init__(self, scalars: ScalarsByName, step: int) -> None:
-        self._scalars = scalars
-        self._step = step
+    def __init__(self, read: Callable[[], dict[str, float]]) -> None:
+        self._read = read
 
     @cached_property
     def _values(self) -> dict[str, float]:
-        return self._scalars.at(self._step)
+        return self._read()
 
     def __getitem__(self, name: str) -> float:
         return self._values[name]

@@ -16,6 +16,8 @@ from hookstats.watching.watch import watch
 _NOT_IN_FILES = ("model", "optimizer", "sinks", "mesh")
 _NAMES = tuple(name for name in inspect.signature(watch).parameters if name not in _NOT_IN_FILES)
 _BINS = ("bins", "channel_bins")
+_NONE = ("channel_dim", "max_bytes")
+"""Those for which TOML has false in the place of None."""
 _OF_REDUCE = tuple(name for name in inspect.signature(Reduce).parameters if name != "mesh")
 
 
@@ -24,8 +26,9 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     An entry has the name of the argument, and strings, numbers and lists as values. ``bins`` and
     ``channel_bins`` are false for none, or a table: ``{type = "linear", bins = 64, lo = -4.0, hi =
-    4.0}``, ``{type = "log", subdivision_bits = 3}``. ``reduce`` is a table of the arguments of
-    `Reduce` but `mesh`: ``{every = 100}``. `watch` checks the values.
+    4.0}``, ``{type = "log", subdivision_bits = 3}``. ``channel_dim`` and ``max_bytes`` are false
+    for None. ``reduce`` is a table of the arguments of `Reduce` but `mesh`: ``{every = 100}``.
+    `watch` checks the values.
 
     Raises:
         ValueError: the file is no TOML, an entry is no argument of `watch`, or bins or `reduce` are
@@ -46,6 +49,9 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     for name in _BINS:
         if name in found:
             found[name] = _bins(f"{path} has {name}", found[name])
+    for name in _NONE:
+        if found.get(name) is False:
+            found[name] = None
     if "reduce" in found:
         found["reduce"] = _reduce(f"{path} has reduce", found["reduce"])
     return found

@@ -55,7 +55,7 @@ class Observers:
         if "update" in sites:
             self.updates.add(owner, key, sites["update"])
         if OPTIMIZER_STATE in self._settings.kinds:
-            states = Sites(self._arena, name, OPTIMIZER_STATE, rule)
+            states = Sites(self._arena, name, OPTIMIZER_STATE, rule, spread=self._spread)
             self._sites.append([states])
             self.states.add(owner, key, states)
 

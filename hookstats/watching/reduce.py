@@ -6,9 +6,10 @@ all ranks; the merged shares to all ranks. They run on the flush threads, beside
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from hookstats.kernels.of_tensor import channel_stats
+from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.ranks import Merger
 from hookstats.records.record import SiteInfo, StepRecord
@@ -65,7 +67,8 @@ class Reduce:
             rank; 0 for none. They are copied when the optimizer steps. A step of which summands are
             missing, as there was no room for them, has neither these sums nor `grad_norm`.
         timeout: seconds to wait for the other ranks. Where one does not answer, merging ends with a
-            warning; training and recording go on, and each rank has its own records again.
+            warning and an alert, a note of "reduce"; training and recording go on, and each rank
+            has its own records again.
 
     Raises:
         ValueError: an argument is wrong.
@@ -104,6 +107,8 @@ class Exchange:
             raise ValueError("reduce: expected torch.distributed to be initialised before watch()")
         require_pyarrow()
         self.reduce = reduce
+        self.tell: Callable[[Alert], object] = lambda alert: None
+        """Called when a rank does not answer."""
         self.sent = 0
         """The bytes that this rank has given to others."""
         ranks = None if reduce.mesh is None else reduce.mesh.mesh.flatten().tolist()
@@ -146,6 +151,13 @@ class Exchange:
         Raises:
             RuntimeError: a rank does not answer.
         """
+        try:
+            return self._merged(record, summands)
+        except Exception as error:
+            self.tell(_lost(record, error))
+            raise
+
+    def _merged(self, record: StepRecord, summands: Summands | None) -> StepRecord | None:
         own = record
         if not self.reduce.channels:
             empty = SparseCounts.empty(len(record.moments))
@@ -301,6 +313,16 @@ class Exchange:
         gathered = torch.empty((self._ranks, *own.shape), dtype=own.dtype, device="cpu")
         distributed.all_gather(list(gathered.unbind()), own, group=self._group)
         return gathered
+
+
+def _lost(record: StepRecord, error: Exception) -> Alert:
+    """The alert that says that the ranks do not merge any more; no harm to the training."""
+    of = f", rank {record.rank}" if record.rank else ""
+    why = str(error).partition("\n")[0]
+    says = f"reduce: step {record.step}{of}: the ranks do not merge their records any more ({why})"
+    message = f"{says}; the run is merged when it is read"
+    step, rank = record.step, record.rank
+    return Alert(step, rank, "", SCALAR, None, "reduce", math.nan, message, "note")
 
 
 def _owner(name: str, kind: str) -> int:

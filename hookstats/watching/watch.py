@@ -250,6 +250,8 @@ def _flusher(
     exchange: Exchange | None,
     settings: Settings,
 ) -> Flusher:
+    if exchange is not None:
+        exchange.tell = monitor.tell
     rules = [monitor] if monitor.has_rules else []
     if settings.detail != "tensor":
         return Flusher(writer, [*sinks, *rules], exchange, None)

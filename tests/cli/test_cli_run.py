@@ -186,6 +186,30 @@ for _ in range(2):
 """
 
 
+SEVERAL = """
+import os
+import torch
+from torch import nn
+
+os.makedirs("elsewhere", exist_ok=True)
+os.chdir("elsewhere")  # as Hydra does
+
+def train(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(2, 4)).square().sum().backward()
+        optimizer.step()
+
+torch.manual_seed(0)
+for fold in range(3):
+    model = nn.Sequential(nn.Linear(4, 2 + fold))
+    train(model, 2)
+train(model, 1)  # an optimizer of its own, but the same model
+for _ in range(20):
+    train(nn.Linear(4, 1), 1)
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "training.py"
@@ -360,6 +384,38 @@ def test_scripts_end_as_they_do(script: Path) -> None:
     assert code == 3
     assert open_run(script.parent / "runs" / "training-1").steps == [0, 4]
     assert "['exits', '--kinds', 'mine'] __main__" in results(script)[0]
+
+
+@pytest.mark.check
+def test_each_training_of_a_script_has_a_run_where_the_command_was_given(script: Path) -> None:
+    script.write_text(SEVERAL)
+    code, errors = run(script, "-o", "folds", "training.py")
+    assert code == 0, errors
+    lines = [line for line in errors.splitlines() if line.startswith("hookstats run: ")]
+    assert lines[0] == "hookstats run: not watched: what is trained after the first 16 trainings"
+    assert lines[1] == "hookstats run: 2 steps in folds: hookstats show folds"
+    assert lines[3] == "hookstats run: 3 steps in folds-2: hookstats show folds-2"
+    assert len(lines) == 1 + 16
+    for number, name in enumerate(("folds", "folds-1", "folds-2")):
+        recorded = open_run(script.parent / name)
+        assert recorded.closed
+        assert recorded[1]["0", "output"].count.tolist() == [2] * (2 + number)
+    code, errors = run(script, "-o", "numbered-{n}", "training.py")
+    assert "2 steps in numbered-1: hookstats show numbered-1" in errors
+    assert "3 steps in numbered-3: hookstats show numbered-3" in errors
+
+
+@pytest.mark.check
+def test_options_that_watch_refuses_are_said_before_the_script_begins(script: Path) -> None:
+    for option, value, message in [
+        ("--kinds", "outputs", "kinds has 'outputs': "),
+        ("--config", "watch.toml", "rules = "),
+    ]:
+        (script.parent / "watch.toml").write_text('rules = ["losses"]')
+        code, errors = run(script, option, value, "training.py", "plain")
+        assert code == 2
+        assert errors.startswith(f"hookstats run: error: {message}")
+        assert results(script) == []
 
 
 @pytest.mark.check

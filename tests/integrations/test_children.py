@@ -125,6 +125,21 @@ def test_others_that_may_train_are_noted(tmp_path: Path) -> None:
     assert os.fork is posix.fork
 
 
+def test_commands_that_others_start_are_noted_too(tmp_path: Path) -> None:
+    for name in ("other.py", "last.py"):
+        (tmp_path / name).write_text("print(1)")
+    other, last = (f"{sys.executable} {tmp_path / name}" for name in ("other.py", "last.py"))
+    children = Children(["train.py"], Instead, COMMAND)
+    before = os.system
+    with children:
+        assert os.system(f"cd / && A=1 {other} --lr 1") == 0
+        subprocess.run(["env", "A=1", "nice", "-n", "1", *last.split()], check=True)
+        subprocess.run(["bash", "-ec", f"true; {last} again"], check=True)
+        os.system(f"echo {other}; ls {sys.executable}; {sys.executable} -c 'print(1)'")
+    assert children.others == [f"{other} --lr 1", last, f"{last} again"]
+    assert os.system is before
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_workers_are_left_alone() -> None:
     before = BaseProcess.start, subprocess.Popen.__init__, os.fork

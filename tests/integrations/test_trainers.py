@@ -117,6 +117,8 @@ def test_callbacks_take_the_arguments_of_watch(tmp_path: Path) -> None:
             name = next(iter(wrong))
             with pytest.raises(ValueError, match=f"{name} = .*expected arguments of watch, kinds"):
                 made(**wrong)
+        with pytest.raises(ValueError, match="kinds has 'outputs'"):  # not when training begins
+            made(kinds=["outputs"])
     path = tmp_path / "watch.toml"
     path.write_text(f"""
         out = "{tmp_path / "run"}"
@@ -220,6 +222,12 @@ def test_lightning(tmp_path: Path) -> None:
     assert max(run[step]["first.0", "output"].amax.max() for step in run) < 100
     assert skipped(run, "last")["evaluation"] == 16
     assert run.scalars["loss"].values == pytest.approx(run.scalars["train_loss"].values)
+    assert run.scalars["mean_loss"].values == pytest.approx(run.scalars["train_loss"].values)
+    assert run.scalars["mean_loss_step"].steps.tolist() == [0, 1, 2, 3]
+    # Of validation and of the epoch once each, in the step before.
+    assert run.scalars["val_loss"].steps.tolist() == [1, 3]
+    assert run.scalars["val_loss"].values[1] == trainer.callback_metrics["val_loss"].item()
+    assert run.scalars["mean_loss_epoch"].steps.tolist() == [3]
     with Path(trainer.log_dir, "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["hookstats/grad_norm"]]
     assert [row["step"] for row in rows] == ["1", "3"]

@@ -33,7 +33,10 @@ def test_alerts_come_back_as_they_were(tmp_path: Path) -> None:
     entry = json.loads((tmp_path / "alerts-00000.jsonl").read_text().splitlines()[0])
     assert entry["thresholds"] == {"octaves": 4.0}
     assert (entry["incident"], entry["cause"], entry["channels"]) == (0, True, [2])
+    assert "rank" not in entry
     assert read_alerts(tmp_path, 1) == []
+    AlertFile(tmp_path, 1).write([told(3), told(3, rank=None)])  # of others than rank 1
+    assert [alert.rank for alert in read_alerts(tmp_path, 1)] == [0, None]
 
 
 def test_an_unfinished_line_is_left_out_and_then_cut_off(tmp_path: Path) -> None:
@@ -103,11 +106,15 @@ def test_alerts_of_several_ranks_are_of_one_incident(tmp_path: Path) -> None:
     header = json.loads((tmp_path / "run-00000.json").read_text())
     (tmp_path / "run-00001.json").write_text(json.dumps({**header, "rank": 1}))
     AlertFile(tmp_path, 0).write([told(7)])
-    AlertFile(tmp_path, 1).write([told(5), told(6)])
+    AlertFile(tmp_path, 1).write([told(5, rank=1), told(6, rank=1)])
     run = open_run(tmp_path)
     (one,) = run.incidents
     assert [(alert.step, alert.rank) for alert in one.alerts] == [(5, 1), (6, 1), (7, 0)]
     assert [alert.step for alert in run.of_rank(1).alerts] == [5, 6]
+    # Of the whole model, where the ranks merge while they train: every rank has it.
+    for rank in (0, 1):
+        AlertFile(tmp_path, rank).write([told(8, rank=None, value=float("nan"))])
+    assert [(alert.step, alert.rank) for alert in run.alerts[3:]] == [(8, None)]
 
 
 def test_the_rank_whose_input_is_bad_is_the_cause(

@@ -79,6 +79,7 @@ def fit_lightning(
         def training_step(self, batch: Any, index: int) -> Any:
             loss = self.last(self.first(batch[0])).square().mean()
             self.log("train_loss", loss)
+            self.log("mean_loss", loss, on_step=True, on_epoch=True)
             losses.append(loss.item())
             if index == options.get("fails_at"):
                 raise ValueError("of the training")

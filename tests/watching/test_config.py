@@ -22,6 +22,8 @@ def test_a_file_configures_watch(tmp_path: Path) -> None:
         include = "0*"
         out = {str(tmp_path / "run")!r}
         channel_bins = false
+        channel_dim = false
+        max_bytes = false
         rules = "default"
         reduce = {{every = 100, timeout = 5}}
         [bins]
@@ -34,11 +36,13 @@ def test_a_file_configures_watch(tmp_path: Path) -> None:
     config = hs.load_config(path)
     assert config["bins"] == LinearBins(8, -1.0, 1.0)
     assert config["channel_bins"] is None
+    assert config["channel_dim"] is config["max_bytes"] is None
     assert config.pop("reduce") == hs.Reduce(every=100, timeout=5)
     with hs.watch(network(), **config):
         pass
     header = hs.open_run(tmp_path / "run").header
     assert header["every"] == 10
+    assert header["channel_dim"] is None
     assert list(header["modules"]) == ["0"]
 
 

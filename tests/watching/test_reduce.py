@@ -121,6 +121,56 @@ def test_latest_is_what_the_run_has_when_it_is_read(
     assert all(watched == plain for _, watched, plain in answers)
 
 
+def collectives(rank: int, layers: int) -> dict[str, int]:
+    """How often each collective of the merging is called in the training of so many layers."""
+    model = nn.Sequential(nn.Linear(6, 8), *[nn.Linear(8, 8) for _ in range(layers)])
+    called: dict[str, int] = {}
+
+    def counting(name: str) -> Any:
+        original = getattr(torch.distributed, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            called[name] = called.get(name, 0) + (options.get("group") is not None)
+            return original(*args, **options)
+
+        return call
+
+    names = [n for n in dir(torch.distributed) if n.startswith(("all_", "broadcast", "gather"))]
+    names += ["barrier", "reduce", "reduce_scatter", "scatter", "send", "recv"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(torch.distributed, name, counting(name))
+        train(model, rank, reduce=hs.Reduce(timeout=60)).close()
+    return {name: times for name, times in called.items() if times}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("layers", [1, 30])
+def test_three_collectives_a_step_whatever_the_layers(layers: int, ranks: Ranks) -> None:
+    expected = {"all_gather": 2 * STEPS, "all_to_all_single": STEPS}
+    assert ranks(collectives, layers) == [expected] * SIZE
+
+
+def spoiled(rank: int, out: Path) -> list[hs.rules.Alert]:
+    """The alerts of a run in which one rank gets a NaN, and all ranks say so."""
+    model = model_of("ddp", rank)
+    rules = hs.rules.NonFinite(action=lambda alert: None)
+    with hs.watch(model, out=out, rules=rules, reduce=hs.Reduce(timeout=60)) as w:
+        for step in range(STEPS):
+            model(batch(rank, step) * (torch.nan if (rank, step) == (1, 2) else 1.0))
+            w.step()
+    assert w.alerts
+    torch.distributed.barrier()
+    return hs.open_run(out).alerts
+
+
+@pytest.mark.check
+def test_what_all_ranks_found_of_the_whole_model_counts_once(ranks: Ranks, tmp_path: Path) -> None:
+    for alerts in ranks(spoiled, tmp_path):
+        assert {(alert.step, alert.rank) for alert in alerts} == {(2, None)}
+        assert len({alert.message for alert in alerts}) == len(alerts)
+
+
 def tensors_alone(rank: int, every: int) -> None:
     model = model_of("ddp", rank)
     given: list[hs.StepRecord] = []
@@ -194,6 +244,9 @@ def dies(rank: int, rendezvous: Path, out: Path, when: str) -> None:
     (warning,) = [each for each in warned if "merging the records" in str(each.message)]
     assert "each rank goes on with its own" in str(warning.message)
     assert "merging the records of all ranks" in w.coverage().failures
+    (alert,) = [each for each in w.alerts if each.rule == "reduce"]
+    assert (alert.step, alert.severity) == (2, "note") if when == "before" else alert.step in (2, 3)
+    assert "the ranks do not merge their records any more (" in alert.message
     os._exit(0)  # the group's own threads wait for the other rank
 
 
@@ -214,4 +267,5 @@ def test_a_rank_that_dies_stops_nobody(when: str, tmp_path: Path) -> None:
     assert time.monotonic() - began < 100
     run = hs.open_run(tmp_path / "run")
     assert run.of_rank(0).steps == list(range(6))
+    assert [alert.rule for alert in run.alerts].count("reduce") == 1
     assert set(run.of_rank(1).steps) >= {0, 1}
