@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hookstats.cli.output import count
-from hookstats.records.alerts import SCALAR, Incident, incidents_of
+from hookstats.records.alerts import SCALAR, Incident, incidents_of, worst
 from hookstats.records.keys import Key
 from hookstats.rules import Alert, advice_of, replay
 from hookstats.runs.run import Run
@@ -31,7 +31,7 @@ def alerts_of(run: Run, rules: str | None) -> list[Alert]:
 def print_alerts(
     console: Console, alerts: Sequence[Alert], limit: int, chosen: Collection[Key] | None = None
 ) -> None:
-    """Print the number of incidents, and the first `limit` of them.
+    """Print the number of incidents, and the worst `limit` of them by step.
 
     chosen: print those alone that have an alert about one of these sites, or about a scalar, and
         how many others there are.
@@ -60,10 +60,10 @@ def alert_lines(
     if not shown:
         yield f"no incidents{elsewhere}"
         return
-    first = f", the first {limit}" if limit < len(shown) else ""
-    yield f"{count(len(shown), 'incident')}{elsewhere}{first}:"
+    which = f", the worst {limit}" if limit < len(shown) else ""
+    yield f"{count(len(shown), 'incident')}{elsewhere}{which}:"
     rich = require_rich()
-    for incident in shown[:limit]:
+    for incident in sorted(worst(shown)[:limit], key=lambda one: one.step):
         message = rich.text.Text(printable(str(incident)), STYLES[incident.severity])
         if (advice := advice_of(incident.cause.rule)) and not cut:
             message.append(f"; what helps: {advice}", "default")

@@ -70,10 +70,11 @@ def _runs(prefix: str, **asked: Any) -> list[str]:
 
 
 def _layers(prefix: str, parsed_args: argparse.Namespace, **asked: Any) -> list[str]:
-    """The layers of the run that the command names."""
+    """The layers and parameters of the run that the command names."""
     path = getattr(parsed_args, "run", None) or getattr(parsed_args, "a", None)
     if not isinstance(path, Path):
         return []
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return list(read_json(path / rank_json(0))["header"]["modules"])
+        header = read_json(path / rank_json(0))["header"]
+        return [*header["modules"], *header["parameters"]]
     return []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hookstats.runs.run import Run
 from hookstats.show import page
@@ -89,7 +90,11 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in ("/", "/data"):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        shown = self._live.now()
+        try:
+            shown = self._live.now()
+        except (OSError, ValueError) as error:  # a part that is damaged, or just deleted
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the run cannot be read", str(error))
+            return
         if path == "/":
             self._answer(shown.whole, "text/html; charset=utf-8", shown.version)
         elif query == f"after={shown.version}":
@@ -113,6 +118,17 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: the terminal is the user's."""
 
 
+class _Server(ThreadingHTTPServer):
+    """Says nothing of those who go away before they have their answer: browsers do."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong, unless it is the other side that is gone."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def server(run: Run, make: Make, host: str, port: int) -> ThreadingHTTPServer:
     """A server of the page of a run, bound to an address but not yet answering; port 0: any.
 
@@ -122,6 +138,4 @@ def server(run: Run, make: Make, host: str, port: int) -> ThreadingHTTPServer:
     """
     hosts = frozenset(_LOOPBACK) if host in _LOOPBACK else None
     handler = partial(_Handler, Live(run, make), hosts)
-    found = ThreadingHTTPServer((host, port), handler)
-    found.daemon_threads = True
-    return found
+    return _Server((host, port), handler)

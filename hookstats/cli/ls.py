@@ -14,6 +14,7 @@ from typing import NamedTuple
 from hookstats.cli.alerts import STYLES
 from hookstats.cli.inputs import open_path
 from hookstats.cli.output import count, describe, stdout
+from hookstats.rules.loss import is_loss
 from hookstats.runs.format import RUN_JSON
 from hookstats.runs.run import Run
 from hookstats.show.grid import Cell, print_grid
@@ -98,11 +99,14 @@ def describe_run(run: Run, directory: Path) -> Listed:
 
 
 def last_loss(run: Run) -> float:
-    """The loss that was logged last; NaN where there is none."""
-    names = [name for name in run.scalars if "loss" in name.lower()]
+    """The loss that was logged last, that of the training before others; NaN without any."""
+    names = sorted(
+        (name for name in run.scalars if "loss" in name.lower()),
+        key=lambda name: (name != "loss", not is_loss(name)),
+    )
     if not names:
         return math.nan
-    values = run.scalars["loss" if "loss" in names else names[0]].values
+    values = run.scalars[names[0]].values
     return float(values[-1]) if len(values) else math.nan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -14,6 +15,8 @@ from hookstats.stats.printable import printable
 
 HOST = "127.0.0.1"
 """Where the page is served by default."""
+PAUSE = 0.5
+"""The seconds between two looks for the first step."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,12 +43,25 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _watch(recorded: Run, other: Run | None, options: argparse.Namespace) -> int:
-    """Serve the page until it is interrupted."""
+    """Serve the page, from the first step of the run on, until it is interrupted."""
+    with suppress(KeyboardInterrupt):
+        _await_step(recorded)
+        _serve(recorded, other, options)
+    return 0
+
+
+def _await_step(recorded: Run) -> None:
+    """Wait until a run that has only begun has a step on the disk."""
+    if not recorded.steps and recorded.closed is None:
+        print("no step is on the disk yet: waiting for the first; Ctrl-C ends it", flush=True)
+    while not recorded.steps and recorded.closed is None:
+        time.sleep(PAUSE)
+
+
+def _serve(recorded: Run, other: Run | None, options: argparse.Namespace) -> None:
     make = partial(page.payload_of, recorded, options.rules, options.steps, other, options.ranks)
     host = HOST if options.host is None else options.host
     with server(recorded, make, host, options.port or 0) as serving:
         where = f"http://{host}:{serving.server_port}/"
         print(f"{where} shows the run as it grows; Ctrl-C ends it", flush=True)
-        with suppress(KeyboardInterrupt):
-            serving.serve_forever()
-    return 0
+        serving.serve_forever()

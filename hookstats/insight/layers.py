@@ -8,7 +8,7 @@ last.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,15 +66,19 @@ class NonFinite:
     after: int
 
 
-def first_nonfinite(source: StepRecord | Run) -> NonFinite | None:
+def first_nonfinite(source: StepRecord | Run, without: Collection[int] = ()) -> NonFinite | None:
     """The first tensor in execution order that had a NaN or an infinity; None if all were finite.
 
     In a Run, steps are read one by one until such a tensor is found.
+
+    without: sites of a record, by index, that are left out.
     """
     if isinstance(source, Run):
         found = (first_nonfinite(source[step]) for step in source.steps)
         return next((one for one in found if one is not None), None)
     bad = source.tallies[:, [NAN, POSINF, NEGINF]]
+    for site in without:
+        bad[slice(*source.offsets[site : site + 2])] = 0
     rows = np.flatnonzero(bad.any(1))
     if not len(rows):
         return None

@@ -54,7 +54,8 @@ class Incident:
 
     An alert is a consequence of the incident before it if that had an alert in the last 32 steps,
     unless the cause is a note or about a number, such as the loss, and the alert is worse. Notes of
-    one rule are one incident. Nothing in a model causes what is in its own inputs.
+    one rule are one incident. Nothing in a model causes what is in its own inputs. What a rule says
+    of a tensor on several ranks counts once, as of the rank where it was found first.
     """
 
     cause: Alert
@@ -110,16 +111,32 @@ class Grouping:
 
     def incidents(self) -> tuple[Incident, ...]:
         """All incidents so far, by the steps of their causes."""
-        found = [Incident(cause, tuple(others)) for cause, *others in self._incidents]
+        told = map(_once, self._incidents)
+        found = [Incident(cause, tuple(others)) for cause, *others in told]
         return tuple(sorted(found, key=lambda incident: incident.step))
 
 
+def _once(alerts: Iterable[Alert]) -> list[Alert]:
+    """The alerts of an incident without those that another rank gave first."""
+    first: dict[tuple[str, str, str], int | None] = {}
+    return [
+        alert
+        for alert in alerts
+        if first.setdefault((alert.rule, alert.site, alert.kind), alert.rank) == alert.rank
+    ]
+
+
 def _may_cause(cause: Alert, alert: Alert) -> bool:
-    if (alert.site, alert.kind) == ("", "input"):
-        return (cause.site, cause.kind) == ("", "input")
+    if _is_given(alert):
+        return _is_given(cause)
     if cause.severity == "note":
         return alert.severity == "note" and cause.rule == alert.rule
     return cause.kind != SCALAR or alert.level <= cause.level
+
+
+def _is_given(alert: Alert) -> bool:
+    """Whether an alert is about an input of the model, of any name."""
+    return alert.site == "" and plain_kind(alert.kind) == "input"
 
 
 def incidents_of(alerts: Iterable[Alert]) -> tuple[Incident, ...]:

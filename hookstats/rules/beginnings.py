@@ -41,8 +41,10 @@ class Initialisation(Rule):
     weight in its role (the same name but for numbers, "h.#.c_fc"), or from most weights of its type
     of module; if rows are 8 times larger or smaller than the median row, as those of a head; and if
     all values are equal, so that all its units learn the same. Embeddings are compared with each
-    other alone, and so are the gains of norms. The rule looks once, at the first step. The alert's
-    value is the gain.
+    other alone, and so are the gains of norms. The rule looks once, at the first step, and not at
+    weights that were trained before, as norms with values of their own show: there, some filters
+    are often dead, and some are large. Heads, whose outputs no later weight takes, may begin small.
+    The alert's value is the gain.
     """
 
     name: ClassVar[str] = "initialisation"
@@ -60,25 +62,30 @@ class Initialisation(Rule):
         return in_steps(steps.pushed == 1)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        if history.pushed > 1 or history.setup is None:
-            return
         setup = history.setup
+        if history.pushed > 1 or setup is None or _was_trained(setup):
+            return
         known = [w for w in setup.weights if w.rms is not None and len(w.shape) > 1]
         embeddings = [w for w in known if setup.type_of(w.name).startswith("Embedding")]
         matrices = [w for w in known if setup.type_of(w.name) not in _NOT_MATRICES]
-        gains = {w.name: _gain(w) for w in matrices} | {w.name: w.rms or 0.0 for w in embeddings}
-        for weight in matrices:
-            says = self._says(weight, gains[weight.name], last=weight is matrices[-1])
-            says = says or self._unlike_peers(weight, matrices, gains, setup)
+        gains = {w.name: _gain(w, setup) for w in matrices} | {
+            w.name: w.rms or 0.0 for w in embeddings
+        }
+        for i, weight in enumerate(matrices):
+            gain = gains[weight.name]
+            is_small_head = 0 < gain < 1 and _is_head(weight, matrices[i + 1 :], setup)
+            says = self._says(weight, gain, is_small_head)
+            if not says and not is_small_head:
+                says = self._unlike_peers(weight, matrices, gains, setup)
             if says:
-                yield self._alert(record, weight, says, gains[weight.name])
+                yield self._alert(record, weight, says, gain)
         yield from self._embeddings(record, embeddings)
         yield from self._norms(record, setup)
 
     def _alert(self, record: StepRecord, weight: Weight, says: str, value: float) -> Alert:
         return self.about((weight.name, "param"), record.step, record.rank, says, value)
 
-    def _says(self, weight: Weight, gain: float, last: bool) -> str:
+    def _says(self, weight: Weight, gain: float, is_small_head: bool) -> str:
         """What is wrong with a weight by itself; "" for nothing."""
         if gain > self.most:
             return (
@@ -90,7 +97,7 @@ class Initialisation(Rule):
             many, first, ratio = weight.rows
             are = f"up to {ratio:.3g} times as large as the others" if ratio else "all zero"
             return f"begins with {many} rows that are {are}, the first is row {first}"
-        if 0 < gain < self.least and not last:  # a head may begin small
+        if 0 < gain < self.least and not is_small_head:
             return (
                 f"begins with a gain of {gain:.3g}: outputs are that many times as large as inputs"
             )
@@ -139,8 +146,35 @@ class Initialisation(Rule):
                 yield self._alert(record, weight, says, large)
 
 
-def _gain(weight: Weight) -> float:
-    return (weight.rms or 0.0) * math.sqrt(math.prod(weight.shape[1:]))
+def _shape(weight: Weight, setup: Setup) -> tuple[int, ...]:
+    """Outputs, inputs, and the size of a kernel; Conv1D of transformers is a transposed Linear."""
+    return weight.shape[::-1] if setup.type_of(weight.name) == "Conv1D" else weight.shape
+
+
+def _gain(weight: Weight, setup: Setup) -> float:
+    return (weight.rms or 0.0) * math.sqrt(math.prod(_shape(weight, setup)[1:]))
+
+
+def _is_head(weight: Weight, later: Sequence[Weight], setup: Setup) -> bool:
+    """Whether no later weight can take its outputs: all, some of them, or positions of each."""
+    outputs, _, *kernel = _shape(weight, setup)
+    inputs = {_shape(other, setup)[1] for other in later}
+    return not any(
+        n == outputs or (n > 1 and outputs % n == 0) or (kernel and n % outputs == 0)
+        for n in inputs
+    )
+
+
+def _was_trained(setup: Setup) -> bool:
+    """Whether training has been there before: norms begin with equal gains and equal biases."""
+    norms = {w.name: w for w in setup.weights if w.rms is not None and _is_of_norm(w, setup)}
+    biases = [w for name, w in norms.items() if name.endswith(".bias")]
+    told = biases or list(norms.values())
+    return 2 * sum(not w.constant for w in told) > len(told)
+
+
+def _is_of_norm(weight: Weight, setup: Setup) -> bool:
+    return math.prod(weight.shape) > 1 and "Norm" in setup.type_of(weight.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,9 +56,10 @@ class LossScale(Rule):
 
     Gradients of outputs overflow, and the steps that the scaler skipped are in this record: it has
     `factor` times the calls of an average step. A scaler that looks for its scale skips one now and
-    then (`NonFinite` has a note of it). Where no step follows at all, scalars that are logged
-    `iterations` times again, in a step that stays open, tell. The alert's value is the calls by
-    those of an average step, or the number of iterations.
+    then (`NonFinite` has a note of it). Where no step follows at all, scalars tell that are logged
+    again in a step that stays open, for `iterations` iterations of as many micro-batches as any
+    step had. The alert's value is the calls by those of an average step, or the number of
+    iterations.
     """
 
     name: ClassVar[str] = "loss scale"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -39,8 +40,8 @@ class History:
         self.pushed = 0
         """How many steps were pushed, with this one."""
         self.unclosed = 0
-        """How many iterations, of those whose scalars are checked, closed no step in a row: more
-        than in any step before. 0 where scalars are those of a closed step."""
+        """How many iterations, of those whose scalars are checked, closed no step in a row, each of
+        as many micro-batches as any step had. 0 where scalars are those of a closed step."""
         self.classes: int | None = None
         """The number of channels of the last output in execution order: the classes that a
         classifier tells apart; None before there is one."""
@@ -54,6 +55,8 @@ class History:
         """The gradients of biases, and what they should be."""
         self.scalars: Mapping[str, list[float]] = defaultdict(list)
         """The values of each scalar so far, newest last, `SCALARS` at most."""
+        self.greatest: dict[str, float] = defaultdict(lambda: -math.inf)
+        """The greatest value of each scalar before the newest one."""
         self._steps: Steps
         self._step = 0  # the one in question, among these
         self._pushed = 0  # how many steps there were in all
@@ -83,6 +86,15 @@ class History:
         NaN in the first step of a site."""
         calls: Float64 = self._steps.calls[self._step]
         return calls
+
+    @property
+    def samples(self) -> float:
+        """How many samples the last output has classes of in this step; infinite where it has other
+        dimensions, too, such as tokens, or where there is none."""
+        site = self.last_output
+        if site is None or not self.classes or len(self._sites.sites[site].shape) != 2:
+            return math.inf
+        return float(self.columns("count")[site]) / self.classes
 
     @property
     def tensors(self) -> ChannelStats:
@@ -153,6 +165,8 @@ class History:
         """Add the scalars of a step."""
         for name, value in values.items():
             past = self.scalars[name]
+            if past:
+                self.greatest[name] = max(self.greatest[name], past[-1])
             past.append(value)
             del past[:-SCALARS]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +19,8 @@ from hookstats.stats.arguments import check_integer
 
 _Values = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-_ELSEWHERE = ("val", "eval", "test")
+_LOSS = re.compile(r"loss(?:[/_ -](?:step|train|training|total|batch|mean|avg))?\Z")
+_ELSEWHERE = {"val", "valid", "validation", "eval", "evaluation", "dev", "test"}
 _WINDOW = 12
 _MOST = SCALARS - 1  # values of a loss: when there are more, nobody knows how many
 _ONE_SIDED = 1.645  # of a normal distribution, 5 % lie above
@@ -28,18 +30,20 @@ _ONE_SIDED = 1.645  # of a normal distribution, 5 % lie above
 class Loss(Rule):
     """A logged loss is NaN, leaps, climbs or does not fall.
 
-    Losses are scalars whose name ends in "loss", but those of an evaluation. NaN and infinity are
-    an error. A leap is a loss above the median of the last 16 by `deviations` times the usual
-    change from step to step (1.4826 times the median of its magnitude: Hampel, 1974), and by `leap`
-    of that median. A loss climbs if the median of 5 is `climb` times all of the first 3. It does
-    not fall if after `steps` steps the last 12 are no lower than the first 12, by Welch's t-test at
-    `t` (1947), or if these do not fall among themselves (by the t of their slope, -1.5) and are, to
-    `chance` of it, the logarithm of the last output's channels, as of a guess; while the learning
-    rate does not grow. A plateau that training is about to leave looks the same, but for its
-    gradients, which grow exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of
-    learning in deep linear neural networks", 2014): while their norm is greater in the last 12 of
-    30 steps than in the first 12 by 5 % or more, and at the level of 5 %, the rule waits, and looks
-    again 12 and 24 steps later. `steps` is 24 to 63. The alert's value is the loss.
+    Losses are scalars whose name ends in "loss", or in "loss" and "step", "train" or "total", as
+    "train_loss_step", but those of an evaluation, as "val/loss". NaN and infinity are an error. A
+    leap is a loss above the median of the last 16 by `deviations` times the usual change from step
+    to step (1.4826 times the median of its magnitude: Hampel, 1974), and by `leap` of that median.
+    A loss climbs if the median of 5 is `climb` times all of the first 3. It does not fall if after
+    `steps` steps the last 12 are no lower than the first 12, by Welch's t-test at `t` (1947), or if
+    these do not fall among themselves (by the t of their slope, -1.5) and are, to `chance` of it,
+    the logarithm of the last output's channels, as of a guess; while the learning rate does not
+    grow, and, within a tenth of such a guess, not before there were `samples` samples per class to
+    learn from. A plateau that training is about to leave looks the same, but for its gradients,
+    which grow exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of learning in
+    deep linear neural networks", 2014): while their norm is greater in the last 12 of 30 steps than
+    in the first 12 by 5 % or more, and at the level of 5 %, the rule waits, and looks again 12 and
+    24 steps later. `steps` is 24 to 63. The alert's value is the loss.
     """
 
     name: ClassVar[str] = "loss"
@@ -51,10 +55,11 @@ class Loss(Rule):
     steps: int = 30
     t: float = 0.75
     chance: float = 0.01
+    samples: float = 20.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "deviations", "leap", "climb", "t", "chance")
+        at_least(self, 0, "deviations", "leap", "climb", "t", "chance", "samples")
         check_integer("steps", self.steps, 24, _MOST)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
@@ -64,8 +69,7 @@ class Loss(Rule):
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
         for name, value in values.items():
-            words = name.lower().replace("/", "_").split("_")
-            if not words[-1].endswith("loss") or words[0] in _ELSEWHERE:
+            if not is_loss(name):
                 continue
             found = self._judge(value, history.scalars[name], history)
             if found is not None:
@@ -111,6 +115,9 @@ class Loss(Rule):
         if any(rate[-1] > rate[len(rate) // 2] for rate in rates):
             return None
         chance = math.log(history.classes) if history.classes and history.classes > 1 else 0.0
+        enough = history.samples * len(past) >= self.samples * (history.classes or 0)
+        if not enough and abs(last.mean() - chance) <= 0.1 * chance:
+            return None
         # Below the loss of a guess, by however little, something was learned.
         if 0.999 * chance <= last.mean() <= (1 + self.chance) * chance and not _falls(last):
             says = f"is still {last.mean():.4g}, that of a guess among {history.classes} classes"
@@ -119,6 +126,12 @@ class Loss(Rule):
             says = f"does not fall: it is {last.mean():.4g} after {first.mean():.4g} at the start"
             return says, "warning"
         return None
+
+
+def is_loss(name: str) -> bool:
+    """Whether a scalar of this name is a loss of the training."""
+    lower = name.lower()
+    return bool(_LOSS.search(lower)) and _ELSEWHERE.isdisjoint(re.split(r"[/_ .-]", lower))
 
 
 def _error(first: _Values, last: _Values) -> float:

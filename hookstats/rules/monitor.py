@@ -92,7 +92,7 @@ def as_rules(rules: Any) -> tuple[Rule, ...]:
         return (_named(rules, rules),)
     several = [rules] if isinstance(rules, (Rule, type)) else rules
     if not isinstance(several, Sequence):
-        raise ValueError(f'rules = {rules!r}: expected "default", or rules')
+        raise ValueError(f'rules = {rules!r}: expected "default", rules, or False for none')
     return tuple(_one(rule, rules) for rule in several)
 
 
@@ -141,7 +141,7 @@ class Monitor:
         self.keep: Callable[[Sequence[Told]], object] = lambda told: None
         """Called with new alerts; a run directory keeps them."""
         self.urgent = 0
-        """How many alerts called for a closer look: errors, and warnings about logged numbers."""
+        """How many alerts call for a closer look: errors, and warnings about logged numbers."""
         self._rules = list(as_rules(rules))
         self._history = History(setup)
         self._grouping = Grouping()
@@ -319,7 +319,8 @@ class Monitor:
                 told.append(Told(alert, number, is_cause, thresholds(rule)))
                 news = self._is_news(alert, number)
                 new.append((alert, news))
-                self.urgent += news and (alert.severity == "error" or alert.kind == SCALAR)
+                # Of an old incident, too: what it does to the training now is to be seen.
+                self.urgent += alert.level > (alert.kind != SCALAR)
             given.append((rule, new))
         if told:
             self.keep(told)

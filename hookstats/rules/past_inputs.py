@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from hookstats.records.keys import Kind
+from hookstats.records.keys import Key, Kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.stats.derived import Columns
@@ -16,11 +18,14 @@ _BATCHES = 16
 """How many batches are compared with the newest one, to find the same batch again."""
 _STEPS = 32
 """How many distances are kept."""
+_BESIDE = re.compile(r"mask|label|target|position|segment|type_id|length|weight|past|cache")
+"""What the names of arguments that only go with the data have."""
 
 
 class SeenInputs(NamedTuple):
-    """The first input of the model, the root's, or else that of the first watched module, in a
-    step."""
+    """The input of the model, the root's, or else that of the first watched module, in a step: its
+    first argument; where all have names, as in ``model(**batch)``, the largest but for masks,
+    labels and the like."""
 
     site: int | None = None
     """The site of the input in this step; None without one."""
@@ -43,6 +48,7 @@ class PastInputs:
 
     def __init__(self) -> None:
         self._last = SeenInputs()
+        self._key: Key | None = None  # of the input that was looked at last
         self._average: Float64 | None = None
         self._batches: list[bytes] = []
 
@@ -54,7 +60,9 @@ class PastInputs:
         kinds: of the sites. channels: the columns of the channels, [B, R] each.
         """
         sites = records[0].sites
-        site = _input_site(sites, kinds)
+        site = _input_site(sites, kinds, self._key)
+        if site is not None:
+            self._key = sites[site].name, sites[site].kind
         constant, varies = _constant_outputs(records, kinds, channels)
         seen = []
         for record, is_constant in zip(records, varies, strict=True):
@@ -103,11 +111,17 @@ class PastInputs:
         return float(np.abs(away).sum() / 2)
 
 
-def _input_site(sites: Sequence[SiteInfo], kinds: Sequence[Kind]) -> int | None:
-    """The first input in execution order, the root's if there is one."""
-    found = [i for i, kind in enumerate(kinds) if kind.plain == "input" and not kind.path]
-    root = [i for i in found if sites[i].name == ""]
-    return next(iter(root or found), None)
+def _input_site(sites: Sequence[SiteInfo], kinds: Sequence[Kind], last: Key | None) -> int | None:
+    """The input to look at, see `SeenInputs`; `last`, as long as it is there."""
+    inputs = [i for i, kind in enumerate(kinds) if kind.plain == "input"]
+    first = [i for i in inputs if not kinds[i].path]
+    named = [i for i in inputs if sites[i].name == "" and not _BESIDE.search(kinds[i].path or "")]
+    found = [i for i in first if sites[i].name == ""] or named or first
+    known = [i for i in found if (sites[i].name, sites[i].kind) == last]
+    if known or not found:
+        return next(iter(known), None)
+    # Of the same size, the first.
+    return found[0] if found[0] in first else max(found, key=lambda i: math.prod(sites[i].shape))
 
 
 def _constant_outputs(

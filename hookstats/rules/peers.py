@@ -229,7 +229,8 @@ class Collapse(Rule):
     Within its channels, the output deviates from the channel's mean by `share` of its rms or less:
     what enters has been lost on the way, as in deep networks of sigmoids (Glorot and Bengio, 2010),
     and biases are left. The rule looks at outputs of `channels` channels or more that are not
-    constant. The alert is about the first in execution order; its value is the share.
+    constant, but the last one, as heads may begin small. The alert is about the first in execution
+    order; its value is the share.
     """
 
     name: ClassVar[str] = "collapse"
@@ -260,7 +261,7 @@ class Collapse(Rule):
             share = np.sqrt(within / counts) / history.rms
         many = (np.diff(record.offsets) >= self.channels) & (counts >= 4 * np.diff(record.offsets))
         for i in np.flatnonzero(many & (share > 0) & (share <= self.share)).tolist():
-            if history.plain_kinds[i] == "output":
+            if history.plain_kinds[i] == "output" and i != history.last_output:
                 says = f"hardly depends on the sample: it deviates by {share[i]:.2%} of its rms"
                 yield self.alert(record, i, says, share[i])
                 return

@@ -24,8 +24,9 @@ _RATE = "lr/"
 class LearningRate(Rule):
     """A learning rate jumps from one step to the next.
 
-    It rises to `factor` times its last value or more, or falls to zero or by the square of
-    `factor`, after `steps` steps. Schedules change it slowly, or by a factor of ten downwards; a
+    It rises to `factor` times its last value or more, beyond where it ever was, or falls to zero or
+    by the square of `factor`, after `steps` steps. Schedules change it slowly, by a factor of ten
+    downwards, or back to where they began (warm restarts: "SGDR", Loshchilov and Hutter, 2017); a
     warm-up that begins at next to nothing is over before. The alert's value is the new rate.
     """
 
@@ -50,8 +51,9 @@ class LearningRate(Rule):
             if not name.startswith(_RATE) or len(past) <= self.steps or not past[-2] > 0:
                 continue
             ratio = rate / past[-2]
+            up = ratio >= self.factor and rate > 1.01 * history.greatest[name]
             far = rate == 0 and past[-2] > 1e-3 * max(past)
-            if ratio >= self.factor or 0 < ratio <= self.factor**-2 or far:
+            if up or 0 < ratio <= self.factor**-2 or far:
                 says = f"jumps from {past[-2]:.3g} to {rate:.3g}"
                 yield self.about((name, SCALAR), step, None, says, rate)
 

@@ -34,6 +34,14 @@ class Sites:
         self.plain_kinds = tuple([kind.plain for kind in self.kinds])
         self.gradient: Flags = np.array([kind.is_gradient for kind in self.kinds], bool)
         self.channels: Int64 = np.array([site.channels for site in sites], np.int64)
+        self.arguments: Flags = np.array(
+            [
+                kind.plain == "input" and (site.name == "" or bool(kind.path))
+                for site, kind in zip(sites, self.kinds, strict=True)
+            ],
+            bool,
+        )
+        """bool [S]: which sites are inputs of the model, or arguments of a module but the first."""
 
     def of_kind(self, kind: str) -> Flags:
         """bool [S]: which sites are of a plain kind."""
@@ -75,8 +83,8 @@ class Steps:
         self.rms: Float64 = rms(self.columns)
         """float64 [B, S]: the rms of the finite values; NaN without any."""
         bad = [self.columns(name) for name in ("nan", "posinf", "neginf")]
-        self.nonfinite: Flags = np.add.reduce(bad) > 0
-        """bool [B, S]: which sites have non-finite values."""
+        self.nonfinite: Flags = (np.add.reduce(bad) > 0) & ~self._masks()
+        """bool [B, S]: which sites have non-finite values that are no mask's."""
         self.dead: Flags = dead(self.channels)
         """bool [B, R]: whether each channel is dead."""
         # `History.extend` sets what the steps before have to do with.
@@ -106,6 +114,15 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def _masks(self) -> Flags:
+        """bool [B, S]: arguments that have nothing but zeros and -inf, which attention adds."""
+        found: Flags = np.broadcast_to(self.sites.arguments, self.rms.shape)
+        if not self.sites.arguments.any():
+            return found
+        column = self.columns
+        masks: Flags = (column("nan") + column("posinf") == 0) & (column("zero") == column("count"))
+        return found & masks
 
     @cached_property
     def all(self) -> Flags:

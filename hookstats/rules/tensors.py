@@ -30,8 +30,8 @@ class NonFinite(Rule):
     The alert is an error if the tensor has values; if gradients of parameters are not finite, which
     the optimizer takes as they are; and if two steps running have non-finite values. Gradients of
     outputs alone are a warning, and a note where tensors are fp16: a loss scaler makes gradients
-    overflow now and then, and skips the step. The alert's value is the number of the tensor's
-    non-finite values.
+    overflow now and then, and skips the step. Arguments that have nothing but zeros and -inf are
+    masks, and left out. The alert's value is the number of the tensor's non-finite values.
     """
 
     name: ClassVar[str] = "non-finite"
@@ -44,7 +44,8 @@ class NonFinite(Rule):
         return in_steps(steps.nonfinite)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        first = first_nonfinite(record)
+        arguments = np.flatnonzero(history.sites.arguments & ~history.nonfinite)
+        first = first_nonfinite(record, arguments.tolist())
         if first is None:
             return
         counts = {"NaN": first.nan, "+inf": first.posinf, "-inf": first.neginf}

@@ -30,8 +30,9 @@ class StepScalars(NamedTuple):
     """When it was closed, in seconds since 1970, UTC."""
     values: dict[str, float | OnDevice]
     iteration: int = 0
-    """0, or how often a name was logged again in a step that is still open, as where a loss scaler
-    skips the optimizer's step; the values are then those before."""
+    """0, or how many iterations, each of as many micro-batches as any closed step had, are over in
+    a step that is still open, as where a loss scaler skips the optimizer's step; the values are
+    those of the last."""
 
     def resolved(self) -> dict[str, float]:
         """The values as numbers; waits for the devices."""
@@ -146,7 +147,8 @@ class ScalarLog:
         self._handed_on = self._stepped = time.monotonic()
         self._first = True
         self._next = 0
-        self._again = self._usual = 0  # in the open step, and at most in a closed one
+        # How often a name came again in the open step, and at most in a closed one.
+        self._again = self._usual = 0
 
     def log(self, values: Mapping[str, float | OnDevice]) -> None:
         """Keep values; a name that the step has already gets the new value."""
@@ -154,8 +156,9 @@ class ScalarLog:
             self.seal()
         if self.closed is None and not self._open.keys().isdisjoint(values):
             self._again += 1
-            if self._again > self._usual:
-                self._submit([StepScalars(self._next, time.time(), dict(self._open), self._again)])
+            over, left = divmod(self._again, self._usual + 1)
+            if not left:
+                self._submit([StepScalars(self._next, time.time(), dict(self._open), over)])
         (self._open if self.closed is None else self.closed.values).update(values)
 
     def close(self, step: int, values: Mapping[str, float | OnDevice]) -> StepScalars:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import http.client
 import http.server
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,6 +93,47 @@ def test_nothing_else_is_served_and_nothing_is_taken(tmp_path: Path) -> None:
             assert ask(address, "/", host=host)[0] == 200
 
 
+def test_who_goes_away_before_the_answer_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gone, sent = threading.Event(), threading.Event()
+    pack = gzip.compress
+
+    def slowly(content: bytes, level: int) -> bytes:
+        assert gone.wait(30)
+        sent.set()
+        return pack(content, level) + bytes(1 << 24)  # more than sockets keep
+
+    with growing(tmp_path / "run") as (_, address):
+        monkeypatch.setattr(live.gzip, "compress", slowly)
+        client = socket.create_connection(address)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        gone.set()
+        assert sent.wait(30)
+        monkeypatch.undo()
+        assert ask(address, "/")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_run_that_cannot_be_read_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "_SHARE", 0.0)
+    with growing(tmp_path / "run") as (writer, address):
+        alerts = tmp_path / "run" / "alerts-00000.jsonl"
+        alerts.write_text("nonsense\n")
+        status, text, _ = ask(address, "/")
+        assert status == 503
+        assert "alerts-00000.jsonl" in text
+        alerts.unlink()
+        writer.write(sample(1, channel_bins=None))
+        assert ask(address, "/")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -128,6 +171,25 @@ def test_the_command_serves_where_it_says(
     assert main(["report", "run", "--watch"]) == 0
     assert capsys.readouterr().out.startswith("http://127.0.0.1:")
     assert answers == [200]
+
+
+def test_a_run_without_a_step_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = RunWriter(tmp_path / "run", {"bins": BINS, "channel_bins": None}, seconds_per_part=0)
+    timer = threading.Timer(0.3, writer.write, (sample(0, channel_bins=None),))
+
+    def interrupted(serving: http.server.ThreadingHTTPServer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(http.server.ThreadingHTTPServer, "serve_forever", interrupted)
+    timer.start()
+    assert main(["report", str(tmp_path / "run"), "--watch"]) == 0
+    timer.join()
+    writer.close()
+    waiting, serving = capsys.readouterr().out.splitlines()
+    assert waiting.startswith("no step is on the disk yet")
+    assert serving.startswith("http://127.0.0.1:")
 
 
 def test_a_file_of_the_page_connects_nowhere(tmp_path: Path) -> None:

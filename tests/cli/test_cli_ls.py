@@ -26,7 +26,7 @@ def runs(tmp_path: Path) -> Path:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            w.log({"train/loss": 3.0 - step, "f1": 7.0})
+            w.log({"eval/loss": 9.0, "train/loss": 3.0 - step, "f1": 7.0})
     write_run(tmp_path / "healthy", *map(healthy, range(5)), close=False)
     (tmp_path / "deep").mkdir()
     write_run(tmp_path / "deep" / "one", healthy(7))

@@ -11,7 +11,7 @@ from support.commands import call, healthy, write_run
 from support.samples import record_of, sample
 
 from hookstats import open_run, rules
-from hookstats.records.alerts import Alert, incidents_of
+from hookstats.records.alerts import Alert, Severity, incidents_of
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import AlertFile, Told
 
@@ -151,6 +151,24 @@ def test_alerts_of_iterations_that_closed_no_step_come_with_the_last_step(tmp_pa
     AlertFile(run, 0).write([Told(alert, 0, True, {})])
     assert call("show", run).words[-2:] == ["1 incident:", "mine: step 3: beware"]
     assert call("show", run, "--step", 1).words[-1] == "no incidents"
+
+
+def test_a_late_error_is_not_hidden_behind_notes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", *map(healthy, range(100)))
+    levels: list[Severity] = ["note", "note", "note", "note", "note", "error"]
+    told = [
+        Told(
+            Alert(10 * i, 0, "body", "output", None, f"r{i}", 1.0, f"r{i}: {level}", level),
+            i,
+            True,
+            {},
+        )
+        for i, level in enumerate(levels)
+    ]
+    AlertFile(run, 0).write(told)
+    shown = call("show", run, "--alerts", 2).words[-3:]
+    assert shown == ["6 incidents, the worst 2:", "r0: note", "r5: error"]
+    assert call("top", run).words[-1] == "r5: error"
 
 
 def test_the_first_alerts_are_shown_as_they_have_the_cause(tmp_path: Path) -> None:

@@ -84,6 +84,17 @@ def test_every_rule_is_in_the_tables_of_rules() -> None:
     assert row(README, "says what is wrong")[0] == f"{len(names)} rules, cause first"
 
 
+def test_the_page_of_alerts_says_where_thresholds_come_from() -> None:
+    page = (ROOT / "docs" / "alerts.md").read_text("utf-8")
+    (part,) = re.findall(r"## Where thresholds come from\n(.*?)\n## ", page, re.DOTALL)
+    named = [
+        name
+        for names in re.findall(r"^- (`.*?`): ", part, re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", names)
+    ]
+    assert sorted(named) == sorted(rule.name for rule in default_rules())
+
+
 def test_the_page_of_alerts_says_what_the_rules_advise() -> None:
     page = (ROOT / "docs" / "alerts.md").read_text("utf-8")
     for rule in default_rules():

@@ -56,3 +56,14 @@ def test_what_cannot_be_the_cause_has_no_consequences() -> None:
     assert [one.cause for one in incidents_of([grown, bad])] == [grown, bad]
     (one,) = incidents_of([bad, replace(bad, step=40)])
     assert one.cause == bad
+
+
+def test_what_several_ranks_find_counts_once() -> None:
+    first, later = at(10), at(12, "exploding", "error")
+    elsewhere = [replace(one, rank=1) for one in (first, replace(later, step=13))]
+    alone = replace(later, rank=1, site="b")
+    (one,) = incidents_of([first, elsewhere[0], later, elsewhere[1], alone])
+    assert one.alerts == (first, later, alone)
+    # The same rank may say it again.
+    (one,) = incidents_of([first, replace(first, step=20)])
+    assert len(one.consequences) == 1

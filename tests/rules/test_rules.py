@@ -261,7 +261,7 @@ def test_rules_take_odd_records(rule: Rule) -> None:
         (lambda: Monitor(["nonfinite"]), r"rules = \['nonfinite'\]: .*; did you mean 'NonFinite'?"),
         (lambda: Monitor("explodng"), "rules = 'explodng': .*; did you mean 'Exploding'?"),
         (lambda: Monitor([int]), 'expected "default", or rules such as NonFinite'),
-        (lambda: watch(nn.Linear(1, 1), rules=3), 'rules = 3: expected "default", or rules'),
+        (lambda: watch(nn.Linear(1, 1), rules=None), 'expected "default", rules, or False'),
     ],
 )
 def test_what_is_refused(make: Any, says: str) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from hookstats.rules import (
     Accumulation,
     Alert,
+    Collapse,
     Dropout,
     Initialisation,
     LinearRange,
@@ -138,13 +139,79 @@ def test_activations_in_their_linear_range() -> None:
 
 
 def test_a_norm_that_begins_unlike_its_peers() -> None:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(4)))
-    assert said(Initialisation, model) == []
+    def normed() -> nn.Sequential:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(4)))
+
+    assert said(Initialisation, normed()) == []
+    model = normed()
     with torch.no_grad():
         model[2][1].weight.fill_(40.0)
         model[1][1].weight.fill_(0.0)  # as residual branches may begin
     (alert,) = said(Initialisation, model, steps=1)
     assert (alert.site, alert.value) == ("2.1.weight", 40.0)
+
+
+@pytest.mark.parametrize(
+    ("gains", "biases", "found"),
+    [(0.0, 0.0, ["0.weight"]), (0.1, 0.0, ["0.weight"]), (0.1, 0.1, [])],
+)
+def test_weights_that_were_trained_before_do_not_begin(
+    gains: float, biases: float, found: list[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5))
+    with torch.no_grad():
+        model[0].weight[3] *= 1e-6  # a filter that died
+    nn.init.normal_(model[1].weight, 1.0, gains)  # some begin with such norms
+    nn.init.normal_(model[1].bias, 0.0, biases)
+    assert [alert.site for alert in said(Initialisation, model, steps=1)] == found
+
+
+def test_heads_may_begin_small() -> None:
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(6, 16)
+            self.policy = nn.Linear(16, 5)
+            self.value = nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.body(x).tanh()
+            return self.policy(hidden).softmax(-1) * self.value(hidden)
+
+    model = Agent()
+    with torch.no_grad():
+        model.policy.weight.mul_(0.01)
+    assert said(Initialisation, model, steps=1) == []
+    with torch.no_grad():
+        model.body.weight.mul_(0.01)
+    assert [alert.site for alert in said(Initialisation, model, steps=1)] == ["body.weight"]
+
+
+def test_the_last_output_may_hardly_depend_on_the_sample() -> None:
+    small = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 10), nn.Softmax(-1))
+    with torch.no_grad():
+        small[2].weight.mul_(0.01)
+        small[2].bias.zero_()
+    assert said(Collapse, small) == []
+    behind = nn.Sequential(*small, nn.Linear(10, 5))
+    assert [alert.site for alert in said(Collapse, behind)] == ["3"]
+
+
+class Conv1D(nn.Module):
+    """A linear layer as GPT-2 of transformers has it, whose weight is [inputs, outputs]."""
+
+    def __init__(self, inputs: int, outputs: int, gain: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) * gain / inputs**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_the_gain_of_a_transposed_weight_is_that_of_its_inputs() -> None:
+    assert said(Initialisation, nn.Sequential(Conv1D(6, 600, 2.0), nn.Linear(600, 5))) == []
+    (alert,) = said(Initialisation, nn.Sequential(Conv1D(6, 600, 8.0), nn.Linear(600, 5)), steps=1)
+    assert alert.value == pytest.approx(8.0, rel=0.1)
 
 
 def test_an_epsilon_that_swallows_the_steps() -> None:

@@ -66,7 +66,20 @@ def test_a_loss_that_leaps() -> None:
     assert "leaps to" in alert.message
     assert of_scalars(Loss(), losses, "val/loss") == []
     assert of_scalars(Loss(), losses, "accuracy") == []
-    assert len(of_scalars(Loss(), losses, "train_loss")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        *((name, True) for name in ("train_loss", "train/loss", "train_loss_step", "loss/train")),
+        *((name, False) for name in ("val_loss", "validation_loss", "eval/loss", "loss/test")),
+        *((name, False) for name in ("loss_scale", "loss_weight", "lossless", "dev_loss_step")),
+    ],
+)
+def test_which_numbers_are_losses_of_the_training(name: str, is_one: bool) -> None:
+    losses = falling()
+    losses[30] += 2.0
+    assert len(of_scalars(Loss(), losses, name)) == is_one
 
 
 def test_a_loss_that_climbs_and_one_that_does_not_fall() -> None:
@@ -108,11 +121,31 @@ def test_a_plateau_whose_gradients_grow(norms: Callable[[int], float], said: int
 def test_a_loss_of_a_guess_needs_no_channels(form: Callable[[StepRecord], StepRecord]) -> None:
     monitor = Monitor([Loss()])
     for step in range(30):
-        record = form(record_of({("head", "output"): (torch.ones(4, 10), 1)}, step))
+        record = form(record_of({("head", "output"): (torch.ones(8, 10), 1)}, step))
         record.complete({"loss": 3.0 if step < 12 else math.log(10)})
         monitor.examine(record)
     (alert,) = monitor.alerts
     assert "that of a guess among 10 classes" in alert.message
+
+
+@pytest.mark.parametrize(
+    ("shape", "loss", "said"),
+    [
+        ((32, 1000), 6.93, False),  # one sample of each class
+        ((32, 1000), 9.0, True),  # worse than a guess anyway
+        ((2, 16, 1000), 6.908, True),  # tokens, which are not all as frequent
+        ((800, 1000), 6.908, True),
+    ],
+)
+def test_a_guess_among_more_classes_than_there_were_samples(
+    shape: tuple[int, ...], loss: float, said: bool
+) -> None:
+    monitor = Monitor([Loss()])
+    for step in range(60):
+        record = record_of({("head", "output"): (torch.ones(shape), len(shape) - 1)}, step)
+        record.complete({"loss": loss + 0.001 * (-1) ** step})
+        monitor.examine(record)
+    assert len(monitor.alerts) == said
 
 
 def test_a_loss_in_a_warm_up_need_not_fall() -> None:
@@ -130,6 +163,8 @@ def test_a_learning_rate_that_jumps() -> None:
     assert of_scalars(LearningRate(), [1e-6 * (step + 1) for step in range(20)], "lr/0") == []
     cosine = [0.05 * (1 + math.cos(math.pi * step / 50)) for step in range(51)]
     assert of_scalars(LearningRate(), cosine, "lr/0") == []
+    assert of_scalars(LearningRate(), 3 * cosine[:-1], "lr/0") == []  # warm restarts
+    assert [a.step for a in of_scalars(LearningRate(), [*cosine[:-1], 0.5], "lr/0")] == [50]
 
 
 @pytest.mark.parametrize(
@@ -181,8 +216,18 @@ def test_iterations_that_close_no_step(micro_batches: int) -> None:
         for i in range(10 * micro_batches):
             iterate(model, optimizer, w, (i + 1) % micro_batches == 0)
         assert w.alerts == ()
-        for _ in range(micro_batches + 2):
+        for _ in range(2 * micro_batches + 1):
             iterate(model, optimizer, w, closes=False)
         assert len(w.alerts) == 1
     assert [(alert.step, alert.site, alert.kind) for alert in got] == [(10, "loss", "scalar")]
     assert "iterations in a row closed none" in got[0].message
+
+
+def test_micro_batches_that_an_epoch_leaves_over() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with watch(model, optimizer, rules=LossScale(action=lambda alert: None)) as w:
+        for _ in range(6):  # epochs of ten batches: the last two are of the next epoch's first step
+            for i in range(10):
+                iterate(model, optimizer, w, (i + 1) % 4 == 0)
+    assert w.alerts == ()

@@ -46,6 +46,24 @@ def test_a_loss_that_leaps_in_a_step_without_a_record(what: str, hooks_in: str) 
     assert found == [0, 7, 14, 19, 20, 21, 22, 28]
 
 
+def test_a_leap_that_follows_from_something_else_has_its_next_steps_recorded() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    rules = [NonFinite(action=lambda alert: None), Loss(action=lambda alert: None)]
+    records: list[StepRecord] = []
+    with watch(model, optimizer, every=7, after=2, sinks=[records.append], rules=rules) as w:
+        for step in range(30):
+            x = torch.ones(2, 3) * (torch.nan if step == 7 else 1)
+            model(x).sum().backward()
+            w.log(loss=50.0 if step == 17 else 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            w._log.end()
+            w._flusher.drain(disk=False)
+    assert len(w.incidents) == 1
+    assert [record.step for record in records] == [0, 7, 9, 10, 14, 19, 20, 21, 28]
+
+
 def test_nothing_happens_where_it_is_not_wanted(hooks_in: str) -> None:
     assert recorded(0, 14, "input", hooks_in) == [0, 7, 14, 21, 28]
     assert recorded(4, 100, "nan", hooks_in) == [0, 7, 14, 21, 28]

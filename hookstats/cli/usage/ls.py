@@ -1,7 +1,8 @@
 """ls: list the runs in a directory: their steps, last losses and incidents.
 
-Directories inside are searched, too. The loss is the last value of "loss", or of the first number
-that was logged under a name with "loss" in it. Runs that began last come last.
+Directories inside are searched, too. The loss is the last value of "loss", or of another number
+with "loss" in its name, one of the training before one of an evaluation. Runs that began last come
+last.
 
 examples:
   hookstats ls                      lists the runs below this directory

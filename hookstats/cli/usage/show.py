@@ -38,5 +38,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=natural,
         default=ALERTS,
         metavar="N",
-        help=f"print at most the first N incidents (default: {ALERTS})",
+        help=f"print at most the worst N incidents (default: {ALERTS})",
     )

@@ -76,7 +76,8 @@ def _found(alerts: Sequence[Alert], keys: dict[Key, int]) -> dict[str, Any]:
     """The incidents, the worst first, each with the places of its alerts, the cause first."""
     told: list[dict[str, Any]] = []
     incidents: list[dict[str, Any]] = []
-    for incident in worst(incidents_of(alerts)):
+    found = incidents_of(alerts)
+    for incident in worst(found):
         room = max(0, _MAX_ALERTS - len(told))
         some = incident.alerts[:room]
         if some:
@@ -91,7 +92,8 @@ def _found(alerts: Sequence[Alert], keys: dict[Key, int]) -> dict[str, Any]:
             told += [_alert(alert, keys) for alert in some]
     causes = {told[one["alerts"][0]]["rule"] for one in incidents}
     advice = {rule: advice_of(rule) for rule in sorted(causes)}
-    return {"alerts": told, "incidents": incidents, "alertsInAll": len(alerts), "advice": advice}
+    in_all = sum(len(incident.alerts) for incident in found)
+    return {"alerts": told, "incidents": incidents, "alertsInAll": in_all, "advice": advice}
 
 
 def _about(run: Run, view: Overview) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""The rules about what the model is called with: arguments by name, masks of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookstats.records.alerts import incidents_of
+from hookstats.rules import Alert, Inputs, NonFinite, RepeatedInputs, Rule
+from hookstats.watching.watch import watch
+
+INF = float("inf")
+
+
+class Classifier(nn.Module):
+    """Takes what the models of transformers take: all by name, the labels perhaps first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, *, labels: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden = (self.embed(input_ids) * attention_mask[..., None]).mean(1)
+        return nn.functional.cross_entropy(self.head(hidden), labels)
+
+
+def batch(seed: int) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return {
+        "labels": torch.randint(3, (16,)),
+        "attention_mask": torch.ones(16, 12),
+        "input_ids": torch.randint(50, (16, 12)),
+    }
+
+
+def said(
+    rule: Rule, model: nn.Module, batches: Iterator[dict[str, Any]] | list[dict[str, Any]]
+) -> list[Alert]:
+    """What a rule says while a model is called with some batches."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, rules=replace(rule, action=lambda alert: None)) as w:
+        for one in batches:
+            optimizer.zero_grad()
+            model(**one).sum().backward()
+            optimizer.step()
+    assert w.coverage().failures == {}
+    return list(w.alerts)
+
+
+def test_inputs_that_are_given_by_name() -> None:
+    sound = [batch(seed) for seed in range(30)]
+    assert said(Inputs(), Classifier(), sound) == []
+    assert said(RepeatedInputs(), Classifier(), sound) == []
+    blank = [*sound, {**batch(30), "input_ids": torch.zeros(16, 12, dtype=torch.long)}]
+    (alert,) = said(Inputs(), Classifier(), blank)
+    assert (alert.step, alert.site, alert.kind) == (30, "", "input.input_ids")
+    assert "input.input_ids of the model is 0 everywhere" in alert.message
+    (alert,) = said(RepeatedInputs(), Classifier(), [*sound, *sound[-1:] * 3])
+    assert (alert.step, alert.kind) == (31, "input.input_ids")
+
+
+def test_an_input_by_name_is_no_consequence_of_what_came_before() -> None:
+    (blank,) = said(
+        Inputs(),
+        Classifier(),
+        [*map(batch, range(9)), {**batch(9), "input_ids": torch.ones(16, 12, dtype=torch.long)}],
+    )
+    before = replace(blank, step=8, site="head", kind="output", rule="peers")
+    assert [one.cause for one in incidents_of([before, blank])] == [before, blank]
+
+
+class Masked(nn.Module):
+    """Attention with a mask that is added, as torch's own transformers take it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, src_mask: Tensor) -> Tensor:
+        return self.out(self.attention(x, x, x, attn_mask=src_mask)[0])
+
+
+def causal() -> Tensor:
+    return nn.Transformer.generate_square_subsequent_mask(5)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "severity"),
+    [
+        (lambda x, mask: None, None),
+        (lambda x, mask: mask[0, 0].fill_(torch.nan), "error"),
+        (lambda x, mask: mask[0, 0].fill_(INF), "error"),
+        (lambda x, mask: mask[0, 0].fill_(0.5), "error"),  # no mask, whatever it is
+        (lambda x, mask: x[0, 0, 0].fill_(-INF), "error"),
+    ],
+)
+def test_masks_of_attention_are_not_finite(
+    spoil: Callable[[Tensor, Tensor], object], severity: str | None
+) -> None:
+    x, mask = torch.randn(4, 5, 8), causal()
+    spoil(x, mask)
+    found = said(NonFinite(), Masked(), [{"x": x, "src_mask": mask}] * 3)
+    assert [alert.severity for alert in found] == ([] if severity is None else [severity])
+
+
+def test_a_mask_does_not_hide_what_comes_after_it() -> None:
+    model = Masked()
+    with torch.no_grad():
+        model.out.bias[3] = torch.nan
+    (alert,) = said(NonFinite(), model, [{"x": torch.randn(4, 5, 8), "src_mask": causal()}])
+    assert (alert.site, alert.kind, alert.channel) == ("out", "output", 3)
