@@ -37,10 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: after --help, --version or wrong arguments, as argparse does.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
-        import_module("hookstats.cli.completion").answer(parser)
     command = next((word for word in arguments if not word.startswith("-")), None)
+    completing = "_ARGCOMPLETE" in os.environ  # a shell asks what may come next
+    # The parsers of all commands, which the help and completion need, take some milliseconds.
+    alone = command in COMMANDS and [*arguments][:1] == [command] and not completing
+    parser = _parser((str(command),) if alone else COMMANDS)
+    if completing:
+        import_module("hookstats.cli.completion").answer(parser)
     if command is not None and command not in COMMANDS:
         parser.error(f"{command!r}: no such command{did_you_mean(command, COMMANDS)}")
     options = parser.parse_args(arguments)
@@ -66,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (ImportError, KeyError, OSError, ValueError) as error:
+    except (ImportError, KeyError, MemoryError, OSError, ValueError) as error:
         if options.traceback:
             raise
         print(f"hookstats {options.command}: error: {describe(error)}", file=sys.stderr)
@@ -85,7 +88,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message, lines=True))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser, with these commands."""
     parser = _Parser(
         prog="hookstats",
         description="PyTorch's flight recorder: look at what `hookstats.watch` recorded.",
@@ -97,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "--traceback", action="store_true", help="show the traceback of an error, to report it"
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for name in COMMANDS:
+    for name in names:
         usage = import_module(f"hookstats.cli.usage.{name}")
         summary, _, details = (usage.__doc__ or "").partition("\n\n")
         summary = summary.partition(": ")[2]
