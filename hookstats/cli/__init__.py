@@ -37,12 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: after --help, --version or wrong arguments, as argparse does.
     """
-    alone = arguments is None
+    ours = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next
-        import_module("hookstats.cli.completion").answer(parser)
     command = next((word for word in arguments if not word.startswith("-")), None)
+    completing = "_ARGCOMPLETE" in os.environ  # a shell asks what may come next
+    # The parsers of all commands, which the help and completion need, take some milliseconds.
+    alone = command in COMMANDS and [*arguments][:1] == [command] and not completing
+    parser = _parser((str(command),) if alone else COMMANDS)
+    if completing:
+        import_module("hookstats.cli.completion").answer(parser)
     if command is not None and command not in COMMANDS:
         parser.error(f"{command!r}: no such command{did_you_mean(command, COMMANDS)}")
     options = parser.parse_args(arguments)
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Such as that a damaged part was left out.
             warnings.simplefilter("default", RuntimeWarning)
             warnings.showwarning = _show_warning
-            module = _lasting(f"hookstats.cli.{options.command}", alone)
+            module = _lasting(f"hookstats.cli.{options.command}", ours)
             code: int = module.run(options)
         sys.stdout.flush()  # here, where a broken pipe can still be handled
     except BrokenPipeError:
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (ImportError, KeyError, OSError, ValueError) as error:
+    except (ImportError, KeyError, MemoryError, OSError, ValueError) as error:
         if options.traceback:
             raise
         print(f"hookstats {options.command}: error: {describe(error)}", file=sys.stderr)
@@ -77,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _lasting(module: str, alone: bool) -> Any:
+def _lasting(module: str, ours: bool) -> Any:
     """Import a module. In a process of our own, what is imported is not searched for garbage again
     and again: that took a tenth of the time of a long report."""
-    if not alone or not gc.isenabled():
+    if not ours or not gc.isenabled():
         return import_module(module)
     gc.disable()
     try:
@@ -101,7 +104,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message, lines=True))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser, with these commands."""
     parser = _Parser(
         prog="hookstats",
         description="PyTorch's flight recorder: look at what `hookstats.watch` recorded.",
@@ -113,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "--traceback", action="store_true", help="show the traceback of an error, to report it"
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for name in COMMANDS:
+    for name in names:
         usage = import_module(f"hookstats.cli.usage.{name}")
         summary, _, details = (usage.__doc__ or "").partition("\n\n")
         summary = summary.partition(": ")[2]

@@ -56,9 +56,25 @@ def watch(
         out = run_directory(accelerator.project_dir, resumed=resumed)
     plain = accelerator.unwrap_model(model, keep_torch_compile=False)
     watched = watch_model(plain, optimizer, out=out, sinks=sinks, **options)
-    accelerator.register_for_checkpointing(watched)
+    accelerator.register_for_checkpointing(_Place(watched))
     close_at_exit(watched)
     return watched
+
+
+class _Place:
+    """The step of a watch in an accelerator's checkpoints."""
+
+    def __init__(self, watched: Watch) -> None:
+        self._watch = watched
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Watch.state_dict`."""
+        return self._watch.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from there, unless the watch was closed: the best weights are often loaded then."""
+        if not self._watch.closed:
+            self._watch.load_state_dict(state_dict)
 
 
 class _Trackers:

@@ -87,7 +87,7 @@ class WatchCallback(Callback):
         batch_idx: int,
     ) -> None:
         """Keep the loss and what the module logged; give the loggers what there is."""
-        if self.watch is None:
+        if self.watch is None or self.watch.closed:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         values = self._news(trainer)

@@ -128,7 +128,9 @@ class Numbering:
         ]
 
     def begin(self, step: int) -> None:
-        """Number the open step, unless it is an open one that was numbered before."""
+        """Number the open step, unless it was numbered before, or the user closed the watch."""
+        if self._watch.closed:
+            return
         if self._watch.open_step == self._begun and step != self._begun and not self._stepped:
             self._watch.step()
         if self._watch.open_step != self._begun:

@@ -85,7 +85,8 @@ def _number(trainer: Trainer, watched: Watch) -> Numbering:
         nonlocal begun
         if not begun:
             begun = True
-            watched.resume()
+            if not watched.closed:
+                watched.resume()
         numbering.begin(trainer.step)
         return step(*args, **kwargs)
 
@@ -106,6 +107,10 @@ def _join_logs(trainer: Trainer, watched: Watch) -> None:
         grad_norm: float,
         extra_metrics: Mapping[str, Any] | None = None,
     ) -> Any:
+        if watched.closed:
+            return log(
+                step, global_avg_loss, global_max_loss, grad_norm, extra_metrics=extra_metrics
+            )
         watched.log(
             loss=global_avg_loss, max_loss=global_max_loss, grad_norm_before_clipping=grad_norm
         )

@@ -79,7 +79,7 @@ class WatchCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Keep what the Trainer logs, and add to that."""
-        if self.watch is None or logs is None:
+        if self.watch is None or self.watch.closed or logs is None:
             return
         numbers = {name: x for name, x in logs.items() if isinstance(x, (int, float))}
         self.watch.log({_OTHER.get(name, name): x for name, x in numbers.items()})

@@ -54,9 +54,11 @@ def check_length(file: BinaryIO, size: int) -> None:
         raise ValueError(f"its footer has {length} bytes, expected at most {FOOTER_BYTES}")
 
 
-def check_footer(file: BinaryIO, metadata: Any) -> None:
-    """Raise a ValueError if the footer of an open part is not as it was written."""
-    sums = metadata.metadata.get(SUMS_KEY)
+def check_footer(file: BinaryIO, metadata: Any, sums: bytes | None) -> None:
+    """Raise a ValueError if the footer of an open part is not as it was written.
+
+    sums: the entry `SUMS_KEY` of the metadata.
+    """
     chunks = metadata.num_row_groups * metadata.num_columns
     if sums is None or len(sums) != _DIGITS * (1 + chunks):
         raise ValueError("it has no checksums of its columns")
@@ -69,16 +71,13 @@ def check_footer(file: BinaryIO, metadata: Any) -> None:
     _compare(crc32(written), sums[:_DIGITS], "its footer")
 
 
-def check_column(metadata: Any, group: int, number: int, chunk: bytes) -> None:
+def check_column(sums: bytes, number: int, name: str, chunk: bytes) -> None:
     """Raise a ValueError if the chunk of a column is not as it was written.
 
-    number: that of the column in its row group. Parts before version 3 have no checksums.
+    sums: the entry `SUMS_KEY` of the metadata; number: that of the chunk, of all row groups.
     """
-    sums = metadata.metadata.get(SUMS_KEY)
-    if sums is not None:
-        at = _DIGITS * (1 + group * metadata.num_columns + number)
-        name = metadata.row_group(group).column(number).path_in_schema.split(".")[0]
-        _compare(crc32(chunk), sums[at : at + _DIGITS], f"column {name!r}")
+    at = _DIGITS * (1 + number)
+    _compare(crc32(chunk), sums[at : at + _DIGITS], f"column {name!r}")
 
 
 def _compare(found: int, expected: bytes, what: str) -> None:

@@ -67,6 +67,8 @@ class Footer(NamedTuple):
     grad_scale: float | None = None
     """The factor for gradients of outputs that the header had when the part was written; None:
     unknown."""
+    is_small: bool = False
+    """Whether reading few of the columns of a row group saves next to nothing."""
 
 
 def footer_json(

@@ -178,8 +178,11 @@ def extras_of(stored: Any, version: int) -> Extras:
 
 def check_schema(stored: Any, expected: Any) -> None:
     """Raise a ValueError unless the Arrow schema `stored` has all fields that are expected."""
+    if stored.equals(expected):
+        return
+    names = set(stored.names)
     for field in expected:
-        if field.name not in stored.names:
+        if field.name not in names:
             raise ValueError(f"it has no column {field.name!r}")
         found = stored.field(field.name)
         if not found.equals(field):

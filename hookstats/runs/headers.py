@@ -130,6 +130,17 @@ def headed_ranks(run: Path) -> list[int]:
     return ranks
 
 
+def unite_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The header of the first rank, with the modules and parameters of all ranks."""
+    united: dict[str, Any] = dict(headers[0])
+    for name in ("modules", "parameters"):
+        if any(header.get(name) is not None for header in headers):
+            united[name] = {}
+            for header in headers:
+                united[name] |= (header.get(name) or {}) | united[name]
+    return united
+
+
 def unite_coverage(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     """The coverage of several ranks as one, the counts of a site added up; None if any is None."""
     if len(found) == 1 or None in found:
@@ -188,7 +199,16 @@ def bins_of(header: Mapping[str, Any], name: str) -> Bins | None:
         return value
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins, its dict or None")
-    return bins_from_dict(value)
+    text = repr(value)
+    if (known := _known_bins.get(text)) is None:
+        known = bins_from_dict(value)
+        if len(_known_bins) < _MOST_BINS:
+            _known_bins[text] = known
+    return known
+
+
+_MOST_BINS = 64
+_known_bins: dict[str, LinearBins | LogBins] = {}  # by their description: each header is read often
 
 
 def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:

@@ -19,8 +19,9 @@ _TYPES = {5: "data", 7: "dictionary", 8: "data"}
 """The fields of a page header that say how many values there are, for the kinds of pages."""
 
 
-def check_size(chunks: Iterable[tuple[int, bytes]]) -> None:
-    """Raise a ValueError if column chunks, decoded together, take more memory than they may.
+def check_size(chunks: Iterable[tuple[int, bytes]]) -> int:
+    """Raise a ValueError if column chunks, decoded together, take more memory than they may;
+    returns how many bytes are stored.
 
     Also where a chunk has fewer values than rows, or a page header cannot be read (the latter may
     be an IndexError).
@@ -39,6 +40,7 @@ def check_size(chunks: Iterable[tuple[int, bytes]]) -> None:
         most = min(max(LEAST_BYTES, _RATIO * stored), MOST_BYTES)
         if decoded > most:
             raise ValueError(f"its columns are {decoded} bytes or more, expected at most {most}")
+    return stored
 
 
 def _pages(chunk: bytes) -> Iterator[tuple[int, int]]:
@@ -75,7 +77,10 @@ def _struct(data: bytes, at: int) -> tuple[dict[int, Value], int]:
         else:
             field, at = _integer(data, at)
         kind = byte & 15
-        if kind > 2:  # what is true or false has no bytes
+        if 4 <= kind <= 6 and data[at] < 128:  # most numbers have one byte
+            fields[field] = (data[at] >> 1) ^ -(data[at] & 1)
+            at += 1
+        elif kind > 2:  # what is true or false has no bytes
             fields[field], at = _value(data, at, kind)
 
 

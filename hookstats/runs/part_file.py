@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hookstats.runs.checksums import check_column, check_footer, check_length, columns_of, span
+from hookstats.runs.checksums import check_column, check_footer, check_length, span
 from hookstats.runs.files import naming, require_regular
 from hookstats.runs.footer import Footer, parse_footer
 from hookstats.runs.format import (
@@ -26,6 +27,9 @@ from hookstats.runs.format import (
 )
 from hookstats.runs.pages import check_size
 
+SMALL_BYTES = 1 << 20
+"""The most bytes of a part that is read as a whole, and of columns that one thread decodes."""
+
 
 @contextmanager
 def open_part(run: Path, part: PartName, folder: str = PARTS) -> Iterator[PartFile]:
@@ -39,14 +43,21 @@ def open_part(run: Path, part: PartName, folder: str = PARTS) -> Iterator[PartFi
     path = run / folder / str(part)
     with naming(path):
         size = require_regular(path)
-        with path.open("rb") as raw:
+        with path.open("rb") as on_disk:
+            pa = require_pyarrow()
+            raw: BinaryIO = on_disk
+            source: Callable[[], Any] = lambda: path  # noqa: E731
+            if size <= SMALL_BYTES:
+                content = on_disk.read(SMALL_BYTES + 1)
+                raw, size = BytesIO(content), len(content)
+                source = lambda: pa.BufferReader(content)  # noqa: E731
             check_length(raw, size)
-            parquet = require_pyarrow().parquet
-            with parquet.ParquetFile(path) as file:
-                if SUMS_KEY in (file.metadata.metadata or {}):  # of whole columns, see _chunks
-                    yield PartFile(path, raw, size, file)
+            with pa.parquet.ParquetFile(source()) as file:
+                opened = PartFile(path, raw, size, file)
+                if opened.has_sums:  # of whole columns, see _chunks
+                    yield opened
                     return
-            with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            with pa.parquet.ParquetFile(source(), page_checksum_verification=True) as file:
                 yield PartFile(path, raw, size, file)
 
 
@@ -70,19 +81,21 @@ class PartFile:
         self._size = size
         self._file = file
         self._metadata = file.metadata
+        self._entries: dict[bytes, bytes] = file.metadata.metadata or {}
+        self.has_sums = SUMS_KEY in self._entries
+        """Whether the part has checksums of its footer and its columns."""
         self.names: list[str] = file.schema_arrow.names
         """The columns of the part, including those that are unknown here."""
 
     def footer(self, part: PartName, *, of_scalars: bool = False) -> Footer:
         """The footer of the part, which has this name."""
-        entries = self._metadata.metadata or {}
-        if PART_KEY not in entries:
+        if PART_KEY not in self._entries:
             raise ValueError(f"its metadata have no entry {PART_KEY.decode()!r}")
-        about = json.loads(entries[PART_KEY])
+        about = json.loads(self._entries[PART_KEY])
         version = check_version(self._path, about)
         # Also where a damaged version says that there are none.
-        if version > 2 or SUMS_KEY in entries:
-            check_footer(self._raw, self._metadata)
+        if version > 2 or self.has_sums:
+            check_footer(self._raw, self._metadata, self._entries.get(SUMS_KEY))
         groups = [
             self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)
         ]
@@ -91,23 +104,37 @@ class PartFile:
             about, extras = {"bins": None, "channel_bins": None, **about}, Extras()
         else:
             extras = extras_of(self._file.schema_arrow, version)
-        return parse_footer(about, version, part, groups, extras)
+        footer = parse_footer(about, version, part, groups, extras)
+        return footer._replace(is_small=self._size <= SMALL_BYTES)
 
     def read(self, columns: Sequence[str], group: int | None = None) -> Any:
         """Some columns, of one row group or of all, as a pyarrow.Table."""
         groups = range(self._metadata.num_row_groups) if group is None else [group]
-        check_size(chunk for each in groups for chunk in self._chunks(each, columns))
-        return self._file.read_row_groups(list(groups), columns=columns)
+        schema = self._metadata.schema
+        leaves = [
+            (number, name)
+            for number in range(self._metadata.num_columns)
+            if (name := schema.column(number).path.split(".")[0]) in columns
+        ]
+        stored = check_size(chunk for each in groups for chunk in self._chunks(each, leaves))
+        # Waking other threads for little costs more than they save.
+        is_large = stored > SMALL_BYTES
+        return self._file.read_row_groups(list(groups), columns=columns, use_threads=is_large)
 
-    def _chunks(self, group: int, names: Collection[str]) -> Iterator[tuple[int, bytes]]:
-        """The rows of some columns of a row group, and what is stored of these, verified."""
-        rows = self._metadata.row_group(group).num_rows
-        for number, column in enumerate(columns_of(self._metadata, group)):
-            if column.path_in_schema.split(".")[0] in names:
-                first, end = span(column)
-                if not 0 <= first <= end <= self._size:
-                    raise ValueError(f"bytes {first} to {end} are not in it")
-                self._raw.seek(first)
-                chunk = self._raw.read(end - first)
-                check_column(self._metadata, group, number, chunk)
-                yield rows, chunk
+    def _chunks(self, group: int, leaves: Iterable[tuple[int, str]]) -> Iterator[tuple[int, bytes]]:
+        """The rows of some columns of a row group, and what is stored of these, verified.
+
+        leaves: the columns, each by its number, with its name.
+        """
+        row_group = self._metadata.row_group(group)
+        rows, sums = row_group.num_rows, self._entries.get(SUMS_KEY)
+        first_sum = group * self._metadata.num_columns
+        for number, name in leaves:
+            first, end = span(row_group.column(number))
+            if not 0 <= first <= end <= self._size:
+                raise ValueError(f"bytes {first} to {end} are not in it")
+            self._raw.seek(first)
+            chunk = self._raw.read(end - first)
+            if sums is not None:  # parts before version 3 have none
+                check_column(sums, first_sum + number, name, chunk)
+            yield rows, chunk

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +17,7 @@ from hookstats.records.ranks import Observed, observed_in
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.scaled import scaled
 from hookstats.records.sparse import Int64
+from hookstats.runs.cache import Cache, Place
 from hookstats.runs.columns import COLUMNS
 from hookstats.runs.decode import (
     Group,
@@ -46,9 +46,6 @@ from hookstats.runs.index import Where, index_of
 from hookstats.runs.part_file import open_part, read_footer
 from hookstats.stats.bins import Bins
 
-_CACHE_BYTES = 256 << 20
-_CACHE_GROUPS = 4
-
 _Known = tuple[Any, Int64, tuple[SiteInfo, ...]]
 """What describes the sites of a record, their numbers of channels, and the sites."""
 
@@ -73,9 +70,10 @@ class Parts:
         skip_damaged: bool,
         rank: int | None = None,
         scale: Callable[[PartName, Footer], float] | None = None,
+        cache: Cache | None = None,
     ) -> None:
         """rank: the only one whose parts are looked at; None for all. scale: by what the gradients
-        of a part are multiplied; None: they are as they were seen."""
+        of a part are multiplied; None: they are as they were seen. cache: as of `Run`."""
         self._rank = rank
         self._scale = scale
         self.run = run
@@ -87,10 +85,9 @@ class Parts:
         self.index: dict[int, dict[int, Where]] = {}
         """Where the valid records are, by rank and step, in order of writing."""
         self._skip_damaged = skip_damaged
+        self.cache = Cache() if cache is None else cache
+        """What was read."""
         self._footers: dict[PartName, Footer] = {}  # in order of rank and writing
-        self._groups: OrderedDict[tuple[PartName, int], Group] = OrderedDict()  # last used last
-        self._cached = 0  # bytes in _groups
-        self._most_cached = _CACHE_BYTES
         self._known: dict[int, _Known] = {}  # by rank, see _sites
         self._last_known: _Known | None = None
         self._texts: Texts = {}
@@ -112,8 +109,12 @@ class Parts:
             else:
                 footers[name] = footer
         if footers.keys() != self._footers.keys():
-            self._footers = footers
-            self._make_index()
+            before, self._footers = self._footers, footers
+            try:
+                self._make_index()
+            except BaseException:  # such as an interrupt: the index belongs to the footers
+                self._footers = before
+                raise
         return first_error
 
     def _listed(self) -> list[PartName]:
@@ -209,7 +210,7 @@ class Parts:
         """The sites of the record at this place; the same object as of a record before, or of
         another rank's, if they are equal. Errors are those of `record`."""
         with self.naming(where.part):
-            if self._is_alone(where) and (where.part, where.group) not in self._groups:
+            if self._is_alone(where) and self.cache.group(self._place(where)) is None:
                 footer = self._known_footer(where.part)
                 with open_part(self.run, where.part) as file:
                     found = read_described(file, where.group, footer, where.part.rank)
@@ -245,9 +246,9 @@ class Parts:
         return self.skip(where.part, error)
 
     def _is_alone(self, where: Where) -> bool:
-        """Whether the record has a row group of its own, as large ones have."""
-        groups = self._known_footer(where.part).groups
-        return bool(where.rows) and where.rows == groups[where.group]
+        """Whether the record has a row group of its own, and is large."""
+        footer = self._known_footer(where.part)
+        return not footer.is_small and bool(where.rows) and where.rows == footer.groups[where.group]
 
     def valid(self, rank: int | None = None) -> dict[PartName, list[Where]]:
         """The valid records of one rank, or of all, by part and in order of writing."""
@@ -324,7 +325,9 @@ class Parts:
 
     def _footer(self, name: PartName) -> Footer:
         """The footer of a part, which must be of this run."""
-        footer = read_footer(self.run, name)
+        footer = self.cache.footers.get(name)
+        if footer is None:
+            footer = self.cache.footers[name] = read_footer(self.run, name)
         with self.naming(name):
             self._bins.check(footer)
         return footer
@@ -347,25 +350,21 @@ class Parts:
         """The row group of a record; parts never change, so the groups used last are kept.
 
         keeps: whether this one is, too; if not, it has no descriptions."""
-        name, number = where.part, where.group
-        footer = self._known_footer(name)
+        footer = self._known_footer(where.part)
         if not where.rows:
             return empty_group(footer.extras)
-        found = self._groups.pop((name, number), None)
+        place = self._place(where)
+        found = self.cache.group(place)
         if found is None:
-            with open_part(self.run, name) as file:
-                found = read_group(file, number, footer, name.rank, self._bins, described=keeps)
-            if not keeps:
-                return found
-            self._cached += found.nbytes
-        self._groups[name, number] = found
-        most = max(_CACHE_GROUPS, 2 * len(self.index))  # of a step and the next, of all ranks
-        while len(self._groups) > 1 and (
-            len(self._groups) > most or self._cached > self._most_cached
-        ):
-            _, oldest = self._groups.popitem(last=False)
-            self._cached -= oldest.nbytes
+            with open_part(self.run, where.part) as file:
+                about = where.group, footer, where.part.rank, self._bins
+                found = read_group(file, *about, described=keeps)
+            if keeps:
+                self.cache.keep(place, found)
         return found
+
+    def _place(self, where: Where) -> Place:
+        return where.part, where.group, self._bins
 
     def _sites(self, where: Where, described: Any, offsets: Int64) -> tuple[SiteInfo, ...]:
         """The sites of a record of the row group; mostly those of the rank's last record, or of

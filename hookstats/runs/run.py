@@ -15,6 +15,7 @@ from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import read_alerts
+from hookstats.runs.cache import Cache
 from hookstats.runs.encode import encode_table, merged_schema
 from hookstats.runs.footer import Footer, check_grad_scale
 from hookstats.runs.format import RUN_JSON, PartName, require_pyarrow
@@ -24,6 +25,7 @@ from hookstats.runs.headers import (
     read_rank_json,
     read_run_json,
     unite_coverage,
+    unite_headers,
 )
 from hookstats.runs.index import Where
 from hookstats.runs.parts import Parts
@@ -84,7 +86,9 @@ class Run:
         skip_damaged: bool = False,
         rank: int | None = None,
         grad_scale: float | Literal["header"] | None = None,
+        cache: Cache | None = None,
     ) -> None:
+        """cache: what was read of the run before."""
         require_pyarrow()
         self._grad_scale = grad_scale if grad_scale == "header" else check_grad_scale(grad_scale)
         self.rank = rank
@@ -97,8 +101,10 @@ class Run:
             raise ValueError(f"path = {str(path)!r}: expected a run directory, with {RUN_JSON}")
         read_run_json(self.path)
         self._skip_damaged = skip_damaged
-        content = read_rank_json(self.path, self._headed[0])
-        self.header: dict[str, Any] = self._unite_headers()
+        headed = self._headed
+        contents = [read_rank_json(self.path, one) for one in headed]
+        content = contents[0]
+        self.header: dict[str, Any] = unite_headers([each["header"] for each in contents])
         """The settings and the model; modules and parameters are those of all ranks."""
         self.created: str | None = content.get("created")
         """When the run was begun, or last continued: ISO 8601, UTC."""
@@ -115,13 +121,14 @@ class Run:
             skip_damaged=skip_damaged,
             rank=rank,
             scale=None if self._grad_scale is None else self._scale_of,
+            cache=cache,
         )
         self._whole = Whole(self._parts, self._where)
         self._scalars: dict[int, Scalars] = {}
-        self.scalars: ScalarsByName = self._scalars_of(self._headed)[0]
+        self.scalars: ScalarsByName = self._scalars_of(headed)[0]
         """The numbers that were logged: ``run.scalars["loss"].values``; also of steps that are not
         recorded. Those of several ranks are merged as `RankScalars` says."""
-        if rank is None and len(self._headed) > 1:
+        if rank is None and len(headed) > 1:
             self.scalars = RankScalars(lambda: self._scalars_of(self._headed), self._merged)
 
     @property
@@ -140,16 +147,6 @@ class Run:
         self._parts.refresh()
         return self._whole.record(step) if self._whole.ranks(step) else None
 
-    def _unite_headers(self) -> dict[str, Any]:
-        headers = [read_rank_json(self.path, rank)["header"] for rank in self._headed]
-        united: dict[str, Any] = dict(headers[0])
-        for name in ("modules", "parameters"):
-            if any(header.get(name) is not None for header in headers):
-                united[name] = {}
-                for header in headers:
-                    united[name] |= (header.get(name) or {}) | united[name]
-        return united
-
     def of_rank(self, rank: int) -> Run:
         """What one rank recorded, as the rank recorded it: the same run, read by itself.
 
@@ -157,9 +154,8 @@ class Run:
             FileNotFoundError: the rank has written no header.
             ValueError: its header is damaged.
         """
-        return Run(
-            self.path, skip_damaged=self._skip_damaged, rank=rank, grad_scale=self._grad_scale
-        )
+        options: Any = {"skip_damaged": self._skip_damaged, "grad_scale": self._grad_scale}
+        return Run(self.path, rank=rank, cache=self._parts.cache, **options)
 
     def _scale_of(self, part: PartName, footer: Footer) -> float:
         """By what the gradients of a part are multiplied."""

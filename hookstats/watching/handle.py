@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -45,7 +44,7 @@ _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on fro
 class Watch:
     """The recording of a model; `watch` makes it. As a context manager, it is closed at the end.
 
-    A closed watch still has `latest`, `alerts` and `coverage`; everything else raises ValueError.
+    A `closed` watch still has `latest`, `alerts` and `coverage`; everything else raises ValueError.
 
     A watch that is dropped is closed when nothing can bring it another step or reads its records:
     its optimizers keep it alive as long as there are a run directory, sinks or rules.
@@ -210,6 +209,11 @@ class Watch:
         self._add_optimizer(found)
 
     @property
+    def closed(self) -> bool:
+        """Whether the watch was closed: it has no hooks any more, and records nothing."""
+        return self._closed
+
+    @property
     def open_step(self) -> int:
         """The number of the open step, the next one to be closed."""
         return self._step
@@ -354,12 +358,7 @@ class Watch:
         self._check_open()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         try:
             self.close()
         except RuleError:

@@ -281,7 +281,7 @@ def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     for step in (7, 0, 9):
         assert_same(run[step], sample(step))
-    assert len(run._parts._groups) == 3
+    assert len(run._parts.cache.groups) == 3
     assert run.table()["step"].to_pylist() == np.repeat(np.arange(10), len(tensors())).tolist()
     assert run["scalar", "*"]["scalar", "output"].steps.tolist() == list(range(10))
 
@@ -289,10 +289,10 @@ def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path) -> None:
 def test_memory_for_parts_is_bounded(tmp_path: Path) -> None:
     write_run(tmp_path, *(sample(step) for step in range(4)))
     run = open_run(tmp_path)
-    run._parts._most_cached = 2 * run.table().nbytes // 4
+    run._parts.cache.most_bytes = 2 * run.table().nbytes // 4
     for step in (0, 1, 2, 3, 0, 3):
         assert_same(run[step], sample(step))
-        assert 1 <= len(run._parts._groups) <= 2
+        assert 1 <= len(run._parts.cache.groups) <= 2
 
 
 def test_few_parts_are_kept_however_small(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_few_parts_are_kept_however_small(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     for step in (*range(8), 0):
         assert_same(run[step], sample(step))
-        assert 1 <= len(run._parts._groups) <= 4  # two steps of each rank, four at least
+        assert 1 <= len(run._parts.cache.groups) <= 4  # two steps of each rank, four at least
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

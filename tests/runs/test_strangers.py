@@ -26,7 +26,7 @@ from hookstats.runs import files, pages
 from hookstats.runs.checksums import columns_of, span
 from hookstats.runs.format import PART_KEY
 
-SAMPLED, CASES, SHARDS = 100, 10_000, 8
+SAMPLED, CASES, SHARDS = 100, 10_000, 4
 MORE = int(os.environ.get("HOOKSTATS_FUZZ_CASES", "20000"))
 """Of `make full`, or `make fuzz`, beyond those of `make check`."""
 PYTHON = [sys.executable, "-X", "faulthandler", "-m"]

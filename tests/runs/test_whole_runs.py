@@ -15,6 +15,7 @@ from support.samples import BINS, CHANNEL_BINS, assert_same, record_of, sample
 
 from hookstats.records.ranks import Merger
 from hookstats.records.record import StepRecord
+from hookstats.runs import part_file
 from hookstats.runs.parts import Parts
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -64,6 +65,7 @@ def test_ranks_with_and_without_higher_moments(tmp_path: Path) -> None:
 def test_a_part_that_goes_meanwhile_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(part_file, "SMALL_BYTES", 0)
     records = samples()
     write(tmp_path, records)
     run = open_run(tmp_path)
@@ -91,7 +93,11 @@ def damage(out: Path, column: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["mean", "count", "shape", "hist_slots"])
-def test_a_damaged_part_is_named_or_left_out(tmp_path: Path, column: str) -> None:
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20])
+def test_a_damaged_part_is_named_or_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, small_bytes: int
+) -> None:
+    monkeypatch.setattr(part_file, "SMALL_BYTES", small_bytes)
     records = samples()
     write(tmp_path, records)
     damage(tmp_path, column)

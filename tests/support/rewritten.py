@@ -4,12 +4,13 @@ and checksums that are right."""
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import lru_cache
 from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hookstats.runs.checksums import placeholder, seal
+from hookstats.runs.checksums import columns_of, placeholder, seal, span
 from hookstats.runs.format import PART_KEY, SUMS_KEY
 
 _TAIL = 8  # the length of the footer, and "PAR1"
@@ -43,24 +44,25 @@ def reseal(before: bytes, content: bytes) -> bytes:
 
     The places are those of `before`. The content itself where it has no such checksums.
     """
-    metadata = pq.read_metadata(pa.BufferReader(before))
-    sums = (metadata.metadata or {}).get(SUMS_KEY)
+    sums, chunks = _sums(before)
     if sums is None:
         return content
     sealed = bytearray(content)
     start = len(before) - _TAIL - int.from_bytes(before[-_TAIL:-4], "little")
     at = before.index(sums, start)
-    number = 0
-    for i in range(metadata.num_row_groups):
-        for j in range(metadata.num_columns):
-            column = metadata.row_group(i).column(j)
-            first = column.data_page_offset
-            if column.has_dictionary_page:
-                first = min(first, column.dictionary_page_offset)
-            number += 1
-            chunk = content[first : first + column.total_compressed_size]
-            sealed[at + 8 * number : at + 8 * number + 8] = f"{crc32(chunk):08x}".encode()
+    for number, (first, end) in enumerate(chunks, 1):
+        digits = f"{crc32(content[first:end]):08x}".encode()
+        sealed[at + 8 * number : at + 8 * number + 8] = digits
     sealed[at : at + 8] = b"0" * 8
     with suppress(IndexError):
         sealed[at : at + 8] = f"{crc32(sealed[start:-_TAIL]):08x}".encode()
     return bytes(sealed)
+
+
+@lru_cache(maxsize=64)
+def _sums(part: bytes) -> tuple[bytes | None, list[tuple[int, int]]]:
+    """The checksums of a part, None where there are none, and where each column chunk is."""
+    metadata = pq.read_metadata(pa.BufferReader(part))
+    groups = range(metadata.num_row_groups)
+    spans = [span(column) for group in groups for column in columns_of(metadata, group)]
+    return (metadata.metadata or {}).get(SUMS_KEY), spans

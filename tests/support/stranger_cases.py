@@ -8,6 +8,7 @@ import random
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,10 @@ def build(case: int, bases: list[Files], out: Path, victim: Path) -> str:
         change = rng.choices(list(CHANGES), list(CHANGES.values()))[0]
         change(files, rng)
         done.append(change.__name__)
+    for folder in {name.rpartition("/")[0] for name in files}:
+        (out / folder).mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        (out / name).write_bytes(content)
     if rng.random() < 0.15:
         done.append(_put_special(out, rng, victim))
     return ", ".join(done)
@@ -196,11 +197,18 @@ def _rewrite(
 ) -> None:
     name = _one(files, rng, ".parquet")
     with suppress(*_UNREADABLE):  # where it is damaged already
-        about = json.loads(pq.read_metadata(pa.BufferReader(files[name])).metadata[PART_KEY])
-        table = pq.read_table(pa.BufferReader(files[name]))
+        text, table = _opened(files[name])
+        about = json.loads(text)
         with suppress(pa.ArrowException, TypeError, OverflowError):  # nothing that Arrow can write
             table, about = change(table, about)
             files[name] = rewritten(table, to_text(about))
+
+
+@lru_cache(maxsize=64)
+def _opened(part: bytes) -> tuple[bytes, pa.Table]:
+    """What the metadata of a part say, and its rows."""
+    about = pq.read_metadata(pa.BufferReader(part)).metadata[PART_KEY]
+    return about, pq.read_table(pa.BufferReader(part), use_threads=False)
 
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError)

@@ -130,8 +130,13 @@ class Tracker:
         self.logged[step] = values
 
 
-def fit_accelerate(out: Path, *, watched: bool, resumed: bool = False) -> tuple[Any, Tracker]:
-    """Resumed runs go on from what others saved; the losses are in the tracker."""
+def fit_accelerate(
+    out: Path, *, watched: bool, resumed: bool = False, loads: bool = False
+) -> tuple[Any, Tracker]:
+    """Resumed runs go on from what others saved; the losses are in the tracker.
+
+    loads: whether the last checkpoint is loaded once the watch is closed.
+    """
     accelerate = pytest.importorskip("accelerate")
     torch.manual_seed(0)
     accelerator = accelerate.Accelerator(
@@ -164,6 +169,8 @@ def fit_accelerate(out: Path, *, watched: bool, resumed: bool = False) -> tuple[
         accelerator.save_state(str(out / "state"))
     if w is not None:
         w.close()
+    if loads:
+        accelerator.load_state(str(out / "state"))
     return accelerator.unwrap_model(model), tracker
 
 
