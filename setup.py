@@ -69,7 +69,10 @@ def library(name: str, files: list[Path], flags: list[str], **options: Any) -> E
 
 
 def operators() -> Extension:
-    """The operator library: no Python module, loaded by torch.ops.load_library."""
+    """The operator library: no Python module, loaded by torch.ops.load_library.
+
+    setuptools sorts the files by name: the one that takes longest, cpu/kernel.cpp, comes first.
+    """
     files = [file for file in sources("ops/*.cpp", "cpu/*.cpp") if not is_of_cuda(file)]
     return library("_C", files, STABLE_ABI_FLAGS, py_limited_api=True)
 
@@ -90,7 +93,9 @@ def is_of_cuda(file: Path) -> bool:
 
 def hooks() -> Extension:
     """The C++ hooks: a Python module."""
-    return library("_hooks", sources("hooks/*.cpp"), [], libraries=["torch_python"])
+    # Torch's headers include those of the operators that they use, not of all 1,600.
+    flags = ["-DAT_PER_OPERATOR_HEADERS"]
+    return library("_hooks", sources("hooks/*.cpp"), flags, libraries=["torch_python"])
 
 
 class BuildLibraries(build_ext):

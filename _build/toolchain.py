@@ -25,7 +25,7 @@ MINIMUM_SETUPTOOLS = 77  # the first that reads pyproject.toml's license
 TORCH_REQUIREMENT = "torch>=2.10"
 
 MEMORY_OF_A_COMPILER = 1.0
-"""GB (10^9 bytes) that are counted for each compiler. g++ 12 takes 0.53 for a kernel's file, and 1.35
+"""GB (10^9 bytes) that are counted for each compiler. g++ 12 takes 0.53 for a kernel's file, and 1.22
 for that of the C++ hooks, which is compiled alone."""
 
 # Rejects what parses -std=c++20 but lacks parts of it, and g++ before __builtin_shufflevector.

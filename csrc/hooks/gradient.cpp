@@ -1,7 +1,7 @@
 // The tensor hooks of autograd: one on a tensor, and for a view a second one on its base.
 #include "hooks/gradient.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>

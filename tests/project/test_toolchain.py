@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 from setuptools import Extension
 from support.paths import ROOT
+from torch.utils import cpp_extension
 
 from hookstats.kernels import native
 
@@ -172,6 +175,34 @@ def test_joined_files_are_compiled_at_once_and_again_where_one_changed(tmp_path:
     first.rename(first.with_name("before.cpp"))
     first = first.with_name("before.cpp")
     assert join().stat().st_mtime > 1
+
+
+@pytest.fixture
+def extensions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Extension]:
+    """What setup.py has compiled, by the libraries' names."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **options: given.update(options))
+    runpy.run_path(str(ROOT / "setup.py"))
+    return {extension.name: extension for extension in given["ext_modules"]}
+
+
+def test_what_takes_longest_to_compile_comes_first(extensions: dict[str, Extension]) -> None:
+    first = ROOT / min(extensions["hookstats._C"].sources)  # setuptools sorts them
+    assert "#define HOOKSTATS_VECTOR_BYTES 16\n" in first.read_text()
+
+
+def test_the_hooks_read_the_headers_of_few_operators(extensions: dict[str, Extension]) -> None:
+    """Half of what they would read else is the list of all operators."""
+    of_hooks = extensions["hookstats._hooks"]
+    text = "".join(f'#include "{ROOT / file}"\n' for file in of_hooks.sources)
+    folders = [*cpp_extension.include_paths(), sysconfig.get_path("include"), ROOT / "csrc"]
+    command = ["c++", *of_hooks.extra_compile_args, *(f"-I{folder}" for folder in folders)]
+    done = subprocess.run(
+        [*command, "-M", "-x", "c++", "-"], input=text, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "/ATen/ops/empty_strided.h" in done.stdout
+    assert "/ATen/Functions.h" not in done.stdout
 
 
 def test_make_without_python_names_what_to_install(tmp_path: Path) -> None:
