@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/kept_rows.h"
+
 namespace hookstats {
 
 constexpr int kMaxDims = 64;  // torch's own limit
@@ -29,8 +31,30 @@ struct ChannelView {
   int64_t outer_place[kMaxDims];
   int64_t outer_size = 1;  // product of their sizes
   int64_t repeat = 1;      // how often expanded dimensions repeat each element
+  // Of a masked tensor, the rows that are kept, of `rows` in all: a row is an index of the
+  // outermost dimensions of `outer`, and has `row_outer` outer indices. Null: every row is kept.
+  const int64_t* kept = nullptr;
+  int64_t rows = 1;
+  int64_t row_outer = 1;
 
   int64_t numel() const { return channels * outer_size * inner.size; }
+
+  // The number of places in logical order: those of the rows that are not kept are places, too.
+  int64_t places() const { return kept == nullptr ? numel() : rows * row_places(); }
+  int64_t row_places() const { return channels * row_outer * inner.size; }
+  int64_t kept_rows() const { return outer_size / row_outer; }
+
+  // Which of all outer indices the kept one `index` is.
+  int64_t outer_index(int64_t index) const {
+    if (kept == nullptr) return index;
+    if (row_outer == 1) return kept[index];
+    return kept[index / row_outer] * row_outer + index % row_outer;
+  }
+
+  // Whether `count` kept outer indices from `index` on follow each other.
+  bool follow_each_other(int64_t index, int64_t count) const {
+    return kept == nullptr || outer_index(index + count - 1) - outer_index(index) == count - 1;
+  }
 
   // Offset in elements of outer index `index`.
   int64_t outer_offset(int64_t index) const {
@@ -48,7 +72,8 @@ struct ChannelView {
   // Whether rows of channels, which are not side by side in logical order, follow each other there,
   // as those of channels last do.
   bool rows_are_in_order() const {
-    return channels_are_fastest() && outer_dims > 0 && outer_place[outer_dims - 1] == 1;
+    return kept == nullptr && channels_are_fastest() && outer_dims > 0 &&
+           outer_place[outer_dims - 1] == 1;
   }
 
   // Whether what is side by side is also consecutive in logical order.
@@ -60,6 +85,7 @@ struct ChannelView {
   template <class StepOf>
   int64_t outer_sum(int64_t index, StepOf step_of) const {
     int64_t sum = 0;
+    index = outer_index(index);
     for (int d = outer_dims - 1; d > 0; --d) {
       sum += (index % outer[d].size) * step_of(d);
       index /= outer[d].size;
@@ -70,16 +96,19 @@ struct ChannelView {
 
 // `channel_dim` is in [0, dims), or -1: the whole tensor is one channel. No statistic of all
 // elements depends on their order, so dimensions may be sorted by stride and joined where memory
-// allows; if `ordered`, where logical order allows it, too.
+// allows; if `ordered`, where logical order allows it, too. Of a masked tensor, the first `masked`
+// dimensions are rows, of which `kept` says which to read; where such a dimension is expanded, each
+// row has its own elements, as each channel has.
 inline ChannelView channel_view(const int64_t* sizes, const int64_t* strides, int dims,
-                                int channel_dim, bool ordered = false) {
+                                int channel_dim, bool ordered = false,
+                                const KeptRows* kept = nullptr, int masked = 0) {
   struct Placed {
     Dim dim;
     int64_t place;
   };
   ChannelView view;
-  Placed others[kMaxDims];
-  int count = 0;
+  Placed others[kMaxDims], leading[kMaskDims];
+  int count = 0, leads = 0;
   int64_t place = 1;
   for (int d = dims - 1; d >= 0; --d) {
     if (d == channel_dim) {
@@ -89,6 +118,15 @@ inline ChannelView channel_view(const int64_t* sizes, const int64_t* strides, in
       place *= sizes[d];
     } else if (sizes[d] == 1) {
       continue;
+    } else if (d < masked) {
+      Placed& last = leading[leads > 0 ? leads - 1 : 0];
+      if (leads > 0 && strides[d] == last.dim.stride * last.dim.size) {
+        last.dim.size *= sizes[d];
+      } else {
+        leading[leads++] = {{sizes[d], strides[d]}, place};
+      }
+      place *= sizes[d];
+      view.rows *= sizes[d];
     } else if (strides[d] == 0 && sizes[d] > 0) {
       view.repeat *= sizes[d];
     } else {
@@ -119,12 +157,17 @@ inline ChannelView channel_view(const int64_t* sizes, const int64_t* strides, in
     view.inner = others[--joined].dim;
     view.inner_place = others[joined].place;
   }
-  view.outer_dims = joined;
+  const auto add_outer = [&view](const Placed& each) {
+    view.outer[view.outer_dims] = each.dim;
+    view.outer_place[view.outer_dims++] = each.place;
+  };
+  while (leads > 0) add_outer(leading[--leads]);
   for (int i = 0; i < joined; ++i) {
-    view.outer[i] = others[i].dim;
-    view.outer_place[i] = others[i].place;
-    view.outer_size *= others[i].dim.size;
+    add_outer(others[i]);
+    view.row_outer *= others[i].dim.size;
   }
+  view.outer_size = view.row_outer * (masked > 0 ? kept->count : 1);
+  view.kept = masked > 0 ? kept->rows : nullptr;
   return view;
 }
 

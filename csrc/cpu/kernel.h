@@ -46,6 +46,7 @@ struct Scratch {
   std::vector<HigherChannel> higher_partials;
   std::vector<float> tensor_edges;
   std::vector<float> channel_edges;
+  std::vector<int64_t> kept_rows;
 };
 Scratch& thread_scratch();
 

@@ -86,6 +86,24 @@ struct Counts {
   }
 };
 
+// Which places are in rows that a mask keeps; asked for in ascending order.
+class Kept {
+ public:
+  explicit Kept(const ChannelView& view) : view_(view), next_(view.kept) {}
+
+  bool has(int64_t place) {
+    if (view_.kept == nullptr) return true;
+    const int64_t row = place / view_.row_places();
+    const int64_t* const last = view_.kept + view_.kept_rows();
+    next_ = std::lower_bound(next_, last, row);
+    return next_ != last && *next_ == row;
+  }
+
+ private:
+  const ChannelView& view_;
+  const int64_t* next_;
+};
+
 struct Pass {
   const UpdateParams& params;
   const Sample& sample;
@@ -95,10 +113,13 @@ struct Pass {
   template <class T>
   void groups(int64_t begin, int64_t end) const {
     const auto* const data = static_cast<const T*>(params.data);
-    const int64_t elements = params.view.numel();
+    const int64_t places = params.view.places();
+    Kept kept(params.view);
     for (int64_t group = begin; group < end; ++group) {
       const int64_t first = sample.unit_of(group) * kUnit;
-      order.each(first, std::min(first + kUnit, elements), [&](int64_t offset, int64_t channel) {
+      int64_t place = first;
+      order.each(first, std::min(first + kUnit, places), [&](int64_t offset, int64_t channel) {
+        if (!kept.has(place++)) return;
         const auto value = widen(data[offset]);
         counts.add(channel, params.scale == 1.0f ? value : value / params.scale);
       });

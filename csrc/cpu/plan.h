@@ -69,7 +69,7 @@ inline bool loads_directly(DType dtype) {
 // What a histogram counts of the tensor; the sampling is read here, once per call.
 inline Sample sample_of(const UpdateParams& p, SamplingColumn every) {
   if (p.sampling == nullptr) return {};
-  return make_sample(p.sampling[every], p.sampling[kStep], p.view.numel());
+  return make_sample(p.sampling[every], p.sampling[kStep], p.view.places());
 }
 
 inline Plan make_plan(const UpdateParams& p) {
@@ -86,7 +86,10 @@ inline Plan make_plan(const UpdateParams& p) {
   if (view.channels_are_fastest()) {
     plan.layout = Layout::kRows;
     plan.packed = converted || view.channel_stride != 1;
-    const bool rows_touch = view.outer_dims == 1 && view.outer[0].stride == view.channels;
+    // Rows that a mask keeps are brought together where they do not touch; samples want places.
+    const bool rows_touch =
+        view.outer_dims == 1 && view.outer[0].stride == view.channels &&
+        (view.kept == nullptr || (view.row_outer == 1 && p.sampling == nullptr));
     plan.across = p.sampling != nullptr && !view.is_in_order();
     if (view.channel_stride == 1 && rows_touch && view.channels < kJoinBelow &&
         view.channels % kLanes != 0 && !plan.across) {

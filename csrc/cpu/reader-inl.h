@@ -25,7 +25,7 @@ class Reader {
         view_(job.params.view),
         plan_(job.plan),
         scratch_(thread_scratch()) {
-    if (plan_.packed) {
+    if (plan_.packed || (view_.kept != nullptr && plan_.joined > 1)) {
       const int64_t elements = plan_.layout == Layout::kRuns ? kSegment : kRowGroup * plan_.block;
       const size_t needed = static_cast<size_t>(elements) * sizeof(Source) / sizeof(double) + 1;
       if (scratch_.packed.size() < needed) scratch_.packed.resize(needed);
@@ -63,6 +63,17 @@ class Reader {
     Source* buffer = reinterpret_cast<Source*>(scratch_.packed.data()) + buffer_offset;
     job_.pack(address, stride, count, p_.scale, buffer);
     return buffer;
+  }
+
+  // Brings elements that are side by side into the buffer in any case.
+  void gather(int64_t offset, int64_t count, int64_t buffer_offset) {
+    Source* buffer = reinterpret_cast<Source*>(scratch_.packed.data()) + buffer_offset;
+    const char* address = static_cast<const char*>(p_.data) + offset * element_size_;
+    if (plan_.packed) {
+      job_.pack(address, 1, count, p_.scale, buffer);
+    } else {
+      __builtin_memcpy(buffer, address, static_cast<size_t>(count) * sizeof(Source));
+    }
   }
 
   // The place in logical order of outer index `row`'s first element; 0 where nobody asks.

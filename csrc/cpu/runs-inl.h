@@ -108,6 +108,25 @@ class Runs : Reader<Source> {
     return (task.row_end - task.row_begin) * (task.inner_end - task.inner_begin);
   }
 
+  // The first row of `task` with those after it that are part of the same run: rows that a mask
+  // keeps of a tensor without channels, and that touch.
+  Task run_of(const Task& task, int64_t row) const {
+    Task run = task;
+    run.row_begin = row;
+    run.row_end = row + 1;
+    const int64_t n = view_.inner.size;
+    if (view_.kept == nullptr || view_.channels > 1 || view_.outer_dims != 1 ||
+        plan_.inner_splits > 1 || view_.outer[0].stride != n * view_.inner.stride ||
+        (plan_.samples() && view_.outer_place[0] != n)) {
+      return run;
+    }
+    while (run.row_end < task.row_end && view_.follow_each_other(row, run.row_end + 1 - row)) {
+      ++run.row_end;
+    }
+    run.inner_end = (run.row_end - row) * n;
+    return run;
+  }
+
   // The first element of the task in a channel, whose row begins at `row_offset`.
   int64_t start(const Task& task, int64_t channel, int64_t row_offset) const {
     return row_offset + channel * view_.channel_stride + task.inner_begin * view_.inner.stride;
@@ -162,25 +181,27 @@ class Runs : Reader<Source> {
   void sum_runs(const Task& task, RunSums<Real, false>* sums, Histogram* tensor,
                 Histogram* by_channel) {
     const int64_t channels = task.channel_end - task.channel_begin;
-    const int64_t elements = channels * (task.inner_end - task.inner_begin);  // a row
-    int64_t rows;
-    for (int64_t row = task.row_begin; row < task.row_end; row += rows) {
-      rows = 1;
+    int64_t next;
+    for (int64_t row = task.row_begin; row < task.row_end; row = next) {
+      const Task run = run_of(task, row);
+      next = run.row_end;
+      const int64_t elements = channels * (run.inner_end - run.inner_begin);
       const int64_t row_offset = view_.outer_offset(row);
       const int64_t row_place = this->place_of_row(row);
       if (elements <= kSegment && !plan_.packed) {
-        if (row == task.row_begin) begin(task, 0, static_cast<int>(channels), sums);
-        if (view_.outer_dims == 1) rows = kSegment / elements;
-        if (rows > task.row_end - row) rows = task.row_end - row;
-        sum_short(task, row_offset, row_place, rows, sums, tensor, by_channel);
+        if (row == task.row_begin) begin(run, 0, static_cast<int>(channels), sums);
+        if (view_.outer_dims == 1 && view_.kept == nullptr) next = row + kSegment / elements;
+        if (next > task.row_end) next = task.row_end;
+        const int64_t rows = view_.kept == nullptr ? next - row : 1;
+        sum_short(run, row_offset, row_place, rows, sums, tensor, by_channel);
         continue;
       }
       for (int64_t c = 0; c < channels; ++c) {
         // Not all at once: their heads may be too far apart to stay in L1. Takes 0.8 to 0.9 of the
         // time.
-        if (row == task.row_begin) begin(task, c, 1, sums);
-        const int64_t channel = task.channel_begin + c, at = place(task, channel, row_place);
-        each_segment(task, channel, row_offset, [&](const Source* p, int64_t n, int64_t i) {
+        if (row == task.row_begin) begin(run, c, 1, sums);
+        const int64_t channel = task.channel_begin + c, at = place(run, channel, row_place);
+        each_segment(run, channel, row_offset, [&](const Source* p, int64_t n, int64_t i) {
           sums[c].add_runs(p, n, 1, 0);
           if (tensor != nullptr) tensor->add<Real, Source>(p, n, ahead(), at + i);
           if (by_channel != nullptr) by_channel[c].add<Real, Source>(p, n, ahead(), at + i);
@@ -311,12 +332,14 @@ class Runs : Reader<Source> {
     RunSums<R, kMasked> sums;
     sums.reset(frame != nullptr ? *frame : make_frame<kHigher>(R{0}, R{1}));
     bool framed = frame != nullptr;
-    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      each_segment(task, channel, view_.outer_offset(row),
-                   [&](const Source* p, int64_t n, int64_t) {
-                     if (kMasked && !framed) framed = frame_finite(p, n, sums.frame);
-                     sums.add_runs(p, n, 1, 0);
-                   });
+    int64_t next;
+    for (int64_t row = task.row_begin; row < task.row_end; row = next) {
+      const Task run = run_of(task, row);
+      next = run.row_end;
+      each_segment(run, channel, view_.outer_offset(row), [&](const Source* p, int64_t n, int64_t) {
+        if (kMasked && !framed) framed = frame_finite(p, n, sums.frame);
+        sums.add_runs(p, n, 1, 0);
+      });
     }
     return to_channels(task, 1, &sums);
   }

@@ -9,8 +9,11 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
+#include <vector>
 
+#include "core/kept_rows.h"
 #include "ops/kernels.h"
 
 namespace hookstats::hooks {
@@ -50,6 +53,30 @@ class TimedMutex {
   Clock::duration held_{0};
 };
 
+// A mask with the rows that it keeps, found once for all tensors of a call.
+class Mask {
+ public:
+  // `tensor` is bool, contiguous and on the CPU.
+  explicit Mask(at::Tensor tensor) : tensor_(std::move(tensor)) {
+    kept_.dims = static_cast<int>(tensor_.dim());
+    for (int d = 0; d < kept_.dims; ++d) kept_.sizes[d] = tensor_.size(d);
+    memory_.resize(static_cast<size_t>(kept_.total()) + 1);
+    kept_.count = keep_rows(tensor_.const_data_ptr<bool>(), tensor_.sizes().data(),
+                            tensor_.strides().data(), kept_.dims, memory_.data());
+    kept_.rows = memory_.data();
+  }
+  Mask(const Mask&) = delete;
+  Mask& operator=(const Mask&) = delete;
+
+  const at::Tensor& tensor() const { return tensor_; }  // as Python has it
+  const KeptRows& kept() const { return kept_; }
+
+ private:
+  at::Tensor tensor_;
+  std::vector<int64_t> memory_;
+  KeptRows kept_;
+};
+
 // Lock order: no thread waits for `mutex` while it holds the GIL. A thread that has the mutex may
 // therefore take the GIL and run Python, and backward threads need no GIL at all.
 struct Arena {
@@ -70,6 +97,8 @@ struct Arena {
   // Whether calls may be of phases, which Python tells.
   std::atomic<bool> routes{false};
   int front = 0;  // the buffer to fill; guarded by the mutex
+  // Of the calls under way; null where there is none. Guarded by the mutex.
+  std::shared_ptr<const Mask> mask;
   TimedMutex mutex;
 
  private:

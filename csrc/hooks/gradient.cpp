@@ -18,16 +18,20 @@ namespace {
 
 // State that the hooks of one tensor share.
 struct Awaited {
-  explicit Awaited(std::shared_ptr<Site> site) : site(std::move(site)) {}
+  explicit Awaited(std::shared_ptr<Site> site)
+      : site(std::move(site)), mask(this->site->arena().mask) {}
 
   std::shared_ptr<Site> site;
+  std::shared_ptr<const Mask> mask;  // of the tensor's call, or null
   std::atomic<bool> first{true};
   // A view's version counter, which the view shares with its base, and its version at the start.
   c10::VariableVersion counter;
   std::optional<uint32_t> version;
 
   bool is_replaced() const { return version && counter.current_version() != *version; }
-  void receive(const at::Tensor& gradient) { site->receive(gradient, first.exchange(false)); }
+  void receive(const at::Tensor& gradient) {
+    site->receive(gradient, first.exchange(false), mask.get());
+  }
 };
 
 struct ForTensor {

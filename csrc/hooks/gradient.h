@@ -9,7 +9,8 @@
 
 namespace hookstats::hooks {
 
-// Registers the hooks on a tensor that requires grad. Backward runs them without the GIL.
+// Registers the hooks on a tensor that requires grad. Backward runs them without the GIL. Under the
+// arena's lock, as the gradient gets the mask that the arena has now.
 //
 // A view that is changed in place later is replaced in the graph, and the view's hook then gets
 // part of the gradient or none. The gradient of the base has all of it, so a hook on the base takes

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -30,8 +31,10 @@ bool is_odd_call() {
 }
 
 void fold(Site& site, const at::Tensor& x) {
+  const std::shared_ptr<const Mask> mask = site.arena().mask;
+  const bool whole = site.is_whole(x, mask.get());
   const bool folded = site.attempt([&] {
-    const UpdateParams& params = site.aim(x);
+    const UpdateParams& params = site.aim(x, mask.get());
     std::optional<c10::Storage> memory;  // other threads may change x, which is not read then
     std::optional<py::gil_scoped_release> released;
     if (x.numel() >= kReleaseGil) {
@@ -41,7 +44,7 @@ void fold(Site& site, const at::Tensor& x) {
     site.fold(params);
   });
   if (folded) {
-    ++site.observed;
+    site.settle(std::nullopt, whole);
   } else {
     site.skip(kDisabled);
   }

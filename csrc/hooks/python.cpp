@@ -91,6 +91,14 @@ PYBIND11_MODULE(_hooks, m) {
           [](Arena& a, bool routes) { a.routes = routes; })
       .def_property_readonly("seconds", [](const Arena& a) { return a.mutex.seconds(); })
       .def_readwrite("front", &Arena::front)
+      .def(
+          "set_mask",
+          [](Arena& a, const std::optional<at::Tensor>& mask) {
+            const auto made = mask ? std::make_shared<const Mask>(*mask) : nullptr;
+            const LockWithGil lock(a);
+            a.mask = made;
+          },
+          py::arg("mask"))
       // Python uses an arena as it would use a threading.RLock.
       .def("__enter__", [](Arena& a) { LockWithGil::lock(a); })
       .def("__exit__", [](Arena& a, const py::args&) { a.mutex.unlock(); });
@@ -102,6 +110,7 @@ PYBIND11_MODULE(_hooks, m) {
            py::arg("arena"), py::arg("owner"))
       .def_property_readonly("forwards", &Site::forwards)
       .def_readonly("observed", &Site::observed)
+      .def_readonly("unmasked", &Site::unmasked)
       .def_readwrite("backwards", &Site::backwards)
       .def_readwrite("missing", &Site::missing)
       .def_readwrite("disabled", &Site::disabled)
@@ -109,8 +118,8 @@ PYBIND11_MODULE(_hooks, m) {
       .def(
           "skip", [](Site& s, const std::string& reason) { ++s.skipped[reason]; },
           py::arg("reason"))
-      .def("settle", &Site::settle, py::arg("reason"))
-      .def("arrive", &Site::arrive, py::arg("first"), py::arg("reason"))
+      .def("settle", &Site::settle, py::arg("reason"), py::arg("whole") = false)
+      .def("arrive", &Site::arrive, py::arg("first"), py::arg("reason"), py::arg("whole") = false)
       .def("expect", &Site::expect, py::arg("sizes"))
       .def(
           "bind",

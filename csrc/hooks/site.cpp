@@ -45,6 +45,11 @@ int64_t* counts_of(const std::optional<at::Tensor>& counts) {
   return counts ? counts->mutable_data_ptr<int64_t>() : nullptr;
 }
 
+// None for an undefined tensor.
+py::object to_python(const at::Tensor& x) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(x));
+}
+
 // Calls a method of the Python Site, if the Site still exists; takes the GIL.
 template <class Call>
 void call_owner(PyObject* owner, const char* method, Call call) {
@@ -108,7 +113,8 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
                                              marks,
                                              {},
                                              {},
-                                             {}});
+                                             {},
+                                             false});
   UpdateParams params{};
   params.dtype = *dtype;
   const State& first = bound->states[0];
@@ -138,21 +144,29 @@ int64_t Site::forwards() const {
   return calls;
 }
 
-void Site::arrive(bool first, const std::optional<std::string>& reason) {
+void Site::arrive(bool first, const std::optional<std::string>& reason, bool whole) {
   ++backwards;
   if (!first) return;
   --missing;
-  settle(reason);
+  settle(reason, whole);
 }
 
-const UpdateParams& Site::aim(const at::Tensor& x) {
+int Site::covered(const at::Tensor& x, const Mask* mask) const {
+  if (mask == nullptr || !x.is_cpu()) return 0;
+  return covered_dims(mask->kept(), x.sizes().data(), static_cast<int>(x.dim()),
+                      bound_->channel_dim);
+}
+
+const UpdateParams& Site::aim(const at::Tensor& x, const Mask* mask) {
   Bound& bound = *bound_;
   UpdateParams& params = bound.params[arena_->front];
-  if (x.strides() != bound.strides) {
+  const int masked = covered(x, mask);
+  if (masked > 0 || bound.masked || x.strides() != bound.strides) {
     bound.strides = x.strides().vec();
-    const ChannelView view =
-        channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()),
-                     bound.channel_dim, params.sampling != nullptr);
+    bound.masked = masked > 0;
+    const ChannelView view = channel_view(
+        x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), bound.channel_dim,
+        params.sampling != nullptr, masked > 0 ? &mask->kept() : nullptr, masked);
     for (UpdateParams& each : bound.params) each.view = view;
   }
   params.data = x.const_data_ptr();
@@ -164,28 +178,26 @@ void Site::fold(const UpdateParams& aimed) {
   count_fold();
 }
 
-void Site::receive(const at::Tensor& gradient, bool first) {
+void Site::receive(const at::Tensor& gradient, bool first, const Mask* mask) {
   {
     std::lock_guard<TimedMutex> lock(arena_->mutex);
     const bool recording = arena_->recording;
     if (!recording || takes(gradient)) {
       const Reason* reason = &kNotRecorded;
-      if (recording) reason = attempt([&] { fold(gradient); }) ? nullptr : &kDisabled;
-      arrive(first, reason == nullptr ? std::nullopt : std::optional<std::string>(reason->text));
+      if (recording) reason = attempt([&] { fold(gradient, mask); }) ? nullptr : &kDisabled;
+      arrive(first, reason == nullptr ? std::nullopt : std::optional<std::string>(reason->text),
+             recording && is_whole(gradient, mask));
       return;
     }
   }
-  hand_to_owner("receive", gradient, first);
+  const at::Tensor masked_by = mask == nullptr ? at::Tensor() : mask->tensor();
+  call_owner(owner_, "receive", [&](const py::object& call) {
+    call(to_python(gradient), first, to_python(masked_by));
+  });
 }
 
 void Site::refuse(const at::Tensor& gradient, bool first) {
-  hand_to_owner("refuse", gradient, first);
-}
-
-void Site::hand_to_owner(const char* method, const at::Tensor& gradient, bool first) {
-  call_owner(owner_, method, [&](const py::object& call) {
-    call(py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient)), first);
-  });
+  call_owner(owner_, "refuse", [&](const py::object& call) { call(to_python(gradient), first); });
 }
 
 void Site::fail(const std::exception& error) {

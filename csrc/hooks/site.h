@@ -40,6 +40,7 @@ class Site {
   Site& operator=(const Site&) = delete;
 
   int64_t observed = 0, backwards = 0, missing = 0;
+  int64_t unmasked = 0;  // observed with all rows, since a mask did not fit
   std::map<std::string, int64_t> skipped;
   bool disabled = false;
 
@@ -47,12 +48,14 @@ class Site {
   // no call half counted.
   int64_t forwards() const;
   void skip(const Reason& reason) { ++skipped[reason.text]; }
-  // Counts the outcome of a call: it was folded in, or skipped for a reason.
-  void settle(const std::optional<std::string>& reason) {
+  // Counts the outcome of a call: it was folded in, with all rows though there is a mask if
+  // `whole`, or skipped for a reason.
+  void settle(const std::optional<std::string>& reason, bool whole) {
     ++(reason ? skipped[*reason] : observed);
+    if (!reason && whole) ++unmasked;
   }
   // Counts a gradient that arrived; if it is the first of its tensor, with the outcome of the call.
-  void arrive(bool first, const std::optional<std::string>& reason);
+  void arrive(bool first, const std::optional<std::string>& reason, bool whole);
 
   // From now on, tensors of this shape, dtype and device go into `states` (by buffer), and `calls`,
   // int64 [1] by buffer, counts them. Python keeps tensors of devices without kernels. `marks` are
@@ -74,11 +77,16 @@ class Site {
     return bound_ && !disabled && x.scalar_type() == bound_->dtype &&
            x.device() == bound_->device && x.sizes() == bound_->sizes;
   }
-  // Folds a tensor that `takes` accepted into the open step. Needs no GIL.
-  void fold(const at::Tensor& x) { fold(aim(x)); }
+  // Whether a mask does not fit a tensor that `takes` accepted, all rows of which are read then.
+  bool is_whole(const at::Tensor& x, const Mask* mask) const {
+    return mask != nullptr && covered(x, mask) == 0;
+  }
+  // Folds a tensor that `takes` accepted into the open step; of its rows, those that `mask` keeps,
+  // if there is one that fits. Needs no GIL.
+  void fold(const at::Tensor& x, const Mask* mask) { fold(aim(x, mask)); }
   // The same in two parts, for callers that release the GIL in between or fold many tensors by one
-  // call. Only `aim` reads the tensor; the caller keeps the tensor's memory alive.
-  const UpdateParams& aim(const at::Tensor& x);
+  // call. Only `aim` reads the tensor; the caller keeps the memory of tensor and mask alive.
+  const UpdateParams& aim(const at::Tensor& x, const Mask* mask = nullptr);
   void fold(const UpdateParams& aimed);
   void count_fold() {
     const auto front = static_cast<size_t>(arena_->front);
@@ -87,9 +95,9 @@ class Site {
   }
 
   // Counts a gradient that arrived and folds it in; `first`: no other gradient arrived for its
-  // tensor. Call it without the lock and without the GIL, which it takes only where `takes`
-  // refuses.
-  void receive(const at::Tensor& gradient, bool first);
+  // tensor; `mask`: that of the call which had the tensor, or null. Call it without the lock and
+  // without the GIL, which it takes only where `takes` refuses.
+  void receive(const at::Tensor& gradient, bool first, const Mask* mask);
   // Counts the gradient of a view's base if the view's part cannot be taken out of it.
   void refuse(const at::Tensor& gradient, bool first);
   // Runs one step of the site's work; if that throws, disables the site with a warning. Returns
@@ -121,9 +129,11 @@ class Site {
     std::optional<std::array<at::Tensor, 2>> marks;
     std::array<int64_t*, 2> call_counts;
     std::vector<float> tensor_edges, channel_edges;
+    bool masked = false;  // whether the views in `params` are of a mask
   };
 
-  void hand_to_owner(const char* method, const at::Tensor& gradient, bool first);
+  // How many dimensions of the tensor a mask covers; 0: it does not fit, or there is none.
+  int covered(const at::Tensor& x, const Mask* mask) const;
 
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Bound> bound_;

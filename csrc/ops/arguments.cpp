@@ -54,6 +54,18 @@ void check_apart(const std::vector<Tensor>& tensors, const char* name) {
   }
 }
 
+std::string shape_of(const int64_t* sizes, int dims) {
+  std::string shape = "[";
+  for (int d = 0; d < dims; ++d) shape += (d == 0 ? "" : ", ") + std::to_string(sizes[d]);
+  return shape + "]";
+}
+
+template <class T>
+int64_t keep_rows_of(const Tensor& mask, int64_t* rows) {
+  return keep_rows(static_cast<const T*>(mask.const_data_ptr()), mask.sizes().data(),
+                   mask.strides().data(), static_cast<int>(mask.dim()), rows);
+}
+
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Place& place) {
@@ -67,15 +79,11 @@ std::ostream& operator<<(std::ostream& out, const Name& name) {
 }
 
 std::string shape_of(const Tensor& t) {
-  std::string shape = "[";
-  for (int64_t d = 0; d < t.dim(); ++d) {
-    shape += (d == 0 ? "" : ", ") + std::to_string(t.size(d));
-  }
-  return shape + "]";
+  return shape_of(t.sizes().data(), static_cast<int>(t.dim()));
 }
 
 UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> channel_dim,
-                   const Counting& counting, int64_t index) {
+                   const Counting& counting, int64_t index, const KeptRows* kept) {
   const Bins &bins = counting.bins, &channel_bins = counting.channel_bins;
   const Tensor& x = fold.x;
   const Name name{index < 0 ? "x" : "xs", index};
@@ -93,8 +101,14 @@ UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> 
   STD_TORCH_CHECK(dtype.has_value(), name, " has dtype ", x.scalar_type(),
                   "; expected a real floating point, integer or bool dtype");
   params.dtype = *dtype;
-  params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(dims),
-                             static_cast<int>(dim), counting.sampling != nullptr);
+  const auto rank = static_cast<int>(dims), along = static_cast<int>(dim);
+  const int masked = kept == nullptr ? 0 : covered_dims(*kept, x.sizes().data(), rank, along);
+  STD_TORCH_CHECK(kept == nullptr || masked > 0, "mask has shape ",
+                  kept == nullptr ? "" : shape_of(kept->sizes, kept->dims),
+                  "; expected the first dimensions of ", name, " of shape ", shape_of(x),
+                  ", or as many elements as the first one has, and channels along another");
+  params.view = channel_view(x.sizes().data(), x.strides().data(), rank, along,
+                             counting.sampling != nullptr, kept, masked);
   params.sampling = counting.sampling;
   const int64_t channels = params.view.channels;
   params.higher = fold.moments.dim() == 2 && fold.moments.size(1) == kHigherColumns;
@@ -186,6 +200,30 @@ const int64_t* read_sampling(const std::optional<Tensor>& sampling, const Place&
       "sampling is ", sampling->scalar_type(), " ", shape_of(*sampling), "; expected a contiguous ",
       place, " tensor of ", ScalarType::Long, " [", static_cast<int>(kSamplingColumns), "]");
   return static_cast<const int64_t*>(sampling->const_data_ptr());
+}
+
+KeptRows read_mask(const Tensor& mask, std::vector<int64_t>& memory) {
+  const auto dtype = mask.scalar_type();
+  const bool integers = dtype == ScalarType::Bool || dtype == ScalarType::Byte ||
+                        dtype == ScalarType::Char || dtype == ScalarType::Short ||
+                        dtype == ScalarType::Int || dtype == ScalarType::Long;
+  STD_TORCH_CHECK(kCpu.has(mask) && integers && 1 <= mask.dim() && mask.dim() <= kMaskDims,
+                  "mask is ", dtype, " ", shape_of(mask),
+                  "; expected a CPU tensor [rows] or [batch, time] of bool, uint8, int8, int16, "
+                  "int32 or int64");
+  KeptRows kept;
+  kept.dims = static_cast<int>(mask.dim());
+  for (int d = 0; d < kept.dims; ++d) kept.sizes[d] = mask.size(d);
+  // One more: each row is written before it is known whether it is kept.
+  memory.resize(static_cast<size_t>(kept.total()) + 1);
+  int64_t* const rows = memory.data();
+  const auto width = mask.element_size();
+  kept.count = width == 1   ? keep_rows_of<int8_t>(mask, rows)
+               : width == 2 ? keep_rows_of<int16_t>(mask, rows)
+               : width == 4 ? keep_rows_of<int32_t>(mask, rows)
+                            : keep_rows_of<int64_t>(mask, rows);
+  kept.rows = rows;
+  return kept;
 }
 
 void check_scale(const Tensor& scale, const Place& place) {

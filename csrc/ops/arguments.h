@@ -68,9 +68,10 @@ struct Counting {
   const int64_t* sampling;
 };
 
-// Checks one fold. `index` is the fold's place in the lists, or -1 where there are no lists.
+// Checks one fold. `index` is the fold's place in the lists, or -1 where there are no lists; `kept`
+// are the rows that a mask keeps, or null.
 UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> channel_dim,
-                   const Counting& counting, int64_t index = -1);
+                   const Counting& counting, int64_t index = -1, const KeptRows* kept = nullptr);
 
 // Checks all folds, and that their states share no memory.
 std::vector<UpdateParams> check(const Folds& folds, const Place& place,
@@ -93,6 +94,10 @@ void check_bins(const torch::stable::Tensor& bins, const char* name, const Place
 // one.
 const int64_t* read_sampling(const std::optional<torch::stable::Tensor>& sampling,
                              const Place& place);
+
+// The rows that a mask keeps, bool or integers of at most 64 bits, [rows] or [batch, time] on the
+// CPU; `memory` gets them.
+KeptRows read_mask(const torch::stable::Tensor& mask, std::vector<int64_t>& memory);
 
 // Checks that the scale is float32 [] at `place`.
 void check_scale(const torch::stable::Tensor& scale, const Place& place);

@@ -5,11 +5,13 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
   // Folds the statistics of `x` into the state of its channels. Shapes, columns and
   // dtypes of the state are those of core/state.h, where the columns of `moments` say whether there
   // are third and fourth moments; `bins` is described in core/bins.h. `sampling`, where
-  // histograms may be sampled, is described in core/sample.h.
+  // histograms may be sampled, is described in core/sample.h. `mask`, bool or integers, is not zero
+  // where a row of `x` is read (core/kept_rows.h).
   m.def(
       "update_(Tensor x, int? channel_dim, Tensor(a!) moments, Tensor(b!) tallies, "
       "Tensor(c!)? counts=None, Tensor? bins=None, "
-      "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None, Tensor? sampling=None) -> ()");
+      "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None, Tensor? sampling=None, "
+      "Tensor? mask=None) -> ()");
   // The same for many tensors: the i-th tensor goes into the state of the i-th entries of the other
   // lists. `counts` and `channel_counts` are empty where there are no such bins. Values are divided
   // by `scale`. All moments have the same columns.

@@ -20,6 +20,8 @@ namespace hookstats {
 //   static Bins linear(const Tensor& edges, Histogram);  // checked edges, as the kernels read them
 //   static void divide(UpdateParams&, const Tensor& scale);  // sets a checked scale
 //   static constexpr bool kSamples;  // whether the kernels sample histograms
+//   static KeptRows keep(const Tensor& mask);  // a checked mask, as the kernels read it; it lasts
+//                                              // until the thread's next call
 //   static constexpr Kernels kernels{...};
 
 // Which of a call's two histograms bins are for.
@@ -57,14 +59,18 @@ void update(const torch::stable::Tensor& x, std::optional<int64_t> channel_dim,
             std::optional<torch::stable::Tensor> counts, std::optional<torch::stable::Tensor> bins,
             std::optional<torch::stable::Tensor> channel_counts,
             std::optional<torch::stable::Tensor> channel_bins,
-            std::optional<torch::stable::Tensor> sampling) {
+            std::optional<torch::stable::Tensor> sampling,
+            std::optional<torch::stable::Tensor> mask) {
   check_pairs(counts.has_value(), bins.has_value(), channel_counts.has_value(),
               channel_bins.has_value());
   const Place place = Backend::place(x);
+  KeptRows kept;
+  if (mask.has_value()) kept = Backend::keep(*mask);
   const Fold fold{x, moments, tallies, counts ? &*counts : nullptr,
                   channel_counts ? &*channel_counts : nullptr};
+  const Counting counting = read_counting<Backend>(bins, channel_bins, sampling, place);
   const UpdateParams params =
-      check(fold, place, channel_dim, read_counting<Backend>(bins, channel_bins, sampling, place));
+      check(fold, place, channel_dim, counting, -1, mask.has_value() ? &kept : nullptr);
   Backend::kernels.update(&params, 1, place.index);
 }
 

@@ -56,6 +56,10 @@ struct CpuBackend {
     params.scale = *static_cast<const float*>(scale.const_data_ptr());
   }
 
+  static KeptRows keep(const Tensor& mask) {
+    return read_mask(mask, cpu::thread_scratch().kept_rows);
+  }
+
   static constexpr bool kSamples = true;
   static constexpr Kernels kernels{update_params, nullptr};
 };

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hookstats.arena.flag import Flag
 from hookstats.arena.graph_states import GraphSite, GraphState
+from hookstats.arena.mask import MaskOfCalls
 from hookstats.arena.rows import Counters, offsets_of
 from hookstats.arena.shelf import Shelf
 from hookstats.arena.snapshot import SMALL_BYTES, Extent, Layout, Places, Snapshot
@@ -97,6 +98,7 @@ class Arena:
         """The half of the arena for the C++ hooks; None without C++ hooks."""
         if native.hooks is not None:
             self.native = native.hooks.Arena(entries(native.hooks.PARAMS_SIZE))
+        self.mask = MaskOfCalls(self.native)
         self.lock: AbstractContextManager[object] = self.native or threading.RLock()
         """Held during a fold, which neither a swap nor another thread may interrupt."""
         self._half: _hooks.Arena | _PythonHalf = self.native or _PythonHalf()
@@ -227,8 +229,7 @@ class Arena:
 
     def pending(self) -> int:
         """How many tensors were folded into the open step; waits for the devices."""
-        shelves = [shelf for shelf in self.shelves.values() if shelf.graphs.sites]
-        graphs = [int(shelf.graphs.folded().sum()) for shelf in shelves]
+        graphs = [int(s.graphs.folded().sum()) for s in self.shelves.values() if s.graphs.sites]
         return int(self.calls.first(len(self._placed), self.front).sum()) + sum(graphs)
 
     def has_calls(self) -> bool:
@@ -393,11 +394,11 @@ class Accumulator:
         self._marks = marks
         self._graph: GraphState | None = None
 
-    def fold(self, x: Tensor, channel_dim: int | None) -> None:
+    def fold(self, x: Tensor, channel_dim: int | None, mask: Tensor | None = None) -> None:
         """Fold the statistics of `x`, a detached tensor, into the open step, under the lock."""
         self.begin()
         try:
-            update_(x, channel_dim, *self._states[self._arena.front])
+            update_(x, channel_dim, *self._states[self._arena.front], mask)
         except Exception:  # not after an interrupt: the tensor may be in the state then
             self.end(0)
             raise
@@ -423,9 +424,8 @@ class Accumulator:
     def end(self, tensors: int) -> None:
         """Count the tensors that an external writer folded in: 0 if it was refused."""
         front = self._arena.front
-        calls, under_way = self._calls[front], self._under_way[front]
-        calls[0] += tensors
-        under_way[0] = 0
+        self._calls[front][0] += tensors
+        self._under_way[front][0] = 0
 
     def graph_state(self, site: GraphSite) -> GraphState:
         """The state that compiled graphs fold into; made at the first call."""

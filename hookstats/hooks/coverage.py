@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hookstats.records.keys import label
@@ -13,10 +13,10 @@ from hookstats.stats.printable import printable
 class Counts:
     """What became of one site's tensors so far, as in SiteCoverage; in C++ it is `_hooks.Site`."""
 
-    __slots__ = ("backwards", "disabled", "missing", "observed", "skipped")
+    __slots__ = ("backwards", "disabled", "missing", "observed", "skipped", "unmasked")
 
     def __init__(self) -> None:
-        self.observed = self.backwards = self.missing = 0
+        self.observed = self.backwards = self.missing = self.unmasked = 0
         self.skipped: dict[str, int] = {}
         self.disabled = False
         """Whether the site takes no more tensors."""
@@ -31,18 +31,20 @@ class Counts:
         """Count a tensor that was left out."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
-    def settle(self, reason: str | None) -> None:
-        """Count a tensor, and why it was left out; None: it was folded in."""
+    def settle(self, reason: str | None, whole: bool = False) -> None:
+        """Count a tensor, and why it was left out; None: it was folded in, `whole` with all its
+        rows, though there is a mask."""
         if reason is None:
             self.observed += 1
+            self.unmasked += whole
         else:
             self.skip(reason)
 
-    def arrive(self, first: bool, reason: str | None) -> None:
+    def arrive(self, first: bool, reason: str | None, whole: bool = False) -> None:
         """Count a gradient that arrived; if it is the first of its tensor, with its outcome."""
         self.backwards += 1
         if first:
-            self.settle(reason)
+            self.settle(reason, whole)
             self.missing -= 1
 
 
@@ -67,6 +69,9 @@ class SiteCoverage:
     """The calls whose gradient has not arrived (yet)."""
     error: str | None
     """The error that disabled the site; None if none did."""
+    unmasked: dict[str, int] = field(default_factory=dict)
+    """Of the observed calls, those whose tensor is in the statistics with all its rows though there
+    is a mask, by reason."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +140,20 @@ class Coverage:
             for line in lines
         ]
         text += [f"{row.kind} of {row.name!r}: {row.error}" for row in self.rows if row.error]
+        text += _of_masks(self.rows)
         text += [f"{what}: {why}" for what, why in self.failures.items()]
         text.append(f"{self.steps} steps, {self.stalls} stalls, {self.discarded} discarded")
         text += [] if self.budget is None else [_of_budget(**self.budget)]
         return printable("\n".join(text), lines=True)
+
+
+def _of_masks(rows: Sequence[SiteCoverage]) -> Iterator[str]:
+    """What has all its rows though there is a mask, for people: a line for each reason."""
+    for reason in sorted({reason for row in rows for reason in row.unmasked}):
+        found = [row for row in rows if reason in row.unmasked]
+        calls = sum(row.unmasked[reason] for row in found)
+        sites = ", ".join(f"{printable(row.kind)} of {label(row.name)}" for row in found[:3])
+        yield f"all rows, {reason}: {calls} calls of {sites}{', ...' * (len(found) > 3)}"
 
 
 def _of_budget(share: float, every: int, takes: float | None, is_out_of_reach: bool) -> str:

@@ -122,7 +122,7 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
             if site.native is not None and native.hooks is not None:
                 reason = native.hooks.await_gradient(site.native, tensor)
             else:
-                register(site, tensor)
+                register(site.under_mask(), tensor)
     except Exception as error:
         reason = site.disable(error)
     if reason is None:

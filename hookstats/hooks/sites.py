@@ -13,11 +13,13 @@ from hookstats.arena.arena import Accumulator, Arena
 from hookstats.arena.graph_states import AWAITED, FOLDED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
-from hookstats.hooks.readable import local_part, short, unreadable
+from hookstats.hooks.readable import local_part, local_shape, short, unreadable
 from hookstats.hooks.spread import Spread
+from hookstats.kernels.backends import backend_of
 from hookstats.records import reasons
 from hookstats.records.layout import Layout
 from hookstats.records.record import SiteInfo
+from hookstats.stats.mask import covered_dims
 from hookstats.stats.reference import DTYPES
 from hookstats.stats.warning import warn
 
@@ -95,12 +97,17 @@ class Site:
         self._accumulators: dict[torch.device, Accumulator] = {}
 
     def observe(self, tensor: Tensor) -> None:
-        """Fold a tensor in, and count it."""
-        self.counts.settle(self.fold(tensor))
+        """Fold a tensor of the call under way in, and count it."""
+        mask = self._arena.mask.now
+        reason = self.fold(tensor, mask)
+        self.counts.settle(reason, reason is None and self._is_whole(tensor, mask))
 
-    def receive(self, gradient: Tensor, first: bool) -> None:
-        """Count a gradient that arrived and fold it in; `first`: no other gradient arrived for its
-        tensor."""
+    def receive(self, gradient: Tensor, first: bool, mask: Tensor | None = None) -> None:
+        """Count a gradient that arrived and fold it in.
+
+        first: no other gradient arrived for its tensor.
+        mask: that of the call which had the tensor, as in `MaskOfCalls.now`.
+        """
         with self._arena.lock, DisableTorchFunction():
             site = self._of_width(gradient)
             if first and site is not self:  # as where a gradient's shard is not like its tensor's
@@ -108,8 +115,13 @@ class Site:
                 site.counts.missing += 1
             site.counts.disabled = site.error is not None
             recording = self._arena.recording
-            reason = site.fold(gradient) if recording else reasons.NOT_RECORDED
-            site.counts.arrive(first, reason)
+            reason = site.fold(gradient, mask) if recording else reasons.NOT_RECORDED
+            site.counts.arrive(first, reason, reason is None and site._is_whole(gradient, mask))
+
+    def under_mask(self) -> Site | Masked:
+        """What takes the gradients of a tensor of the call under way."""
+        mask = self._arena.mask.now
+        return self if mask is None else Masked(self, mask)
 
     def _of_width(self, gradient: Tensor) -> Site:
         """The site for a gradient, which as a rule has the width of its tensor."""
@@ -154,8 +166,10 @@ class Site:
             self._spread = None
             return None
 
-    def fold(self, tensor: Tensor) -> str | None:
+    def fold(self, tensor: Tensor, mask: Tensor | None = None) -> str | None:
         """Fold `tensor` into the open step, or return the reason not to.
+
+        mask: which rows to fold in, if it fits; as in `MaskOfCalls.now`.
 
         Raises nothing but torch.AcceleratorError, after which the device is lost.
         """
@@ -164,7 +178,7 @@ class Site:
             return found
         x, accumulator, channel_dim = found
         try:
-            accumulator.fold(x.detach(), channel_dim)
+            accumulator.fold(x.detach(), channel_dim, None if self._is_whole(x, mask) else mask)
         except Exception as error:
             return self._fail(tensor, error)
         return None
@@ -279,6 +293,15 @@ class Site:
         """The dimension of the channels in tensors of `ndim` dimensions; None: there is one."""
         return self.rule(ndim) if dtype.is_floating_point else None
 
+    def _is_whole(self, tensor: Tensor, mask: Tensor | None) -> bool:
+        """Whether there is a mask that does not fit a tensor, all rows of which are read then."""
+        if mask is None:
+            return False
+        shape = local_shape(tensor)
+        dim = self.channel_dim(len(shape), tensor.dtype)
+        fits = covered_dims(mask.shape, shape, dim) and backend_of(tensor.device).masks
+        return not fits
+
     def row(self) -> SiteCoverage:
         """The site's row of the coverage."""
         skipped = self.graph.totals()
@@ -289,16 +312,38 @@ class Site:
         answered = min(came, calls)  # several gradients of a call count as one
         late = min(late, answered)
         skipped[reasons.NOT_RECORDED] = late
+        in_graphs = answered - late
+        unmasked = {reasons.MASK_UNFIT: self.counts.unmasked}
+        if self._arena.mask.expected:
+            unmasked[reasons.COMPILED] = in_graphs
         return SiteCoverage(
             name=self.name,
             kind=self.kind,
             forwards=self.counts.forwards + forwards,
-            observed=self.counts.observed + answered - late,
+            observed=self.counts.observed + in_graphs,
             skipped=dict(Counter(self.counts.skipped) + skipped),
             backwards=self.counts.backwards + (came if of_gradients else 0),
             missing=self.counts.missing + calls - answered,
             error=self.error,
+            unmasked={reason: calls for reason, calls in unmasked.items() if calls},
         )
+
+
+class Masked:
+    """Takes the gradients of one tensor for a site, with the mask of the tensor's call."""
+
+    __slots__ = ("_mask", "_site", "disable", "refuse")
+
+    def __init__(self, site: Site, mask: Tensor) -> None:
+        """mask: as in `MaskOfCalls.now`."""
+        self._site = site
+        self._mask = mask
+        self.refuse = site.refuse
+        self.disable = site.disable
+
+    def receive(self, gradient: Tensor, first: bool) -> None:
+        """As `Site.receive`."""
+        self._site.receive(gradient, first, self._mask)
 
 
 def channels_of(

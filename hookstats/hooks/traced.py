@@ -32,6 +32,7 @@ from hookstats._torch import (
 )
 from hookstats.arena.arena import Arena
 from hookstats.arena.graph_states import AWAITED
+from hookstats.arena.mask import MaskOfCalls
 from hookstats.hooks.dynamo import look_at_tracer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
@@ -180,7 +181,9 @@ def _hookstats_key(key: str, phase: str, may_evaluate: bool) -> str:
 
     phase, may_evaluate: what the result depends on, for the guards of dynamo.
     """
-    next_key = _traced_hooks[key].for_call()
+    hook = _traced_hooks[key]
+    _warn_of_masks(hook.arena.mask)
+    next_key = hook.for_call()
     return key if next_key is None else next_key()
 
 
@@ -238,6 +241,16 @@ def _hookstats_plan(
                 partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
                 plan.gradient = dim, found.state, found.folded, awaited, partial, recomputed
     return plan
+
+
+def _warn_of_masks(mask: MaskOfCalls) -> None:
+    """Say once per watch that compiled code knows no masks."""
+    if mask.expected and not mask.is_missed:
+        mask.is_missed = True
+        warn(
+            "hookstats: mask: compiled code does not know the mask, and the statistics of its "
+            "tensors are of all rows"
+        )
 
 
 def _without_gradient(requires_grad: bool, is_leaf: bool) -> str | None:

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from hookstats._torch import FakeTensor, is_functorch_wrapped_tensor
 from hookstats.kernels import ops
-from hookstats.kernels.backends import home
+from hookstats.kernels.backends import check_masks, home
 from hookstats.kernels.sampling import Sampling
 from hookstats.stats import reference, state
 from hookstats.stats.arguments import check_integer, check_moments
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.mask import EXPECTED, check_fits
 
 
 def channel_stats(
@@ -22,6 +23,7 @@ def channel_stats(
     *,
     moments: int = 2,
     step: int = 0,
+    mask: Tensor | None = None,
 ) -> ChannelStats:
     """The statistics of every channel of one tensor, in one read of it.
 
@@ -33,12 +35,17 @@ def channel_stats(
         bins: LinearBins or LogBins for one histogram per channel; None for no histograms.
         moments: 4 for third and fourth central moments, too: `skewness` and `kurtosis`; else 2.
         step: which elements bins with `sample` count follows from it; others count the same.
+        mask: bool or integers [batch, time], on the device of `x`, for `x` [batch, time, ...] or
+            [batch * time, ...]: where it is 0, as for padding, the row is left out of everything,
+            without a copy of `x`. Or [rows], for `x` [rows, ...]. None keeps all rows.
     Returns:
         The statistics of `x.shape[channel_dim]` channels, on the CPU.
     Raises:
         ValueError: x is sparse, nested, meta, fake, inside a torch.func transform, or of another
-            dtype; x has no dimension channel_dim; bins, moments or step is something else; bins
-            have a `sample`, and the kernels of the device count every element.
+            dtype; x has no dimension channel_dim; bins, moments or step is something else; mask is
+            something else or does not fit, as where channel_dim is one of its dimensions, or x has
+            the weights of attention, [batch, heads, time, time]; the kernels of the device have no
+            masks, or count every element and bins have a `sample`.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"x = {type(x).__name__}: expected a torch.Tensor")
@@ -49,6 +56,8 @@ def channel_stats(
     higher = check_moments(moments) == 4
     step = check_integer("step", step, 0)
     channels = reference.channel_count(x, channel_dim)
+    if mask is not None:
+        mask = _checked(mask, x, channel_dim)
     x = x.detach().resolve_neg()
     device = home(x.device)
     sums = state.identity_moments(channels, device, higher=higher)
@@ -58,13 +67,26 @@ def channel_stats(
         counts = torch.zeros(channels, bins.slots, dtype=torch.int64, device=device)
         descriptor = bins.descriptor(device)
     sampling = Sampling(None, bins, step).on(x.device)
-    ops.update_(x, channel_dim, sums, tallies, None, None, counts, descriptor, sampling)
+    ops.update_(x, channel_dim, sums, tallies, None, None, counts, descriptor, sampling, mask)
     return ChannelStats(
         sums.cpu(),
         tallies.cpu(),
         channel_counts=None if counts is None else counts.cpu(),
         channel_bins=bins,
     )
+
+
+def _checked(mask: Tensor, x: Tensor, channel_dim: int | None) -> Tensor:
+    """The mask as operators take it."""
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"mask = {type(mask).__name__}: expected {EXPECTED}")
+    if reason := _without_data(mask):
+        raise ValueError(f"mask has {reason}: expected {EXPECTED}")
+    check_fits(mask, x, channel_dim)
+    check_masks(x.device)
+    if mask.device != x.device:
+        raise ValueError(f"mask is on {mask.device}: expected {x.device}, the device of x")
+    return mask.detach()
 
 
 def _without_data(x: Tensor) -> str | None:

@@ -36,7 +36,7 @@ _KERNELS = {
     "update_once_(Tensor x, int? channel_dim, Tensor(a!) moments, Tensor(b!) tallies, "
     "Tensor(c!)? counts=None, Tensor? bins=None, "
     "Tensor(d!)? channel_counts=None, Tensor? channel_bins=None, "
-    "Tensor? sampling=None) -> ()": _update_once,
+    "Tensor? sampling=None, Tensor? mask=None) -> ()": _update_once,
     "count_once_(Tensor(a!) calls, Tensor(b!)? recomputed=None) -> ()": _count_once,
 }
 for _schema, _kernel in _KERNELS.items():

@@ -72,13 +72,15 @@ def _operator(name: str) -> Callable[..., None]:
 
 update_ = _operator("update_")
 """update_(x, channel_dim, moments, tallies, counts=None, bins=None, channel_counts=None,
-channel_bins=None, sampling=None) -> None: folds the statistics of `x` into the state of its
-channels, in place.
+channel_bins=None, sampling=None, mask=None) -> None: folds the statistics of `x` into the state of
+its channels, in place.
 
 x: any strides; a dtype of `reference.DTYPES`. The caller detaches x, which is never changed.
 channel_dim: the dimension of x that has the C channels, or None for C = 1.
 moments, tallies, counts, bins, channel_counts, channel_bins, sampling: the fields of
     `stats.state.State`.
+mask: bool or integers [batch, time] or [rows], on the device of x: where it is 0, a row of x is
+    left out; x is [batch, time, ...] or [rows, ...] (`stats.mask.covered_dims`). None keeps all.
 Bad arguments are a ValueError, from the C++ kernels a RuntimeError; `reference.check` lists them.
 """
 

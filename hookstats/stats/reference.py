@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hookstats.stats import state
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.mask import check_fits, kept
 from hookstats.stats.sample import chosen
 
 DTYPES = frozenset(
@@ -93,6 +94,7 @@ def check(
     channel_counts: Tensor | None = None,
     channel_bins: Tensor | None = None,
     sampling: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> None:
     """Raise a ValueError if update_ cannot take these arguments."""
     if reason := unsupported(x):
@@ -106,6 +108,8 @@ def check(
     _check_histogram("channel_", (channels,), channel_counts, channel_bins, x.device)
     if sampling is not None:
         _check_state("sampling", sampling, (3,), torch.int64, x.device)
+    if mask is not None:
+        check_fits(mask, x, channel_dim)
 
 
 def update_(
@@ -118,18 +122,20 @@ def update_(
     channel_counts: Tensor | None = None,
     channel_bins: Tensor | None = None,
     sampling: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> None:
     """Fold the statistics of `x` into the state of its channels, in place.
 
     The arguments are those of the operator `hookstats::update_`: `moments` [C, 7] get third and
-    fourth moments, too. If the device of `x` has no float64, the state may be on the CPU.
+    fourth moments, too. If the device of `x` has no float64, the state may be on the CPU. The rows
+    that a mask keeps are copied.
 
     Raises:
         ValueError: arguments that `check` refuses.
     """
     arguments = moments, tallies, counts, bins, channel_counts, channel_bins, sampling
-    check(x, channel_dim, *arguments)
-    _fold(x, channel_dim, *arguments, None)
+    check(x, channel_dim, *arguments, mask)
+    _fold(x, channel_dim, *arguments, None, mask)
 
 
 def update_many_(
@@ -203,13 +209,19 @@ def _fold(
     channel_bins: Tensor | None,
     sampling: Tensor | None,
     scale: Tensor | None,
+    mask: Tensor | None = None,
 ) -> None:
     """`update_` with arguments that were checked."""
+    dims = 0 if mask is None else check_fits(mask, x, channel_dim)
 
     def by_channel(of_x: Tensor) -> Tensor:
-        return of_x.unsqueeze(0) if channel_dim is None else of_x.movedim(channel_dim, 0)
+        along = channel_dim
+        if mask is not None:
+            along = along if along is None else along % of_x.dim() - (dims - 1)
+            of_x = kept(of_x, mask, dims)
+        return of_x.unsqueeze(0) if along is None else of_x.movedim(along, 0)
 
-    masks = _masks(x, channel_dim, sampling)
+    masks = _masks(x, channel_dim, sampling, dims)
     rows = by_channel(x.detach().resolve_neg())
     for piece, *of_piece in zip(*map(_pieces, (rows, *map(by_channel, masks))), strict=True):
         if scale is not None:
@@ -223,12 +235,14 @@ def _fold(
             _count_(channel_counts, counted_by_channel, channel_bins)
 
 
-def _masks(x: Tensor, channel_dim: int | None, sampling: Tensor | None) -> list[Tensor]:
+def _masks(
+    x: Tensor, channel_dim: int | None, sampling: Tensor | None, masked: int
+) -> list[Tensor]:
     """What the tensor's and the channels' histograms count of `x`; none: all."""
     if sampling is None:
         return []
     step, *every = sampling.tolist()
-    return [chosen(x, k, step, channel_dim) for k in every]
+    return [chosen(x, k, step, channel_dim, masked) for k in every]
 
 
 def _kept(values: Tensor, mask: Tensor) -> Tensor:

@@ -44,16 +44,20 @@ def every_of(sample: Sample) -> int:
     return 0 if sample == "auto" else sample
 
 
-def chosen(x: Tensor, every: int, step: int, channel_dim: int | None = None) -> Tensor:
+def chosen(
+    x: Tensor, every: int, step: int, channel_dim: int | None = None, masked: int = 0
+) -> Tensor:
     """bool, of the shape of `x`, on the CPU: the elements that count.
 
     What expanded dimensions repeat is one element, which counts as often as it is repeated; but
-    each channel has its own elements.
+    each channel has its own elements, and so has each row of a mask.
 
     Args:
         every: of how many units one is counted; 0 is "auto".
+        masked: how many leading dimensions of `x` a mask covers.
     """
     sizes = [1 if stride == 0 else n for n, stride in zip(x.shape, x.stride(), strict=True)]
+    sizes[:masked] = x.shape[:masked]
     if channel_dim is not None:
         sizes[channel_dim] = x.shape[channel_dim]
     elements = int(np.prod(sizes, dtype=np.int64))

@@ -6,7 +6,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats.arena.arena import Arena
 from hookstats.hooks.coverage import Coverage
-from hookstats.hooks.dynamo import break_graphs, tidy
+from hookstats.hooks.dynamo import tidy
+from hookstats.hooks.masks import Masks
 from hookstats.hooks.partials import Partials
 from hookstats.hooks.phases import Phases
 from hookstats.hooks.presence import Presence
@@ -25,11 +26,11 @@ from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.spread import Spread
 from hookstats.hooks.steps import StepHook
-from hookstats.records.keys import check_phase
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
+from hookstats.watching.contexts import Contexts
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
 from hookstats.watching.meter import Meter
@@ -41,7 +42,7 @@ from hookstats.watching.settings import Settings, unwrapped
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
 
-class Watch:
+class Watch(Contexts):
     """The recording of a model; `watch` makes it. As a context manager, it is closed at the end.
 
     A `closed` watch still has `latest`, `alerts` and `coverage`; everything else raises ValueError.
@@ -49,8 +50,6 @@ class Watch:
     A watch that is dropped is closed when nothing can bring it another step or reads its records:
     its optimizers keep it alive as long as there are a run directory, sinks or rules.
     """
-
-    _closed = True  # until it is open
 
     def __init__(
         self,
@@ -88,7 +87,9 @@ class Watch:
         self._discarded = 0
         self._handles: list[RemovableHandle] = []
         self._presence = Presence()
+        models = list(models)
         self._roots = Roots(models)
+        self._masks = Masks(arena, settings.mask)
         self._phases = Phases(self._roots.is_evaluation)
         if settings.modes == "both":
             self._phases.keeps_evaluation = self._roots.skips_evaluation = True
@@ -105,22 +106,28 @@ class Watch:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepped: set[int] = set()
         try:
-            self._attach(doors, selection, optimizers)
+            self._attach(models, doors, selection, optimizers)
         except BaseException:
             self.close()
             raise
         self._schedule()
 
     def _attach(
-        self, doors: Mapping[str, nn.Module], selection: Selection, optimizers: Iterable[Optimizer]
+        self,
+        models: Sequence[nn.Module],
+        doors: Mapping[str, nn.Module],
+        selection: Selection,
+        optimizers: Iterable[Optimizer],
     ) -> None:
         self._handles += self._roots.attach()
+        self._handles += self._masks.attach(models)
         for name, model in doors.items():
             self._handles += self._observers.attach_door(name, model)
         for name, module in selection.modules.items():
             known = len(self._handles)
             self._handles += self._observers.attach(selection, name)
             self._presence.add(module, self._handles[known:])
+        self._handles += self._masks.attach_ends(models)
         for name in selection.parameters:
             self._observers.add_parameter(selection, name)
         for optimizer in optimizers:
@@ -154,26 +161,6 @@ class Watch:
         if not self._optimizers and self._arena.recording:
             self._observers.parameters.observe_all()
         self._close_step()
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """In this context, calls of modules are in a phase: ``with watch.phase("fake"): ...``.
-
-        Each phase has statistics of its own, whose kinds begin with its name: "fake:output". So
-        those of a module with several roles, such as the discriminator of a GAN, stay apart.
-        Gradients belong to the phase of their forward, wherever the backward runs, and so does the
-        recomputation of a checkpoint. All calls count, those of an evaluation, too. An inner phase
-        replaces the outer one. Parameters, their gradients and updates have no phases.
-
-        Args:
-            name: letters, digits, "_" and "-", a letter or "_" first.
-
-        Raises:
-            ValueError: the name has other characters, or the watch is closed.
-        """
-        self._check_open()
-        check_phase(name)
-        self._arena.route()
-        return self._phases.within(name)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Keep numbers of the step, such as its loss: ``log(loss=loss)``, ``log({"eval/f1": f1})``.
@@ -428,13 +415,6 @@ class Watch:
         self._presence.set(self._arena.recording or not seldom)
         exchange = self._flusher.exchange
         self._partials.wanted = exchange is not None and exchange.adds_up(self._step)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError("the watch is closed: expected an open one, from another watch()")
-
-
-break_graphs(Watch.phase, "a phase of hookstats is made")
 
 
 def _has_begun(roots: Roots, arena: Arena) -> bool:

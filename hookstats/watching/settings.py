@@ -48,6 +48,7 @@ class Settings(NamedTuple):
     detail: str = "channel"
     channels_every: int = 10
     budget: float | None = None
+    mask: str | None = None
 
     def checked(self) -> Settings:
         """The settings, with `every` and `moments` as ints.
@@ -71,6 +72,11 @@ class Settings(NamedTuple):
             isinstance(self.budget, (int, float)) and 0 < self.budget < 1
         ):
             raise ValueError(f"budget = {self.budget!r}: expected a share, above 0 and below 1")
+        if self.mask is not None and not isinstance(self.mask, str):
+            raise ValueError(
+                f"mask = {self.mask!r}: expected the name of an argument, or None; a tensor goes "
+                "into a context, `with watch.mask(tensor)`"
+            )
         return self._replace(
             every=check_integer("every", self.every, 1),
             moments=check_moments(self.moments),
@@ -101,6 +107,7 @@ class Settings(NamedTuple):
             **({"per_call": True} if self.per_call else {}),
             **({} if self.detail == "channel" else self._detail()),
             **({} if self.budget is None else {"budget": self.budget}),
+            **({} if self.mask is None else {"mask": self.mask}),
             "torch": str(torch.__version__),
         }
 

@@ -6,14 +6,17 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
 from hookstats.hooks.channels import ChannelDim
+from hookstats.hooks.masks import place_of_argument
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
+from hookstats.kernels.backends import check_masks
 from hookstats.kernels.sampling import Sampling
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
 from hookstats.runs.headers import wider_limit
@@ -71,6 +74,7 @@ def watch(
     detail: str = "channel",
     channels_every: int = 10,
     budget: float | None = None,
+    mask: str | None = None,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
 
@@ -169,6 +173,10 @@ def watch(
             the least one that keeps to the budget: it is chosen by what recorded steps have cost,
             again and again. `coverage` says what was chosen and what it takes. The steps that
             `after` adds lie outside. Ranks choose for themselves, and with `reduce` together.
+        mask: the name of the argument of the model's forward, or of each model's, that is 0 where a
+            batch has padding, such as "attention_mask" [batch, time]: padding is left out of the
+            statistics of the calls' tensors and of their gradients. `Watch.mask` says of which
+            tensors; it also takes masks that are no argument. A call without the argument has none.
 
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
@@ -178,8 +186,9 @@ def watch(
 
     Raises:
         ValueError: a bad argument, bins with a `sample` where the kernels of a parameter's device
-            count every element, a selection that matches nothing, a compiled model; a run in
-            `out` that is to be continued has other settings, such as other `moments`.
+            count every element, or a mask where they read every row, a selection that matches
+            nothing, a compiled model; a run in `out` that is to be continued has other settings,
+            such as other `moments`.
         OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
             given, or another watch of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
@@ -194,16 +203,15 @@ def watch(
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
         *(kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call),
-        *(after, detail, channels_every, budget),
+        *(after, detail, channels_every, budget, mask),
     ).checked()
-    _check_samples(Sampling(bins, channel_bins), models.values())
+    _check_devices(Sampling(bins, channel_bins), settings.mask, models.values())
     check_sinks(sinks)
     exchange = _exchange(reduce)
     chosen = as_rules(rules)
     selection = select(together(models), kinds, include, exclude, "watch")
     doors = doors_of(models, selection) if by_default else {}
-    if not set(kinds).isdisjoint(MODULE_KINDS):
-        make_reachable(selection.modules | doors)
+    make_reachable({} if set(kinds).isdisjoint(MODULE_KINDS) else selection.modules | doors)
     spread = Spread(models.values(), mesh)
     header = {**settings.header(models, selection), **_of_spread(spread)}
     setup = setup_of(selection, optimizers) if chosen else None
@@ -231,10 +239,20 @@ def _first_step(writer: RunWriter | None) -> int:
     return 0 if last is None else last + 1
 
 
-def _check_samples(sampling: Sampling, models: Iterable[nn.Module]) -> None:
-    """Raise a ValueError if bins have a `sample` that a device of the parameters does not do."""
-    for device in {p.device for model in models for p in model.parameters()}:
+def _check_devices(sampling: Sampling, mask: str | None, models: Iterable[nn.Module]) -> None:
+    """Raise a ValueError if bins have a `sample`, or there is a mask, that the kernels of a device
+    of the parameters do not do, or a model has no such argument."""
+    models = list(models)
+    devices = {p.device for model in models for p in model.parameters()}
+    for device in devices:
         sampling.check(device)
+    if mask is None:
+        return
+    for device in devices:
+        check_masks(device)
+    for model in models:
+        if not isinstance(model, torch.jit.ScriptModule):
+            place_of_argument(model, mask)
 
 
 def _exchange(reduce: Reduce | None) -> Exchange | None:

@@ -9,6 +9,7 @@
 #include "core/bins.h"
 #include "core/channel_view.h"
 #include "core/dtype.h"
+#include "core/kept_rows.h"
 #include "core/state.h"
 
 using namespace hookstats;
@@ -127,6 +128,41 @@ void test_channel_view() {
   CHECK(v.numel() == 1, "no dimensions");
   const int64_t empty_sizes[] = {3, 0}, empty[] = {1, 1};
   CHECK(channel_view(empty_sizes, empty, 2, 0).numel() == 0, "empty");
+}
+
+void test_masks() {
+  const int8_t padding[] = {1, 1, 0, 0, 1, 1, 1, 0};  // every second line of it is read
+  const int64_t mask_sizes[] = {2, 2}, mask_strides[] = {4, 1};
+  int64_t rows[5];
+  KeptRows kept{rows, keep_rows(padding, mask_sizes, mask_strides, 2, rows), 2, {2, 2}};
+  CHECK(kept.count == 4 && rows[0] == 0 && rows[3] == 3, "all are kept");
+  const int64_t across[] = {1, 4};
+  kept.count = keep_rows(padding, mask_sizes, across, 2, rows);
+  CHECK(kept.count == 4 && kept.total() == 4, "as many of the transposed");
+  const int8_t some[] = {0, 1, 1, 0};
+  const int64_t dense[] = {2, 1};
+  kept.count = keep_rows(some, mask_sizes, dense, 2, rows);
+  CHECK(kept.count == 2 && rows[0] == 1 && rows[1] == 2, "one of each line");
+
+  const int64_t sizes[] = {2, 2, 3}, strides[] = {6, 3, 1}, flat[] = {4, 3};
+  CHECK(covered_dims(kept, sizes, 3, 2) == 2 && covered_dims(kept, sizes, 3, -1) == 2, "fits");
+  CHECK(covered_dims(kept, sizes, 3, 1) == 0, "channels along the mask");
+  CHECK(covered_dims(kept, flat, 2, 1) == 1 && covered_dims(kept, flat, 2, 0) == 0, "flat");
+  const int64_t attention[] = {2, 5, 2, 2}, square[] = {2, 2, 2, 2};
+  CHECK(covered_dims(kept, attention, 4, 3) == 0, "attention of other heads");
+  CHECK(covered_dims(kept, square, 4, 3) == 0 && covered_dims(kept, sizes, 0, -1) == 0, "never");
+
+  ChannelView v = channel_view(sizes, strides, 3, 2, true, &kept, 2);
+  CHECK(v.numel() == 6 && v.places() == 12 && v.row_places() == 3, "numbers of elements");
+  CHECK(v.outer_offset(0) == 3 && v.outer_offset(1) == 6 && v.place_of_outer(1) == 6, "offsets");
+  CHECK(v.follow_each_other(0, 2), "neighbours");
+  v = channel_view(sizes, strides, 3, -1, false, &kept, 2);
+  CHECK(v.inner.size == 3 && v.outer_size == 2 && v.outer_dims == 1, "rows are not joined to runs");
+  const int64_t repeated[] = {3, 0, 1};
+  v = channel_view(sizes, repeated, 3, 2, false, &kept, 2);
+  CHECK(v.repeat == 1 && v.outer_offset(0) == 0 && v.outer_offset(1) == 3, "expanded rows");
+  kept.count = 0;
+  CHECK(channel_view(sizes, strides, 3, 2, false, &kept, 2).numel() == 0, "nothing is kept");
 }
 
 void test_merge_nonfinite() {
@@ -255,6 +291,7 @@ int main() {
   test_linear_bins();
   test_log_bins();
   test_channel_view();
+  test_masks();
   test_merge();
   test_merge_nonfinite();
   test_higher_merge();

@@ -69,6 +69,20 @@ MUTANTS = (
         "tests/cpp/test_core.cpp",
     ),
     Mutant(
+        "a mask keeps the rows of padding",
+        "csrc/core/kept_rows.h",
+        "count += line[i * strides[dims - 1]] != T{0};",
+        "count += 1;",
+        "tests/cpp/test_core.cpp",
+    ),
+    Mutant(
+        "samples of masked tensors count elements of padding",
+        "csrc/cpu/out_of_order.cpp",
+        "if (!kept.has(place++)) return;",
+        "kept.has(place++);",
+        "tests/kernels/test_masks.py::test_samples_count_what_the_hash_says_of_all_rows",
+    ),
+    Mutant(
         "a step's rows are not emptied when they are read",
         "csrc/cpu/take.cpp",
         "std::memcpy(rows, empty, sizeof empty);",

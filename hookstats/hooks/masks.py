@@ -1,0 +1,230 @@
+"""Masks: which rows of the calls under way count, by an argument of the model or by a context.
+
+A mask is copied where its call begins, as the training may change the tensor before the backward.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.utils.hooks import RemovableHandle
+
+from hookstats._torch import DisableTorchFunction
+from hookstats.arena.arena import Arena
+from hookstats.hooks.dynamo import break_graphs, run_untraced
+from hookstats.hooks.inert import Hook
+from hookstats.hooks.readable import unreadable
+from hookstats.kernels.backends import backend_of, check_masks
+from hookstats.stats.mask import EXPECTED, unfit
+from hookstats.stats.warning import warn
+
+
+class _Begun(NamedTuple):
+    """A call or context that has begun."""
+
+    by: object
+    """The model that is called, or the context."""
+    before: Tensor | None
+    """The mask before it."""
+    closed: int
+    """How many steps were closed."""
+
+
+class Masks:
+    """The masks of a watch: that of the innermost call or context holds."""
+
+    def __init__(self, arena: Arena, name: str | None) -> None:
+        """name: the argument of the models' forward that has the mask; None where none has."""
+        self._arena = arena
+        self._name = name
+        arena.mask.expected = name is not None
+        self._begun: list[_Begun] = []
+        self._warned = False
+
+    def attach(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
+        """Register the hooks that find the mask among the arguments of a call; before all others.
+
+        `attach_ends` is to follow, after all others. A ScriptModule takes no hooks.
+        """
+        if self._name is None:
+            return []
+        return [
+            model.register_forward_pre_hook(
+                _Begin(self, self._name, place_of_argument(model, self._name)), with_kwargs=True
+            )
+            for model in models
+            if not isinstance(model, torch.jit.ScriptModule)
+        ]
+
+    def attach_ends(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
+        """Register the hooks that tell of the ends of calls, by whatever error."""
+        if self._name is None:
+            return []
+        return [
+            model.register_forward_hook(_End(self), always_call=True)
+            for model in models
+            if not isinstance(model, torch.jit.ScriptModule)
+        ]
+
+    def within(self, mask: Tensor) -> AbstractContextManager[None]:
+        """In this context, rows of calls count as `mask` says.
+
+        Raises:
+            ValueError: `mask` is no mask, or is on a device whose kernels read every row.
+        """
+        if not isinstance(mask, Tensor):
+            raise ValueError(f"mask = {type(mask).__name__}: expected {EXPECTED}")
+        if reason := unreadable(mask) or unfit(mask):
+            raise ValueError(f"mask has {reason}: expected {EXPECTED}")
+        check_masks(mask.device)
+        self._arena.mask.expected = True
+        return _Within(self, _copied(mask))
+
+    def begin(self, by: object, mask: Tensor | None) -> None:
+        """A call of the model `by` begins, or a context; `mask` is as `MaskOfCalls.now`."""
+        closed = self._arena.closed
+        for place, one in enumerate(self._begun):
+            if isinstance(one.by, nn.Module) and one.closed != closed:
+                self._end(place)  # no call outlasts its step: an interrupt ended this one
+                break
+        self._begun.append(_Begun(by, self._arena.mask.now, closed))
+        self._arena.mask.set(mask)
+
+    def end(self, by: object) -> None:
+        """The last call or context that began by `by` ends, with those within it."""
+        for place in reversed(range(len(self._begun))):
+            if self._begun[place].by is by:
+                self._end(place)
+                break
+
+    def _end(self, place: int) -> None:
+        before = self._begun[place].before
+        del self._begun[place:]
+        self._arena.mask.set(before)
+
+    def of_argument(self, given: object) -> Tensor | None:
+        """The mask that a model was given, for `begin`; None does not mask anything."""
+        if not self._arena.recording:
+            return None
+        if not isinstance(given, Tensor):
+            return self._arena.mask.now
+        with DisableTorchFunction():
+            try:
+                reason = unreadable(given) or unfit(given)
+                if reason is None and not backend_of(given.device).masks:
+                    reason = f"device {given.device}"
+                if reason is None:
+                    return _copied(given)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+            if not self._warned:
+                self._warned = True
+                warn(
+                    f"hookstats: mask = {self._name!r}: the argument has {reason}, expected "
+                    f"{EXPECTED}; all rows of such calls count"
+                )
+            return torch.ones(0, dtype=torch.bool, device="cpu")  # it fits nothing
+
+
+def place_of_argument(model: nn.Module, name: str) -> int | None:
+    """Where the argument `name` is among the positional ones of the model's forward; None where it
+    can only be given by name.
+
+    Raises:
+        ValueError: the model's forward has no such argument.
+    """
+    inner = model
+    while True:
+        parameters = inspect.signature(inner.forward).parameters
+        kinds = [parameter.kind for parameter in parameters.values()]
+        module = getattr(inner, "module", None)
+        if name in parameters or not (
+            inspect.Parameter.VAR_POSITIONAL in kinds and isinstance(module, nn.Module)
+        ):
+            break
+        inner = module  # wrappers such as DistributedDataParallel pass their arguments on
+    if name not in parameters:
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            return None
+        close = difflib.get_close_matches(name, parameters, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"mask = {name!r}: expected an argument of {type(inner).__name__}.forward, which has "
+            f"{', '.join(parameters)}{hint}"
+        )
+    if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+        return None
+    return list(parameters).index(name)
+
+
+def _copied(mask: Tensor) -> Tensor:
+    """The mask as `MaskOfCalls` has it."""
+    with torch.no_grad():
+        return (mask.detach() != 0).cpu().contiguous()
+
+
+class _Begin(Hook):
+    """Forward pre-hook of a model: finds the mask of the call."""
+
+    __slots__ = ("_masks", "_name", "_place")
+
+    def __init__(self, masks: Masks, name: str, place: int | None) -> None:
+        self._masks = masks
+        self._name = name
+        self._place = place
+
+    def __call__(
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object] | None = None,  # `calls` tells when there are none
+    ) -> None:
+        if kwargs is None or is_dynamo_compiling():
+            return
+        given = kwargs.get(self._name)
+        if given is None and self._place is not None and self._place < len(args):
+            given = args[self._place]
+        self._masks.begin(module, self._masks.of_argument(given))
+
+
+class _End(Hook):
+    """Forward hook of a model, after all others."""
+
+    __slots__ = ("_masks",)
+
+    def __init__(self, masks: Masks) -> None:
+        self._masks = masks
+
+    def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        if not is_dynamo_compiling():
+            self._masks.end(module)
+
+
+for _hook in (_Begin, _End):
+    run_untraced(_hook.__call__)
+
+
+class _Within(AbstractContextManager[None]):
+    """The context of a mask. No generator: dynamo cannot end its graph in one."""
+
+    def __init__(self, masks: Masks, mask: Tensor) -> None:
+        self._masks = masks
+        self._mask = mask
+
+    def __enter__(self) -> None:
+        self._masks.begin(self, self._mask)
+
+    def __exit__(self, *exc: object) -> None:
+        self._masks.end(self)
+
+
+_WHY = "a mask of hookstats begins or ends"
+for _function in (_Within.__enter__, _Within.__exit__):
+    break_graphs(_function, _WHY)

@@ -1,0 +1,145 @@
+"""Masked tensors in many layouts, and what their states must be, by NumPy on the kept rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from support.oracle import DTYPES, State, check_channel, fold, rows, slot_counts
+from support.sampled import mask_of
+from support.values import LINEAR, LOG, of_dtype
+from torch import Tensor
+
+from hookstats.kernels import ops
+from hookstats.stats.bins import Bins
+
+Case = tuple[Tensor, int | None]
+
+
+def masks(batch: int, time: int) -> dict[str, Tensor]:
+    """bool [batch, time]: padding on either side, none, all, and without any order."""
+    lengths = torch.arange(batch) * 7 % (time + 1)
+    right = torch.arange(time)[None] < lengths[:, None]
+    generator = torch.Generator().manual_seed(batch * time)
+    return {
+        "right": right,
+        "left": right.flip(1),
+        "all": torch.ones(batch, time, dtype=torch.bool),
+        "none": torch.zeros(batch, time, dtype=torch.bool),
+        "every other": (torch.arange(batch * time) % 2 == 0).view(batch, time),
+        "random": torch.rand(batch, time, generator=generator) < 0.6,
+        "last": (torch.arange(batch * time) == batch * time - 1).view(batch, time),
+    }
+
+
+def layouts(values: Tensor) -> Iterator[Case]:
+    """`values` [batch, time, channels], with the dimension of the channels, in many layouts."""
+    batch, time, channels = values.shape
+    gaps = torch.zeros(batch, time + 3, 2 * channels, dtype=values.dtype)[:, 2:-1, ::2]
+    gaps.copy_(values)
+    heads = values.reshape(batch, time, -1, 3 if channels % 3 == 0 else 1)
+    yield values, 2
+    yield values, -1
+    yield values, None
+    yield values.reshape(-1, channels), 1
+    yield values.reshape(-1, channels), None
+    yield values[:, :, 0].contiguous(), None
+    yield values[:, :, 0], None
+    yield values.reshape(-1)[: batch * time], None
+    yield values.transpose(1, 2).contiguous().transpose(1, 2), 2
+    yield values.transpose(0, 1).contiguous().transpose(0, 1), 2
+    yield values.transpose(0, 1).contiguous().transpose(0, 1), None
+    yield gaps, 2
+    yield gaps, None
+    yield heads, 2
+    yield heads, 3
+    yield heads, None
+    yield heads.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), 3
+    yield heads.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3), 2
+
+
+def expanded(values: Tensor) -> Iterator[Case]:
+    """Tensors of which some dimensions are repeated."""
+    batch, time, channels = values.shape
+    yield values[:, :1].expand(-1, time, -1), 2
+    yield values[:1].expand(batch, -1, -1), 2
+    yield values[:, :, :1].expand(-1, -1, channels), 2
+    yield values[:, :, :1].expand(-1, -1, channels), None
+    yield values[:1, :1].expand(batch, time, -1), 2
+    yield values[:, :, :1, None].expand(-1, -1, 3, channels), 2
+
+
+def fold_masked(
+    update: Callable[..., None],
+    x: Tensor,
+    channel_dim: int | None,
+    mask: Tensor,
+    bins: Bins | None = None,
+    channel_bins: Bins | None = None,
+    how: Tensor | None = None,
+) -> State:
+    """An empty state into which the kept rows of `x` were folded, with the sampling `how`."""
+
+    def masked(*arguments: object) -> None:
+        update(*arguments, how, mask)
+
+    return fold(masked, x, channel_dim, bins, channel_bins)
+
+
+def check_masked(
+    got: State,
+    x: Tensor,
+    channel_dim: int | None,
+    mask: Tensor,
+    bins: Bins | None = None,
+    channel_bins: Bins | None = None,
+    how: Tensor | None = None,
+) -> None:
+    """Assert that `got` is the state of the rows of `x` that the mask keeps."""
+    kept = (mask != 0).reshape(-1).numpy()
+    values = rows(x, channel_dim)
+
+    def of_rows(array: NDArray[np.float64]) -> NDArray[np.float64]:
+        return array.reshape(len(array), len(kept), -1)[:, kept].reshape(len(array), -1)
+
+    channels = of_rows(values)
+    where = f"{tuple(x.shape)} {x.stride()} {x.dtype}, channels {channel_dim}"
+    for each, moments, tallies in zip(
+        channels, got.moments.numpy(), got.tallies.numpy(), strict=True
+    ):
+        check_channel(moments, tallies, each, where)
+    every = [1, 1] if how is None else how.tolist()[1:]
+    step = 0 if how is None else int(how[0])
+    counted = [
+        of_rows(rows(mask_of(x, k, step), channel_dim)) > 0
+        if k != 1
+        else np.ones(channels.shape, bool)
+        for k in every
+    ]
+    if bins is not None:
+        assert got.counts is not None
+        expected = slot_counts(channels[counted[0]], bins)
+        np.testing.assert_array_equal(got.counts.numpy(), expected, where)
+    if channel_bins is not None:
+        assert got.channel_counts is not None
+        for counts, each, some in zip(
+            got.channel_counts.numpy(), channels, counted[1], strict=True
+        ):
+            np.testing.assert_array_equal(counts, slot_counts(each[some], channel_bins), where)
+
+
+def digest_of_masked() -> str:
+    """The integers that the operator finds in masked tensors of every dtype and layout."""
+    found = hashlib.sha256()
+    for dtype in DTYPES:
+        for values in (of_dtype(dtype, 3, 5, 33), of_dtype(dtype, 2, 40, 6)):
+            for mask in masks(*values.shape[:2]).values():
+                for x, channel_dim in layouts(values):
+                    got = fold_masked(ops.update_, x, channel_dim, mask, LINEAR, LOG)
+                    for integers in got[1:]:
+                        assert integers is not None
+                        found.update(integers.numpy().tobytes())
+    return found.hexdigest()
