@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,6 +31,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.warning import warn
 from hookstats.watching.contexts import Contexts
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
@@ -39,6 +41,7 @@ from hookstats.watching.scalars import ScalarLog, as_scalars, learning_rates
 from hookstats.watching.schedule import Schedule
 from hookstats.watching.settings import Settings, unwrapped
 
+_OPEN_FOR = 200  # steps of an optimizer; those of GANs have fewer for one of the other's
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
 
@@ -104,7 +107,7 @@ class Watch(Contexts):
         meter = Meter(arena, self._cost, flusher.mailbox)
         self._when = Schedule(settings, monitor, meter, lambda: flusher.exchange)
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._stepped: set[int] = set()
+        self._stepped = Counter[int]()  # how often, in the open step
         try:
             self._attach(models, doors, selection, optimizers)
         except BaseException:
@@ -355,7 +358,8 @@ class Watch(Contexts):
     def _stepped_by(self, optimizer: int) -> None:
         """Note that an optimizer steps; the last one closes the step."""
         with self._arena.lock:  # in a backward, optimizers may step on several threads
-            self._stepped.add(optimizer)
+            self._stepped[optimizer] += 1
+            times = self._stepped[optimizer]
             is_last = all(
                 i in self._stepped or known() is None for i, known in enumerate(self._optimizers)
             )
@@ -363,6 +367,14 @@ class Watch(Contexts):
                 self._stepped.clear()
         if is_last:
             self._close_step()
+        elif times == _OPEN_FOR:
+            others = [known() for i, known in enumerate(self._optimizers) if i not in self._stepped]
+            missing = ", ".join(type(one).__name__ for one in others if one is not None)
+            warn(
+                f"hookstats: step {self._step} is still open after {times} steps of an optimizer, "
+                f"as {missing} has not stepped; expected all optimizers of a watch to step, or "
+                "Watch.step() to close steps"
+            )
 
     def _close_step(self) -> None:
         if self._flusher.is_current_thread():

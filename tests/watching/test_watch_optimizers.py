@@ -35,6 +35,22 @@ def test_several_optimizers_close_a_step_together() -> None:
     assert observed[2]["2.weight", "param_grad"] == 1
 
 
+def test_an_optimizer_that_never_steps_is_named() -> None:
+    model = network()
+    first, second = SGD(model[0].parameters(), lr=0.1), Adam(model[2].parameters(), lr=0.1)
+    with watch(model, [first, second], kinds=("param",), rules=()) as w:
+        for _ in range(199):
+            first.step()
+        second.step()
+        for _ in range(199):
+            first.step()
+        with pytest.warns(RuntimeWarning, match="step 1 is still open after 200 .* as Adam has"):
+            first.step()
+        for _ in range(300):  # once
+            first.step()
+        assert w.open_step == 1
+
+
 def test_without_an_optimizer_step_observes_the_parameters() -> None:
     model = network()
     with watch(model, kinds=("param", "param_grad")) as w:
