@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from hookstats.cli.output import describe
+from hookstats.cli.output import count, describe
 from hookstats.cli.usage.run import DIRECTORY
 from hookstats.integrations.automatic import Automatic
 from hookstats.integrations.children import Children, Target
@@ -67,7 +67,8 @@ class _Recorder:
         finally:
             for each in automatic.watches:
                 path = printable(self._shown(each.path))
-                _say(f"{each.coverage().steps} steps in {path}: hookstats show {path}")
+                steps = count(each.coverage().steps, "step")
+                _say(f"{steps} in {path}: hookstats show {path}")
             if not (automatic.watches or is_child or children.started):
                 _say("no training was watched")
             if children.others:
@@ -143,4 +144,5 @@ def _run(script: str, arguments: list[str], *, module: bool) -> None:
         runpy.run_module(script, run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(script).resolve().parent))
-        runpy.run_path(script, run_name="__main__")
+        # As python's, its __file__ holds wherever the script goes.
+        runpy.run_path(str(Path(script).absolute()), run_name="__main__")

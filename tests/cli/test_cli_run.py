@@ -193,6 +193,7 @@ from torch import nn
 
 os.makedirs("elsewhere", exist_ok=True)
 os.chdir("elsewhere")  # as Hydra does
+assert os.path.samefile(__file__, "../training.py")
 
 def train(model, steps):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -395,6 +396,7 @@ def test_each_training_of_a_script_has_a_run_where_the_command_was_given(script:
     assert lines[0] == "hookstats run: not watched: what is trained after the first 16 trainings"
     assert lines[1] == "hookstats run: 2 steps in folds: hookstats show folds"
     assert lines[3] == "hookstats run: 3 steps in folds-2: hookstats show folds-2"
+    assert lines[-1] == "hookstats run: 1 step in folds-15: hookstats show folds-15"
     assert len(lines) == 1 + 16
     for number, name in enumerate(("folds", "folds-1", "folds-2")):
         recorded = open_run(script.parent / name)
