@@ -84,6 +84,8 @@ def _step(t: Training, fault: Fault | None, w: Watch, step: int) -> float:
     else:
         t.scaler.step(t.optimizer)
         t.scaler.update()
+    if t.scheduler is not None:
+        t.scheduler.step()
     return float(loss)
 
 

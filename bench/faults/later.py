@@ -60,6 +60,19 @@ _FAULTS = (
         batch=plant.of_inputs(plant.mostly_padding),
     ),
     Fault(
+        name="data/channel-lost",
+        base="cnn-colours",
+        says=(*_DATA, "loss"),
+        step=LATE,
+        batch=plant.of_inputs(plant.without_channel),
+    ),
+    Fault(
+        name="optim/no-warm-up",
+        base="bert-warm-up",
+        says=("update size", "learning rate", "loss", "collapse", "vanishing", *_SIZES),
+        start=plant.without_warm_up,
+    ),
+    Fault(
         name="optim/tiny-clip",
         base="cnn-norm",
         says=("clipping", "update size", "loss"),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hookstats.cli.training import load_digits
 
@@ -33,6 +34,7 @@ class Training:
     autocast: torch.dtype | None = None
     scaler: torch.amp.GradScaler | None = None
     clip: float | None = None
+    scheduler: LRScheduler | None = None
     kept: dict[str, Any] = field(default_factory=dict)
     """What a fault has to remember from step to step."""
 
@@ -55,6 +57,18 @@ def of_digits(batch: int, seed: int) -> Callable[[int], Batch]:
         return images[chosen], labels[chosen]
 
     return take
+
+
+def of_colours(batch: int, seed: int) -> Callable[[int], Batch]:
+    """Batches of images in three channels, each image of a hue of its own: [batch, 3, 8, 8]."""
+    take, generator = of_digits(batch, seed), torch.Generator().manual_seed(seed)
+
+    def paint(step: int) -> Batch:
+        images, labels = take(step)
+        hue = torch.rand(batch, 3, 1, 1, generator=generator) + 0.5
+        return images * hue + 0.1 * torch.randn(batch, 3, 8, 8, generator=generator), labels
+
+    return paint
 
 
 def of_tokens(batch: int, seed: int, next_token: bool) -> Callable[[int], Batch]:
@@ -85,9 +99,9 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 class ConvNet(nn.Sequential):
     """Three convolutions with ReLU and, if `norm`, batch norm, and a linear head."""
 
-    def __init__(self, width: int, norm: bool) -> None:
+    def __init__(self, width: int, norm: bool, inputs: int = 1) -> None:
         super().__init__()
-        channels = (1, width, width, 2 * width)
+        channels = (inputs, width, width, 2 * width)
         for i in range(3):
             self.add_module(f"conv{i}", nn.Conv2d(channels[i], channels[i + 1], 3, padding=1))
             if norm:
@@ -263,6 +277,8 @@ class Base:
     lr: float
     data: str = "digits"
     dtype: str = "fp32"
+    warmup: int = 0
+    """For how many steps the learning rate grows linearly."""
 
     def begin(self, seed: int) -> Training:
         """The training run, its random numbers begun from `seed`."""
@@ -273,17 +289,29 @@ class Base:
         autocast = torch.float16 if self.dtype == "fp16" else None
         if self.dtype == "bf16":
             model = model.bfloat16()
+        optimizer = OPTIMIZERS[self.optimizer](model.parameters(), lr=self.lr)
         return Training(
             model,
-            OPTIMIZERS[self.optimizer](model.parameters(), lr=self.lr),
-            of_digits(batch, seed)
-            if self.data == "digits"
-            else of_tokens(batch, seed, next_token=self.data == "text"),
+            optimizer,
+            self._batches(batch, seed),
             cross_entropy,
             autocast,
             torch.amp.GradScaler("cpu", init_scale=1024.0) if autocast else None,
             1.0 if self.data == "text" else None,
+            self._schedule(optimizer),
         )
+
+    def _batches(self, batch: int, seed: int) -> Callable[[int], Batch]:
+        if self.data == "digits":
+            return of_digits(batch, seed)
+        if self.data == "colours":
+            return of_colours(batch, seed)
+        return of_tokens(batch, seed, next_token=self.data == "text")
+
+    def _schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+        if not self.warmup:
+            return None
+        return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / self.warmup))
 
 
 def _bert(width: int) -> nn.Module:
@@ -302,6 +330,14 @@ def _normed(width: int) -> nn.Module:
     return ConvNet(width, norm=True)
 
 
+def _coloured(width: int) -> nn.Module:
+    return ConvNet(width, norm=True, inputs=3)
+
+
+def _deep(width: int) -> nn.Module:
+    return Transformer(width, blocks=8, causal=False)
+
+
 BASES = {
     "cnn": Base(_plain, 16, 64, "sgd", 0.05),
     "cnn-adam": Base(_plain, 16, 16, "adam", 2e-3),
@@ -310,12 +346,14 @@ BASES = {
     "cnn-norm-large": Base(_normed, 16, 128, "adamw", 3e-3),
     "resnet": Base(ResNet, 16, 32, "sgd", 0.05),
     "resnet-adam": Base(ResNet, 16, 16, "adamw", 2e-3),
+    "cnn-colours": Base(_coloured, 16, 32, "adam", 2e-3, "colours"),
     "gpt": Base(Transformer, 64, 16, "adamw", 2e-3, "text"),
     "gpt-small": Base(Transformer, 64, 8, "adamw", 1e-3, "text"),
     "gpt-bf16": Base(Transformer, 64, 16, "adamw", 2e-3, "text", "bf16"),
     "gpt-fp16": Base(Transformer, 64, 16, "adamw", 2e-3, "text", "fp16"),
     "bert": Base(_bert, 64, 32, "adamw", 1e-3, "sequences"),
     "bert-small": Base(_bert, 64, 8, "adam", 5e-4, "sequences"),
+    "bert-warm-up": Base(_deep, 64, 32, "adamw", 5e-3, "sequences", warmup=24),
     "rnn": Base(Recurrent, 64, 64, "adam", 2e-3),
     "rnn-sgd": Base(Recurrent, 48, 16, "sgd", 0.02),
     "mlp": Base(MLP, 64, 64, "sgd", 0.02),

@@ -185,6 +185,19 @@ def without_zeroing(t: Training) -> None:
     t.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
 
 
+def without_warm_up(t: Training) -> None:
+    """Begin with the whole learning rate."""
+    t.scheduler = None
+    for one in t.optimizer.param_groups:
+        one["lr"] = one["initial_lr"]
+
+
+def without_channel(x: Tensor) -> Tensor:
+    """The second of three channels is zero."""
+    x[:, 1] = 0
+    return x
+
+
 def stale_momentum(t: Training) -> None:
     """Go on with the momentum of another run: the same sizes in another order, 30 times larger."""
     for state in t.optimizer.state.values():

@@ -25,9 +25,9 @@ class Score(NamedTuple):
     """Whether the fault changes anything that is recorded."""
     found: Alert | None
     first: bool
-    """Whether the first alert of the incident that has the true one is the true one."""
+    """Whether the true one came before all other warnings and errors of the run."""
     before: int
-    """How many warnings and errors came before the true one."""
+    """How many of these came before it."""
     others: tuple[Alert, ...]
     """What was said, in order."""
 
@@ -37,11 +37,11 @@ def score(fault: Fault, seed: int, outcome: Outcome, counts: bool) -> Score:
     last = fault.step + (SOON if fault.step else SOON_FROM_START)
     least = SEVERITIES.index(fault.severity)  # type: ignore[arg-type]
     grave = [a for a in outcome.alerts if SEVERITIES.index(a.severity) >= least]
-    causes = [one.cause for one in outcome.incidents]
-    true = [a for a in grave if fault.step <= a.step <= last and _names(fault, a)]
-    found = min(true, key=lambda a: (a not in causes, a.step)) if true else None
-    before = 0 if found is None else sum(a.step < found.step for a in grave)
-    return Score(fault, seed, counts, found, found in causes and not before, before, outcome.alerts)
+    true = (i for i, a in enumerate(grave) if fault.step <= a.step <= last and _names(fault, a))
+    before = next(true, None)
+    if before is None:
+        return Score(fault, seed, counts, None, False, 0, outcome.alerts)
+    return Score(fault, seed, counts, grave[before], not before, before, outcome.alerts)
 
 
 def _names(fault: Fault, alert: Alert) -> bool:

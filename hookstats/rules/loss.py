@@ -20,6 +20,7 @@ from hookstats.stats.arguments import check_integer
 _Values = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 _LOSS = re.compile(r"loss(?:[/_ -](?:step|train|training|total|batch|mean|avg))?\Z")
+_WHOLE = re.compile(r"(?:(?:train|training|total)[/_ .-])*(?:total)?loss(?:[/_ -]\w+)?")
 _ELSEWHERE = {"val", "valid", "validation", "eval", "evaluation", "dev", "test"}
 _WINDOW = 12
 _MOST = SCALARS - 1  # values of a loss: when there are more, nobody knows how many
@@ -31,19 +32,20 @@ class Loss(Rule):
     """A logged loss is NaN, leaps, climbs or does not fall.
 
     Losses are scalars whose name ends in "loss", or in "loss" and "step", "train" or "total", as
-    "train_loss_step", but those of an evaluation, as "val/loss". NaN and infinity are an error. A
-    leap is a loss above the median of the last 16 by `deviations` times the usual change from step
-    to step (1.4826 times the median of its magnitude: Hampel, 1974), and by `leap` of that median.
-    A loss climbs if the median of 5 is `climb` times all of the first 3. It does not fall if after
-    `steps` steps the last 12 are no lower than the first 12, by Welch's t-test at `t` (1947), or if
-    these do not fall among themselves (by the t of their slope, -1.5) and are, to `chance` of it,
-    the logarithm of the last output's channels, as of a guess; while the learning rate does not
-    grow, and, within a tenth of such a guess, not before there were `samples` samples per class to
-    learn from. A plateau that training is about to leave looks the same, but for its gradients,
-    which grow exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of learning in
-    deep linear neural networks", 2014): while their norm is greater in the last 12 of 30 steps than
-    in the first 12 by 5 % or more, and at the level of 5 %, the rule waits, and looks again 12 and
-    24 steps later. `steps` is 24 to 63. The alert's value is the loss.
+    "train_loss_step", but those of an evaluation, as "val/loss". Of several, those of parts or of
+    players, as "g_loss", may climb and stay. NaN and infinity are an error. A leap is a loss above
+    the median of the last 16 by `deviations` times the usual change from step to step (1.4826 times
+    the median of its magnitude: Hampel, 1974), and by `leap` of that median. A loss climbs if the
+    median of 5 is `climb` times all of the first 3. It does not fall if after `steps` steps the
+    last 12 are no lower than the first 12, by Welch's t-test at `t` (1947), or if these do not fall
+    among themselves (by the t of their slope, -1.5) and are, to `chance` of it, the logarithm of
+    the last output's channels, as of a guess; while the learning rate does not grow, and, within a
+    tenth of such a guess, not before there were `samples` samples per class to learn from. A
+    plateau that training is about to leave looks the same, but for its gradients, which grow
+    exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of learning in deep
+    linear neural networks", 2014): while their norm is greater in the last 12 of 30 steps than in
+    the first 12 by 5 % or more, and at the level of 5 %, the rule waits, and looks again 12 and 24
+    steps later. `steps` is 24 to 63. The alert's value is the loss.
     """
 
     name: ClassVar[str] = "loss"
@@ -71,14 +73,15 @@ class Loss(Rule):
         for name, value in values.items():
             if not is_loss(name):
                 continue
-            found = self._judge(value, history.scalars[name], history)
+            past = history.scalars[name]
+            found = self._leap(value, past)
+            if found is None and (_is_whole(name) or sum(map(is_loss, history.scalars)) == 1):
+                found = self._course(past, history)
             if found is not None:
                 says, severity = found
                 yield self.about((name, SCALAR), step, None, says, value, severity=severity)
 
-    def _judge(
-        self, value: float, past: Sequence[float], history: History
-    ) -> tuple[str, Severity] | None:
+    def _leap(self, value: float, past: Sequence[float]) -> tuple[str, Severity] | None:
         if not math.isfinite(value):
             return f"is {value}", "error"
         before = np.array([x for x in past[-17:-1] if math.isfinite(x)])
@@ -90,6 +93,9 @@ class Loss(Rule):
                     f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}",
                     "warning",
                 )
+        return None
+
+    def _course(self, past: Sequence[float], history: History) -> tuple[str, Severity] | None:
         if 10 <= len(past) < 64:
             last, first = float(np.median(past[-5:])), max(past[:3])
             if first > 0 and last > self.climb * first:
@@ -132,6 +138,11 @@ def is_loss(name: str) -> bool:
     """Whether a scalar of this name is a loss of the training."""
     lower = name.lower()
     return bool(_LOSS.search(lower)) and _ELSEWHERE.isdisjoint(re.split(r"[/_ .-]", lower))
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a loss is no part of another, nor that of one player of several."""
+    return bool(_WHOLE.fullmatch(name.lower()))
 
 
 def _error(first: _Values, last: _Values) -> float:

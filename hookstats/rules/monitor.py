@@ -357,8 +357,9 @@ class Monitor:
             self._live.add(id(rule))
             # Before the last alert: the training went back to a checkpoint.
             waited = finding.told is None or not 0 <= step - finding.told < rule.every
-            if finding.streak >= rule.patience and waited and not finding.open:
-                finding.told, finding.open = step, True
+            is_worse = alert.level > finding.level
+            if finding.streak >= rule.patience and (is_worse or (waited and not finding.open)):
+                finding.told, finding.open, finding.level = step, True, alert.level
                 alerts.append(alert)
         return alerts
 
@@ -396,6 +397,8 @@ class _Finding:
     """Whether the finding was reported since it last began."""
     told: int | None = None
     """The step of the last alert."""
+    level: int = -1
+    """How bad that was."""
 
 
 def _key(rule: Rule, alert: Alert) -> Hashable:

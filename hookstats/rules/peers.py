@@ -18,6 +18,7 @@ from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.steps import Flags, Steps, in_steps
+from hookstats.stats.derived import std
 from hookstats.stats.state import M2
 
 _FLOOR = 2.0**-60
@@ -184,7 +185,8 @@ class LinearRange(Rule):
     a few per cent of what they give, and layers with nothing else between them are one layer. So it
     is where values have lost their size on the way, as weights that count on a norm before them
     have no norm; initialisations aim at a size of one (Glorot and Bengio, 2010; He et al., 2015).
-    What enters is the output before the activation, in execution order, if it has as many values.
+    What enters is the output before the activation, in execution order, if it has as many values
+    and the activation's output is as small: it may be but a part, as of a low-rank adapter.
     The rule looks at the first ten recorded steps. The alert's value is the rms.
     """
 
@@ -206,14 +208,15 @@ class LinearRange(Rule):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 10:
             return
-        counts = history.columns("count")
+        counts, spread = history.columns("count"), std(history.columns)
         smooth = [site for type in _SMOOTH for site in history.outputs_of.get(type, ())]
         for site in sorted(smooth):
             before = site - 1
             if before < 0 or history.plain_kinds[before] != "output":
                 continue
             rms = float(history.rms[before])
-            if counts[before] == counts[site] and 0 < rms < self.least:
+            entered = counts[before] == counts[site] and spread[site] <= 1.5 * rms
+            if entered and 0 < rms < self.least:
                 says = f"is linear in its input, whose rms is only {rms:.2g}"
                 yield self.alert(record, site, says, rms)
                 return

@@ -38,8 +38,8 @@ class Rule(ABC):
 
     There is an alert when a finding begins: once `patience` recorded steps in a row have had it. A
     finding that stays is reported once. A finding that went away and comes back is reported again,
-    if `every` steps have passed since the last alert. There is one finding per tensor, unless
-    `scope` says otherwise.
+    if `every` steps have passed since the last alert, and at once if it gets worse. There is one
+    finding per tensor, unless `scope` says otherwise.
 
     Args:
         action: "warn" gives one RuleWarning per step; "raise" raises RuleError when the next step

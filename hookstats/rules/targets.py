@@ -132,8 +132,8 @@ class Accumulation(Rule):
     The gradient of a bias is the sum of the gradients of its layer's outputs (see `sums.Sums`),
     times a factor where gradients are clipped or unscaled. There is an alert if that explains less
     than 1 - `share` of the squares over all biases, and together with the gradients of the step
-    before all but `rest` of them. The alert is about the first bias; its value is the weight of the
-    gradients before, by that of the new ones.
+    before all but `rest` of them, where both have one weight, to `apart` of it. The alert is about
+    the first bias; its value is the weight of the gradients before, by that of the new ones.
     """
 
     name: ClassVar[str] = "accumulation"
@@ -142,11 +142,12 @@ class Accumulation(Rule):
 
     share: float = 0.1
     rest: float = 0.01
+    apart: float = 0.05
     patience: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "share", "rest")
+        at_least(self, 0, "share", "rest", "apart")
 
     def suspects(self, steps: Steps) -> Flags:
         new, found = steps.sums.all_sums, steps.sums.all_biases
@@ -177,7 +178,7 @@ class Accumulation(Rule):
         weight_before = (with_past * own - with_new * both) / apart
         rest = squares - weight * with_new - weight_before * with_past
         ratio = weight_before / weight if weight > 0 else 0.0
-        if rest <= self.rest * squares and ratio >= 0.5:
+        if rest <= self.rest * squares and abs(ratio - 1) <= self.apart:
             says = "has the gradient of the step before, too: gradients are not zeroed"
             yield self.alert(record, sums.first, says, ratio)
 

@@ -13,6 +13,9 @@ from hookstats._torch import is_plain
 from hookstats.hooks.selection import Selection
 from hookstats.rules.setup import UNLIKE, Group, Rows, Setup, Weight
 
+_MANY = 8
+"""Of how many values a row is at least whose size is not large or small by chance."""
+
 
 def setup_of(selection: Selection, optimizers: Sequence[Optimizer]) -> Setup:
     """The watched parameters, read once, and the optimizers' groups.
@@ -61,7 +64,7 @@ def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
     return unread._replace(
         rms=float(found.square().mean().sqrt()),
         constant=constant,
-        rows=_unlike(found) if values.dim() > 1 else None,
+        rows=_unlike(found, values[0].numel()) if values.dim() > 1 else None,
     )
 
 
@@ -76,13 +79,15 @@ def _read(values: Tensor) -> tuple[Tensor, bool]:
         return found, alike and bool(torch.eq(*torch.aminmax(rows)))  # another pass over values
 
 
-def _unlike(rms: Tensor) -> Rows | None:
-    """The rows that are unlike the others; rms: float64 [rows], on the CPU."""
+def _unlike(rms: Tensor, width: int) -> Rows | None:
+    """The rows that are unlike the others; rms: float64 [rows], on the CPU, of `width` values."""
     some = rms[rms > 0]
     if len(some) < 2 or len(rms) < 4:
         return None
     median = some.median()
     zero = rms == 0
+    if width < _MANY and not zero.any():
+        return None
     unlike = zero if zero.any() else (rms > UNLIKE * median) | (rms < median / UNLIKE)
     places = unlike.nonzero().flatten()
     if not len(places):

@@ -84,7 +84,9 @@ class Masked(nn.Module):
         self.out = nn.Linear(8, 4)
 
     def forward(self, x: Tensor, src_mask: Tensor) -> Tensor:
-        return self.out(self.attention(x, x, x, attn_mask=src_mask)[0])
+        mixed, _ = self.attention(x, x, x, attn_mask=src_mask)
+        found: Tensor = self.out(mixed)
+        return found
 
 
 def causal() -> Tensor:

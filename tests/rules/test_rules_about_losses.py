@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hookstats.hooks.attach import select
 from hookstats.rules import (
     Accumulation,
     Alert,
@@ -22,6 +23,7 @@ from hookstats.rules import (
     Targets,
     UpdateSize,
 )
+from hookstats.watching.setup import setup_of
 from hookstats.watching.watch import watch
 
 
@@ -115,6 +117,27 @@ def test_gradients_that_are_zeroed_clipped_or_accumulated_over_micro_batches() -
     assert w.alerts == ()
 
 
+def test_what_one_player_adds_to_the_other_ones_gradients_is_no_accumulation() -> None:
+    torch.manual_seed(0)
+    maker = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
+    judge = nn.Sequential(nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
+    optimizers = [
+        torch.optim.Adam(one.parameters(), 2e-4, betas=(0.5, 0.999)) for one in (maker, judge)
+    ]
+    loss = functional.binary_cross_entropy_with_logits
+    one, zero = torch.ones(64, 1), torch.zeros(64, 1)
+    with watch([maker, judge], optimizers, rules=Accumulation(action=lambda alert: None)) as w:
+        for _ in range(30):
+            real, made = torch.randn(64, 2) + 3, maker(torch.randn(64, 8))
+            optimizers[1].zero_grad()
+            (loss(judge(real), one) + loss(judge(made.detach()), zero)).backward()  # type: ignore[no-untyped-call]
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            loss(judge(made), one).backward()  # type: ignore[no-untyped-call]
+            optimizers[0].step()
+    assert w.alerts == ()
+
+
 def test_a_dropout_that_keeps_what_it_should_drop() -> None:
     (alert,) = said(Dropout, classifier(nn.Dropout(0.9), classes=64))
     assert (alert.site, alert.value > 0.85) == ("3", True)
@@ -136,6 +159,31 @@ def test_activations_in_their_linear_range() -> None:
     assert (alert.step, alert.site, alert.value < 0.03) == (2, "1", True)
     rectified = nn.Sequential(model[0], nn.ReLU(), model[2])  # bent at zero, at any size
     assert said(LinearRange, rectified) == []
+
+
+class Adapted(nn.Linear):
+    """A layer with a low-rank adapter, which begins at zero."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, outputs, bias=False)
+        nn.init.normal_(self.up.weight, 0.0, 1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.up(self.down(x))
+
+
+def test_what_enters_an_activation_may_be_more_than_the_output_before_it() -> None:
+    assert said(LinearRange, nn.Sequential(Adapted(6, 8), nn.GELU(), nn.Linear(8, 5))) == []
+
+
+def test_rows_of_few_values_are_of_any_size() -> None:
+    for inputs, found in ((2, []), (16, ["0.weight"])):
+        model = nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 5))
+        with torch.no_grad():
+            model[0].weight[7] *= 0.01
+        setup = setup_of(select(model, ("param_grad",), None, None, "watch"), [])
+        assert [w.name for w in setup.weights if w.rows is not None] == found
 
 
 def test_a_norm_that_begins_unlike_its_peers() -> None:
@@ -160,7 +208,7 @@ def test_weights_that_were_trained_before_do_not_begin(
 ) -> None:
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5))
     with torch.no_grad():
-        model[0].weight[3] *= 1e-6  # a filter that died
+        model[0].weight[3] = 0.0  # a filter that died
     nn.init.normal_(model[1].weight, 1.0, gains)  # some begin with such norms
     nn.init.normal_(model[1].bias, 0.0, biases)
     assert [alert.site for alert in said(Initialisation, model, steps=1)] == found

@@ -90,6 +90,24 @@ def test_a_loss_that_climbs_and_one_that_does_not_fall() -> None:
     assert (alert.step, "does not fall" in alert.message) == (29, True)
 
 
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("g_loss", "d_loss"), []),  # of two players, none need fall
+        (("loss", "aux_loss"), ["loss"]),
+        (("train/loss_step", "kl_loss"), ["train/loss_step"]),
+        (("mse_loss",), ["mse_loss"]),
+    ],
+)
+def test_which_losses_have_to_fall(names: tuple[str, ...], found: list[str]) -> None:
+    monitor = Monitor([Loss()])
+    for step in range(40):
+        monitor.examine_scalars(step, dict.fromkeys(names, 2.3 + 0.05 * (-1) ** step))
+    assert [alert.site for alert in monitor.alerts] == found
+    monitor.examine_scalars(40, dict.fromkeys(names, math.nan))
+    assert [alert.site for alert in monitor.alerts[len(found) :]] == list(names)
+
+
 def test_a_loss_that_does_not_fall_is_looked_for_within_what_is_kept() -> None:
     still = [2.3 + 0.05 * (-1) ** step for step in range(80)]
     (alert,) = of_scalars(Loss(steps=63), still)
