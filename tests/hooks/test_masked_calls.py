@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from support.masked import assert_stats, kept
 from support.modules import Lambda
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,12 +22,9 @@ from hookstats.kernels.backends import BACKENDS, CPU
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.records.reasons import COMPILED, MASK_UNFIT
 from hookstats.runs.run import open_run
-from hookstats.stats.bins import LogBins
-from hookstats.stats.channel_stats import ChannelStats
 from hookstats.watching.watch import watch
 
 BATCH, TIME, WIDTH = 4, 12, 10
-BINS = LogBins()
 Seen = dict[tuple[str, str], Tensor]
 
 
@@ -81,26 +78,6 @@ def seen_by(model: nn.Module, names: tuple[str, ...]) -> Seen:
     for name in names:
         model.get_submodule(name).register_forward_hook(keep(name))
     return seen
-
-
-def assert_stats(got: ChannelStats, x: Tensor, channel_dim: int | None) -> None:
-    """`got` are the statistics of `x`: integers to the bit, moments to 1e-6."""
-    expected = channel_stats(x, channel_dim, BINS)
-    assert torch.equal(got.tallies, expected.tallies)
-    whole = channel_stats(x, None, BINS).hist
-    assert got.tensor_hist is not None
-    assert whole is not None
-    assert torch.equal(got.tensor_hist.slot_counts, whole.slot_counts)
-    assert torch.equal(got.min, expected.min)
-    assert torch.equal(got.max, expected.max)
-    scale = float(expected.rms.nan_to_num().max())
-    np.testing.assert_allclose(got.mean, expected.mean, rtol=1e-6, atol=1e-6 * scale)
-    np.testing.assert_allclose(got.var, expected.var, rtol=2e-6, atol=1e-9 * scale**2)
-
-
-def kept(x: Tensor, mask: Tensor) -> Tensor:
-    """The rows of `x` that the mask keeps, [rows, ...]."""
-    return x[mask.bool()] if x.shape[:2] == mask.shape else x[mask.bool().flatten()]
 
 
 def assert_masked(w: Any, seen: Seen, mask: Tensor) -> None:
