@@ -20,7 +20,7 @@ from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Arena
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
-from hookstats.hooks.readable import unreadable
+from hookstats.hooks.readable import detour, unreadable
 from hookstats.kernels.backends import backend_of, check_masks
 from hookstats.stats.mask import EXPECTED, unfit
 from hookstats.stats.warning import warn
@@ -47,6 +47,9 @@ class Masks:
         arena.mask.expected = name is not None
         self._begun: list[_Begun] = []
         self._warned = False
+        # Of no rows: under it, `coverage` counts every tensor as `unmasked`. Made before any call,
+        # since what a transform makes is no plain tensor.
+        self._unfit = torch.ones(0, dtype=torch.bool, device="cpu")
 
     def attach(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
         """Register the hooks that find the mask among the arguments of a call; before all others.
@@ -110,18 +113,22 @@ class Masks:
         self._arena.mask.set(before)
 
     def of_argument(self, given: object) -> Tensor | None:
-        """The mask that a model was given, for `begin`; None does not mask anything."""
-        if not self._arena.recording:
+        """The mask that a model was given, for `begin`; None does not mask anything.
+
+        Where hooks leave calls out, as in a trace or a transform, this adds no operation to them.
+        """
+        if not self._arena.recording or detour() is not None:
             return None
         if not isinstance(given, Tensor):
             return self._arena.mask.now
         with DisableTorchFunction():
             try:
-                reason = unreadable(given) or unfit(given)
+                reason = unfit(given)
                 if reason is None and not backend_of(given.device).masks:
                     reason = f"device {given.device}"
                 if reason is None:
-                    return _copied(given)
+                    made = self._unfit if unreadable(given) else _copied(given)
+                    return self._unfit if unreadable(made) else made  # as under fake tensors
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
             if not self._warned:
@@ -130,7 +137,7 @@ class Masks:
                     f"hookstats: mask = {self._name!r}: the argument has {reason}, expected "
                     f"{EXPECTED}; all rows of such calls count"
                 )
-            return torch.ones(0, dtype=torch.bool, device="cpu")  # it fits nothing
+            return self._unfit
 
 
 def place_of_argument(model: nn.Module, name: str) -> int | None:

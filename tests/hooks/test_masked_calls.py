@@ -7,24 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from support.masked import assert_stats, kept
 from support.modules import Lambda
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
+from hookstats.arena.arena import Arena
+from hookstats.hooks.masks import Masks
 from hookstats.kernels.backends import BACKENDS, CPU
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.records.reasons import COMPILED, MASK_UNFIT
 from hookstats.runs.run import open_run
-from hookstats.stats.bins import LogBins
-from hookstats.stats.channel_stats import ChannelStats
 from hookstats.watching.watch import watch
 
 BATCH, TIME, WIDTH = 4, 12, 10
-BINS = LogBins()
 Seen = dict[tuple[str, str], Tensor]
 
 
@@ -78,26 +78,6 @@ def seen_by(model: nn.Module, names: tuple[str, ...]) -> Seen:
     for name in names:
         model.get_submodule(name).register_forward_hook(keep(name))
     return seen
-
-
-def assert_stats(got: ChannelStats, x: Tensor, channel_dim: int | None) -> None:
-    """`got` are the statistics of `x`: integers to the bit, moments to 1e-6."""
-    expected = channel_stats(x, channel_dim, BINS)
-    assert torch.equal(got.tallies, expected.tallies)
-    whole = channel_stats(x, None, BINS).hist
-    assert got.tensor_hist is not None
-    assert whole is not None
-    assert torch.equal(got.tensor_hist.slot_counts, whole.slot_counts)
-    assert torch.equal(got.min, expected.min)
-    assert torch.equal(got.max, expected.max)
-    scale = float(expected.rms.nan_to_num().max())
-    np.testing.assert_allclose(got.mean, expected.mean, rtol=1e-6, atol=1e-6 * scale)
-    np.testing.assert_allclose(got.var, expected.var, rtol=2e-6, atol=1e-9 * scale**2)
-
-
-def kept(x: Tensor, mask: Tensor) -> Tensor:
-    """The rows of `x` that the mask keeps, [rows, ...]."""
-    return x[mask.bool()] if x.shape[:2] == mask.shape else x[mask.bool().flatten()]
 
 
 def assert_masked(w: Any, seen: Seen, mask: Tensor) -> None:
@@ -253,6 +233,42 @@ def test_an_argument_that_is_no_mask_is_said_once() -> None:
         w.step()
         assert int(w.latest["wide", "output"].count[0]) == 3 * BATCH * TIME
         assert w.coverage()["wide", "output"].unmasked == {MASK_UNFIT: 2}
+
+
+def test_traces_and_transforms_see_no_mask() -> None:
+    """Their calls are left out, and so are the operations that would copy the mask."""
+    model = Model()
+    x = torch.randn(BATCH, TIME, WIDTH)
+    plain = count_of_nodes(model, x)
+    with watch(model, mask="padding", rules=()) as w:
+        assert count_of_nodes(model, x) == plain
+        torch.func.grad(lambda one: model(one, MASK).sum())(x)
+        assert w.coverage()["wide", "output"].observed == 0
+        model(x, MASK)
+        w.step()
+        assert int(w.latest["wide", "output"].count[0]) == MASK.sum()
+
+
+def test_a_copy_without_values_is_no_mask() -> None:
+    arena = Arena(None, None)
+    arena.record(True)
+    masks = Masks(arena, "padding")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made = masks.of_argument(MASK)
+    assert made is not None
+    assert made.shape == (0,)
+    made = masks.of_argument(MASK)
+    assert made is not None
+    assert torch.equal(made, MASK.bool())
+
+
+def count_of_nodes(model: nn.Module, x: Tensor) -> int:
+    """In a trace of the model, which warns of itself alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        traced: Any = torch.jit.trace(model, (x, MASK), check_trace=False)
+    return len(list(traced.inlined_graph.nodes()))
 
 
 def test_steps_that_are_not_recorded_have_no_masks() -> None:

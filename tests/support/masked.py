@@ -14,8 +14,11 @@ from support.values import LINEAR, LOG, of_dtype
 from torch import Tensor
 
 from hookstats.kernels import ops
-from hookstats.stats.bins import Bins
+from hookstats.kernels.of_tensor import channel_stats
+from hookstats.stats.bins import Bins, LogBins
+from hookstats.stats.channel_stats import ChannelStats
 
+BINS = LogBins()
 Case = tuple[Tensor, int | None]
 
 
@@ -143,3 +146,23 @@ def digest_of_masked() -> str:
                         assert integers is not None
                         found.update(integers.numpy().tobytes())
     return found.hexdigest()
+
+
+def assert_stats(got: ChannelStats, x: Tensor, channel_dim: int | None) -> None:
+    """`got` are the statistics of `x`: integers to the bit, moments to 1e-6."""
+    expected = channel_stats(x, channel_dim, BINS)
+    assert torch.equal(got.tallies, expected.tallies)
+    whole = channel_stats(x, None, BINS).hist
+    assert got.tensor_hist is not None
+    assert whole is not None
+    assert torch.equal(got.tensor_hist.slot_counts, whole.slot_counts)
+    assert torch.equal(got.min, expected.min)
+    assert torch.equal(got.max, expected.max)
+    scale = float(expected.rms.nan_to_num().max())
+    np.testing.assert_allclose(got.mean, expected.mean, rtol=1e-6, atol=1e-6 * scale)
+    np.testing.assert_allclose(got.var, expected.var, rtol=2e-6, atol=1e-9 * scale**2)
+
+
+def kept(x: Tensor, mask: Tensor) -> Tensor:
+    """The rows of `x` that the mask keeps, [rows, ...]."""
+    return x[mask.bool()] if x.shape[:2] == mask.shape else x[mask.bool().flatten()]
