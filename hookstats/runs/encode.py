@@ -64,7 +64,9 @@ class PartBuilder:
         self._bytes_per_group = bytes_per_group
         self.records: list[tuple[int, int]] = []
         """The step of each record, or of its scalars, and its number of rows."""
-        self._plain: list[Rows] = []  # not encoded yet, all of one kind
+        self.broken = False
+        """Whether an error came while Arrow wrote: what the part has cannot be finished."""
+        self._plain: list[list[Rows]] = []  # not encoded yet; those of a list are alike
         self._plain_bytes = 0
         self._batches: list[Any] = []  # of the row group to come
         self._waiting = 0  # bytes in _batches
@@ -98,43 +100,56 @@ class PartBuilder:
         return self._written + self._waiting + self._plain_bytes
 
     def add(self, rows: Rows) -> None:
-        """Take the rows of a step."""
-        if self._plain and self._plain[0].alike != rows.alike:
-            self._encode()
+        """Take the rows of a step; also where there is no memory to encode them, which is an error:
+        the next step tries again."""
         self.records.append((rows.step, rows.rows))
-        self._plain.append(rows)
+        if self._plain and self._plain[-1][0].alike == rows.alike:
+            self._plain[-1].append(rows)
+        else:
+            self._plain.append([rows])
         self._plain_bytes += rows.nbytes
-        if len(self._plain) == _TOGETHER or self._plain_bytes >= _BYTES_TOGETHER:
-            self._encode()
+        full = len(self._plain[-1]) >= _TOGETHER or self._plain_bytes >= _BYTES_TOGETHER
+        self._encode(but=0 if full else 1)
         if self._waiting >= self._bytes_per_group:
             self._end_group()
 
-    def _encode(self) -> None:
-        if self._plain:
-            batch = self._encoder([rows.content for rows in self._plain])
+    def _encode(self, but: int = 0) -> None:
+        """Encode what is plain, `but` the last lists of it."""
+        while len(self._plain) > but:
+            alike = self._plain[0]
+            batch = self._encoder([rows.content for rows in alike])
             self._batches.append(batch)
             self._waiting += batch.nbytes
-            self._plain, self._plain_bytes = [], 0
+            self._plain_bytes -= sum(rows.nbytes for rows in alike)
+            del self._plain[0]
 
     def finish(self, about: str) -> Any:
-        """The content of the file, a pyarrow.Buffer.
+        """The content of the file, a pyarrow.Buffer; what fails may be tried again, unless it is
+        `broken`.
 
         about: what the metadata say of the part, JSON.
         """
         self._end_group()
+        self.broken = True  # until all is written
         chunks = self._groups * len(self.schema)
         self._writer.add_key_value_metadata({PART_KEY: about, SUMS_KEY: placeholder(chunks)})
         self._writer.close()
         content = self._buffer.getvalue()
         pa = require_pyarrow()
         seal(memoryview(content).cast("B"), pa.parquet.read_metadata(pa.BufferReader(content)))
+        self.broken = False
         return content
 
     def _end_group(self) -> None:
+        if self.broken:
+            raise RuntimeError("an error came while the part was written")
         self._encode()
         table = require_pyarrow().Table.from_batches(self._batches, schema=self.schema)
         if table.num_rows:
-            self._writer.write_table(table.unify_dictionaries(), row_group_size=table.num_rows)
+            unified = table.unify_dictionaries()
+            self.broken = True  # until the group is written
+            self._writer.write_table(unified, row_group_size=table.num_rows)
+            self.broken = False
             self._groups += 1
             self._written = int(self._buffer.tell())
         self._batches, self._waiting = [], 0

@@ -124,13 +124,21 @@ class _DamagedError(ValueError):
     """The content of a file is not what it should be; the message names the file."""
 
 
+class _FullMemoryError(MemoryError):
+    """There is no memory to read a file; the message names the file."""
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """In this context, a fault in the content of the file is a ValueError that names the file."""
+    """In this context, a fault in the content of the file is a ValueError that names the file; so
+    does a MemoryError."""
     try:
         yield
-    except (NewerError, _DamagedError):  # they name the file
+    except (NewerError, _DamagedError, _FullMemoryError):  # they name the file
         raise
+    except MemoryError as error:  # Arrow's is an ArrowException, but no fault of the file
+        text = f"{printable(str(path))}: no memory to read the file ({_said(error)})"
+        raise _FullMemoryError(text) from error
     except (
         require_pyarrow().ArrowException,
         *(OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +119,7 @@ class PartWriter:
         # A step that goes back is kept, as it makes void what the disk has.
         if self.is_full and step > self._before:
             self.lost += 1
-            self._gaps.append(Gap(self._next, step, "disk"))
+            self._gaps.append(Gap(self._next, step, "disk" if self._sealed else "error"))
             return False
         return True
 
@@ -131,6 +132,10 @@ class PartWriter:
         """Take the rows of a step, which `encode` turns into the `schema`, into the pending part.
 
         A part of another schema, compared by identity, or of another block is sealed first.
+
+        Raises:
+            MemoryError: there is no memory for something; if the part has the step, the next
+                attempt encodes it, and `skip` does nothing.
         """
         if self._part is not None and (
             self._part.schema is not schema or self._block(rows.step) != self._block(self._first)
@@ -145,7 +150,8 @@ class PartWriter:
         if rows.step <= self._before:
             noted(self._rewinds, self._next, rows.step)
         self._before = rows.step
-        self._part.add(rows)
+        with self._keeping(self._part):
+            self._part.add(rows)
 
     def due_in(self) -> float | None:
         """Seconds until `flush_if_due` has something to write; None while nothing is pending."""
@@ -220,14 +226,32 @@ class PartWriter:
                 taken = isinstance(error, FileExistsError)
                 # The attempt before may have failed after the file had its name.
                 if not (taken and self._failing and path.read_bytes() == bytes(content)):
-                    self._failing = True
-                    self._retry = time.monotonic() + max(
-                        self._pace.seconds_per_part, self._pace.seconds_per_retry
-                    )
+                    self._try_later()
                     raise
             self._parts[part.name.number] = part
             del self._sealed[0]
         self._failing = False
+
+    def _try_later(self) -> None:
+        self._failing = True
+        pause = max(self._pace.seconds_per_part, self._pace.seconds_per_retry)
+        self._retry = time.monotonic() + pause
+
+    @contextmanager
+    def _keeping(self, part: PartBuilder) -> Iterator[None]:
+        """In this context, an error leaves the part as it is for the next attempt; if the part is
+        broken, its steps become gaps."""
+        try:
+            yield
+        except Exception:
+            self._try_later()
+            # What says that training went back cannot be left out: nothing more is written then.
+            if part.broken and not any(number >= self._written for number, _ in self._rewinds):
+                steps = {step: "error" for step, _ in part.records}
+                steps |= {gap.step: gap.reason for gap in self._gaps}
+                self._gaps = [Gap(self._written, step, steps[step]) for step in sorted(steps)]
+                self._part, self._due = None, math.inf
+            raise
 
     def _seal(self, part: PartBuilder) -> None:
         """Make the pending part a file in memory."""
@@ -244,7 +268,8 @@ class PartWriter:
                 *([SAMPLED] if says_sampled(self._described) else ()),
             ],
         )
-        content = part.finish(about)
+        with self._keeping(part):
+            content = part.finish(about)
         name = PartName(self._rank, self._number, part.records[0][0])
         last = max(step for step, _ in part.records)
         self._sealed.append((Written(name, len(part.records), content.size, last), content))

@@ -150,14 +150,17 @@ class Scalars(ScalarsByName):
         return changed
 
     def _read(self) -> dict[str, ScalarSeries]:
-        if self._look() or self._series is None:
+        if self._look():
+            self._series = None  # also where there is no memory for the new ones
+        if self._series is None:
             table = self.table().combine_chunks()
             names = table["name"].to_numpy(zero_copy_only=False)
             columns = [table[name].to_numpy() for name in ("step", "value", "time")]
-            self._series = {}
+            found = {}
             for name in dict.fromkeys(names.tolist()):
                 rows = names == name
-                self._series[name] = ScalarSeries(*(column[rows] for column in columns))
+                found[name] = ScalarSeries(*(column[rows] for column in columns))
+            self._series = found
         return self._series
 
 

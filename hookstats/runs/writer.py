@@ -166,11 +166,11 @@ class RunWriter:
         self._lock: Lock | None = None
         try:
             self._claim(append, overwrite, ranks)
-        except OSError as error:
+        except BaseException as error:
             self._unlock()
-            if error.filename is None:  # ours: says all there is to say
-                raise
-            raise self._unwritable(error) from error
+            if isinstance(error, OSError) and error.filename is not None:
+                raise self._unwritable(error) from error
+            raise  # one of ours says all there is to say
 
     def _make_parts(
         self, header: Mapping[str, Any], max_bytes: int | None, pace: Pace
@@ -312,6 +312,7 @@ class RunWriter:
         Raises:
             ValueError: the writer is closed, or the record is of another rank or other bins.
             OSError: a part cannot be written; its records are kept for the next attempt.
+            MemoryError: as of `PartWriter.add`.
             FileExistsError: another process writes this run, too.
         """
         self._check_open()

@@ -317,7 +317,9 @@ class Flusher:
         records: list[StepRecord] = []
         for step in steps:
             action = partial(self._record_one, step, records)
-            self._attempt("recording a step", "the step is lost", action)
+            if not self._attempt("recording a step", "the step is lost", action):
+                # Where the writer has the step, this does nothing.
+                self._disk.do(partial(RunWriter.skip, step=step.step, reason="error"))
         uses = [partial(self._use, s, call) for s in self._sinks for call in calls_with(s, records)]
         # What is written once rules have seen it comes before other sinks, which may be slow.
         rules = len(records) if self._sinks and isinstance(self._sinks[0], Monitor) else 0
@@ -332,9 +334,6 @@ class Flusher:
         self._last = weakref.ref(snapshot)
         try:
             record = snapshot.to_record(step, self.rank)
-        except Exception:
-            self._disk.do(lambda writer: writer.skip(step, "error"))
-            raise
         finally:
             snapshot.release()
         if scalars is not None:
@@ -348,7 +347,7 @@ class Flusher:
         if given is not None:
             self.latest = given
         if self._detail is None:
-            self._disk.write(record)
+            self._disk.write(step, lambda: record)
         if self.exchange is not None and self.exchange.is_due(step):
             given = self._merged(partial(self.exchange, record, summands), record)
         if given is not None:
@@ -356,7 +355,7 @@ class Flusher:
             if self._sinks:
                 into.append(given)
         if (detail := self._detail) is not None:
-            self._todo.append(lambda: self._disk.write(detail.of(record)))
+            self._todo.append(lambda: self._disk.write(step, lambda: detail.of(record)))
 
     def _merged(
         self, merge: Callable[[], StepRecord | None], record: StepRecord

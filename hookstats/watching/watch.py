@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -219,14 +220,27 @@ def watch(
     monitor = Monitor(chosen, setup)
     header_of_run = {**header, **_of_rules(chosen, setup)}
     writer = None if out is None else _writer(out, header_of_run, append, overwrite, max_bytes)
-    flusher = _flusher(writer, sinks, monitor, exchange, settings)
-    monitor.keep = flusher.write_alerts
-    made = Watch(
-        *(models.values(), doors, selection, optimizers, settings, header),
-        *(flusher, monitor, _first_step(writer), spread),
-    )
+    with _closing(writer):
+        flusher = _flusher(writer, sinks, monitor, exchange, settings)
+        monitor.keep = flusher.write_alerts
+        made = Watch(
+            *(models.values(), doors, selection, optimizers, settings, header),
+            *(flusher, monitor, _first_step(writer), spread),
+        )
     made.path = None if writer is None else writer.path
     return made
+
+
+@contextmanager
+def _closing(writer: RunWriter | None) -> Iterator[None]:
+    """In this context, an error closes the writer, so that its lock is free."""
+    try:
+        yield
+    except BaseException:
+        if writer is not None:
+            with suppress(Exception):
+                writer.close()
+        raise
 
 
 def _of_spread(spread: Spread) -> dict[str, Any]:

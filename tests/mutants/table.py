@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         "the buffer of a step that was read is not given back",
         "hookstats/watching/flush.py",
-        "            raise\n        finally:\n            snapshot.release()",
-        "            raise\n        finally:\n            pass",
+        "        finally:\n            snapshot.release()",
+        "        finally:\n            pass",
         "tests/watching/test_flush.py::test_buffers_are_given_back_before_slow_sinks",
     ),
     Mutant(

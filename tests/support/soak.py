@@ -7,21 +7,33 @@ figures are printed. The exit code is 1 if anything is wrong.
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from support import soak_training
 from support.soak_check import check
+
+from hookstats.runs.format import require_pyarrow
 
 SIZE = "512m"
 """Of the file system for the run."""
 SESSIONS = 10
 """Among which the steps are divided; every second one is killed before its end."""
+
+
+def session_of(disk: Path, room: Path, steps: int, number: int) -> BaseProcess:
+    """A session, begun: a process that need not import everything again."""
+    fork = multiprocessing.get_context("fork")
+    made = fork.Process(target=soak_training.main, args=(disk, room, steps, number))
+    made.start()
+    return made
 
 
 def steps_closed(log: Path) -> int:
@@ -34,28 +46,32 @@ def train(steps: int, minutes: float, disk: Path, room: Path) -> None:
     end = time.monotonic() + 60 * minutes
     rng = random.Random(0)
     session = 0
+    faulthandler.enable()
+    require_pyarrow().array([])  # imports pandas
     while (left := steps - steps_closed(log)) > 0 and time.monotonic() < end:
         share = min(left, steps // SESSIONS)
-        command = [sys.executable, "-X", "faulthandler", "-m", "support.soak_training"]
-        child = subprocess.Popen([*command, disk, room, str(share), str(session)])
+        child = session_of(disk, room, share, session)
         done = steps_closed(log)
         # The last session ends by itself.
         killed_after = rng.randrange(share // 4, share) if session % 2 == 0 and left > share else 0
         pause = min(1.0, share / 4000)  # a short session is over in seconds
-        while child.poll() is None:
+        while child.is_alive():
             time.sleep(pause)
             late = time.monotonic() > end
             if late or (killed_after and steps_closed(log) - done > killed_after):
                 time.sleep(rng.random() * pause)
-                child.send_signal(signal.SIGKILL)
-                child.wait()
+                child.kill()
+                child.join()
                 break
         else:
-            if child.returncode:
-                raise SystemExit(f"session {session} ended with exit code {child.returncode}")
+            if child.exitcode:
+                raise SystemExit(f"session {session} ended with exit code {child.exitcode}")
         session += 1
     # One more, which closes the run, however late it is.
-    subprocess.run([*command, disk, room, "50", str(session)], check=True)
+    last = session_of(disk, room, 50, session)
+    last.join()
+    if last.exitcode:
+        raise SystemExit(f"the last session ended with exit code {last.exitcode}")
 
 
 def main(steps: int, minutes: float, directory: Path) -> int:

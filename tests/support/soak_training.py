@@ -1,8 +1,8 @@
 """A session of the soak: trains, with faults at random, until it has made its steps or is killed.
 
-`python -m support.soak_training DISK ROOM STEPS SEED`: DISK is a small file system for the run,
-ROOM another one for checkpoints and the log. The log has one line of JSON per closed step, with
-what really happened in the step; it is what `soak_check` compares the run with.
+The run is on a small file system; another one has room for checkpoints and the log. The log has one
+line of JSON per closed step, with what really happened in the step; `soak_check` compares the run
+with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -295,7 +294,3 @@ def main(disk: Path, room: Path, steps: int, seed: int) -> None:
     with tempfile.TemporaryDirectory(dir=room) as directory:
         warm_up(Path(directory))
     Session(disk, room, seed).run(steps)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
