@@ -1,7 +1,7 @@
 """The private parts of torch that hookstats uses; no other module imports any.
 
 Each part says what it is for, the versions of torch it was checked against, and what happens in a
-torch without it. "All" versions are 2.11.0, 2.13.0 and 2.15.0: tests/hooks passed on them.
+torch without it. "All" versions are 2.11.0, 2.13.0, 2.14.1 and 2.15.0: tests/hooks passed on them.
 "Required" means that `import hookstats.hooks` fails there. Modules that are slow to import, as
 dynamo is (a second), are imported by the functions that need them, when they do.
 
