@@ -17,6 +17,7 @@ class Columns {
 
  public:
   using Seen = ChannelOf<kHigher>;
+  using From = Source;
 
   // Counters of a slot: one per channel of the block.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common&, const Item& item) {

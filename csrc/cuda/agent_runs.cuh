@@ -16,6 +16,7 @@ class Runs {
 
  public:
   using Seen = ChannelOf<kHigher>;
+  using From = Source;
 
   // Counters of a slot of a channel's table: one if every warp has a table, which leaves no room.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item& item) {

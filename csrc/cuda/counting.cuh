@@ -110,14 +110,21 @@ HOOKSTATS_DEVICE int64_t slot_in_memory(const Bins& b, Real x) {
   return low;
 }
 
+// By edges of either kind: those `in_memory` are as they were given.
+template <class Real>
+HOOKSTATS_DEVICE int64_t slot_of_any(const Bins& b, bool in_memory, Real x) {
+  return in_memory ? slot_in_memory(b, x) : block_slot(b, x);
+}
+
 // Any finite value into any table, or without one into the state itself.
 template <class Real>
 HOOKSTATS_DEVICE void count_any(const Bins& bins, uint32_t* counters, int32_t pitch, Real x,
                                 int64_t* state, int64_t repeat) {
+  const int64_t at = slot_of_any(bins, counters == nullptr, x);
   if (counters != nullptr) {
-    add_shared(counters + block_slot(bins, x) * pitch, 1);
+    add_shared(counters + at * pitch, 1);
   } else {
-    add_global(state + slot_in_memory(bins, x), repeat);
+    add_global(state + at, repeat);
   }
 }
 HOOKSTATS_OUT_OF_LINE void count_double(Bins bins, uint32_t* counters, int32_t pitch, double x,

@@ -104,6 +104,16 @@ struct Vectors {
     return values;
   }
 
+  // One element, as it is in memory and widened.
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+  static HOOKSTATS_DEVICE Bits bits_at(const Common&, uintptr_t address) {
+    return load(reinterpret_cast<const Bits*>(address));
+  }
+  static HOOKSTATS_DEVICE float widen_one(const Common&, const Scale& scale, Bits bits) {
+    const uint32_t words[] = {bits};
+    return scale(element(words, 0));
+  }
+
   // Widened elements are widened again rather than kept.
   template <int N>
   static HOOKSTATS_DEVICE void forget_widened(Values<N>& values) {
@@ -191,6 +201,14 @@ struct Scalars {
       values.bits[i] = read_bits(common.element_size, address + static_cast<uintptr_t>(bytes));
     }
     return values;
+  }
+
+  using Bits = uint64_t;
+  static HOOKSTATS_DEVICE Bits bits_at(const Common& common, uintptr_t address) {
+    return read_bits(common.element_size, address);
+  }
+  static HOOKSTATS_DEVICE double widen_one(const Common& common, const Scale& scale, Bits bits) {
+    return widen_bits(common.dtype, scale, bits);
   }
 
   template <int N>
