@@ -21,6 +21,7 @@ HOOKSTATS_DEVICE Histogram of_all(const Histogram& histogram, const Sample& samp
   if (!sample.all()) {
     h.bins.kind = BinKind::kNone;
     h.table = nullptr;
+    h.patterns = false;
   }
   return h;
 }
@@ -39,7 +40,8 @@ class Chosen {
     const int32_t copy = lane() & (h.pitch - 1);
     int64_t* const state = item_.tensor_counts;
     each(sample, [&](int64_t, const Real(&x)[1]) {
-      count(h, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
+      if (h.patterns && x[0] == 0) add_shared(h.unread + 1, 1);
+      count<false>(h, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
     });
   }
 

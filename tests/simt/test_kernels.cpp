@@ -117,7 +117,7 @@ void test_orders() {
 
 // The scale where only the device can read it.
 void test_device_scale() {
-  for (const float scale : {1.0f, 65536.0f, 3.0f, 0x1p-130f}) {
+  for (const float scale : {1.0f, 65536.0f, 3.0f, 0x1p-130f, -4.0f}) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kInt32}) {
       const Case c = make_case({"rows", {31, 333}, {333, 1}, 0}, dtype, Data::kNonFinite, 3.0, 2.0,
                                scale, 0, 1);
@@ -286,6 +286,32 @@ void test_merges_are_few() {
   }
 }
 
+// Zeros of both signs share the table of patterns with the tiniest values, and are told from them.
+void test_zeros() {
+  const struct {
+    DType dtype;
+    std::vector<uint32_t> bits;
+  } all[] = {{DType::kFloat32, {0, 0x80000000, 1, 0x80000001, 0x100, 0x80000100, 0x3f800000}},
+             {DType::kBFloat16, {0, 0x8000, 1, 0x8001, 0x10, 0x8010, 0x3f80}},
+             {DType::kFloat16, {0, 0x8000, 1, 0x8001, 0x10, 0x8010, 0x3c00}}};
+  for (const auto& [dtype, bits] : all) {
+    for (const Shape& shape :
+         {Shape{"whole", {9000}, {1}, -1}, Shape{"rows", {5, 300}, {300, 1}, 0},
+          Shape{"columns", {700, 36}, {36, 1}, 1}}) {
+      for (const uint32_t values : {2, 3, 7}) {  // zeros alone, with a tiny value, all
+        Case c = make_case(shape, dtype, Data::kNormal, 0.0, 1.0, 1.0f, 0, values);
+        const auto size = static_cast<size_t>(element_bytes(dtype));
+        for (size_t at = 0, i = values; at < c.memory.size(); at += size, i = i * 31 + 7) {
+          std::memcpy(&c.memory[at], &bits[i / 8 % values], size);
+        }
+        for (const TestBins& bins : {tensor_bins()[2], tensor_bins()[5]}) {
+          check_case(c, bins, channel_bins()[3], kDevices[0], values);
+        }
+      }
+    }
+  }
+}
+
 // A sample has the units that it has on the CPU, and the rest is as without one.
 void check_sample(const Case& c, const TestBins& tensor, const TestBins& channel,
                   const cuda::Device& device, const int64_t (&sampling)[kSamplingColumns]) {
@@ -392,6 +418,7 @@ int main() {
   test_expanded_beyond_32_bits();
   test_many_bins();
   test_merges_are_few();
+  test_zeros();
   test_samples();
   test_samples_of_many();
   test_errors();
