@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ WHATS = (
     What(LinearBins(256, -2.0, 2.0), LogBins(3)),
     What(None, LogBins(3)),
 )
+SAMPLINGS = (None, torch.tensor([3, 2, 5]))
 DTYPES = (
     torch.float32,
     torch.bfloat16,
@@ -56,11 +58,11 @@ def main() -> None:
     for dtype in DTYPES:
         for what in WHATS:
             cases = list(tensors(dtype))
-            for x, dim in cases:
+            for (x, dim), how in product(cases, SAMPLINGS):
                 there, channels = _moved(x), 1 if dim is None else x.shape[dim]
                 given, expected = State(channels, what, there.device), State(channels, what)
-                ops.update_(there, dim, *given.arguments)
-                ops.update_(x, dim, *expected.arguments)
+                ops.update_(there, dim, *given.arguments, None if how is None else how.cuda())
+                ops.update_(x, dim, *expected.arguments, how)
                 _compare(given, expected)
                 folds += 1
             rows = [x for x, dim in cases if dim == 0 or x.dim() > 1]

@@ -17,6 +17,7 @@ class Columns {
 
  public:
   using Seen = ChannelOf<kHigher>;
+  using From = Source;
 
   // Counters of a slot: one per channel of the block.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common&, const Item& item) {
@@ -36,7 +37,8 @@ class Columns {
         down_(block_threads() / across_),
         column_(thread_index() % across_),
         row_(thread_index() / across_),
-        row_stride_(item.outer_dims == 1 ? outer[0].stride : 0) {}
+        row_stride_(item.outer_dims == 1 ? outer[0].stride : 0),
+        counts_(kCounts && (tensor.on() || channels.on())) {}
 
   // The pieces of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
@@ -86,17 +88,16 @@ class Columns {
     return Source::read_channels(common_, item_.data, offset, stride_, row < rows_ ? exist_ : 0);
   }
 
-  // The rows of this thread from row `first` on.
+  // The rows of this thread from row `first` on; whole vectors of rows that exist.
+  HOOKSTATS_DEVICE void read_whole(uint32_t first, Values (&values)[kRows]) const {
+    uintptr_t at = address_ + uint64_t{first} * static_cast<uint64_t>(row_bytes_);
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kRows; ++i, at += down_bytes_) values[i] = Source::read_whole_channels(at);
+  }
+
   HOOKSTATS_DEVICE void read_tile(uint32_t first, Values (&values)[kRows]) const {
     if constexpr (Source::kVectors) {
-      if (exist_ != 0 && first + static_cast<uint32_t>(kRows * down_) <= rows_) {
-        uintptr_t at = address_ + uint64_t{first} * static_cast<uint64_t>(row_bytes_);
-        HOOKSTATS_UNROLL
-        for (int i = 0; i < kRows; ++i, at += down_bytes_) {
-          values[i] = Source::read_whole_channels(at);
-        }
-        return;
-      }
+      if (first + static_cast<uint32_t>(kRows * down_) <= rows_) return read_whole(first, values);
     }
     HOOKSTATS_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -114,9 +115,13 @@ class Columns {
     while (2 * sampled <= down_ && sampled < kSampled) sampled *= 2;
     if (row_ < sampled) {
       Real rows[kOwned][kRows], x[kOwned];
+      Values values[kRows];
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kRows; ++i) values[i] = read(static_cast<uint32_t>(i * down_ + row_));
+      Source::scale_in_place(scale_, values);
       HOOKSTATS_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        widen_all(read(static_cast<uint32_t>(i * down_ + row_)), x);
+        widen_all(values[i], x);
         HOOKSTATS_UNROLL
         for (int c = 0; c < kOwned; ++c) rows[c][i] = x[c];
       }
@@ -142,16 +147,7 @@ class Columns {
     Sums<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
     find_shift(shift, reinterpret_cast<Real*>(scratch));
-    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
-    uint32_t first = 0;
-    while (first < rows_) {
-      HOOKSTATS_NO_UNROLL
-      for (int tile = 0; tile < kAdditions / kRows && first < rows_; ++tile, first += step) {
-        sum_rows(sums, shift, first);
-      }
-      HOOKSTATS_UNROLL
-      for (int c = 0; c < kOwned; ++c) sums[c].spill();
-    }
+    if (exist_ != 0) sum(sums, shift);
     if (kCounts && channels_.table != nullptr) {
       sync_block();
       add_channel_tables();
@@ -183,27 +179,109 @@ class Columns {
     }
   }
 
-  HOOKSTATS_DEVICE void sum_rows(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
-                                 uint32_t first) const {
+  // Sums this thread's rows, kAdditions at a time: as if all their values were finite, and if some
+  // were not, once more, and the rows after them once, until all are finite.
+  HOOKSTATS_DEVICE void sum(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned]) {
+    constexpr bool kTiles = Source::kVectors && !kHigher;
+    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
+    bool finite = true;
+    for (uint32_t first = 0; first < rows_;) {
+      uint32_t counted = first;  // the rows before it are
+      if constexpr (kTiles) {
+        if (finite && first + step <= rows_ && add_finite(sums, shift, counted)) {
+          first = counted;
+          continue;
+        }
+      }
+      finite = true;
+      HOOKSTATS_NO_UNROLL
+      for (int tile = 0; tile < kAdditions / kRows && first < rows_; ++tile, first += step) {
+        const bool all_finite = add_any(sums, shift, first, counts_ && first >= counted);
+        finite = finite && all_finite;
+      }
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) sums[c].spill();
+    }
+    if (!kCounts || !tensor_.patterns) return;
+    // Which the table of patterns has among the tiniest positive values.
+    uint32_t zeros = 0;
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) zeros += sums[c].wide_zero;
+    add_shared(tensor_.unread + 1, zeros);
+  }
+
+  // Sums whole tiles from row `first` on, to which it adds them, as if all values were finite, and
+  // counts them; false, with nothing summed, if some value is not.
+  HOOKSTATS_DEVICE bool add_finite(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
+                                   uint32_t& first) const {
+    constexpr int kWords = sizeof(Values) / sizeof(uint32_t);
+    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
+    TileSums tiles[kOwned];
+    typename Source::template Extremes<kWords> extremes;
+    int rows = 0;
+    bool finite = true;
+    HOOKSTATS_NO_UNROLL
+    for (; rows < kAdditions && finite && first + step <= rows_; rows += kRows, first += step) {
+      Values values[kRows];
+      Real x[kOwned];
+      read_whole(first, values);
+      Source::scale_in_place(scale_, values);
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        widen_all(values[i], x);
+        HOOKSTATS_UNROLL
+        for (int c = 0; c < kOwned; ++c) tiles[c].add(x[c], shift[c]);
+        HOOKSTATS_UNROLL
+        for (int w = 0; w < kWords; ++w) extremes.add(w, values[i].words[w]);
+      }
+      if (kCounts && counts_) {
+        finite = are_finite(tiles);
+        count_tile(values, finite);
+      }
+    }
+    if (!are_finite(tiles)) return false;
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) {
+      Real least, greatest;
+      extremes.scaled(scale_, c, least, greatest);
+      sums[c].add(tiles[c], least, greatest, rows);
+    }
+    return true;
+  }
+
+  static HOOKSTATS_DEVICE bool are_finite(const TileSums (&tiles)[kOwned]) {
+    Real s2 = 0;
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) s2 += tiles[c].s2;
+    return s2 < kInfinity<Real>;
+  }
+
+  // Sums the finite values of a tile, and tallies the others. Whether all are finite.
+  HOOKSTATS_DEVICE bool add_any(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
+                                uint32_t first, bool counts) const {
     Values values[kRows];
     Real x[kOwned];
     read_tile(first, values);
+    Source::scale_in_place(scale_, values);
     const Real finite_before = finite(sums);
     HOOKSTATS_UNROLL
     for (int i = 0; i < kRows; ++i) {
       widen_all(values[i], x);
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) sums[c].add(x[c], shift[c]);
-      if (kCounts) count_all(x);
     }
-    if (finite(sums) - finite_before == kRows * kOwned) return;
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      Source::forget_widened(values[i]);
-      widen_all(values[i], x);
+    const bool all_finite = finite(sums) - finite_before == kRows * kOwned;
+    if (!all_finite) {
       HOOKSTATS_UNROLL
-      for (int c = 0; c < kOwned; ++c) sums[c].add_infinity(x[c]);
+      for (int i = 0; i < kRows; ++i) {
+        Source::forget_widened(values[i]);
+        widen_all(values[i], x);
+        HOOKSTATS_UNROLL
+        for (int c = 0; c < kOwned; ++c) sums[c].add_infinity(x[c]);
+      }
     }
+    if (kCounts && counts) count_tile(values, kHigher && all_finite);
+    return all_finite;
   }
 
   static HOOKSTATS_DEVICE Real finite(const Sums<Real, kHigher> (&sums)[kOwned]) {
@@ -219,20 +297,47 @@ class Columns {
     for (uint32_t row = static_cast<uint32_t>(row_); row < rows_;
          row += static_cast<uint32_t>(down_)) {
       Real x[kOwned];
-      widen_all(read(row), x);
+      Values values[] = {read(row)};
+      Source::scale_in_place(scale_, values);
+      widen_all(values[0], x);
       sums.add(static_cast<double>(pick(x, c)), shift);
     }
     return sums;
   }
 
+  // Tiles that are not finite take a loop: they are rarer, and their code is as long. The rows move
+  // up in it: what an index chooses would be in memory.
+  HOOKSTATS_DEVICE void count_tile(Values (&values)[kRows], bool finite) const {
+    if (Source::kVectors && finite) {
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        Real x[kOwned];
+        Source::forget_widened(values[i]);
+        widen_all(values[i], x);
+        count_all<true>(x);
+      }
+    } else {
+      HOOKSTATS_NO_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        Real x[kOwned];
+        widen_all(values[0], x);
+        count_all<false>(x);
+        HOOKSTATS_UNROLL
+        for (int j = 1; j < kRows; ++j) values[j - 1] = values[j];
+      }
+    }
+  }
+
+  template <bool kFinite>
   HOOKSTATS_DEVICE void count_all(const Real (&x)[kOwned]) const {
     if (tensor_.on()) {
       const int32_t copy = lane() & (tensor_.pitch - 1);
       int64_t* const state = item_.tensor_counts;
-      count(tensor_, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
+      count<kFinite>(
+          tensor_, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
     }
     if (channels_.on()) {
-      count(
+      count<kFinite>(
           channels_, x, item_.repeat, [&](int c) { return c * across_ + column_; },
           [&](int c) {
             return item_.channel_counts + (begin_ + owned(c)) * channels_.bins.slots();
@@ -267,6 +372,7 @@ class Columns {
   Histogram tensor_, channels_;
   int across_, width_, down_, column_, row_;
   int64_t row_stride_;
+  bool counts_;
   // The piece at hand.
   int64_t begin_ = 0, first_row_ = 0, offset_ = 0, stride_ = 0;
   int64_t row_bytes_ = 0;

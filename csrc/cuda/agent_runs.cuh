@@ -16,6 +16,7 @@ class Runs {
 
  public:
   using Seen = ChannelOf<kHigher>;
+  using From = Source;
 
   // Counters of a slot of a channel's table: one if every warp has a table, which leaves no room.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item& item) {
@@ -33,7 +34,8 @@ class Runs {
         team_threads_(block_threads() / item.teams),
         team_(thread_index() / team_threads_),
         thread_(thread_index() % team_threads_),
-        element_size_(Source::element_size(common)) {
+        element_size_(Source::element_size(common)),
+        counts_(kCounts && (tensor.on() || channels.on())) {
     if (kCounts && channels_.table != nullptr) {
       channels_.table += team_ * channels_.bins.slots() * channels_.pitch;
     }
@@ -139,15 +141,27 @@ class Runs {
   HOOKSTATS_DEVICE bool add_finite(const Values (&values)[kInFlight], Real shift,
                                    Sums<Real, kHigher>& sums) const {
     TileSums tile;
+    typename Source::template Extremes<1> extremes;
     Real x[kElements];
     HOOKSTATS_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
       widen_all(values[i], x);
       HOOKSTATS_UNROLL
       for (int e = 0; e < kElements; ++e) tile.add(x[e], shift);
+      HOOKSTATS_UNROLL
+      for (const uint32_t word : values[i].words) extremes.add(0, word);
     }
     if (any_in_warp(!tile.finite())) return false;
-    sums.add(tile, kInFlight * kElements);
+    Real least, greatest;
+    extremes.scaled(scale_, 0, least, greatest);
+    HOOKSTATS_UNROLL
+    for (int e = 1; e < Source::kElementsAWord; ++e) {
+      Real other_least, other_greatest;
+      extremes.scaled(scale_, e, other_least, other_greatest);
+      least = std::fmin(least, other_least);
+      greatest = std::fmax(greatest, other_greatest);
+    }
+    sums.add(tile, least, greatest, kInFlight * kElements);
     return true;
   }
 
@@ -181,11 +195,12 @@ class Runs {
     constexpr bool kTiles = Source::kVectors && !kHigher;
     Sums<Real, kHigher> sums;
     Real shift = 0;
-    bool expect_finite = kTiles;
+    bool finite = true;
     const uint32_t whole = whole_slots(p);
     for (uint32_t first = 0; first < p.slots; first += kTeam * kInFlight) {
       Values values[kInFlight];
       read_tile<kTeam>(p, first, whole, values);
+      Source::scale_in_place(scale_, values);
       if (first == 0) {
         Real x[kElements];
         widen_all(values[0], x);
@@ -193,23 +208,18 @@ class Runs {
       }
       bool added = false;
       if constexpr (kTiles) {
-        if (expect_finite) added = add_finite(values, shift, sums);
+        if (finite) added = add_finite(values, shift, sums);
       }
-      if (!added) {
-        const bool all_finite = add_any(values, shift, sums);
-        if constexpr (kTiles) expect_finite = !any_in_warp(!all_finite);
-      }
+      if (!added) finite = !any_in_warp(!add_any(values, shift, sums));
       if constexpr (kCounts) {
-        HOOKSTATS_UNROLL
-        for (int i = 0; i < kInFlight; ++i) {
-          Real x[kElements];
-          Source::forget_widened(values[i]);
-          widen_all(values[i], x);
-          count_all(p, x);
-        }
+        if (counts_) count_tile(p, values, finite);
       }
     }
     sums.reduce_warp();
+    // Which the table of patterns has among the tiniest positive values.
+    if (kCounts && tensor_.patterns && lane() == 0) {
+      add_shared(tensor_.unread + 1, sums.wide_zero);
+    }
     double wide_shift = static_cast<double>(shift);
     if (!sums.trusted()) {
       wide_shift = sums.mean(wide_shift);
@@ -224,7 +234,9 @@ class Runs {
     for (uint32_t slot = static_cast<uint32_t>(thread_); slot < p.slots;
          slot += static_cast<uint32_t>(team_threads_)) {
       Real x[kElements];
-      widen_all(read(p, slot), x);
+      Values values[] = {read(p, slot)};
+      Source::scale_in_place(scale_, values);
+      widen_all(values[0], x);
       HOOKSTATS_UNROLL
       for (int e = 0; e < kElements; ++e) sums.add(static_cast<double>(x[e]), shift);
     }
@@ -233,11 +245,35 @@ class Runs {
     return sums;
   }
 
+  // Tiles that are not finite take a loop: they are rarer, and their code is as long. The vectors
+  // move up in it: what an index chooses would be in memory.
+  HOOKSTATS_DEVICE void count_tile(const Piece& p, Values (&values)[kInFlight], bool finite) const {
+    if (Source::kVectors && finite) {
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        Real x[kElements];
+        Source::forget_widened(values[i]);
+        widen_all(values[i], x);
+        count_all<true>(p, x);
+      }
+    } else {
+      HOOKSTATS_NO_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        Real x[kElements];
+        widen_all(values[0], x);
+        count_all<false>(p, x);
+        HOOKSTATS_UNROLL
+        for (int j = 1; j < kInFlight; ++j) values[j - 1] = values[j];
+      }
+    }
+  }
+
+  template <bool kFinite>
   HOOKSTATS_DEVICE void count_all(const Piece& p, const Real (&x)[kElements]) const {
     const auto count_in = [&](const Histogram& h, int64_t* state) {
       if (!h.on()) return;
       const int32_t copy = lane() & (h.pitch - 1);
-      count(h, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
+      count<kFinite>(h, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
     };
     count_in(tensor_, item_.tensor_counts);
     count_in(channels_, state(p));
@@ -296,6 +332,7 @@ class Runs {
   Histogram tensor_, channels_;
   int team_threads_, team_, thread_;
   int64_t element_size_;
+  bool counts_;
 };
 
 }  // namespace hookstats::cuda

@@ -15,7 +15,7 @@ struct Histogram {
   const float* edges = nullptr;  // bins.edges where they are in shared memory
   uint32_t* table = nullptr;
   int32_t pitch = 1;
-  uint32_t* unread = nullptr;  // a counter of no slot, if there is a table; the next is of zeros
+  uint32_t* unread = nullptr;  // a counter of no slot; the next is of all zeros, for patterns
   bool patterns = false;       // the table is of the values' top bits, not of slots
 
   HOOKSTATS_DEVICE bool on() const { return bins.kind != BinKind::kNone; }
@@ -44,8 +44,10 @@ HOOKSTATS_DEVICE Bins block_bins(const Bins& given, float* edges) {
   }
   const double width = (static_cast<double>(b.hi) - b.lo) / static_cast<double>(b.bins);
   b.scale = static_cast<float>(1.0 / width);
-  // What `nearest_edge` multiplies by has to be a normal number, and x - lo one below infinity.
-  bool off = !(b.scale > 1e-37f && b.scale < 1e37f && width * b.bins < 1e37);
+  // What `nearest_edge` multiplies by has to be a normal number, and its product with an edge one
+  // that fp32 has to an eighth of a bin.
+  const double farthest = std::fmax(std::fabs(b.lo), std::fabs(b.hi));
+  bool off = !(b.scale > 1e-30f && b.scale < 1e30f && farthest * b.scale < 1 << 20);
   for (int i = thread_index(); i <= b.bins; i += block_threads()) {
     const bool last = i == b.bins;
     const float edge = last ? b.hi : load(source + i);
@@ -60,8 +62,8 @@ HOOKSTATS_DEVICE Bins block_bins(const Bins& given, float* edges) {
 // makes them has more to do.
 HOOKSTATS_DEVICE int32_t nearest_edge(const Bins& b, float x) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const float bins = static_cast<float>(b.bins);
-  const float share = saturate((x - b.lo) * (b.scale / bins));
+  const float bins = static_cast<float>(b.bins), share_a_unit = b.scale / bins;
+  const float share = saturate(std::fma(x, share_a_unit, -b.lo * share_a_unit));
   return static_cast<int32_t>(bits_from_float(std::fma(share, bins, kMagic)) -
                               bits_from_float(kMagic));
 }
@@ -110,14 +112,21 @@ HOOKSTATS_DEVICE int64_t slot_in_memory(const Bins& b, Real x) {
   return low;
 }
 
+// By edges of either kind: those `in_memory` are as they were given.
+template <class Real>
+HOOKSTATS_DEVICE int64_t slot_of_any(const Bins& b, bool in_memory, Real x) {
+  return in_memory ? slot_in_memory(b, x) : block_slot(b, x);
+}
+
 // Any finite value into any table, or without one into the state itself.
 template <class Real>
 HOOKSTATS_DEVICE void count_any(const Bins& bins, uint32_t* counters, int32_t pitch, Real x,
                                 int64_t* state, int64_t repeat) {
+  const int64_t at = slot_of_any(bins, counters == nullptr, x);
   if (counters != nullptr) {
-    add_shared(counters + block_slot(bins, x) * pitch, 1);
+    add_shared(counters + at * pitch, 1);
   } else {
-    add_global(state + slot_in_memory(bins, x), repeat);
+    add_global(state + at, repeat);
   }
 }
 HOOKSTATS_OUT_OF_LINE void count_double(Bins bins, uint32_t* counters, int32_t pitch, double x,
@@ -125,19 +134,18 @@ HOOKSTATS_OUT_OF_LINE void count_double(Bins bins, uint32_t* counters, int32_t p
   count_any(bins, counters, pitch, x, state, repeat);
 }
 
-// Counts the finite ones of N values. Value i goes to counter `offset(i)` of its slot, or without a
-// table to `state(i)`.
-template <class Real, int N, class Offset, class State>
+// Counts the finite ones of N values, if not all are known to be `kFinite`. Value i goes to counter
+// `offset(i)` of its slot, or without a table to `state(i)`.
+template <bool kFinite, class Real, int N, class Offset, class State>
 HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repeat, Offset&& offset,
                             State&& state) {
   if constexpr (sizeof(Real) == sizeof(float)) {
     // Non-finite values are counted too, by patterns that `add_patterns` passes over, or in a
-    // counter that nobody reads: a select costs less than a branch.
+    // counter that nobody reads: a select costs less than a branch. Zeros have the pattern of +0.
     if (h.patterns) {
       HOOKSTATS_UNROLL
       for (int i = 0; i < N; ++i) {
-        uint32_t* const counter = h.table + (bits_from_float(x[i]) >> h.bins.shift);
-        add_shared(x[i] == 0.0f ? h.unread + 1 : counter, 1);
+        add_shared(h.table + (bits_from_float(x[i] + 0.0f) >> h.bins.shift), 1);
       }
       return;
     }
@@ -146,7 +154,7 @@ HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repe
       HOOKSTATS_UNROLL
       for (int i = 0; i < N; ++i) {
         const int32_t at = log_slot_from_zero(h.bins, x[i]) * h.pitch;
-        add_shared(is_finite(x[i]) ? zeros + offset(i) + at : h.unread, 1);
+        add_shared(kFinite || is_finite(x[i]) ? zeros + offset(i) + at : h.unread, 1);
       }
       return;
     }
@@ -154,7 +162,7 @@ HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repe
       HOOKSTATS_UNROLL
       for (int i = 0; i < N; ++i) {
         const int32_t at = uniform_slot(h.bins, h.edges, x[i]) * h.pitch;
-        add_shared(is_finite(x[i]) ? h.table + offset(i) + at : h.unread, 1);
+        add_shared(kFinite || is_finite(x[i]) ? h.table + offset(i) + at : h.unread, 1);
       }
       return;
     }
@@ -191,16 +199,18 @@ HOOKSTATS_DEVICE void add_table(uint32_t* table, int64_t slots, int32_t copies, 
   }
 }
 
-// The same for a table of patterns: each pattern but that of zeros belongs to one slot.
+// The same for a table of patterns. Each belongs to one slot, but for the first one's zeros, of
+// which there are `unread[1]`.
 HOOKSTATS_DEVICE void add_patterns(const Histogram& h, int64_t* state, int64_t repeat) {
   const uint32_t patterns = 1u << (32 - h.bins.shift);
   for (uint32_t p = static_cast<uint32_t>(thread_index()); p < patterns;
        p += static_cast<uint32_t>(block_threads())) {
-    if (h.table[p] == 0) continue;
+    const uint32_t n = h.table[p] - (p == 0 ? h.unread[1] : 0);
+    if (n == 0) continue;
     const uint32_t bits = p << h.bins.shift | 1u;
     if ((bits & 0x7f800000u) == 0x7f800000u) continue;  // infinite, NaN or missing
     const int64_t slot = log_slot(h.bins, bits & 0x7fffffffu, (bits >> 31) != 0);
-    add_global(state + slot, int64_t{h.table[p]} * repeat);
+    add_global(state + slot, int64_t{n} * repeat);
   }
   if (thread_index() == 0 && h.unread[1] != 0) {
     add_global(state + h.bins.magnitudes + 1, int64_t{h.unread[1]} * repeat);

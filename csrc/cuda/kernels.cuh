@@ -3,6 +3,7 @@
 
 #include "cuda/agent_columns.cuh"
 #include "cuda/agent_runs.cuh"
+#include "cuda/chosen.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
@@ -36,6 +37,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   const int index = find_item(table, block_index());
   const Item& item = table.items[index];
   Histogram tensor, channels;
+  Sample tensor_sample, channel_sample;
   if constexpr (kCounts) {
     uint32_t* const counters = shared_at<uint32_t>(shared.counters);
     float* const tensor_edges = shared_at<float>(shared.tensor_edges);
@@ -52,11 +54,19 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
                 Agent::channel_pitch(common, item),
                 counters,
                 false};
+    tensor_sample = sample_of(common, item, kTensorEvery);
+    channel_sample = sample_of(common, item, kChannelEvery);
     clear(counters, shared.counters_size);
     sync_block();
   }
-  Agent agent(common, item, table.outer + index * Table<kItems>::kDims, tensor, channels);
+  Agent agent(common, item, table.outer + index * Table<kItems>::kDims,
+              of_all(tensor, tensor_sample), of_all(channels, channel_sample));
   agent.run(block_index() - item.first_block, shared_at<typename Agent::Seen>(shared.scratch));
+  if constexpr (kCounts) {
+    const Chosen<typename Agent::From> chosen(common, item, table.placed);
+    chosen.count_tensor(tensor, tensor_sample);
+    chosen.count_channels(channels, channel_sample);
+  }
   if (!kCounts || tensor.table == nullptr) return;
   sync_block();
   if (tensor.patterns) {

@@ -3,19 +3,11 @@
 // All of it is derived, none of it measured, for an H200: 132 multiprocessors at 1.75 GHz. Memory
 // gives 4.3 TB/s, which is 18.6 bytes per clock and multiprocessor: 4.7 fp32 elements or 9.3 of 16
 // bits. A multiprocessor issues 128 instructions per clock, 64 of them to the unit that compares,
-// selects and adds integers. As compiled for sm_90, a bf16 element, channels last, takes about
-//
-//                                     instructions   of that unit   so at most, elements per clock
-//   moments, min, max, all tallies         12             5.5          10.7
-//   and linear bins                        25            11.5           5.1
-//   and logarithmic bins instead           19            10.5           6.1
-//   and both                               32            16.5           3.9
-//
-// and runs some 20 more for each vector, of 4 or 8 elements. So memory is the limit of the moments,
-// and of fp32 with a histogram; instructions are the limit of 16-bit elements with histograms (0.55
-// of reading with linear bins, 0.65 with logarithmic ones, 0.4 with both), and of fp32 with both
-// (0.8). Beside the tensor, memory sees 80 bytes for a piece of a channel and 8 for a slot that a
-// block counted in: below 3% of the reading where pieces have the sizes planned below.
+// selects and adds integers. What an element takes of both, as compiled, is in docs/cuda.md: memory
+// is the limit of the moments, and of fp32 with one histogram; instructions are the limit of 16-bit
+// elements with histograms, and of fp32 with both. Beside the tensor, memory sees 80 bytes for a
+// piece of a channel and 8 for a slot that a block counted in: below 3% of the reading where pieces
+// have the sizes planned below.
 //
 // Whole tensors, channels first: a block takes a piece of a channel. Six pieces per multiprocessor
 // are two waves; merging them takes the last block a few microseconds.

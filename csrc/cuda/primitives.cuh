@@ -2,12 +2,37 @@
 // What the host uses is in launch.h.
 #pragma once
 
-#if defined(HOOKSTATS_SIMT)
-
 #include <cmath>
-#include <limits>
+#include <cstdint>
 
 #include "core/dtype.h"
+
+namespace hookstats::cuda {
+
+// Of each of the two elements of a word, or of one fp32, the lesser or the greater; NaN is neither.
+template <class T>
+HOOKSTATS_HOST_DEVICE uint32_t extreme_word(uint32_t a, uint32_t b, bool greater) {
+  if constexpr (sizeof(T) == 4) {
+    const float x = float_from_bits(a), y = float_from_bits(b);
+    return bits_from_float(greater ? std::fmax(x, y) : std::fmin(x, y));
+  } else {
+    uint32_t word = 0;
+    for (int half = 0; half < 32; half += 16) {
+      const T x{static_cast<uint16_t>(a >> half)}, y{static_cast<uint16_t>(b >> half)};
+      const float wide_x = widen(x), wide_y = widen(y);
+      const bool is_y = greater ? !(wide_x >= wide_y) : !(wide_x <= wide_y);
+      word |= static_cast<uint32_t>((is_y ? y : x).bits) << half;
+    }
+    return word;
+  }
+}
+
+}  // namespace hookstats::cuda
+
+#if defined(HOOKSTATS_SIMT)
+
+#include <limits>
+
 #include "simt.h"
 
 #define HOOKSTATS_OUT_OF_LINE inline
@@ -47,13 +72,22 @@ inline void add_powers_if_finite(float x, float shift, float& s1, float& s2, flo
 }
 inline float widen_half(uint16_t bits) { return widen(Half{bits}); }
 
+template <class T>
+uint32_t least_word(uint32_t a, uint32_t b) {
+  return extreme_word<T>(a, b, false);
+}
+template <class T>
+uint32_t greatest_word(uint32_t a, uint32_t b) {
+  return extreme_word<T>(a, b, true);
+}
+
 }  // namespace hookstats::cuda
 
 #else
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
+#include <type_traits>
 
 #define HOOKSTATS_KERNEL __global__
 #define HOOKSTATS_DEVICE __device__ __forceinline__
@@ -187,6 +221,36 @@ HOOKSTATS_DEVICE float widen_half(uint16_t bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
+}
+
+// One instruction for both elements of a word.
+template <class T>
+HOOKSTATS_DEVICE uint32_t least_word(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t word;
+  if constexpr (std::is_same_v<T, Half>) {
+    asm("min.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+  }
+#endif
+  return extreme_word<T>(a, b, false);
+}
+template <class T>
+HOOKSTATS_DEVICE uint32_t greatest_word(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t word;
+  if constexpr (std::is_same_v<T, Half>) {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+  }
+#endif
+  return extreme_word<T>(a, b, true);
 }
 
 }  // namespace hookstats::cuda

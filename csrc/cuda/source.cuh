@@ -49,6 +49,7 @@ struct Vectors {
   static constexpr int kElements = 16 / sizeof(T);         // of a run at a time
   static constexpr int kRows = kInFlight * 4 / sizeof(T);  // of channels: 64 bytes in flight
   static constexpr bool kVectors = true;
+  static constexpr int kElementsAWord = 4 / sizeof(T);
   static constexpr uint32_t kNaNs = 0x7fff7fffu;  // one of fp32, two of fp16 or bf16
   using Element = T;
 
@@ -104,6 +105,49 @@ struct Vectors {
     return values;
   }
 
+  // The least and greatest of finite elements, of each element of `kWords` words side by side.
+  template <int kWords>
+  struct Extremes {
+    uint32_t least[kWords], greatest[kWords];
+
+    HOOKSTATS_DEVICE Extremes() {
+      constexpr uint32_t kInfinities = sizeof(T) == 4                ? 0x7f800000u
+                                       : std::is_same_v<T, BFloat16> ? 0x7f807f80u
+                                                                     : 0x7c007c00u;
+      constexpr uint32_t kSigns = sizeof(T) == 4 ? 0x80000000u : 0x80008000u;
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kWords; ++i) {
+        least[i] = kInfinities;
+        greatest[i] = kInfinities | kSigns;
+      }
+    }
+    HOOKSTATS_DEVICE void add(int i, uint32_t word) {
+      least[i] = least_word<T>(least[i], word);
+      greatest[i] = greatest_word<T>(greatest[i], word);
+    }
+    // Those of element `i` of the words, scaled if the words are not: a negative scale turns them
+    // around.
+    HOOKSTATS_DEVICE void scaled(const Scale& scale, int i, float& low, float& high) const {
+      float a = element(least, i), b = element(greatest, i);
+      if constexpr (sizeof(T) < 4) {
+        a = scale(a);
+        b = scale(b);
+      }
+      low = std::fmin(a, b);
+      high = std::fmax(a, b);
+    }
+  };
+
+  // One element, as it is in memory and widened.
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+  static HOOKSTATS_DEVICE Bits bits_at(const Common&, uintptr_t address) {
+    return load(reinterpret_cast<const Bits*>(address));
+  }
+  static HOOKSTATS_DEVICE float widen_one(const Common&, const Scale& scale, Bits bits) {
+    const uint32_t words[] = {bits};
+    return scale(element(words, 0));
+  }
+
   // Widened elements are widened again rather than kept.
   template <int N>
   static HOOKSTATS_DEVICE void forget_widened(Values<N>& values) {
@@ -111,12 +155,34 @@ struct Vectors {
     for (uint32_t& word : values.words) forget(word);
   }
 
+  // fp32 is scaled where it is, by one test for all of it; what is narrower when it is widened.
+  template <int N, int M>
+  static HOOKSTATS_DEVICE void scale_in_place(const Scale& scale, Values<N> (&values)[M]) {
+    if constexpr (sizeof(T) == 4) {
+      if (!scale.scales) return;
+      HOOKSTATS_UNROLL
+      for (int m = 0; m < M; ++m) {
+        float x[N];
+        HOOKSTATS_UNROLL
+        for (int i = 0; i < N; ++i) x[i] = element(values[m].words, i);
+        scale_all(scale, x);
+        HOOKSTATS_UNROLL
+        for (int i = 0; i < N; ++i) values[m].words[i] = bits_from_float(x[i]);
+      }
+    }
+  }
+
   template <int N>
   static HOOKSTATS_DEVICE void widen_all(const Common&, const Scale& scale, const Values<N>& values,
                                          Real (&x)[N]) {
     HOOKSTATS_UNROLL
     for (int i = 0; i < N; ++i) x[i] = element(values.words, i);
-    if (!scale.scales) return;
+    if (sizeof(T) < 4 && scale.scales) scale_all(scale, x);
+  }
+
+ private:
+  template <int N>
+  static HOOKSTATS_DEVICE void scale_all(const Scale& scale, Real (&x)[N]) {
     if (scale.divides) {
       HOOKSTATS_NO_UNROLL
       for (int i = 0; i < N; ++i) put(x, i, pick(x, i) / scale.divisor);
@@ -126,7 +192,6 @@ struct Vectors {
     for (int i = 0; i < N; ++i) x[i] *= scale.factor;
   }
 
- private:
   static HOOKSTATS_DEVICE void put_element(uint32_t (&words)[4], int i, uintptr_t at) {
     if constexpr (sizeof(T) == 4) {
       put(words, i, load(reinterpret_cast<const uint32_t*>(at)));
@@ -193,8 +258,19 @@ struct Scalars {
     return values;
   }
 
+  using Bits = uint64_t;
+  static HOOKSTATS_DEVICE Bits bits_at(const Common& common, uintptr_t address) {
+    return read_bits(common.element_size, address);
+  }
+  static HOOKSTATS_DEVICE double widen_one(const Common& common, const Scale& scale, Bits bits) {
+    return widen_bits(common.dtype, scale, bits);
+  }
+
   template <int N>
   static HOOKSTATS_DEVICE void forget_widened(Values<N>&) {}
+
+  template <int N, int M>
+  static HOOKSTATS_DEVICE void scale_in_place(const Scale&, Values<N> (&)[M]) {}
 
   template <int N>
   static HOOKSTATS_DEVICE void widen_all(const Common& common, const Scale& scale,

@@ -59,17 +59,15 @@ struct HigherSums<Real, true> : HigherWideSums<true> {
 };
 
 // Sums of a few values, all of which are finite if the sum of squares is: half the instructions of
-// sums that leave out what is not.
+// sums that leave out what is not. The least and greatest values are found in memory's own words.
 struct TileSums {
-  float s1 = 0, s2 = 0, l1 = 0, least = kInfinity<float>, greatest = -kInfinity<float>, zero = 0;
+  float s1 = 0, s2 = 0, l1 = 0, zero = 0;
 
   HOOKSTATS_DEVICE void add(float x, float shift) {
     const float d = x - shift;
     s1 += d;
     s2 = std::fma(d, d, s2);
     l1 += std::fabs(x);
-    least = std::fmin(least, x);
-    greatest = std::fmax(greatest, x);
     zero += x == 0 ? 1.0f : 0.0f;
   }
   HOOKSTATS_DEVICE bool finite() const { return s2 < kInfinity<float>; }
@@ -106,12 +104,12 @@ struct Sums : HigherSums<Real, kHigher> {
   }
 
   // Adds the sums of `count` finite values, about the same shift.
-  HOOKSTATS_DEVICE void add(const TileSums& tile, int count) {
+  HOOKSTATS_DEVICE void add(const TileSums& tile, Real tile_least, Real tile_greatest, int count) {
     wide_s1 += static_cast<double>(tile.s1);
     wide_s2 += static_cast<double>(tile.s2);
     wide_l1 += static_cast<double>(tile.l1);
-    least = std::fmin(least, tile.least);
-    greatest = std::fmax(greatest, tile.greatest);
+    least = std::fmin(least, tile_least);
+    greatest = std::fmax(greatest, tile_greatest);
     wide_finite += static_cast<uint32_t>(count);
     wide_zero += static_cast<uint32_t>(tile.zero);
   }

@@ -38,6 +38,7 @@ struct Item {
   void* partials;     // ChannelOf<higher>, [splits][channels], if splits > 1
   uint32_t* tickets;  // one per channel (or block of channels), if splits > 1
   int64_t channels, channel_stride;
+  int64_t channel_place;  // in logical order; see chosen.cuh
   int64_t inner_size, inner_stride;
   int64_t outer_size;
   int64_t repeat;
@@ -49,7 +50,9 @@ struct Item {
   int32_t teams;   // runs: teams per block, each a warp or the whole block
   int32_t first_block, blocks;
   int32_t outer_dims;
+  int32_t placed_dims;
 
+  HOOKSTATS_HOST_DEVICE int64_t elements() const { return channels * outer_size * inner_size; }
   HOOKSTATS_HOST_DEVICE int32_t splits() const { return row_splits * inner_splits; }
 };
 
@@ -69,6 +72,7 @@ struct Common {
   Bins tensor_bins, channel_bins;
   float scale;
   const float* device_scale;
+  const int64_t* sampling;  // as in UpdateParams
   Shared shared;
 };
 
@@ -76,10 +80,12 @@ struct Common {
 template <int kItems>
 struct Table {
   static constexpr int kDims = kItems == 1 ? kMaxDims : 2;  // outer dimensions of an item
+  static constexpr int kPlaced = kItems == 1 ? kMaxDims : 1;
   Common common;
   int32_t count;
   Item items[kItems];
   Dim outer[kItems * kDims];
+  Dim placed[kPlaced];  // dimensions in logical order, of one item alone; see logical_order.h
 };
 
 constexpr int kMany = 150;

@@ -9,6 +9,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/logical_order.h"
 #include "cuda/plan.h"
 
 namespace hookstats::cuda {
@@ -37,7 +38,7 @@ struct Batch {
     table.common = {p.dtype,       static_cast<int32_t>(element_size(p.dtype)),
                     p.tensor_bins, p.channel_bins,
                     p.scale,       p.device_scale,
-                    plan.shared};
+                    p.sampling,    plan.shared};
     table.count = 0;
   }
 
@@ -50,7 +51,7 @@ struct Batch {
     return agent == plan.agent && source == plan.source && higher == p.higher &&
            common.dtype == p.dtype && same(common.tensor_bins, p.tensor_bins) &&
            same(common.channel_bins, p.channel_bins) && common.scale == p.scale &&
-           common.device_scale == p.device_scale &&
+           common.device_scale == p.device_scale && common.sampling == p.sampling &&
            std::memcmp(&common.shared, &plan.shared, sizeof(Shared)) == 0;
   }
 
@@ -60,7 +61,8 @@ struct Batch {
            blocks + plan.item.blocks <= kMostBlocks;
   }
 
-  void add(const UpdateParams& p, const Plan& plan, void* workspace) {
+  // `order` is null where no histogram is sampled.
+  void add(const UpdateParams& p, const Plan& plan, const LogicalOrder* order, void* workspace) {
     Item& item = table.items[table.count];
     item = plan.item;
     const uintptr_t memory = reinterpret_cast<uintptr_t>(workspace);
@@ -70,6 +72,11 @@ struct Batch {
                                             static_cast<size_t>(partials) * channel_bytes(higher));
     item.first_block = static_cast<int32_t>(blocks);
     std::copy_n(p.view.outer, p.view.outer_dims, table.outer + table.count * table.kDims);
+    if (order != nullptr) {
+      item.channel_place = order->channel_place;
+      item.placed_dims = order->count;
+      std::copy_n(order->dims, order->count, table.placed);
+    }
     ++table.count;
     partials += plan.partials;
     tickets += plan.tickets;
@@ -108,18 +115,15 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
                 F&& f) {
   std::vector<std::unique_ptr<Batch<kMany>>> open;
   Batch<1> single;
-  const auto emit = [&](const UpdateParams& p, const Plan& plan) {
-    single.begin(p, plan);
-    single.add(p, plan, workspace);
-    f(single);
-  };
-  for (int64_t i = 0; i < count; ++i) {
-    const UpdateParams& p = params[i];
-    if (p.view.numel() == 0) continue;
+  const auto take = [&](const UpdateParams& p, const LogicalOrder* order) {
     const Plan plan = make_plan(device, p);
-    if (count == 1 || p.view.outer_dims > Table<kMany>::kDims) {
-      emit(p, plan);
-      continue;
+    const bool fits =
+        p.view.outer_dims <= Table<kMany>::kDims && (order == nullptr || order->count == 0);
+    if (count == 1 || !fits) {
+      single.begin(p, plan);
+      single.add(p, plan, order, workspace);
+      f(single);
+      return;
     }
     auto batch =
         std::find_if(open.begin(), open.end(), [&](const auto& b) { return b->takes(p, plan); });
@@ -131,7 +135,18 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
       f(**batch);
       (*batch)->begin(p, plan);
     }
-    (*batch)->add(p, plan, workspace);
+    (*batch)->add(p, plan, order, workspace);
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    if (params[i].view.numel() == 0) continue;
+    if (params[i].sampling == nullptr) {
+      take(params[i], nullptr);
+      continue;
+    }
+    const LogicalOrder order(params[i].view);
+    UpdateParams p = params[i];
+    p.view = without_order(p.view);
+    take(p, &order);
   }
   for (const auto& batch : open) f(*batch);
 }

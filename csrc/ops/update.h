@@ -19,7 +19,6 @@ namespace hookstats {
 //   static Place place(const Tensor& x);  // where all tensors of a call must be that has this x
 //   static Bins linear(const Tensor& edges, Histogram);  // checked edges, as the kernels read them
 //   static void divide(UpdateParams&, const Tensor& scale);  // sets a checked scale
-//   static constexpr bool kSamples;  // whether the kernels sample histograms
 //   static KeptRows keep(const Tensor& mask);  // a checked mask, as the kernels read it; it lasts
 //                                              // until the thread's next call
 //   static constexpr Kernels kernels{...};
@@ -46,8 +45,6 @@ template <class Backend>
 Counting read_counting(const std::optional<torch::stable::Tensor>& bins,
                        const std::optional<torch::stable::Tensor>& channel_bins,
                        const std::optional<torch::stable::Tensor>& sampling, const Place& place) {
-  STD_TORCH_CHECK(Backend::kSamples || !sampling.has_value(), "sampling was given; expected none, ",
-                  "as the kernels of ", place.name, " count every element");
   return {read_bins<Backend>(bins, Histogram::kTensor, place),
           read_bins<Backend>(channel_bins, Histogram::kChannel, place),
           read_sampling(sampling, place)};

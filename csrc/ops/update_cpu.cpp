@@ -60,7 +60,6 @@ struct CpuBackend {
     return read_mask(mask, cpu::thread_scratch().kept_rows);
   }
 
-  static constexpr bool kSamples = true;
   static constexpr Kernels kernels{update_params, nullptr};
 };
 

@@ -77,7 +77,6 @@ struct CudaBackend {
     return {};
   }
 
-  static constexpr bool kSamples = false;
   static constexpr Kernels kernels{launch, is_capturing};
 };
 

@@ -24,8 +24,6 @@ class Backend(NamedTuple):
     """Whether states are on the CPU, to which the fallback then brings the values."""
     marks: bool = False
     """Whether the kernels mark the slots of a histogram that they counted in."""
-    samples: bool = True
-    """Whether histograms may be sampled."""
     masks: bool = True
     """Whether rows may be masked."""
     is_capturing: Callable[[], bool] = lambda: False
@@ -44,7 +42,6 @@ CUDA = Backend(
     "cuda",
     library="_cuda.*so",
     why_unusable=_why_no_cuda,
-    samples=False,
     masks=False,
     is_capturing=lambda: torch.cuda.is_current_stream_capturing(),
 )

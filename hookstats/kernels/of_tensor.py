@@ -45,7 +45,7 @@ def channel_stats(
             dtype; x has no dimension channel_dim; bins, moments or step is something else; mask is
             something else or does not fit, as where channel_dim is one of its dimensions, or x has
             the weights of attention, [batch, heads, time, time]; the kernels of the device have no
-            masks, or count every element and bins have a `sample`.
+            masks.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"x = {type(x).__name__}: expected a torch.Tensor")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hookstats.kernels.backends import backend_of
 from hookstats.stats.bins import Bins, is_sampled
 from hookstats.stats.sample import every_of
 
@@ -20,14 +19,9 @@ class Sampling:
         self._tensors: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor | None:
-        """int64 [3] on `device`; None if every element is counted.
-
-        Raises:
-            ValueError: bins are sampled, and the kernels of `device` count every element.
-        """
+        """int64 [3] on `device`; None if every element is counted."""
         if not (is_sampled(self._bins) or is_sampled(self._channel_bins)):
             return None
-        self.check(device)
         if device not in self._tensors:
             bins = self._bins, self._channel_bins
             every = (1 if one is None else every_of(one.sample) for one in bins)
@@ -40,12 +34,3 @@ class Sampling:
         self._step = step
         for tensor in self._tensors.values():
             tensor.data[0] = step  # no new version: graphs may still wait for their backward
-
-    def check(self, device: torch.device) -> None:
-        """Raise a ValueError if bins are sampled and the kernels of `device` cannot do that."""
-        for name, bins in (("bins", self._bins), ("channel_bins", self._channel_bins)):
-            if bins is not None and is_sampled(bins) and not backend_of(device).samples:
-                raise ValueError(
-                    f"{name} have sample = {bins.sample!r} for tensors on {device}: expected 1, "
-                    f"as the kernels of {device.type} count every element"
-                )

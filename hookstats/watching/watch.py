@@ -18,7 +18,6 @@ from hookstats.hooks.masks import place_of_argument
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
 from hookstats.kernels.backends import check_masks
-from hookstats.kernels.sampling import Sampling
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
 from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
@@ -187,10 +186,9 @@ def watch(
     as it counts everything without statistics. A gradient counts each time a backward brings it.
 
     Raises:
-        ValueError: a bad argument, bins with a `sample` where the kernels of a parameter's device
-            count every element, or a mask where they read every row, a selection that matches
-            nothing, a compiled model; a run in `out` that is to be continued has other settings,
-            such as other `moments`.
+        ValueError: a bad argument, a mask where the kernels of a parameter's device read every row,
+            a selection that matches nothing, a compiled model; a run in `out` that is to be
+            continued has other settings, such as other `moments`.
         OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
             given, or another watch of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
@@ -207,7 +205,7 @@ def watch(
         *(kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call),
         *(after, detail, channels_every, budget, mask),
     ).checked()
-    _check_devices(Sampling(bins, channel_bins), settings.mask, models.values())
+    _check_mask(settings.mask, models.values())
     check_sinks(sinks)
     exchange = _exchange(reduce)
     chosen = as_rules(rules)
@@ -254,16 +252,13 @@ def _first_step(writer: RunWriter | None) -> int:
     return 0 if last is None else last + 1
 
 
-def _check_devices(sampling: Sampling, mask: str | None, models: Iterable[nn.Module]) -> None:
-    """Raise a ValueError if bins have a `sample`, or there is a mask, that the kernels of a device
-    of the parameters do not do, or a model has no such argument."""
-    models = list(models)
-    devices = {p.device for model in models for p in model.parameters()}
-    for device in devices:
-        sampling.check(device)
+def _check_mask(mask: str | None, models: Iterable[nn.Module]) -> None:
+    """Raise a ValueError if there is a mask, and the kernels of a device of the parameters read
+    every row, or a model has no such argument."""
     if mask is None:
         return
-    for device in devices:
+    models = list(models)
+    for device in {p.device for model in models for p in model.parameters()}:
         check_masks(device)
     for model in models:
         if not isinstance(model, torch.jit.ScriptModule):

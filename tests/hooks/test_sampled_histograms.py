@@ -12,7 +12,6 @@ from support.samples import record_of
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from hookstats.kernels.backends import BACKENDS, CPU
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.records.ranks import Merger
 from hookstats.runs.run import open_run
@@ -119,20 +118,6 @@ def test_runs_keep_what_was_counted(tmp_path: Path) -> None:
     other: dict[str, Any] = {**SETTINGS, "bins": LogBins(), "out": tmp_path / "run", "append": True}
     with pytest.raises(ValueError, match=r"bins.*sample"):
         watch(model_of(), kinds=(*HOOKED, "param_grad"), **other)
-
-
-def test_devices_whose_kernels_count_everything_are_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(BACKENDS, "cpu", CPU._replace(samples=False))
-    expected = r"bins have sample = 8 for tensors on cpu: expected 1, as the kernels of cpu count"
-    with pytest.raises(ValueError, match=expected):
-        watch(model_of(), bins=BINS)
-    with pytest.raises(ValueError, match="channel_bins have sample = 4"):
-        watch(model_of(), bins=None, channel_bins=CHANNEL_BINS)
-    with pytest.raises(ValueError, match="sample = 8"):
-        channel_stats(torch.ones(3), None, BINS)
-    watch(model_of()).close()
 
 
 def test_ranks_with_other_shares_weigh_by_their_values() -> None:

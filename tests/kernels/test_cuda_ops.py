@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.devices import moved
 from support.oracle import DTYPES, INTEGERS, State, check, fold
+from support.sampled import fold_sampled, sampling
 from torch import Tensor
 
 from hookstats.kernels import ops
@@ -101,6 +102,16 @@ def test_integers_are_those_of_the_cpu(
         assert_same_integers(got, expected)
         assert torch.equal(got.moments[:, 2:4], expected.moments[:, 2:4])  # min and max
         torch.testing.assert_close(got.moments, expected.moments, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16], ids=str)
+def test_samples_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+    for x, dim in layouts(300_000, dtype):
+        for how in (sampling(7, 4, 3), sampling(1 << 40, 0, 1)):
+            arguments = empty(there := moved(x), dim)
+            ops.update_(there, dim, *arguments, moved(how))
+            expected = fold_sampled(ops.update_, x, dim, LOG, LINEAR, how)
+            assert_same_integers(on_cpu(arguments), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int16], ids=str)

@@ -44,6 +44,14 @@ def test_a_loop_costs_what_is_between_its_ends() -> None:
     assert cost.by_pipe["alu"] == 2.0
 
 
+@pytest.mark.parametrize("least", [["HMNMX2 R9, R9, R4, PT"] * 2, ["VHMNMX R9, R9, R4, R5, PT"]])
+def test_two_elements_of_a_word_are_compared_at_once(least: list[str]) -> None:
+    sums = least * 4 * in_flight()
+    lines = [*HEAD, *LOADS, *sums, "@P0 BRA {1}", "EXIT"]
+    (cost,) = costs(kernel(*lines, name=NAME.replace("float", "hookstats::BFloat16"))).values()
+    assert cost.instructions == (len(LOADS) + len(sums) + 1) / (8 * in_flight())
+
+
 def test_the_way_that_does_all_is_taken_and_no_shorter_one() -> None:
     """A branch jumps over the sums, as where a warp has nothing to sum."""
     over = 2 + LOOP

@@ -116,14 +116,25 @@ struct TestWorkspace {
   }
 };
 
+// `sampling` is null where every element is counted.
+inline UpdateParams sampled_params(const Case& c, State& state, const Bins& tensor,
+                                   const Bins& channel, const int64_t* sampling) {
+  UpdateParams params = params_of(c, state, tensor, channel);
+  params.sampling = sampling;
+  params.view = channel_view(c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
+                             c.channel_dim, sampling != nullptr);
+  return params;
+}
+
 // The state after `times` updates of an empty one.
 inline State folded(const Case& c, const TestBins& tensor, const TestBins& channel,
                     const cuda::Device& device, uint64_t seed, int times = 1,
-                    const float* device_scale = nullptr, bool higher = false) {
+                    const float* device_scale = nullptr, bool higher = false,
+                    const int64_t* sampling = nullptr) {
   simt::shared_limit = device.shared_bytes;
   simt::seed(seed);
   State state(channels_of(c), tensor.host, channel.host, higher);
-  UpdateParams params = params_of(c, state, tensor.device, channel.device);
+  UpdateParams params = sampled_params(c, state, tensor.device, channel.device, sampling);
   if (device_scale != nullptr) params.scale = 1.0f;
   params.device_scale = device_scale;
   TestWorkspace workspace;

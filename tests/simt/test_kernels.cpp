@@ -117,7 +117,7 @@ void test_orders() {
 
 // The scale where only the device can read it.
 void test_device_scale() {
-  for (const float scale : {1.0f, 65536.0f, 3.0f, 0x1p-130f}) {
+  for (const float scale : {1.0f, 65536.0f, 3.0f, 0x1p-130f, -4.0f}) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kInt32}) {
       const Case c = make_case({"rows", {31, 333}, {333, 1}, 0}, dtype, Data::kNonFinite, 3.0, 2.0,
                                scale, 0, 1);
@@ -286,6 +286,108 @@ void test_merges_are_few() {
   }
 }
 
+// Zeros of both signs share the table of patterns with the tiniest values, and are told from them.
+void test_zeros() {
+  const struct {
+    DType dtype;
+    std::vector<uint32_t> bits;
+  } all[] = {{DType::kFloat32, {0, 0x80000000, 1, 0x80000001, 0x100, 0x80000100, 0x3f800000}},
+             {DType::kBFloat16, {0, 0x8000, 1, 0x8001, 0x10, 0x8010, 0x3f80}},
+             {DType::kFloat16, {0, 0x8000, 1, 0x8001, 0x10, 0x8010, 0x3c00}}};
+  for (const auto& [dtype, bits] : all) {
+    for (const Shape& shape :
+         {Shape{"whole", {9000}, {1}, -1}, Shape{"rows", {5, 300}, {300, 1}, 0},
+          Shape{"columns", {700, 36}, {36, 1}, 1}}) {
+      for (const uint32_t values : {2, 3, 7}) {  // zeros alone, with a tiny value, all
+        Case c = make_case(shape, dtype, Data::kNormal, 0.0, 1.0, 1.0f, 0, values);
+        const auto size = static_cast<size_t>(element_bytes(dtype));
+        for (size_t at = 0, i = values; at < c.memory.size(); at += size, i = i * 31 + 7) {
+          std::memcpy(&c.memory[at], &bits[i / 8 % values], size);
+        }
+        for (const TestBins& bins : {tensor_bins()[2], tensor_bins()[5]}) {
+          check_case(c, bins, channel_bins()[3], kDevices[0], values);
+        }
+      }
+    }
+  }
+}
+
+// A sample has the units that it has on the CPU, and the rest is as without one.
+void check_sample(const Case& c, const TestBins& tensor, const TestBins& channel,
+                  const cuda::Device& device, const int64_t (&sampling)[kSamplingColumns]) {
+  const auto with = [&](uint64_t seed, const int64_t* given) {
+    return folded(c, tensor, channel, device, seed, 1, nullptr, false, given);
+  };
+  const State got = with(1, sampling), whole = with(1, nullptr);
+  CHECK(got == with(2, sampling), "%s: order", c.name.c_str());
+  CHECK(got.moments == whole.moments || std::memcmp(got.moments.data(), whole.moments.data(),
+                                                    got.moments.size() * sizeof(double)) == 0,
+        "%s: moments", c.name.c_str());
+  CHECK(got.tallies == whole.tallies, "%s: tallies", c.name.c_str());
+  State on_cpu(channels_of(c), tensor.host, channel.host);
+  cpu::update(sampled_params(c, on_cpu, tensor.host, channel.host, sampling), serial);
+  CHECK(got.tensor_counts == on_cpu.tensor_counts, "%s: sample of the tensor", c.name.c_str());
+  CHECK(got.channel_counts == on_cpu.channel_counts, "%s: of the channels", c.name.c_str());
+}
+
+void test_samples() {
+  const uint64_t step = every();
+  std::mt19937_64 random(5);
+  uint64_t seed = 0;
+  for (const Shape& shape : all_shapes()) {
+    for (const DType dtype : kDTypes) {
+      const TestBins& tensor = pick(tensor_bins(), random);
+      const TestBins& channel = pick(channel_bins(), random);
+      const cuda::Device& device = pick(kDevices, random);
+      const bool skipped = random() % (3 * step) != 0;
+      ++seed;
+      if (skipped) continue;
+      const float scale = seed % 5 == 0 ? 3.0f : 1.0f;
+      const Case c = make_case(shape, dtype, pick(kDatas, random), 0.0, 1.0, scale,
+                               static_cast<int64_t>(seed % 3), seed);
+      const auto n = static_cast<int64_t>(seed);
+      check_sample(c, tensor, channel, device, {n * 1000003, 1 + n % 9, 1 + n % 4});
+    }
+  }
+  // Large enough for a share of their own choice, in logical order and out of it.
+  for (const Shape& shape : {Shape{"whole", {270001}, {1}, -1},
+                             Shape{"channels last", {3, 36, 50, 40}, {72000, 1, 1440, 36}, 1},
+                             Shape{"transposed", {400, 500}, {1, 400}, 0}}) {
+    const Case c = make_case(shape, DType::kBFloat16, Data::kMostlyZero, 0.0, 1.0, 1.0f, 0, ++seed);
+    check_sample(c, tensor_bins()[2], channel_bins()[0], kDevices[0], {int64_t{1} << 40, 0, 0});
+  }
+}
+
+// Tensors in logical order share a launch; each has a sample of its own.
+void test_samples_of_many() {
+  const TestBins &tensor = tensor_bins()[2], &channel = channel_bins()[0];
+  const int64_t sampling[kSamplingColumns] = {5, 3, 2};
+  std::vector<Case> all;
+  for (const Shape& shape :
+       {Shape{"rows", {33, 100}, {100, 1}, 0}, Shape{"transposed", {40, 90}, {1, 40}, 0},
+        Shape{"columns", {50, 64}, {64, 1}, 1}, Shape{"short rows", {12, 31}, {31, 1}, 0}}) {
+    all.push_back(make_case(shape, DType::kFloat32, Data::kNormal, 0.0, 1.0, 1.0f, 0, all.size()));
+  }
+  std::vector<State> states;
+  std::vector<UpdateParams> params;
+  states.reserve(all.size());
+  for (const Case& c : all) {
+    states.emplace_back(channels_of(c), tensor.host, channel.host);
+    params.push_back(sampled_params(c, states.back(), tensor.device, channel.device, sampling));
+  }
+  simt::shared_limit = kDevices[0].shared_bytes;
+  const auto count = static_cast<int64_t>(params.size());
+  TestWorkspace workspace;
+  cuda::update_many(kDevices[0], params.data(), count,
+                    workspace.of(cuda::workspace_bytes_many(kDevices[0], params.data(), count)),
+                    nullptr);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const State alone =
+        folded(all[i], tensor, channel, kDevices[0], 1, 1, nullptr, false, sampling);
+    CHECK(states[i] == alone, "samples of many: %s", all[i].name.c_str());
+  }
+}
+
 void test_errors() {
   const Case c =
       make_case({"whole", {300001}, {1}, -1}, DType::kFloat32, Data::kNormal, 0.0, 1.0, 1.0f, 0, 1);
@@ -316,6 +418,9 @@ int main() {
   test_expanded_beyond_32_bits();
   test_many_bins();
   test_merges_are_few();
+  test_zeros();
+  test_samples();
+  test_samples_of_many();
   test_errors();
   return check::finish("kernels");
 }

@@ -60,9 +60,6 @@ def rows(files: Iterable[Path], only: str | None = None) -> list[Row]:
             if only not in (None, kernel.architecture):
                 continue
             for what, cost in costs(kernel).items():
-                # The kernel that counts nothing tells what moments cost.
-                if (what == "moments") == (kernel.flags[0] == "true"):
-                    continue
                 found.append(
                     Row(
                         f"{kernel.agent} {kernel.dtype}",

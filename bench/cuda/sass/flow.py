@@ -13,6 +13,8 @@ from typing import NamedTuple
 from bench.cuda.sass.listing import Instruction, Kernel
 
 ROOT = Path(__file__).resolve().parents[3]
+TERNARY = ("VHMNMX", "FMNMX3")
+"""The minimum or maximum of three words."""
 SIZES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of an element."""
 
@@ -40,16 +42,24 @@ class Done(NamedTuple):
     counts: int
     """Additions to counters in shared memory."""
     compared: int
-    """Minima and maxima: two an element."""
+    """Minima and maxima: two a word, whether it has one element or two."""
 
-    def after(self, body: Iterable[Instruction], asked: Done) -> Done:
-        """What is done after `body`, too."""
-        loads, counts, compared = self
+    @classmethod
+    def by(cls, body: Iterable[Instruction]) -> Done | None:
+        """What `body` does; None where it has something rare."""
+        loads = counts = compared = 0
         for each in body:
+            if each.is_rare:
+                return None
             loads += each.reads_vector
             counts += each.mnemonic == "ATOMS"
-            compared += each.mnemonic == "FMNMX"
-        return Done(loads, counts, min(compared, asked.compared))
+            compared += 2 if each.mnemonic in TERNARY else each.mnemonic in ("FMNMX", "HMNMX2")
+        return cls(loads, counts, compared)
+
+    def after(self, body: Done, asked: Done) -> Done:
+        """What is done after `body`, too."""
+        compared = min(self.compared + body.compared, asked.compared)
+        return Done(self.loads + body.loads, self.counts + body.counts, compared)
 
 
 class Flow:
@@ -68,6 +78,7 @@ class Flow:
         ends = [*ordered[1:], len(instructions)]
         self.blocks = dict(zip(ordered, ends, strict=True))
         self._index = index
+        self._done = {start: Done.by(instructions[start:end]) for start, end in self.blocks.items()}
 
     def followers(self, start: int) -> Iterator[int]:
         """The blocks that may follow the one from `start` on."""
@@ -101,8 +112,8 @@ class Flow:
         queue = [(0, *begin)]
         while queue:
             length, start, done = heapq.heappop(queue)
-            body = self.instructions[start : self.blocks[start]]
-            if best[start, done] < length or any(each.is_rare for each in body):
+            body = self._done[start]
+            if best[start, done] < length or body is None:
                 continue
             so_far = done.after(body, asked)
             if so_far.loads > asked.loads or so_far.counts > asked.counts:
@@ -113,8 +124,9 @@ class Flow:
                 continue
             for following in self.followers(start):
                 key = following, so_far
-                if first <= following <= goal and length + len(body) < best.get(key, sys.maxsize):
-                    best[key] = length + len(body)
+                further = length + self.blocks[start] - start
+                if first <= following <= goal and further < best.get(key, sys.maxsize):
+                    best[key] = further
                     before[key] = start, done
                     heapq.heappush(queue, (best[key], *key))
         return None
@@ -150,19 +162,23 @@ def costs(kernel: Kernel) -> dict[str, Cost]:
     loops = [loop for loop in flow.loops() if not divides(every[loop[0] : loop[1] + 1])]
     size = SIZES[kernel.dtype]
     loads = in_flight() * (1 if kernel.agent == "runs" else 4 // size)
-    # The smallest loop with all the loads that are under way at a time.
+    # The innermost loops with all the loads that are under way at a time.
     reading = [loop for loop in loops if loads_in(every, *loop) >= loads]
-    if not reading:
-        return {}
-    first, last = min(reading, key=lambda loop: loop[1] - loop[0])
+    reading = [
+        (first, last)
+        for first, last in reading
+        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in reading)
+    ]
     elements = loads * (16 if kernel.agent == "runs" else 4 * size) // size
     found = {}
     asked = {"moments": 0}
     if kernel.flags[0] == "true":
-        asked |= {"and one histogram": elements, "and both": 2 * elements}
+        asked = {"and samples": 0, "and one histogram": elements, "and both": 2 * elements}
     for what, counts in asked.items():
-        way = flow.shortest(first, last, Done(loads, counts, 2 * elements))
-        if way is not None:
+        done = Done(loads, counts, 2 * elements * size // 4)
+        ways = [way for loop in reading if (way := flow.shortest(*loop, done)) is not None]
+        if ways:
+            way = min(ways, key=len)
             pipes = Counter(each.pipe for each in way)
             by_pipe = {pipe: n / elements for pipe, n in sorted(pipes.items())}
             found[what] = Cost(len(way) / elements, by_pipe)

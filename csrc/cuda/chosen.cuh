@@ -1,0 +1,112 @@
+// What sampled histograms count: the units that core/sample.h chooses, whose elements follow each
+// other in logical order. They are read once more, so the loops that read all elements know nothing
+// of them; if the tensor is large, they are few.
+#pragma once
+
+#include "core/sample.h"
+#include "cuda/counting.cuh"
+#include "cuda/source.cuh"
+
+namespace hookstats::cuda {
+
+// What a histogram counts of an item; everything without a sampling.
+HOOKSTATS_DEVICE Sample sample_of(const Common& common, const Item& item, SamplingColumn every) {
+  if (common.sampling == nullptr) return {};
+  return make_sample(load(common.sampling + every), load(common.sampling + kStep), item.elements());
+}
+
+// The histogram as those see it who read all elements: off, if a sample of them is counted.
+HOOKSTATS_DEVICE Histogram of_all(const Histogram& histogram, const Sample& sample) {
+  Histogram h = histogram;
+  if (!sample.all()) {
+    h.bins.kind = BinKind::kNone;
+    h.table = nullptr;
+    h.patterns = false;
+  }
+  return h;
+}
+
+template <class Source>
+class Chosen {
+  using Real = typename Source::Real;
+
+ public:
+  HOOKSTATS_DEVICE Chosen(const Common& common, const Item& item, const Dim* placed)
+      : common_(common), item_(item), placed_(placed), scale_(common) {}
+
+  // Counts the block's share of the tensor's sample.
+  HOOKSTATS_DEVICE void count_tensor(const Histogram& h, const Sample& sample) const {
+    if (!h.on() || sample.all()) return;
+    const int32_t copy = lane() & (h.pitch - 1);
+    int64_t* const state = item_.tensor_counts;
+    each(sample, [&](int64_t, const Real(&x)[1]) {
+      if (h.patterns && x[0] == 0) add_shared(h.unread + 1, 1);
+      count<false>(h, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
+    });
+  }
+
+  // The same of the channels' sample. Neighbouring units may be of any channels, whose tables would
+  // have no room, so they are counted in the state.
+  HOOKSTATS_DEVICE void count_channels(const Histogram& h, const Sample& sample) const {
+    if (!h.on() || sample.all()) return;
+    each(sample, [&](int64_t place, const Real(&x)[1]) {
+      if (!is_finite(x[0])) return;
+      const int64_t channel = place / item_.channel_place % item_.channels;
+      int64_t* const state = item_.channel_counts + channel * h.bins.slots();
+      add_global(state + slot_of_any(h.bins, h.edges == nullptr, x[0]), item_.repeat);
+    });
+  }
+
+ private:
+  static constexpr int kTogether = 4;                                   // units of a thread
+  static constexpr int kSideBySide = kBlock / static_cast<int>(kUnit);  // units of a block
+
+  // Calls f(place, x) on the elements of this thread: one of each of its units. Of units that end
+  // beyond the tensor, the elements that do not exist are NaN.
+  template <class F>
+  HOOKSTATS_DEVICE void each(const Sample& sample, F&& f) const {
+    const int64_t groups = sample.groups(), elements = item_.elements();
+    const int64_t step = int64_t{item_.blocks} * kSideBySide;
+    const int64_t block = block_index() - item_.first_block;
+    HOOKSTATS_NO_UNROLL
+    for (int64_t group = block * kSideBySide + thread_index() / kUnit; group < groups;
+         group += kTogether * step) {
+      int64_t places[kTogether];
+      typename Source::Bits bits[kTogether];
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const int64_t at = group + i * step;
+        places[i] = elements;
+        if (at < groups) places[i] = sample.unit_of(at) * kUnit + thread_index() % kUnit;
+        bits[i] = 0;
+        if (places[i] < elements) bits[i] = Source::bits_at(common_, address_of(places[i]));
+      }
+      HOOKSTATS_NO_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const int64_t place = pick(places, i);
+        const Real x[1] = {place < elements ? Source::widen_one(common_, scale_, pick(bits, i))
+                                            : kNaN<Real>};
+        f(place, x);
+      }
+    }
+  }
+
+  HOOKSTATS_DEVICE uintptr_t address_of(int64_t place) const {
+    int64_t offset = item_.placed_dims == 0 ? place : 0;
+    HOOKSTATS_NO_UNROLL
+    for (int d = 0; d < item_.placed_dims; ++d) {
+      const int64_t size = placed_[d].size, row = place / size;
+      offset += (place - row * size) * placed_[d].stride;
+      place = row;
+    }
+    return reinterpret_cast<uintptr_t>(item_.data) +
+           static_cast<uintptr_t>(offset * Source::element_size(common_));
+  }
+
+  const Common& common_;
+  const Item& item_;
+  const Dim* placed_;
+  Scale scale_;
+};
+
+}  // namespace hookstats::cuda

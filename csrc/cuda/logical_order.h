@@ -1,0 +1,57 @@
+// Where the elements of a view are that follow each other in logical order, and the view that is
+// read fastest, whatever that order is: what a launch with sampled histograms has to know of both.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/channel_view.h"
+
+namespace hookstats::cuda {
+
+// The dimensions of more than one element, fastest first; none if an element's place is its offset.
+struct LogicalOrder {
+  Dim dims[kMaxDims];
+  int32_t count = 0;
+  int64_t channel_place;
+
+  explicit LogicalOrder(const ChannelView& view) : channel_place(view.channel_place) {
+    int64_t places[kMaxDims];
+    bool by_offset = true;
+    const auto add = [&](const Dim& dim, int64_t place) {
+      if (dim.size == 1) return;
+      by_offset = by_offset && dim.stride == place;
+      int32_t at = count++;
+      for (; at > 0 && places[at - 1] > place; --at) {
+        dims[at] = dims[at - 1];
+        places[at] = places[at - 1];
+      }
+      dims[at] = dim;
+      places[at] = place;
+    };
+    for (int d = 0; d < view.outer_dims; ++d) add(view.outer[d], view.outer_place[d]);
+    add(view.inner, view.inner_place);
+    add({view.channels, view.channel_stride}, view.channel_place);
+    if (by_offset) count = 0;
+  }
+};
+
+// The view of the same elements with as few dimensions as there are without a logical order.
+inline ChannelView without_order(const ChannelView& view) {
+  int64_t sizes[kMaxDims], strides[kMaxDims];
+  int dims = 0, channel_dim = -1;
+  const auto add = [&](const Dim& dim) {
+    if (dim.size == 1) return;
+    sizes[dims] = dim.size;
+    strides[dims++] = dim.stride;
+  };
+  for (int d = 0; d < view.outer_dims; ++d) add(view.outer[d]);
+  add(view.inner);
+  if (view.channels > 1) channel_dim = dims;
+  add({view.channels, view.channel_stride});
+  ChannelView joined = channel_view(sizes, strides, dims, channel_dim);
+  joined.repeat = view.repeat;
+  return joined;
+}
+
+}  // namespace hookstats::cuda
