@@ -220,7 +220,6 @@ def watch(
     writer = None if out is None else _writer(out, header_of_run, append, overwrite, max_bytes)
     with _closing(writer):
         flusher = _flusher(writer, sinks, monitor, exchange, settings)
-        monitor.keep = flusher.write_alerts
         made = Watch(
             *(models.values(), doors, selection, optimizers, settings, header),
             *(flusher, monitor, _first_step(writer), spread),
@@ -282,10 +281,12 @@ def _flusher(
         exchange.tell = monitor.tell
     rules = [monitor] if monitor.has_rules else []
     if settings.detail != "tensor":
-        return Flusher(writer, [*sinks, *rules], exchange, None)
-    # Rules come before the writer: what they find decides what is written.
-    detail = Detail(monitor, settings.every * settings.channels_every, settings.after)
-    return Flusher(writer, [*rules, *sinks], exchange, detail)
+        made = Flusher(writer, [*sinks, *rules], exchange, None)
+    else:  # rules come before the writer: what they find decides what is written
+        detail = Detail(monitor, settings.every * settings.channels_every, settings.after)
+        made = Flusher(writer, [*rules, *sinks], exchange, detail)
+    monitor.keep = made.write_alerts
+    return made
 
 
 def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:
