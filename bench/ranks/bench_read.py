@@ -1,5 +1,5 @@
-"""Reading a step of 8, 64 and 256 ranks as that of the whole model, beside pyarrow, which reads the
-same columns of the same files and merges nothing."""
+"""Reading a step of 8, 64 and 256 ranks as that of the whole model, and the report of such a run,
+beside pyarrow, which reads the same columns of the same files and merges nothing."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from bench.smoke import pick
 from bench.turns import Rounds
 from hookstats import StepRecord, open_run
 from hookstats.runs.columns import COLUMNS
+from hookstats.show import page
 
 pytestmark = replayed
 
@@ -36,7 +37,7 @@ TABLE = Table(
     "ms/rank",
     1e3,
     floor="pyarrow",
-    ours=("hookstats",),
+    ours=("hookstats", "report"),
 )
 
 
@@ -77,6 +78,16 @@ class Merged(Reading):
         assert (self.result.tallies[:, 0] == self.ranks * BATCH).all()
 
 
+class Reported(Reading):
+    """hookstats: the page of the run, for which the step is read more than once."""
+
+    def read(self) -> str:
+        return page.render(open_run(self.path))
+
+    def check(self) -> None:
+        assert len(self.result) > 100_000
+
+
 class Arrow(Reading):
     """pyarrow: the same columns of one part after the other; their rows are counted."""
 
@@ -89,7 +100,11 @@ class Arrow(Reading):
         assert self.result == SITES * self.ranks
 
 
-PEERS: dict[str, Callable[[Path, int], Reading]] = {"pyarrow": Arrow, "hookstats": Merged}
+PEERS: dict[str, Callable[[Path, int], Reading]] = {
+    "pyarrow": Arrow,
+    "hookstats": Merged,
+    "report": Reported,
+}
 
 
 def memory(run: Path) -> float:

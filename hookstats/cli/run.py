@@ -59,20 +59,29 @@ class _Recorder:
     @contextmanager
     def watching(self, *, is_child: bool = False) -> Iterator[None]:
         """In this context, what is trained is watched; at its end, it is said what was."""
-        children = Children(self._script, partial(_Child, self), self._command)
         automatic = Automatic(self._begin)
+
+        def leave() -> None:
+            automatic.close()
+            self._tell(automatic, children, is_child or children.started)
+
+        children = Children(self._script, partial(_Child, self), self._command, leave)
         try:
             with children, automatic:
                 yield
         finally:
-            for each in automatic.watches:
-                path = printable(self._shown(each.path))
-                steps = count(each.coverage().steps, "step")
-                _say(f"{steps} in {path}: hookstats show {path}")
-            if not (automatic.watches or is_child or children.started):
-                _say("no training was watched")
-            if children.others:
-                _say(f"not followed: {printable(', '.join(children.others))}")
+            self._tell(automatic, children, is_child or children.started)
+
+    def _tell(self, automatic: Automatic, children: Children, others_may_train: bool) -> None:
+        """Say what was watched."""
+        for each in automatic.watches:
+            path = printable(self._shown(each.path))
+            steps = count(each.coverage().steps, "step")
+            _say(f"{steps} in {path}: hookstats show {path}")
+        if not (automatic.watches or others_may_train):
+            _say("no training was watched")
+        if children.others:
+            _say(f"not followed: {printable(', '.join(children.others))}")
 
     def _begin(self, models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
         """Begin to watch. By now the ranks have a process group, and so one directory for all."""

@@ -96,6 +96,10 @@ class Automatic:
         Optimizer.__init__ = self._init  # type: ignore[method-assign]
         self._after_steps.remove()
         self._look(False)
+        self.close()
+
+    def close(self) -> None:
+        """Close the watches that are open."""
         for training in self._going:
             self._attempt("closing the watch", training.watch.close)
 

@@ -2,8 +2,9 @@
 
 A process of multiprocessing, as torch.multiprocessing.spawn starts, gets another target, or another
 `run` where its class has one of its own. A process that runs the script itself again, as Lightning
-starts one for each further device, gets another command. Workers that load data or that are in a
-pool train nothing: they are left alone. So are all others; of those that may train it is noted.
+starts one for each further device, gets another command; so does a script that becomes itself anew,
+by os.exec. Workers that load data or that are in a pool train nothing: they are left alone. So are
+all others; of those that may train it is noted.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ class Children:
     """As a context: changes how the processes begin that are started while it is entered."""
 
     def __init__(
-        self, script: Sequence[str], target: Callable[[Target], Target], command: Sequence[str]
+        self,
+        script: Sequence[str],
+        target: Callable[[Target], Target],
+        command: Sequence[str],
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
         """script: what python is given to run the script, such as ["-m", "package.train"].
 
         target: what a process is to run instead of its own target or `run`; it must be picklable.
         command: what stands before the script and its arguments in a command to watch it.
+        leave: is called before this process becomes another program, by os.exec.
         """
         self._script = [sys.executable, *script]
         self._target = target
@@ -50,6 +56,9 @@ class Children:
         self._popen: Any = subprocess.Popen.__init__
         self._fork: Any = getattr(os, "fork", None)
         self._system: Any = os.system
+        self._execs: Any = os.execv, os.execve  # which all others call
+        self._leave = leave
+        self._process = os.getpid()
         self._starting = 0  # processes of multiprocessing, which may fork
         self.started = False
         """Whether there was one."""
@@ -69,6 +78,12 @@ class Children:
             self._note_commands(os.fsdecode(command))
             return int(system_before(command))
 
+        def execv(path: Any, args: Any) -> None:
+            self._execs[0](path, self._becoming(path, args))
+
+        def execve(path: Any, args: Any, env: Any) -> None:
+            self._execs[1](path, self._becoming(path, args), env)
+
         def fork() -> int:
             child: int = fork_before()
             if child and not self._starting:
@@ -78,6 +93,7 @@ class Children:
         BaseProcess.start = start  # type: ignore[method-assign, assignment]
         subprocess.Popen.__init__ = __init__  # type: ignore[method-assign, assignment]
         os.system = system
+        os.execv, os.execve = execv, execve  # type: ignore[assignment]
         if fork_before is not None:
             os.fork = fork
         return self
@@ -86,6 +102,7 @@ class Children:
         BaseProcess.start = self._start  # type: ignore[method-assign]
         subprocess.Popen.__init__ = self._popen  # type: ignore[method-assign]
         os.system = self._system
+        os.execv, os.execve = self._execs
         if self._fork is not None:
             os.fork = self._fork
 
@@ -119,6 +136,15 @@ class Children:
             self._note_command([str(word) for word in args])
         return args
 
+    def _becoming(self, path: Any, args: Any) -> Any:
+        """The words of the program that this process becomes; a process that was forked does not
+        know what is watched."""
+        if os.getpid() != self._process or not (isinstance(path, int) or os.access(path, os.X_OK)):
+            return args
+        args = self._watched(list(args))
+        self._leave()
+        return args
+
     def _note_commands(self, text: str) -> None:
         """Note what may train of what a shell is told."""
         for command in _BETWEEN.split(text):
@@ -131,6 +157,8 @@ class Children:
             options = [word[:1] == "-" and word.endswith("c") for word in words]
             if any(options):
                 self._note_commands(" ".join(words[options.index(True) + 1 :]))
+            elif any(word[:1] != "-" for word in words[1:]):  # a script, which may start training
+                self._note(" ".join(words[:_WORDS]))
             return
         trains = bool(words) and Path(words[0]).name.startswith(_TRAINERS)
         compiles = any(COMPILERS.replace(".", os.sep) in word for word in words)

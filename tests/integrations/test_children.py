@@ -130,14 +130,17 @@ def test_commands_that_others_start_are_noted_too(tmp_path: Path) -> None:
         (tmp_path / name).write_text("print(1)")
     other, last = (f"{sys.executable} {tmp_path / name}" for name in ("other.py", "last.py"))
     children = Children(["train.py"], Instead, COMMAND)
-    before = os.system
+    before = os.system, os.execv, os.execve
+    (tmp_path / "train.sh").write_text("true")
     with children:
+        subprocess.run(["bash", "-e", tmp_path / "train.sh"], check=True)
         assert os.system(f"cd / && A=1 {other} --lr 1") == 0
         subprocess.run(["env", "A=1", "nice", "-n", "1", *last.split()], check=True)
         subprocess.run(["bash", "-ec", f"true; {last} again"], check=True)
         os.system(f"echo {other}; ls {sys.executable}; {sys.executable} -c 'print(1)'")
-    assert children.others == [f"{other} --lr 1", last, f"{last} again"]
-    assert os.system is before
+    shell = f"bash -e {tmp_path / 'train.sh'}"
+    assert children.others == [shell, f"{other} --lr 1", last, f"{last} again"]
+    assert (os.system, os.execv, os.execve) == before
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
