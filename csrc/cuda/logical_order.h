@@ -16,7 +16,7 @@ struct LogicalOrder {
   int64_t channel_place;
 
   explicit LogicalOrder(const ChannelView& view) : channel_place(view.channel_place) {
-    int64_t places[kMaxDims];
+    int64_t places[kMaxDims] = {};
     bool by_offset = true;
     const auto add = [&](const Dim& dim, int64_t place) {
       if (dim.size == 1) return;

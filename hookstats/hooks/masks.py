@@ -122,22 +122,25 @@ class Masks:
         if not isinstance(given, Tensor):
             return self._arena.mask.now
         with DisableTorchFunction():
-            try:
-                reason = unfit(given)
-                if reason is None and not backend_of(given.device).masks:
-                    reason = f"device {given.device}"
-                if reason is None:
-                    made = self._unfit if unreadable(given) else _copied(given)
-                    return self._unfit if unreadable(made) else made  # as under fake tensors
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-            if not self._warned:
-                self._warned = True
-                warn(
-                    f"hookstats: mask = {self._name!r}: the argument has {reason}, expected "
-                    f"{EXPECTED}; all rows of such calls count"
-                )
-            return self._unfit
+            return self._of_tensor(given)
+
+    def _of_tensor(self, given: Tensor) -> Tensor:
+        try:
+            reason = unfit(given)
+            if reason is None and not backend_of(given.device).masks:
+                reason = f"device {given.device}"
+            if reason is None:
+                made = self._unfit if unreadable(given) else _copied(given)
+                return self._unfit if unreadable(made) else made  # as under fake tensors
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if not self._warned:
+            self._warned = True
+            warn(
+                f"hookstats: mask = {self._name!r}: the argument has {reason}, expected "
+                f"{EXPECTED}; all rows of such calls count"
+            )
+        return self._unfit
 
 
 def place_of_argument(model: nn.Module, name: str) -> int | None:

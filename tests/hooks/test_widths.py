@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -115,9 +116,9 @@ def test_two_widths_in_turn_stay_in_the_cpp_hooks(
         model = Reused(4, 6)
         receive, received = Site.receive, list[Tensor]()
 
-        def counted(self: Site, gradient: Tensor, first: bool) -> None:
+        def counted(self: Site, gradient: Tensor, *about: Any) -> None:
             received.append(gradient)
-            receive(self, gradient, first)
+            receive(self, gradient, *about)
 
         monkeypatch.setattr(Site, "receive", counted)
         with watch(model, kinds=kinds, include="act") as w:
