@@ -64,6 +64,11 @@ class Layout(NamedTuple):
         """The axes of all meshes."""
         return tuple(axis for mesh in self.meshes for axis in mesh.axes)
 
+    def number(self, dim: int) -> int | None:
+        """How many indices the rank has of dimension `dim`; None if all or unknown."""
+        cuts = [cut for cut in self.cuts or () if cut.dim == dim]
+        return sum(max(0, cut.runs) * max(0, cut.length) for cut in cuts) if cuts else None
+
     def channels(self, dim: int) -> Int64 | None:
         """The global indices that the rank has of dimension `dim`; None if all or unknown."""
         cuts = [cut.indices() for cut in self.cuts or () if cut.dim == dim]

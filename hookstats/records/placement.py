@@ -128,8 +128,11 @@ def _part_of(layout: Layout, of_parameter: bool) -> object:
 
 
 @_of_layouts
-def _channels(layout: Layout, dim: int) -> Int64 | None:
-    return layout.channels(dim)
+def _channels(layout: Layout, dim: int, expected: int) -> Int64 | None:
+    """Which channels a part has; none if there are not as many as expected, as in a damaged run,
+    where they may be more than memory can hold."""
+    number = layout.number(dim)
+    return layout.channels(dim) if number in (None, expected) else np.zeros(0, np.int64)
 
 
 @_of_layouts
@@ -159,7 +162,7 @@ def _target(infos: Sequence[SiteInfo], of_parameter: bool) -> tuple[Target, list
             infos
         )
     found = [
-        None if dim is None or info.layout is None else _channels(info.layout, dim)
+        None if dim is None or info.layout is None else _channels(info.layout, dim, info.channels)
         for info in infos
     ]
     is_cut = any(own is not None for own in found)

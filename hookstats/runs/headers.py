@@ -179,6 +179,9 @@ def _check_rank(content: dict[str, Any]) -> None:
         raise ValueError(f"header = {header!r}: expected an object")
     if not isinstance(coverage, (dict, type(None))):
         raise ValueError(f"coverage = {coverage!r}: expected an object or null")
+    steps = (coverage or {}).get("steps", 0)
+    if not isinstance(steps, int):
+        raise ValueError(f"coverage.steps = {steps!r}: expected an int")
     for name in _TEXTS:
         if not isinstance(content.get(name), (str, type(None))):
             raise ValueError(f"{name} = {content[name]!r}: expected a string or null")

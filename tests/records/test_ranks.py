@@ -80,6 +80,14 @@ def test_parts_along_the_channels_are_put_side_by_side() -> None:
     assert (site.channels, site.merged, site.shape) == (1, 10, (6, 10))
 
 
+def test_cuts_of_more_channels_than_there_are_are_unknown() -> None:
+    x = values(6, 10)
+    cut = cuts_of(1, np.arange(5))[0]._replace(length=1 << 53)  # as of a damaged run
+    layout = Layout(mesh(("tp", 0, 2)), ("Shard(1)",), (6, 10), (cut,))
+    (site,) = Merger()([record(x[:, :5], layout, 0)]).sites
+    assert (site.channels, site.channel_dim) == (1, None)
+
+
 @pytest.mark.parametrize("dim", [-1, None])
 def test_other_parts_are_merged_and_replicas_count_once(dim: int | None) -> None:
     x = values(8, 5)

@@ -324,6 +324,7 @@ def test_what_is_required_and_unknown_is_refused(tmp_path: Path) -> None:
         ({"header": {"bins": [1]}}, "bins = .*: expected"),
         ({"header": {"bins": {"type": ["log"]}}}, "bins = .*: expected"),
         ({"coverage": 7}, "coverage = 7: expected an object or null"),
+        ({"coverage": {"steps": {}}}, "coverage.steps = {}: expected an int"),
         ({"closed": 1}, "closed = 1: expected a string or null"),
         ({"rank": 1}, "it belongs to rank 1"),
         ({"earlier": {}}, "earlier = {}: expected a list"),
