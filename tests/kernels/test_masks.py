@@ -33,8 +33,13 @@ UPDATES = [
     pytest.param(reference.update_, id="reference"),
 ]
 
+SOME = (torch.float32, torch.float64, torch.bfloat16, torch.int32)
+EACH = [
+    dtype if dtype in SOME else pytest.param(dtype, marks=pytest.mark.check) for dtype in DTYPES
+]
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+@pytest.mark.parametrize("dtype", EACH, ids=str)
 @pytest.mark.parametrize("update", UPDATES)
 def test_keeps_the_rows_of_the_mask(update: Update, dtype: torch.dtype) -> None:
     shapes = (
@@ -266,6 +271,7 @@ def test_compiled_code_calls_the_operator() -> None:
 CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
 
 
+@pytest.mark.check
 def test_instruction_sets_change_no_integer() -> None:
     here = torch.backends.cpu.get_cpu_capability()
     if here not in CAPABILITIES:
