@@ -104,12 +104,12 @@ class WatchCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep what validation logged."""
-        if self.watch is not None:
+        if self.watch is not None and not self.watch.closed:
             self.watch.log(self._news(trainer))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep what is logged of the whole epoch."""
-        if self.watch is not None:
+        if self.watch is not None and not self.watch.closed:
             news = self._news(trainer)
             # What is logged of steps and epochs has its own name for the epoch, and one for both.
             self.watch.log({n: x for n, x in news.items() if f"{n}_epoch" not in news})
