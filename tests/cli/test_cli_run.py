@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
+from support.scripts import results, run
 
 from hookstats.runs.run import open_run
 
@@ -211,54 +210,11 @@ for _ in range(20):
 """
 
 
-BECOMES = """
-import os, sys, torch
-
-def train(steps):
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        model(torch.randn(2, 4)).square().sum().backward()
-        optimizer.step()
-
-if len(sys.argv) == 1:
-    train(2)
-    os.execv(sys.executable, [sys.executable, *sys.argv, "anew"])
-train(3)
-try:
-    os.execlp("no-such-program", "python", "other.py")
-except FileNotFoundError:
-    os.execl("/bin/sh", "sh", "other.sh")
-"""
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "training.py"
     path.write_text(TRAINING)
     return path
-
-
-def run(script: Path, *arguments: str, ranks: int = 1, watched: bool = True) -> tuple[int, str]:
-    """The exit code and stderr of a training run; what each rank ended with is in result-RANK."""
-    words = [sys.executable]
-    if ranks > 1:
-        words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    words += ["-m", "hookstats", "run"] if watched else []
-    done = subprocess.run(
-        [*words, *arguments],
-        cwd=script.parent,
-        env={"PYTHONPATH": str(ROOT), "PATH": str(Path(sys.executable).parent)}
-        | {"OMP_NUM_THREADS": "1", "HOME": str(script.parent), "USER": "user"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return done.returncode, done.stderr
-
-
-def results(script: Path) -> list[str]:
-    return [path.read_text() for path in sorted(script.parent.glob("result-*"))]
 
 
 def compare(script: Path, mode: str, ranks: int = 1) -> None:
@@ -439,22 +395,6 @@ def test_options_that_watch_refuses_are_said_before_the_script_begins(script: Pa
         assert code == 2
         assert errors.startswith(f"hookstats run: error: {message}")
         assert results(script) == []
-
-
-@pytest.mark.check
-def test_a_script_that_becomes_another_program(script: Path) -> None:
-    script.write_text(BECOMES)
-    (script.parent / "other.sh").write_text("exit 7")
-    code, errors = run(script, "training.py")
-    assert code == 7, errors
-    assert [line for line in errors.splitlines() if line.startswith("hookstats run")] == [
-        "hookstats run: 2 steps in runs/training: hookstats show runs/training",
-        "hookstats run: 3 steps in runs/training-1: hookstats show runs/training-1",
-        "hookstats run: not followed: sh other.sh",
-    ]
-    runs = [open_run(script.parent / "runs" / name) for name in ("training", "training-1")]
-    assert [len(one) for one in runs] == [2, 3]
-    assert all(one.closed for one in runs)
 
 
 @pytest.mark.check
