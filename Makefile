@@ -1,8 +1,8 @@
 # hookstats: `make help` lists the targets. They need Python, a C++20 compiler and pip alone.
 #
-# TORCH, TESTS, WHEEL, KEEP  of `make matrix`: the versions, the tests, a wheel to try beside each
-#         version, and the folder where environments stay
-# PYTHON  the interpreter of a new .venv (python3)
+# TORCH, TESTS, WITHOUT, WHEEL, KEEP  of `make matrix`: the versions, the tests, tests to leave out, a
+#         wheel to try beside each version, and the folder where environments stay
+# PYTHON  the interpreter of a new .venv (python3), and of the environments of `make matrix`
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
 # JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
@@ -184,8 +184,9 @@ gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench
 
 matrix:  ## Every torch, or TORCH=2.15.0, in a fresh environment: build, doctor, tests (5-8 GB each, in turn)
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) -m bench.matrix $(if $(TORCH),--torch $(TORCH)) \
-	  $(if $(TESTS),--tests $(TESTS)) $(if $(WHEEL),--wheel "$(WHEEL)") \
-	  $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
+	  $(if $(TESTS),--tests $(TESTS)) $(if $(WITHOUT),--without $(WITHOUT)) \
+	  $(if $(filter-out file,$(origin PYTHON)),--python "$(PYTHON)") \
+	  $(if $(WHEEL),--wheel "$(WHEEL)") $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
 
 wheel: $(STAMPS)/wheel | $(LOGS)  ## Build a manylinux wheel for this Python into dist/, for every torch >= 2.10
 	rm -rf build/wheel build/lib* build/bdist*

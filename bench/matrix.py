@@ -4,8 +4,9 @@
 installed, hookstats is built against it from a copy of the sources, `hookstats doctor` and the
 tests run, and docs/compatibility.md gets the version's row; rows of versions that did not run stay.
 `--wheel` names a wheel of `make wheel`, which is installed beside each version, too, and tried
-there. What a version takes on the disk, up to 8 GB, is removed when its row is written, unless
-`--keep` names the folder where environments stay and are used again.
+there. `--python` names the Python of the environments, by default the one that runs this. What a
+version takes on the disk, up to 8 GB, is removed when its row is written, unless `--keep` names the
+folder where environments stay and are used again.
 """
 
 from __future__ import annotations
@@ -90,11 +91,12 @@ def built(log: str) -> tuple[str, str, str]:
     return found("CPU operators"), found("C++ hooks"), found("CUDA kernels")
 
 
-def tested(log: str, tests: Sequence[str]) -> str:
+def tested(log: str, tests: Sequence[str], without: Sequence[str]) -> str:
     """The counts in pytest's last line, and which tests ran, if not all."""
     counts = re.findall(r"\d+ (?:failed|passed|errors?)", log.strip().rpartition("\n")[2])
-    which = f" of {', '.join(tests)}" if tests else ""
-    return (", ".join(counts) or "not run") + which
+    which = f" of {', '.join(tests)}" if tests else " of all" * bool(without)
+    but = f" but {', '.join(without)}" if without else ""
+    return (", ".join(counts) or "not run") + which + but
 
 
 def with_row(page: str, row: Row) -> str:
@@ -153,19 +155,26 @@ def lay_sources(tree: Path) -> None:
 
 
 class Trial:
-    """One version: its folder, with an environment and a log, beside the copy of the sources."""
+    """One version: its folder, with an environment and a log, beside the copy of the sources.
 
-    def __init__(self, version: str, room: Path, jobs: int) -> None:
+    base: the Python that the environment is made of.
+    """
+
+    def __init__(self, version: str, room: Path, base: str, jobs: int) -> None:
+        minor = "import sys; print('%d.%d' % sys.version_info[:2])"
+        asked = subprocess.run([base, "-c", minor], capture_output=True, text=True, check=True)
         self.room = room / version
         self._version = version
         self._tree = room / "tree"
-        self._python = self.room / "venv" / "bin" / "python"
+        self._base = Path(base)
+        self._environment = self.room / f"python{asked.stdout.strip()}"
+        self._python = self._environment / "bin" / "python"
         self.log = self.room / "log.txt"
         self._workers = ("-n", str(jobs), "--dist", "worksteal")
         self.room.mkdir(parents=True, exist_ok=True)
         self.log.unlink(missing_ok=True)
 
-    def row(self, tests: Sequence[str], wheel: Path | None) -> Row:
+    def row(self, tests: Sequence[str], without: Sequence[str], wheel: Path | None) -> Row:
         """Install, build, ask and test."""
         lay_sources(self._tree)
         install = self._install()
@@ -174,17 +183,18 @@ class Trial:
         doctor = self._ask("-m", "hookstats", "doctor", check=False)
         broken = re.findall(r"^(.*?) +BROKEN: ", doctor, re.MULTILINE)
         state = f"broken: {', '.join(broken)}" if broken else "ok"
-        said = self._ask("-m", "pytest", "-q", *self._workers, *tests, check=False)
+        chosen = [*tests, *(f"--ignore={path}" for path in without)]
+        said = self._ask("-m", "pytest", "-q", *self._workers, *chosen, check=False)
         tried = "not tried" if wheel is None else self._try_wheel(wheel)
         today = datetime.date.today().isoformat()
         parts = built(install)
-        return Row(torch_version, python_version, *parts, state, tested(said, tests), tried, today)
+        counts = tested(said, tests, without)
+        return Row(torch_version, python_version, *parts, state, counts, tried, today)
 
     def _install(self) -> str:
         """A build's log."""
         if not self._python.is_file():
-            command = (Path(sys.executable), "-m", "venv", self.room / "venv")
-            run(*command, cwd=self.room, log=self.log)
+            run(self._base, "-m", "venv", self._environment, cwd=self.room, log=self.log)
         pins = self.room / "pins.txt"
         listed = (ROOT / "constraints.txt").read_text()
         others = re.sub(r"(?m)^(torch|setuptools)==.*\n", "", listed)
@@ -208,7 +218,7 @@ class Trial:
         if found[2] == "Python":
             first["HOOKSTATS_HOOKS"] = "python"  # without the warning, an error in tests
         tests = ("-m", "pytest", "-q", *self._workers, *WHEEL_TESTS)
-        counts = tested(self._ask(*tests, check=False, **first), ())
+        counts = tested(self._ask(*tests, check=False, **first), (), ())
         return f"of {found[1]}: {found[2]} hooks, {counts}"
 
     def _ask(self, *arguments: str | Path, check: bool = True, **environment: str) -> str:
@@ -222,19 +232,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__.partition("\n")[0])
     parser.add_argument("--torch", nargs="*", help="the versions; default: all")
     parser.add_argument("--tests", nargs="*", default=[], help="what pytest runs; default: all")
+    parser.add_argument("--without", nargs="*", default=[], help="tests that pytest leaves out")
+    parser.add_argument("--python", default=sys.executable, help="the environments' Python")
     parser.add_argument("--keep", type=Path, help="the folder where environments stay")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="pytest's workers")
     parser.add_argument("--wheel", type=Path, help="a wheel that is tried beside each version")
     given = parser.parse_args(arguments)
     wheel = given.wheel and given.wheel.resolve(strict=True)
+    base = shutil.which(given.python)
+    if base is None:
+        parser.error(f"--python is {given.python!r}: expected a Python that runs here")
     failed = False
     with tempfile.TemporaryDirectory(prefix="hookstats-") as folder:
         room = (given.keep or Path(folder)).resolve()
         for version in given.torch or VERSIONS:
-            trial = Trial(version, room, given.jobs)
+            trial = Trial(version, room, base, given.jobs)
             print(f"matrix: torch {version}: see {trial.log}", flush=True)
             try:
-                row = trial.row(given.tests, wheel)
+                row = trial.row(given.tests, given.without, wheel)
             except Failure as failure:
                 print(f"matrix: torch {version}: {failure}", flush=True)
                 failed = True

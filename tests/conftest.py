@@ -44,6 +44,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """Collections leave out what there was before, for tests that need many of them."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

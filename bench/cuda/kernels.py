@@ -58,11 +58,14 @@ def main() -> None:
     for dtype in DTYPES:
         for what in WHATS:
             cases = list(tensors(dtype))
-            for (x, dim), how in product(cases, SAMPLINGS):
+            for (x, dim), how, masked in product(cases, SAMPLINGS, (False, True)):
+                if masked and dim == 0:
+                    continue
+                mask = _padded(x) if masked else None
                 there, channels = _moved(x), 1 if dim is None else x.shape[dim]
                 given, expected = State(channels, what, there.device), State(channels, what)
-                ops.update_(there, dim, *given.arguments, None if how is None else how.cuda())
-                ops.update_(x, dim, *expected.arguments, how)
+                ops.update_(there, dim, *given.arguments, _on_gpu(how), _on_gpu(mask))
+                ops.update_(x, dim, *expected.arguments, how, mask)
                 _compare(given, expected)
                 folds += 1
             rows = [x for x, dim in cases if dim == 0 or x.dim() > 1]
@@ -90,6 +93,16 @@ def _by_one_call(xs: list[Tensor], what: What) -> list[State]:
         channel_bins[0],
     )
     return states
+
+
+def _padded(x: Tensor) -> Tensor:
+    """A mask of the first dimension that leaves out rows at both ends and in between."""
+    row = torch.arange(len(x))
+    return (row % 7 != 3) & (row > 0) & (row < len(x) - 1)
+
+
+def _on_gpu(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.cuda()
 
 
 def _moved(x: Tensor) -> Tensor:

@@ -107,15 +107,15 @@ PEERS: dict[str, Callable[[Path, int], Reading]] = {
 }
 
 
-def memory(run: Path) -> float:
+def memory(reading: type[Reading], run: Path) -> float:
     """The most memory of a process that reads the step, in MB, beyond that of its imports."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_memory, (run,))
+        return pool.apply(_memory, (reading, run))
 
 
-def _memory(run: Path) -> float:
+def _memory(reading: type[Reading], run: Path) -> float:
     before = _highest()
-    open_run(run)[0]
+    reading(run, 0).read()
     return _highest() - before
 
 
@@ -139,7 +139,8 @@ def case(
     measured = measure(TABLE, title, request.param, makers, Rounds(0, pick(3, 1)))
     files = sum(part.stat().st_size for part in (run / "parts").iterdir())
     measured.case.facts["on the disk, MB"] = round(files / 1e6, 1)
-    measured.case.facts["most memory, MB"] = round(memory(run), 1)
+    measured.case.facts["most memory, MB"] = round(memory(Merged, run), 1)
+    measured.case.facts["of the report, MB"] = round(memory(Reported, run), 1)
     results.cases.append(measured.case)
     return measured
 

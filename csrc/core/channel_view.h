@@ -32,8 +32,10 @@ struct ChannelView {
   int64_t outer_size = 1;  // product of their sizes
   int64_t repeat = 1;      // how often expanded dimensions repeat each element
   // Of a masked tensor, the rows that are kept, of `rows` in all: a row is an index of the
-  // outermost dimensions of `outer`, and has `row_outer` outer indices. Null: every row is kept.
+  // outermost dimensions of `outer`, and has `row_outer` outer indices. Null: `outer_size` counts
+  // every row.
   const int64_t* kept = nullptr;
+  const uint8_t* flags = nullptr;  // instead of `kept`: see core/kept_rows.h
   int64_t rows = 1;
   int64_t row_outer = 1;
 
@@ -168,6 +170,7 @@ inline ChannelView channel_view(const int64_t* sizes, const int64_t* strides, in
   }
   view.outer_size = view.row_outer * (masked > 0 ? kept->count : 1);
   view.kept = masked > 0 ? kept->rows : nullptr;
+  view.flags = masked > 0 ? kept->flags : nullptr;
   return view;
 }
 

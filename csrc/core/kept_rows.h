@@ -10,6 +10,9 @@ constexpr int kMaskDims = 2;  // [batch, time]
 // What a mask of 1 or 2 dimensions keeps. Its elements are rows, numbered in logical order.
 struct KeptRows {
   const int64_t* rows = nullptr;  // of `count` rows, ascending
+  // Instead of `rows`, where the host cannot read the mask: of all rows, which are `count` then,
+  // whether they are kept.
+  const uint8_t* flags = nullptr;
   int64_t count = 0;
   int dims = 0;  // the mask's
   int64_t sizes[kMaskDims] = {};

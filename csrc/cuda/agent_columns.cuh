@@ -5,6 +5,7 @@
 
 #include "cuda/counting.cuh"
 #include "cuda/fold.cuh"
+#include "cuda/kept.cuh"
 #include "cuda/source.cuh"
 
 namespace hookstats::cuda {
@@ -50,6 +51,7 @@ class Columns {
       first_row_ = split * item_.row_step;
       const int64_t left = item_.outer_size - first_row_;
       rows_ = static_cast<uint32_t>(left < item_.row_step ? left : item_.row_step);
+      if constexpr (Source::kMasked) find_rows(scratch);
       find_channels();
       run_piece(group, split, scratch);
     }
@@ -60,6 +62,49 @@ class Columns {
   // that neighbours read neighbours.
   HOOKSTATS_DEVICE int64_t owned(int i) const {
     return Source::kVectors ? column_ * kOwned + i : i * across_ + column_;
+  }
+
+  // Cuts the piece to the rows from the first one that a mask keeps to the last.
+  HOOKSTATS_DEVICE void find_rows(Seen* scratch) {
+    const KeptIndices kept =
+        kept_by_block(common_.rows, first_row_, rows_, reinterpret_cast<KeptIndices*>(scratch));
+    kept_ = kept.count;
+    rows_ = kept.count == 0 ? 0 : kept.end - kept.first;
+    if (kept.count > 0) first_row_ += kept.first;
+  }
+
+  // Whether a row of the piece is there to be read.
+  HOOKSTATS_DEVICE bool has_row(uint32_t row) const {
+    if constexpr (!Source::kMasked) return row < rows_;
+    return row < rows_ && (kept_ == rows_ || keeps(common_.rows, first_row_ + row));
+  }
+
+  // Of this thread's rows from row `first` on, the end of as many tiles as the mask keeps whole, at
+  // most `kAdditions` rows; `first` if it does not keep the first tile.
+  HOOKSTATS_DEVICE uint32_t kept_until(uint32_t first) const {
+    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
+    uint32_t end = first;
+    bool whole = true;
+    HOOKSTATS_NO_UNROLL
+    for (int tile = 0; tile < kAdditions / kRows && whole; ++tile) {
+      whole = end + step <= rows_;
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        whole = has_row(end + static_cast<uint32_t>(i * down_ + row_)) && whole;
+      }
+      if (whole) end += step;
+    }
+    return end;
+  }
+
+  // Whether the mask keeps one of this thread's rows in the tile from row `first` on.
+  HOOKSTATS_DEVICE bool keeps_tile(uint32_t first) const {
+    bool some = false;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      some |= has_row(first + static_cast<uint32_t>(i * down_ + row_));
+    }
+    return some;
   }
 
   HOOKSTATS_DEVICE void find_channels() {
@@ -85,7 +130,7 @@ class Columns {
     if constexpr (!Source::kVectors) {
       if (item_.outer_dims > 1) offset += offset_of_many(outer_, item_.outer_dims, index);
     }
-    return Source::read_channels(common_, item_.data, offset, stride_, row < rows_ ? exist_ : 0);
+    return Source::read_channels(common_, item_.data, offset, stride_, has_row(row) ? exist_ : 0);
   }
 
   // The rows of this thread from row `first` on; whole vectors of rows that exist.
@@ -96,7 +141,7 @@ class Columns {
   }
 
   HOOKSTATS_DEVICE void read_tile(uint32_t first, Values (&values)[kRows]) const {
-    if constexpr (Source::kVectors) {
+    if constexpr (Source::kVectors && !Source::kMasked) {
       if (first + static_cast<uint32_t>(kRows * down_) <= rows_) return read_whole(first, values);
     }
     HOOKSTATS_UNROLL
@@ -164,7 +209,7 @@ class Columns {
       const int64_t channel = begin_ + owned(c);
       if (row_ != 0 || channel >= item_.channels) continue;
       Seen seen = scratch[column_];
-      seen.nan = rows_ - seen.count - seen.posinf - seen.neginf;
+      seen.nan = (Source::kMasked ? kept_ : rows_) - seen.count - seen.posinf - seen.neginf;
       if (item_.row_splits == 1) {
         fold(item_, channel, seen);
       } else {
@@ -188,7 +233,8 @@ class Columns {
     for (uint32_t first = 0; first < rows_;) {
       uint32_t counted = first;  // the rows before it are
       if constexpr (kTiles) {
-        if (finite && first + step <= rows_ && add_finite(sums, shift, counted)) {
+        const uint32_t whole = Source::kMasked ? kept_until(first) : rows_;
+        if (finite && first + step <= whole && add_finite(sums, shift, counted, whole)) {
           first = counted;
           continue;
         }
@@ -196,6 +242,9 @@ class Columns {
       finite = true;
       HOOKSTATS_NO_UNROLL
       for (int tile = 0; tile < kAdditions / kRows && first < rows_; ++tile, first += step) {
+        if constexpr (Source::kMasked) {
+          if (!keeps_tile(first)) continue;
+        }
         const bool all_finite = add_any(sums, shift, first, counts_ && first >= counted);
         finite = finite && all_finite;
       }
@@ -210,10 +259,10 @@ class Columns {
     add_shared(tensor_.unread + 1, zeros);
   }
 
-  // Sums whole tiles from row `first` on, to which it adds them, as if all values were finite, and
-  // counts them; false, with nothing summed, if some value is not.
+  // Sums whole tiles from row `first` on, to which it adds them, up to row `end`, as if all values
+  // were finite, and counts them; false, with nothing summed, if some value is not.
   HOOKSTATS_DEVICE bool add_finite(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
-                                   uint32_t& first) const {
+                                   uint32_t& first, uint32_t end) const {
     constexpr int kWords = sizeof(Values) / sizeof(uint32_t);
     const uint32_t step = static_cast<uint32_t>(down_ * kRows);
     TileSums tiles[kOwned];
@@ -221,7 +270,7 @@ class Columns {
     int rows = 0;
     bool finite = true;
     HOOKSTATS_NO_UNROLL
-    for (; rows < kAdditions && finite && first + step <= rows_; rows += kRows, first += step) {
+    for (; rows < kAdditions && finite && first + step <= end; rows += kRows, first += step) {
       Values values[kRows];
       Real x[kOwned];
       read_whole(first, values);
@@ -378,6 +427,7 @@ class Columns {
   int64_t row_bytes_ = 0;
   uintptr_t address_ = 0, down_bytes_ = 0;
   uint32_t rows_ = 0, exist_ = 0;
+  uint32_t kept_ = 0;  // rows, of a mask
 };
 
 }  // namespace hookstats::cuda

@@ -4,6 +4,7 @@
 
 #include "cuda/counting.cuh"
 #include "cuda/fold.cuh"
+#include "cuda/kept.cuh"
 #include "cuda/source.cuh"
 
 namespace hookstats::cuda {
@@ -49,9 +50,16 @@ class Runs {
          first += static_cast<uint32_t>(item_.blocks) * teams) {
       const uint32_t piece = first + static_cast<uint32_t>(team_);
       if (teams == 1) {
-        run_block(piece_at(piece), scratch);
+        Piece p = piece_at(piece);
+        if constexpr (Source::kMasked) {
+          keep(p,
+               kept_by_block(common_.rows, p.row, p.rows, reinterpret_cast<KeptIndices*>(scratch)));
+        }
+        run_block(p, scratch);
       } else if (piece < pieces) {
-        run_warp(piece_at(piece));
+        Piece p = piece_at(piece);
+        if constexpr (Source::kMasked) keep(p, kept_by_warp(common_.rows, p.row, 0, p.rows));
+        run_warp(p);
       }
     }
   }
@@ -62,6 +70,7 @@ class Runs {
     uintptr_t address;  // of the first row, but for dimensions beyond one
     int64_t row_bytes, row;
     uint32_t channel, rows, length, slots;
+    uint32_t kept;  // rows, of a mask
     int split;
   };
 
@@ -76,6 +85,7 @@ class Runs {
     const int64_t inner = (p.split % item_.inner_splits) * item_.inner_step;
     const int64_t left = item_.inner_size - inner;
     p.length = static_cast<uint32_t>(left < item_.inner_step ? left : item_.inner_step);
+    p.kept = p.rows;
     p.slots = p.rows * item_.slots.divisor;
     p.row_bytes = item_.outer_dims == 1 ? outer_[0].stride * element_size_ : 0;
     const int64_t offset = p.channel * item_.channel_stride + inner * item_.inner_stride;
@@ -84,7 +94,25 @@ class Runs {
     return p;
   }
 
+  // Cuts a piece to the rows from the first kept one to the last.
+  HOOKSTATS_DEVICE void keep(Piece& p, const KeptIndices& kept) const {
+    p.kept = kept.count;
+    p.rows = kept.count == 0 ? 0 : kept.end - kept.first;
+    p.slots = p.rows * item_.slots.divisor;
+    if (kept.count == 0) return;
+    p.row += kept.first;
+    p.address += static_cast<uintptr_t>(kept.first * p.row_bytes);
+  }
+
+  // Whether the mask keeps the row of a slot of the piece.
+  HOOKSTATS_DEVICE bool keeps_slot(const Piece& p, uint32_t slot) const {
+    return slot < p.slots &&
+           (p.kept == p.rows || keeps(common_.rows, p.row + item_.slots.quotient(slot)));
+  }
+
   HOOKSTATS_DEVICE Values read(const Piece& p, uint32_t slot) const {
+    bool exists = slot < p.slots;
+    if constexpr (Source::kMasked) exists = keeps_slot(p, slot);
     uint32_t row = 0, column = slot;
     if (p.rows > 1) {
       row = item_.slots.quotient(slot);
@@ -95,16 +123,16 @@ class Runs {
       // In bytes from where vectors begin; a piece's part of a row has fewer than 2^31.
       const uint32_t skew = static_cast<uint32_t>(begin & 15), at = column * 16;
       const uint32_t bytes = p.length * static_cast<uint32_t>(element_size_);
-      const uint32_t end = slot < p.slots ? skew + bytes : 0;
+      const uint32_t end = exists ? skew + bytes : 0;
       return Source::read_run(common_, begin - skew + at, begin, begin - skew + end,
                               at >= skew && at + 16 <= end);
     } else {
-      if (item_.outer_dims > 1 && slot < p.slots) {
+      if (item_.outer_dims > 1 && exists) {
         const int64_t offset = offset_of_many(outer_, item_.outer_dims, p.row + row);
         begin += static_cast<uintptr_t>(offset * element_size_);
       }
       const uintptr_t ahead = static_cast<uintptr_t>(column * item_.inner_stride * element_size_);
-      return Source::read_run(common_, begin + ahead, slot < p.slots && column < p.length);
+      return Source::read_run(common_, begin + ahead, exists && column < p.length);
     }
   }
 
@@ -134,6 +162,17 @@ class Runs {
     for (int i = 0; i < kInFlight; ++i) {
       values[i] = read(p, first + static_cast<uint32_t>(i * kTeam + thread_));
     }
+  }
+
+  // Whether the mask keeps something that the warp has in a tile.
+  template <int kTeam>
+  HOOKSTATS_DEVICE bool keeps_tile(const Piece& p, uint32_t first) const {
+    bool some = false;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      some |= keeps_slot(p, first + static_cast<uint32_t>(i * kTeam + thread_));
+    }
+    return any_in_warp(some);
   }
 
   // Sums the tile as if all its values were finite, and counts nothing; false, with nothing summed,
@@ -196,12 +235,19 @@ class Runs {
     Sums<Real, kHigher> sums;
     Real shift = 0;
     bool finite = true;
+    [[maybe_unused]] bool begun = false;
     const uint32_t whole = whole_slots(p);
     for (uint32_t first = 0; first < p.slots; first += kTeam * kInFlight) {
+      bool begins = first == 0;
+      if constexpr (Source::kMasked) {
+        if (!keeps_tile<kTeam>(p, first)) continue;
+        begins = !begun;
+        begun = true;
+      }
       Values values[kInFlight];
       read_tile<kTeam>(p, first, whole, values);
       Source::scale_in_place(scale_, values);
-      if (first == 0) {
+      if (begins) {
         Real x[kElements];
         widen_all(values[0], x);
         shift = warp_mean(tree_mean(x));
@@ -290,7 +336,7 @@ class Runs {
   }
 
   HOOKSTATS_DEVICE void count_nan(const Piece& p, Channel& seen) const {
-    seen.nan = int64_t{p.rows} * p.length - seen.count - seen.posinf - seen.neginf;
+    seen.nan = int64_t{p.kept} * p.length - seen.count - seen.posinf - seen.neginf;
   }
 
   HOOKSTATS_DEVICE void run_warp(const Piece& p) {

@@ -5,6 +5,7 @@
 
 #include "core/sample.h"
 #include "cuda/counting.cuh"
+#include "cuda/kept.cuh"
 #include "cuda/source.cuh"
 
 namespace hookstats::cuda {
@@ -62,7 +63,7 @@ class Chosen {
   static constexpr int kSideBySide = kBlock / static_cast<int>(kUnit);  // units of a block
 
   // Calls f(place, x) on the elements of this thread: one of each of its units. Of units that end
-  // beyond the tensor, the elements that do not exist are NaN.
+  // beyond the tensor, the elements that do not exist are NaN, as are those that a mask leaves out.
   template <class F>
   HOOKSTATS_DEVICE void each(const Sample& sample, F&& f) const {
     const int64_t groups = sample.groups(), elements = item_.elements();
@@ -79,6 +80,9 @@ class Chosen {
         places[i] = elements;
         if (at < groups) places[i] = sample.unit_of(at) * kUnit + thread_index() % kUnit;
         bits[i] = 0;
+        if constexpr (Source::kMasked) {  // places are those of all rows
+          if (places[i] < elements && !keeps_place(places[i])) places[i] = elements;
+        }
         if (places[i] < elements) bits[i] = Source::bits_at(common_, address_of(places[i]));
       }
       HOOKSTATS_NO_UNROLL
@@ -89,6 +93,10 @@ class Chosen {
         f(place, x);
       }
     }
+  }
+
+  HOOKSTATS_DEVICE bool keeps_place(int64_t place) const {
+    return load(common_.rows.flags + place / common_.rows.row_places) != 0;
   }
 
   HOOKSTATS_DEVICE uintptr_t address_of(int64_t place) const {

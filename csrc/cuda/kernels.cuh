@@ -4,6 +4,7 @@
 #include "cuda/agent_columns.cuh"
 #include "cuda/agent_runs.cuh"
 #include "cuda/chosen.cuh"
+#include "cuda/kept.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
@@ -101,6 +102,12 @@ template <class Source, int kItems>
 void launch_agent(const Table<kItems>& table, AgentKind agent, bool higher,
                   const LaunchConfig& config) {
   // Rare cases are compiled once, with counting, which is skipped if there is nothing to count.
+  if constexpr (kItems == 1) {
+    if (table.common.rows.flags != nullptr) {
+      return higher ? launch_one<Masked<Source>, true, true>(table, agent, config)
+                    : launch_one<Masked<Source>, true, false>(table, agent, config);
+    }
+  }
   const bool counts = !Source::kVectors || table.common.tensor_bins.kind != BinKind::kNone ||
                       table.common.channel_bins.kind != BinKind::kNone;
   if (higher) {

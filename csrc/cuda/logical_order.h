@@ -54,4 +54,21 @@ inline ChannelView without_order(const ChannelView& view) {
   return joined;
 }
 
+// The view of a masked tensor with outer dimensions joined where memory allows. Outer indices keep
+// their order, and so the rows that they are of.
+inline ChannelView with_joined_rows(const ChannelView& view) {
+  ChannelView joined = view;
+  joined.outer_dims = 0;
+  for (int d = 0; d < view.outer_dims; ++d) {
+    const Dim& dim = view.outer[d];
+    Dim& last = joined.outer[joined.outer_dims > 0 ? joined.outer_dims - 1 : 0];
+    if (joined.outer_dims > 0 && last.stride == dim.stride * dim.size) {
+      last = {last.size * dim.size, dim.stride};
+    } else {
+      joined.outer[joined.outer_dims++] = dim;
+    }
+  }
+  return joined;
+}
+
 }  // namespace hookstats::cuda

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/state.h"
 #include "cuda/kernels.h"
 #include "cuda/policy.h"
-#include "cuda/primitives.cuh"
 #include "cuda/table.h"
 #include "cuda/update.h"
 

@@ -31,8 +31,9 @@
 
 namespace hookstats::cuda {
 
-constexpr int kBlock = 256;          // threads per block: many blocks make an even end of a launch
-constexpr int kWarps = kBlock / 32;  // of a block
+constexpr int kWarp = 32;    // threads, which the hardware has
+constexpr int kBlock = 256;  // threads per block: many blocks make an even end of a launch
+constexpr int kWarps = kBlock / kWarp;  // of a block
 constexpr int kInFlight = 4;        // loads a thread has under way: 4 x 16 bytes x 1024 threads are
                                     // 64 KB per multiprocessor, where latency asks for 20 KB
 constexpr int kOwned = 4;           // neighbouring channels of a thread, channels last

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "cuda/policy.h"
 
 namespace hookstats::cuda {
 
@@ -98,8 +99,6 @@ uint32_t greatest_word(uint32_t a, uint32_t b) {
 #define HOOKSTATS_NO_UNROLL _Pragma("unroll 1")
 
 namespace hookstats::cuda {
-
-constexpr int kWarp = 32;
 
 HOOKSTATS_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 HOOKSTATS_DEVICE int block_threads() { return static_cast<int>(blockDim.x); }

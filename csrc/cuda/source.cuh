@@ -49,6 +49,7 @@ struct Vectors {
   static constexpr int kElements = 16 / sizeof(T);         // of a run at a time
   static constexpr int kRows = kInFlight * 4 / sizeof(T);  // of channels: 64 bytes in flight
   static constexpr bool kVectors = true;
+  static constexpr bool kMasked = false;  // see kept.cuh
   static constexpr int kElementsAWord = 4 / sizeof(T);
   static constexpr uint32_t kNaNs = 0x7fff7fffu;  // one of fp32, two of fp16 or bf16
   using Element = T;
@@ -228,6 +229,7 @@ struct Scalars {
   static constexpr int kElements = 1;
   static constexpr int kRows = kInFlight;
   static constexpr bool kVectors = false;
+  static constexpr bool kMasked = false;
 
   static HOOKSTATS_DEVICE int64_t element_size(const Common& common) { return common.element_size; }
 

@@ -66,6 +66,15 @@ struct Shared {
   int32_t tensor_copies = 1, channel_copies = 1;  // counters of a slot of a run, a power of two
 };
 
+// The mask of a tensor, for kernels that leave rows out; see kept.cuh.
+struct RowFlags {
+  const uint8_t* flags = nullptr;  // of each row, not zero where it is kept
+  int64_t row_places = 1;          // elements of a row
+  int64_t row_outer = 1;           // outer indices of a row
+  Divisor by_row_outer;            // for indices below `kMostDivided`
+};
+constexpr int64_t kMostDivided = (int64_t{1} << 31) - 1;
+
 struct Common {
   DType dtype;
   int32_t element_size;
@@ -74,6 +83,7 @@ struct Common {
   const float* device_scale;
   const int64_t* sampling;  // as in UpdateParams
   Shared shared;
+  RowFlags rows;
 };
 
 // Arguments of a kernel are at most 32,764 bytes on sm_70 and later (CUDA >= 12.1).

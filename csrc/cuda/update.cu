@@ -16,6 +16,15 @@ namespace hookstats::cuda {
 
 namespace {
 
+// What kernels know of a mask, which is of no use to them without flags.
+RowFlags row_flags(const ChannelView& view) {
+  RowFlags rows;
+  if (view.flags == nullptr) return rows;
+  rows = {view.flags, view.row_places(), view.row_outer, {}};
+  rows.by_row_outer = make_divisor(static_cast<uint32_t>(std::min(view.row_outer, kMostDivided)));
+  return rows;
+}
+
 constexpr size_t kTicketBytes = kTickets * sizeof(uint32_t);
 
 // The tensors of one launch, with one agent, one source and one set of bins: a table, and the
@@ -35,10 +44,11 @@ struct Batch {
     higher = p.higher;
     partials = blocks = 0;
     tickets = scratch = 0;
-    table.common = {p.dtype,       static_cast<int32_t>(element_size(p.dtype)),
-                    p.tensor_bins, p.channel_bins,
-                    p.scale,       p.device_scale,
-                    p.sampling,    plan.shared};
+    table.common = {p.dtype,          static_cast<int32_t>(element_size(p.dtype)),
+                    p.tensor_bins,    p.channel_bins,
+                    p.scale,          p.device_scale,
+                    p.sampling,       plan.shared,
+                    row_flags(p.view)};
     table.count = 0;
   }
 
@@ -62,13 +72,12 @@ struct Batch {
   }
 
   // `order` is null where no histogram is sampled.
-  void add(const UpdateParams& p, const Plan& plan, const LogicalOrder* order, void* workspace) {
+  void add(const UpdateParams& p, const Plan& plan, const LogicalOrder* order) {
     Item& item = table.items[table.count];
     item = plan.item;
-    const uintptr_t memory = reinterpret_cast<uintptr_t>(workspace);
-    item.tickets =
-        reinterpret_cast<uint32_t*>(memory + static_cast<size_t>(tickets) * sizeof(uint32_t));
-    item.partials = reinterpret_cast<void*>(memory + kTicketBytes +
+    // From where the workspace begins, for now.
+    item.tickets = reinterpret_cast<uint32_t*>(static_cast<size_t>(tickets) * sizeof(uint32_t));
+    item.partials = reinterpret_cast<void*>(kTicketBytes +
                                             static_cast<size_t>(partials) * channel_bytes(higher));
     item.first_block = static_cast<int32_t>(blocks);
     std::copy_n(p.view.outer, p.view.outer_dims, table.outer + table.count * table.kDims);
@@ -84,15 +93,9 @@ struct Batch {
     scratch = std::max(scratch, plan.scratch);
   }
 
-  size_t workspace_bytes() const {
-    return partials == 0 ? 0 : kTicketBytes + static_cast<size_t>(partials) * channel_bytes(higher);
-  }
-
-  void launch(const Device& device, Workspace workspace, Stream stream) const {
-    if (workspace.bytes < workspace_bytes()) {
-      throw std::invalid_argument("workspace has " + std::to_string(workspace.bytes) +
-                                  " bytes; expected " + std::to_string(workspace_bytes()));
-    }
+  // The batch has to begin again after that.
+  void launch(const Device& device, Lender& lender, Stream stream) {
+    if (partials > 0) place(lender);
     const size_t shared = static_cast<size_t>(table.common.shared.scratch) +
                           static_cast<size_t>(scratch) * channel_bytes(higher);
     const LaunchConfig config{blocks, kBlock, shared, stream, device.index, device.shared_bytes};
@@ -107,21 +110,37 @@ struct Batch {
         return launch_agent<Scalars>(table, agent, higher, config);
     }
   }
+
+ private:
+  void place(Lender& lender) {
+    const size_t bytes = kTicketBytes + static_cast<size_t>(partials) * channel_bytes(higher);
+    const Workspace workspace = lender.lend(bytes);
+    if (workspace.bytes < bytes) {
+      throw std::invalid_argument("workspace has " + std::to_string(workspace.bytes) +
+                                  " bytes; expected " + std::to_string(bytes));
+    }
+    const uintptr_t memory = reinterpret_cast<uintptr_t>(workspace.data);
+    for (int32_t i = 0; i < table.count; ++i) {
+      Item& item = table.items[i];
+      item.tickets =
+          reinterpret_cast<uint32_t*>(memory + reinterpret_cast<uintptr_t>(item.tickets));
+      item.partials = reinterpret_cast<void*>(memory + reinterpret_cast<uintptr_t>(item.partials));
+    }
+  }
 };
 
 // Calls f(batch) on batches that hold all tensors, of one or of many.
 template <class F>
-void each_batch(const Device& device, const UpdateParams* params, int64_t count, void* workspace,
-                F&& f) {
+void each_batch(const Device& device, const UpdateParams* params, int64_t count, F&& f) {
   std::vector<std::unique_ptr<Batch<kMany>>> open;
   Batch<1> single;
   const auto take = [&](const UpdateParams& p, const LogicalOrder* order) {
     const Plan plan = make_plan(device, p);
-    const bool fits =
-        p.view.outer_dims <= Table<kMany>::kDims && (order == nullptr || order->count == 0);
+    const bool fits = p.view.outer_dims <= Table<kMany>::kDims && p.view.flags == nullptr &&
+                      (order == nullptr || order->count == 0);
     if (count == 1 || !fits) {
       single.begin(p, plan);
-      single.add(p, plan, order, workspace);
+      single.add(p, plan, order);
       f(single);
       return;
     }
@@ -135,17 +154,22 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
       f(**batch);
       (*batch)->begin(p, plan);
     }
-    (*batch)->add(p, plan, order, workspace);
+    (*batch)->add(p, plan, order);
   };
   for (int64_t i = 0; i < count; ++i) {
     if (params[i].view.numel() == 0) continue;
-    if (params[i].sampling == nullptr) {
+    const bool sampled = params[i].sampling != nullptr, masked = params[i].view.flags != nullptr;
+    if (!sampled && !masked) {
       take(params[i], nullptr);
       continue;
     }
-    const LogicalOrder order(params[i].view);
     UpdateParams p = params[i];
-    p.view = without_order(p.view);
+    p.view = masked ? with_joined_rows(p.view) : without_order(p.view);
+    if (!sampled) {
+      take(p, nullptr);
+      continue;
+    }
+    const LogicalOrder order(params[i].view);
     take(p, &order);
   }
   for (const auto& batch : open) f(*batch);
@@ -159,25 +183,13 @@ Device device(int index) {
           limits.minor};
 }
 
-size_t workspace_bytes_many(const Device& device, const UpdateParams* params, int64_t count) {
-  size_t bytes = 0;
-  each_batch(device, params, count, nullptr,
-             [&](const auto& batch) { bytes = std::max(bytes, batch.workspace_bytes()); });
-  return bytes;
+void update_many(const Device& device, const UpdateParams* params, int64_t count, Lender& lender,
+                 Stream stream) {
+  each_batch(device, params, count, [&](auto& batch) { batch.launch(device, lender, stream); });
 }
 
-void update_many(const Device& device, const UpdateParams* params, int64_t count,
-                 Workspace workspace, Stream stream) {
-  each_batch(device, params, count, workspace.data,
-             [&](const auto& batch) { batch.launch(device, workspace, stream); });
-}
-
-size_t workspace_bytes(const Device& device, const UpdateParams& params) {
-  return workspace_bytes_many(device, &params, 1);
-}
-
-void update(const Device& device, const UpdateParams& params, Workspace workspace, Stream stream) {
-  update_many(device, &params, 1, workspace, stream);
+void update(const Device& device, const UpdateParams& params, Lender& lender, Stream stream) {
+  update_many(device, &params, 1, lender, stream);
 }
 
 }  // namespace hookstats::cuda

@@ -26,17 +26,23 @@ struct Workspace {
   size_t bytes;
 };
 
-// Bytes of workspace that `update` needs: 0 where none.
-size_t workspace_bytes(const Device& device, const UpdateParams& params);
+// Who has workspaces, of `bytes` or more, for the stream of an update.
+class Lender {
+ public:
+  virtual Workspace lend(size_t bytes) = 0;
 
-// Launches on the stream and returns: no synchronisation, no allocation, no copy. The same input,
-// equally aligned, gives the same bits on devices of one kind. Throws std::runtime_error, which
-// names CUDA's error, and std::invalid_argument if the workspace is too small.
-void update(const Device& device, const UpdateParams& params, Workspace workspace, Stream stream);
+ protected:
+  ~Lender() = default;
+};
+
+// Launches on the stream and returns: no synchronisation, no copy, and for one tensor no allocation
+// of the host's. Each launch borrows a workspace if it needs one. The same input, equally aligned,
+// gives the same bits on devices of one kind. Throws std::runtime_error, which names CUDA's error,
+// and std::invalid_argument if a workspace is too small.
+void update(const Device& device, const UpdateParams& params, Lender& lender, Stream stream);
 
 // The same as `update` one by one, in few launches; the states share no memory.
-size_t workspace_bytes_many(const Device& device, const UpdateParams* params, int64_t count);
-void update_many(const Device& device, const UpdateParams* params, int64_t count,
-                 Workspace workspace, Stream stream);
+void update_many(const Device& device, const UpdateParams* params, int64_t count, Lender& lender,
+                 Stream stream);
 
 }  // namespace hookstats::cuda

@@ -56,10 +56,15 @@ class TimedMutex {
 // A mask with the rows that it keeps, found once for all tensors of a call.
 class Mask {
  public:
-  // `tensor` is bool, contiguous and on the CPU.
+  // `tensor` is bool and contiguous, on any device.
   explicit Mask(at::Tensor tensor) : tensor_(std::move(tensor)) {
     kept_.dims = static_cast<int>(tensor_.dim());
     for (int d = 0; d < kept_.dims; ++d) kept_.sizes[d] = tensor_.size(d);
+    if (!tensor_.is_cpu()) {
+      kept_.flags = static_cast<const uint8_t*>(tensor_.const_data_ptr());
+      kept_.count = kept_.total();
+      return;
+    }
     memory_.resize(static_cast<size_t>(kept_.total()) + 1);
     kept_.count = keep_rows(tensor_.const_data_ptr<bool>(), tensor_.sizes().data(),
                             tensor_.strides().data(), kept_.dims, memory_.data());

@@ -152,7 +152,7 @@ void Site::arrive(bool first, const std::optional<std::string>& reason, bool who
 }
 
 int Site::covered(const at::Tensor& x, const Mask* mask) const {
-  if (mask == nullptr || !x.is_cpu()) return 0;
+  if (mask == nullptr || mask->tensor().device() != x.device()) return 0;
   return covered_dims(mask->kept(), x.sizes().data(), static_cast<int>(x.dim()),
                       bound_->channel_dim);
 }

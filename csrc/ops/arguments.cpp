@@ -202,28 +202,31 @@ const int64_t* read_sampling(const std::optional<Tensor>& sampling, const Place&
   return static_cast<const int64_t*>(sampling->const_data_ptr());
 }
 
-KeptRows read_mask(const Tensor& mask, std::vector<int64_t>& memory) {
+KeptRows check_mask(const Tensor& mask, const Place& place) {
   const auto dtype = mask.scalar_type();
   const bool integers = dtype == ScalarType::Bool || dtype == ScalarType::Byte ||
                         dtype == ScalarType::Char || dtype == ScalarType::Short ||
                         dtype == ScalarType::Int || dtype == ScalarType::Long;
-  STD_TORCH_CHECK(kCpu.has(mask) && integers && 1 <= mask.dim() && mask.dim() <= kMaskDims,
-                  "mask is ", dtype, " ", shape_of(mask),
-                  "; expected a CPU tensor [rows] or [batch, time] of bool, uint8, int8, int16, "
-                  "int32 or int64");
-  KeptRows kept;
-  kept.dims = static_cast<int>(mask.dim());
-  for (int d = 0; d < kept.dims; ++d) kept.sizes[d] = mask.size(d);
+  STD_TORCH_CHECK(place.has(mask) && integers && 1 <= mask.dim() && mask.dim() <= kMaskDims,
+                  "mask is ", dtype, " ", shape_of(mask), "; expected a ", place,
+                  " tensor [rows] or [batch, time] of bool, uint8, int8, int16, int32 or int64");
+  KeptRows shape;
+  shape.dims = static_cast<int>(mask.dim());
+  for (int d = 0; d < shape.dims; ++d) shape.sizes[d] = mask.size(d);
+  return shape;
+}
+
+KeptRows read_mask(const Tensor& mask, KeptRows shape, std::vector<int64_t>& memory) {
   // One more: each row is written before it is known whether it is kept.
-  memory.resize(static_cast<size_t>(kept.total()) + 1);
+  memory.resize(static_cast<size_t>(shape.total()) + 1);
   int64_t* const rows = memory.data();
   const auto width = mask.element_size();
-  kept.count = width == 1   ? keep_rows_of<int8_t>(mask, rows)
-               : width == 2 ? keep_rows_of<int16_t>(mask, rows)
-               : width == 4 ? keep_rows_of<int32_t>(mask, rows)
-                            : keep_rows_of<int64_t>(mask, rows);
-  kept.rows = rows;
-  return kept;
+  shape.count = width == 1   ? keep_rows_of<int8_t>(mask, rows)
+                : width == 2 ? keep_rows_of<int16_t>(mask, rows)
+                : width == 4 ? keep_rows_of<int32_t>(mask, rows)
+                             : keep_rows_of<int64_t>(mask, rows);
+  shape.rows = rows;
+  return shape;
 }
 
 void check_scale(const Tensor& scale, const Place& place) {

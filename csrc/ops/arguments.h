@@ -95,9 +95,12 @@ void check_bins(const torch::stable::Tensor& bins, const char* name, const Place
 const int64_t* read_sampling(const std::optional<torch::stable::Tensor>& sampling,
                              const Place& place);
 
-// The rows that a mask keeps, bool or integers of at most 64 bits, [rows] or [batch, time] on the
-// CPU; `memory` gets them.
-KeptRows read_mask(const torch::stable::Tensor& mask, std::vector<int64_t>& memory);
+// Checks that a mask is [rows] or [batch, time] at `place`, of bool or integers of at most 64 bits.
+// Its shape; which rows it keeps is left to be filled in.
+KeptRows check_mask(const torch::stable::Tensor& mask, const Place& place);
+
+// `shape` with the rows that a checked mask on the CPU keeps; `memory` gets them.
+KeptRows read_mask(const torch::stable::Tensor& mask, KeptRows shape, std::vector<int64_t>& memory);
 
 // Checks that the scale is float32 [] at `place`.
 void check_scale(const torch::stable::Tensor& scale, const Place& place);

@@ -19,8 +19,9 @@ namespace hookstats {
 //   static Place place(const Tensor& x);  // where all tensors of a call must be that has this x
 //   static Bins linear(const Tensor& edges, Histogram);  // checked edges, as the kernels read them
 //   static void divide(UpdateParams&, const Tensor& scale);  // sets a checked scale
-//   static KeptRows keep(const Tensor& mask);  // a checked mask, as the kernels read it; it lasts
-//                                              // until the thread's next call
+//   // A checked mask, as the kernels read it; it lasts as `copy` does, and until the thread's next
+//   // call.
+//   static KeptRows keep(const Tensor& mask, KeptRows shape, std::optional<Tensor>& copy);
 //   static constexpr Kernels kernels{...};
 
 // Which of a call's two histograms bins are for.
@@ -62,7 +63,8 @@ void update(const torch::stable::Tensor& x, std::optional<int64_t> channel_dim,
               channel_bins.has_value());
   const Place place = Backend::place(x);
   KeptRows kept;
-  if (mask.has_value()) kept = Backend::keep(*mask);
+  std::optional<torch::stable::Tensor> copy;
+  if (mask.has_value()) kept = Backend::keep(*mask, check_mask(*mask, place), copy);
   const Fold fold{x, moments, tallies, counts ? &*counts : nullptr,
                   channel_counts ? &*channel_counts : nullptr};
   const Counting counting = read_counting<Backend>(bins, channel_bins, sampling, place);

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,8 +57,8 @@ struct CpuBackend {
     params.scale = *static_cast<const float*>(scale.const_data_ptr());
   }
 
-  static KeptRows keep(const Tensor& mask) {
-    return read_mask(mask, cpu::thread_scratch().kept_rows);
+  static KeptRows keep(const Tensor& mask, KeptRows shape, std::optional<Tensor>&) {
+    return read_mask(mask, shape, cpu::thread_scratch().kept_rows);
   }
 
   static constexpr Kernels kernels{update_params, nullptr};

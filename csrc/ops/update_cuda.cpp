@@ -5,12 +5,15 @@
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/DeviceType.h>
+#include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
-#include <map>
+#include <array>
 #include <mutex>
+#include <optional>
 
 #include "cuda/update.h"
 #include "ops/arguments.h"
@@ -31,26 +34,30 @@ cuda::Stream current_stream(int32_t device) {
 }
 
 const cuda::Device& device_at(int32_t index) {
-  static std::mutex mutex;
-  static std::map<int32_t, cuda::Device> devices;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = devices.find(index);
-  return found != devices.end() ? found->second
-                                : devices.emplace(index, cuda::device(index)).first->second;
+  static std::array<std::once_flag, cuda::kMostDevices> read;
+  static std::array<cuda::Device, cuda::kMostDevices> devices;
+  const auto at = static_cast<size_t>(index);
+  std::call_once(read[at], [at, index] { devices[at] = cuda::device(index); });
+  return devices[at];
 }
 
-void launch(const UpdateParams* params, int64_t count, int32_t index) {
-  const torch::stable::accelerator::DeviceGuard guard(index);
-  const cuda::Stream stream = current_stream(index);
-  const cuda::Device& device = device_at(index);
-  const size_t bytes = count == 1 ? cuda::workspace_bytes(device, *params)
-                                  : cuda::workspace_bytes_many(device, params, count);
-  cuda::Leased leased(index, stream, bytes);
-  if (count == 1) {
-    cuda::update(device, *params, leased.workspace(), stream);
-  } else {
-    cuda::update_many(device, params, count, leased.workspace(), stream);
+// Makes a device the current one, if another one is: nearly always it is already.
+class OnDevice {
+ public:
+  explicit OnDevice(int32_t index) {
+    int current = -1;
+    if (cudaGetDevice(&current) != cudaSuccess || current != index) guard_.emplace(index);
   }
+
+ private:
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
+
+void launch(const UpdateParams* params, int64_t count, int32_t index) {
+  const OnDevice on(index);
+  const cuda::Stream stream = current_stream(index);
+  cuda::Leased leased(index, stream);
+  cuda::update_many(device_at(index), params, count, leased, stream);
   leased.launched();
 }
 
@@ -72,9 +79,16 @@ struct CudaBackend {
     params.device_scale = static_cast<const float*>(scale.const_data_ptr());
   }
 
-  static KeptRows keep(const Tensor&) {
-    STD_TORCH_CHECK(false, "mask was given; expected none, as the kernels of cuda read every row");
-    return {};
+  // The kernels read one byte a row: a mask of anything else is copied on the device.
+  static KeptRows keep(const Tensor& mask, KeptRows shape, std::optional<Tensor>& copy) {
+    if (mask.element_size() != 1 || !mask.is_contiguous()) {
+      copy =
+          torch::stable::contiguous(torch::stable::to(mask, torch::headeronly::ScalarType::Bool));
+    }
+    const void* const flags = (copy ? *copy : mask).const_data_ptr();
+    shape.flags = static_cast<const uint8_t*>(flags);
+    shape.count = shape.total();
+    return shape;
   }
 
   static constexpr Kernels kernels{launch, is_capturing};
@@ -84,13 +98,13 @@ int64_t cuda_entry(int64_t params_size) { return entry(CudaBackend::kernels, par
 
 void close_streams(int64_t device) {
   const auto index = static_cast<int32_t>(device);
-  const torch::stable::accelerator::DeviceGuard guard(index);
+  const OnDevice on(index);
   cuda::streams_of(index).close(current_stream(index));
 }
 
 void wait_for_streams(int64_t device) {
   const auto index = static_cast<int32_t>(device);
-  const torch::stable::accelerator::DeviceGuard guard(index);
+  const OnDevice on(index);
   cuda::streams_of(index).wait(current_stream(index));
 }
 

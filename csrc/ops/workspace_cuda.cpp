@@ -10,12 +10,6 @@
 
 namespace hookstats::cuda {
 
-namespace {
-
-constexpr int32_t kMostDevices = 128;  // torch has fewer
-
-}  // namespace
-
 bool is_capturing(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) != cudaSuccess) {
@@ -33,21 +27,19 @@ Streams& streams_of(int32_t device) {
   return (*streams)[static_cast<size_t>(device)];
 }
 
-Leased::Leased(int32_t device, Stream stream, size_t bytes)
-    : device_(device), stream_(stream), captured_(is_capturing(stream)) {
-  if (bytes == 0) return;
-  if (!captured_) {
-    workspace_ = streams_of(device).workspace(stream, bytes);
-    return;
-  }
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &workspace_.data));
-  workspace_.bytes = bytes;
+Leased::Leased(int32_t device, Stream stream)
+    : device_(device), stream_(stream), captured_(is_capturing(stream)) {}
+
+Workspace Leased::lend(size_t bytes) {
+  if (!captured_) return streams_of(device_).workspace(stream_, bytes);
+  Workspace workspace{nullptr, bytes};
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &workspace.data));
+  lent_.push_back(workspace.data);
   const cudaError_t error =
-      cudaMemsetAsync(workspace_.data, 0, bytes, static_cast<cudaStream_t>(stream));
-  if (error == cudaSuccess) return;
-  (void)aoti_torch_cuda_caching_allocator_raw_delete(workspace_.data);
-  STD_TORCH_CHECK(false, "hookstats could not clear a workspace of ", bytes,
+      cudaMemsetAsync(workspace.data, 0, bytes, static_cast<cudaStream_t>(stream_));
+  STD_TORCH_CHECK(error == cudaSuccess, "hookstats could not clear a workspace of ", bytes,
                   " bytes: ", cudaGetErrorString(error));
+  return workspace;
 }
 
 void Leased::launched() {
@@ -56,9 +48,7 @@ void Leased::launched() {
 
 Leased::~Leased() {
   // Nothing is to be done where that fails.
-  if (captured_ && workspace_.data != nullptr) {
-    (void)aoti_torch_cuda_caching_allocator_raw_delete(workspace_.data);
-  }
+  for (void* const data : lent_) (void)aoti_torch_cuda_caching_allocator_raw_delete(data);
 }
 
 }  // namespace hookstats::cuda

@@ -3,11 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "cuda/streams.h"
 #include "cuda/update.h"
 
 namespace hookstats::cuda {
+
+constexpr int32_t kMostDevices = 128;  // torch has fewer
 
 // Whether what is launched on a stream now becomes a part of a graph.
 bool is_capturing(Stream stream);
@@ -15,25 +18,23 @@ bool is_capturing(Stream stream);
 // The streams of a device. Never destroyed: at exit the driver may be gone before this library.
 Streams& streams_of(int32_t device);
 
-// A workspace of `bytes` or more, for one launch on `stream`, the current one of `device`, which is
-// the current device. A graph that is captured gets one of its own with each launch: it may be
-// replayed on any stream.
-class Leased {
+// Workspaces for launches on `stream`, the current one of `device`, which is the current device. A
+// graph that is captured gets one of its own with each launch: it may be replayed on any stream.
+class Leased final : public Lender {
  public:
-  Leased(int32_t device, Stream stream, size_t bytes);
+  Leased(int32_t device, Stream stream);
+  Workspace lend(size_t bytes) override;
   // Call it after the launch: who closes a step has to know of it.
   void launched();
   ~Leased();
   Leased(const Leased&) = delete;
   Leased& operator=(const Leased&) = delete;
 
-  Workspace workspace() const { return workspace_; }
-
  private:
   const int32_t device_;
   const Stream stream_;
   const bool captured_;
-  Workspace workspace_{nullptr, 0};
+  std::vector<void*> lent_;  // to a graph
 };
 
 }  // namespace hookstats::cuda

@@ -28,6 +28,7 @@ from hookstats.kernels.sampling import Sampling
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.stats.sample import Sample
 from hookstats.stats.state import State
 
 if TYPE_CHECKING:
@@ -84,14 +85,15 @@ class Arena:
         self,
         bins: LinearBins | LogBins | None,
         channel_bins: LinearBins | LogBins | None,
+        at_first: tuple[Sample, Sample] | None = None,
         *,
         higher: bool = False,
     ) -> None:
-        """higher: whether the states have third and fourth moments."""
+        """at_first: see `Sampling`. higher: whether the states have third and fourth moments."""
         self.bins = bins
         self.channel_bins = channel_bins
         self.higher = higher
-        self.sampling = Sampling(bins, channel_bins)
+        self.sampling = Sampling(bins, channel_bins, at_first=at_first)
         self.recording = False
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
         self.native: _hooks.Arena | None = None
@@ -120,7 +122,7 @@ class Arena:
         self.shelves: dict[torch.device, Shelf] = {}
         self._places = Places(np.zeros(0, np.int64), np.zeros(1, np.int64), ())
         self._pid = os.getpid()
-        self._back_is_free = _free()
+        self._back_is_free = Flag.already_set()
         self._lent: Callable[[], Snapshot | None] = lambda: None
         self._unsubmitted: tuple[Snapshot, Submit] | None = None
         self._ahead: deque[weakref.ref[Snapshot]] = deque()  # read out here, oldest first
@@ -261,7 +263,7 @@ class Arena:
         if os.getpid() != self._pid:
             # At the fork a flush thread, which this process does not have, had the other buffer.
             self._pid = os.getpid()
-            self._back_is_free = _free()
+            self._back_is_free = Flag.already_set()
             self._ahead.clear()
         if not self._back_is_free.is_set():
             self._make_room()
@@ -344,15 +346,19 @@ class Arena:
             self.swap(submit)
             self.hand_on()
         except Stuck:
-            self.closed += 1
-            with self.lock:
-                self._close(lambda free: False).clear()
+            self.discard()
             lose()
         except BaseException:
             with suppress(Exception):  # but no other interrupt, after which it is done later
                 self.hand_on()
             self._unsubmitted = None
             raise
+
+    def discard(self) -> None:
+        """Close the open step, and forget what it has."""
+        with self.lock:
+            self._close(lambda free: False).clear()
+        self.closed += 1
 
     def hand_on(self) -> None:
         """Submit the step that was closed, if an interrupt has kept it from that."""
@@ -365,12 +371,6 @@ class Arena:
 
 class Stuck(Exception):
     """Nobody has read steps out for `Arena.patience` seconds."""
-
-
-def _free() -> Flag:
-    flag = Flag()
-    flag.set()
-    return flag
 
 
 class Accumulator:

@@ -21,6 +21,13 @@ class Flag:
         self._wake = threading.Lock()  # locked until the flag is set
         self._wake.acquire()
 
+    @classmethod
+    def already_set(cls) -> Flag:
+        """A flag for which nobody waits."""
+        flag = cls()
+        flag.set()
+        return flag
+
     def is_set(self) -> bool:
         return self._is_set
 

@@ -18,7 +18,8 @@ class MaskOfCalls:
     def __init__(self, native: _hooks.Arena | None) -> None:
         self._native = native
         self.now: Tensor | None = None
-        """bool [batch, time] or [rows], contiguous and on the CPU; None where all rows count."""
+        """bool [batch, time] or [rows], contiguous; None where all rows count. It says nothing of
+        tensors on other devices than its own."""
         self.expected = False
         """Whether there may be masks, which compiled code does not know."""
         self.is_missed = False

@@ -89,7 +89,8 @@ class Coverage:
     """The errors of what failed and was disabled, such as a sink, by its description."""
     budget: dict[str, Any] | None = None
     """With a budget: its `share`; the `every` that it chose; the share that watching `takes` so,
-    None before that is known; whether the budget `is_out_of_reach`. None without a budget."""
+    None before that is known; whether the budget `is_out_of_reach`; whether it has histograms
+    sampled. None without a budget."""
 
     def __iter__(self) -> Iterator[SiteCoverage]:
         return iter(self.rows)
@@ -156,8 +157,11 @@ def _of_masks(rows: Sequence[SiteCoverage]) -> Iterator[str]:
         yield f"all rows, {reason}: {calls} calls of {sites}{', ...' * (len(found) > 3)}"
 
 
-def _of_budget(share: float, every: int, takes: float | None, is_out_of_reach: bool) -> str:
+def _of_budget(
+    share: float, every: int, takes: float | None, is_out_of_reach: bool, is_sampled: bool
+) -> str:
     """What a budget chose, for people."""
     known = "not measured yet" if takes is None else f"takes {takes:.2%}"
     beyond = ", out of reach" if is_out_of_reach else ""
-    return f"budget {share:.2%}{beyond}: every={every} {known}"
+    sampled = ", histograms sampled" if is_sampled else ""
+    return f"budget {share:.2%}{beyond}: every={every} {known}{sampled}"

@@ -5,7 +5,6 @@ A mask is copied where its call begins, as the training may change the tensor be
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -21,7 +20,7 @@ from hookstats.arena.arena import Arena
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.readable import detour, unreadable
-from hookstats.kernels.backends import backend_of, check_masks
+from hookstats.records.alike import did_you_mean
 from hookstats.stats.mask import EXPECTED, unfit
 from hookstats.stats.warning import warn
 
@@ -80,13 +79,12 @@ class Masks:
         """In this context, rows of calls count as `mask` says.
 
         Raises:
-            ValueError: `mask` is no mask, or is on a device whose kernels read every row.
+            ValueError: `mask` is no mask.
         """
         if not isinstance(mask, Tensor):
             raise ValueError(f"mask = {type(mask).__name__}: expected {EXPECTED}")
         if reason := unreadable(mask) or unfit(mask):
             raise ValueError(f"mask has {reason}: expected {EXPECTED}")
-        check_masks(mask.device)
         self._arena.mask.expected = True
         return _Within(self, _copied(mask))
 
@@ -127,8 +125,6 @@ class Masks:
     def _of_tensor(self, given: Tensor) -> Tensor:
         try:
             reason = unfit(given)
-            if reason is None and not backend_of(given.device).masks:
-                reason = f"device {given.device}"
             if reason is None:
                 made = self._unfit if unreadable(given) else _copied(given)
                 return self._unfit if unreadable(made) else made  # as under fake tensors
@@ -163,11 +159,9 @@ def place_of_argument(model: nn.Module, name: str) -> int | None:
     if name not in parameters:
         if inspect.Parameter.VAR_KEYWORD in kinds:
             return None
-        close = difflib.get_close_matches(name, parameters, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(
             f"mask = {name!r}: expected an argument of {type(inner).__name__}.forward, which has "
-            f"{', '.join(parameters)}{hint}"
+            f"{', '.join(parameters)}{did_you_mean(name, parameters)}"
         )
     if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
         return None
@@ -175,9 +169,9 @@ def place_of_argument(model: nn.Module, name: str) -> int | None:
 
 
 def _copied(mask: Tensor) -> Tensor:
-    """The mask as `MaskOfCalls` has it."""
+    """The mask as `MaskOfCalls` has it. Nothing waits for its device."""
     with torch.no_grad():
-        return (mask.detach() != 0).cpu().contiguous()
+        return (mask.detach() != 0).contiguous()
 
 
 class _Begin(Hook):

@@ -13,9 +13,8 @@ from hookstats.arena.arena import Accumulator, Arena
 from hookstats.arena.graph_states import AWAITED, FOLDED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
-from hookstats.hooks.readable import local_part, local_shape, short, unreadable
+from hookstats.hooks.readable import local_part, short, unreadable
 from hookstats.hooks.spread import Spread
-from hookstats.kernels.backends import backend_of
 from hookstats.records import reasons
 from hookstats.records.layout import Layout
 from hookstats.records.record import SiteInfo
@@ -98,9 +97,7 @@ class Site:
 
     def observe(self, tensor: Tensor) -> None:
         """Fold a tensor of the call under way in, and count it."""
-        mask = self._arena.mask.now
-        reason = self.fold(tensor, mask)
-        self.counts.settle(reason, reason is None and self._is_whole(tensor, mask))
+        self.counts.settle(*self.fold(tensor, self._arena.mask.now))
 
     def receive(self, gradient: Tensor, first: bool, mask: Tensor | None = None) -> None:
         """Count a gradient that arrived and fold it in.
@@ -114,9 +111,10 @@ class Site:
                 self.counts.missing -= 1
                 site.counts.missing += 1
             site.counts.disabled = site.error is not None
-            recording = self._arena.recording
-            reason = site.fold(gradient, mask) if recording else reasons.NOT_RECORDED
-            site.counts.arrive(first, reason, reason is None and site._is_whole(gradient, mask))
+            if self._arena.recording:
+                site.counts.arrive(first, *site.fold(gradient, mask))
+            else:
+                site.counts.arrive(first, reasons.NOT_RECORDED)
 
     def under_mask(self) -> Site | Masked:
         """What takes the gradients of a tensor of the call under way."""
@@ -166,22 +164,24 @@ class Site:
             self._spread = None
             return None
 
-    def fold(self, tensor: Tensor, mask: Tensor | None = None) -> str | None:
-        """Fold `tensor` into the open step, or return the reason not to.
+    def fold(self, tensor: Tensor, mask: Tensor | None) -> tuple[str | None, bool]:
+        """Fold `tensor` into the open step, or its rows that a mask keeps: all if it does not fit.
 
-        mask: which rows to fold in, if it fits; as in `MaskOfCalls.now`.
+        Returns the reason if it is not folded in, and whether all rows are in though there is a
+        mask. Raises nothing but torch.AcceleratorError, after which the device is lost.
 
-        Raises nothing but torch.AcceleratorError, after which the device is lost.
+        mask: as in `MaskOfCalls.now`.
         """
         found = self.prepare(tensor)
         if isinstance(found, str):
-            return found
+            return found, False
         x, accumulator, channel_dim = found
         try:
-            accumulator.fold(x.detach(), channel_dim, None if self._is_whole(x, mask) else mask)
+            fits = mask is not None and _fits(mask, x, channel_dim)
+            accumulator.fold(x.detach(), channel_dim, mask if fits else None)
         except Exception as error:
-            return self._fail(tensor, error)
-        return None
+            return self._fail(tensor, error), False
+        return None, mask is not None and not fits
 
     def prepare(self, tensor: Tensor) -> tuple[Tensor, Accumulator, int | None] | str:
         """What to fold in, `tensor` or this rank's part of it, into which state, and the channel
@@ -293,15 +293,6 @@ class Site:
         """The dimension of the channels in tensors of `ndim` dimensions; None: there is one."""
         return self.rule(ndim) if dtype.is_floating_point else None
 
-    def _is_whole(self, tensor: Tensor, mask: Tensor | None) -> bool:
-        """Whether there is a mask that does not fit a tensor, all rows of which are read then."""
-        if mask is None:
-            return False
-        shape = local_shape(tensor)
-        dim = self.channel_dim(len(shape), tensor.dtype)
-        fits = covered_dims(mask.shape, shape, dim) and backend_of(tensor.device).masks
-        return not fits
-
     def row(self) -> SiteCoverage:
         """The site's row of the coverage."""
         skipped = self.graph.totals()
@@ -344,6 +335,11 @@ class Masked:
     def receive(self, gradient: Tensor, first: bool) -> None:
         """As `Site.receive`."""
         self._site.receive(gradient, first, self._mask)
+
+
+def _fits(mask: Tensor, x: Tensor, channel_dim: int | None) -> bool:
+    """Whether a mask says which rows of a tensor count."""
+    return mask.device == x.device and bool(covered_dims(mask.shape, x.shape, channel_dim))
 
 
 def channels_of(

@@ -6,18 +6,16 @@ each "channel" is a whole tensor.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from hookstats.insight.cumulative import below
 from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.later import torch
 
 MARGIN = 1 / 16
 """How near to its greatest magnitude a value counts as saturated. 15/16 is an edge of LogBins(3),
 and where tanh is 0.9375 its slope is 0.12."""
 
 
-def dead(stats: ChannelStats) -> Tensor:
+def dead(stats: ChannelStats) -> torch.Tensor:
     """Whether a channel has finite values and all of them are zero.
 
     A dead channel of an output carries no signal; a dead channel of a gradient receives none. NaN
@@ -27,12 +25,12 @@ def dead(stats: ChannelStats) -> Tensor:
     return stats.dead
 
 
-def constant(stats: ChannelStats) -> Tensor:
+def constant(stats: ChannelStats) -> torch.Tensor:
     """Whether a channel has two or more finite values, all equal, zero included."""
     return (stats.count > 1) & (stats.min == stats.max)
 
 
-def outlier(stats: ChannelStats, factor: float = 10.0) -> Tensor:
+def outlier(stats: ChannelStats, factor: float = 10.0) -> torch.Tensor:
     """Whether a channel's rms is more than `factor` times the median of all channels' rms.
 
     A few features of large transformers dwarf all others (Dettmers et al., "LLM.int8", 2022), and
@@ -48,7 +46,7 @@ def outlier(stats: ChannelStats, factor: float = 10.0) -> Tensor:
     return rms > factor * median
 
 
-def saturated(stats: ChannelStats, share: float = 0.5, margin: float = MARGIN) -> Tensor:
+def saturated(stats: ChannelStats, share: float = 0.5, margin: float = MARGIN) -> torch.Tensor:
     """Whether `saturation` is at least `share`.
 
     Raises:
@@ -59,7 +57,7 @@ def saturated(stats: ChannelStats, share: float = 0.5, margin: float = MARGIN) -
     return saturation(stats, margin) >= share
 
 
-def saturation(stats: ChannelStats, margin: float = MARGIN) -> Tensor:
+def saturation(stats: ChannelStats, margin: float = MARGIN) -> torch.Tensor:
     """The share of the finite values within `margin` of the channel's greatest magnitude.
 
     That is ``|x| >= (1 - margin) * amax``, which holds for the values of a saturated tanh, hardtanh

@@ -80,5 +80,5 @@ def _bounds(bins: Bins) -> Float64:
     """Where each slot begins, and where the last one ends: float64 [slots + 1], infinite at both
     ends. The array is shared: never write to it.
     """
-    edges: Float64 = bins.edges().double().numpy()
+    edges: Float64 = bins.bounds()
     return np.concatenate(([-np.inf], edges, [np.inf]))

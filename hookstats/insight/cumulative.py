@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hookstats.stats.histogram import Histogram
+from hookstats.stats.later import torch
 
 
 class Below(NamedTuple):
@@ -19,12 +18,12 @@ class Below(NamedTuple):
     the values of a bin were spread evenly over it.
     """
 
-    low: Tensor
-    estimate: Tensor
-    high: Tensor
+    low: torch.Tensor
+    estimate: torch.Tensor
+    high: torch.Tensor
 
 
-def below(hist: Histogram, thresholds: Tensor) -> Below:
+def below(hist: Histogram, thresholds: torch.Tensor) -> Below:
     """The number of counted values (`Histogram.counted`) of each channel below each threshold.
 
     If a threshold is an edge, values equal to it count as their bin does: they are in the bin above
@@ -36,7 +35,7 @@ def below(hist: Histogram, thresholds: Tensor) -> Below:
     """
     # NumPy: these are small, and torch would start the threads that the training computes with.
     counts, limits = hist.slot_counts.numpy(), thresholds.numpy()
-    edges = hist.edges.double().numpy()
+    edges = hist.bins.bounds()
     # Slot s lies between bounds s and s + 1, where bound 0 is -inf and the last one +inf.
     slot = np.searchsorted(edges, limits, side="right")
     slot, limits = (np.broadcast_to(x, (len(hist), limits.shape[-1])) for x in (slot, limits))

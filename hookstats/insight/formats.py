@@ -24,12 +24,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from hookstats.insight.cumulative import below
 from hookstats.stats.bins import LogBins
 from hookstats.stats.histogram import Histogram
+from hookstats.stats.later import torch
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ _SCALES = range(-126, 128)
 """The exponents of the power-of-two scales that are normal float32 numbers."""
 
 
-def under(hist: Histogram, form: Format | str, scale: float | Tensor = 1.0) -> Tensor:
+def under(hist: Histogram, form: Format | str, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
     """The share of the finite values that are not zero, but times `scale` would be zero in `form`.
 
     Args:
@@ -83,7 +81,7 @@ def under(hist: Histogram, form: Format | str, scale: float | Tensor = 1.0) -> T
     return _under(hist, _form(form), _scales(scale))[1].squeeze(1)
 
 
-def over(hist: Histogram, form: Format | str, scale: float | Tensor = 1.0) -> Tensor:
+def over(hist: Histogram, form: Format | str, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
     """The share of the finite values that, times `scale`, would be too large for `form`.
 
     Arguments, result and errors are those of `under`.
@@ -92,22 +90,22 @@ def over(hist: Histogram, form: Format | str, scale: float | Tensor = 1.0) -> Te
 
 
 def under_bounds(
-    hist: Histogram, form: Format | str, scale: float | Tensor = 1.0
-) -> tuple[Tensor, Tensor]:
+    hist: Histogram, form: Format | str, scale: float | torch.Tensor = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The bounds of the true share that `under` estimates, float64 [C] each."""
     low, _, high = _under(hist, _form(form), _scales(scale))
     return low.squeeze(1), high.squeeze(1)
 
 
 def over_bounds(
-    hist: Histogram, form: Format | str, scale: float | Tensor = 1.0
-) -> tuple[Tensor, Tensor]:
+    hist: Histogram, form: Format | str, scale: float | torch.Tensor = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The bounds of the true share that `over` estimates, float64 [C] each."""
     low, _, high = _over(hist, _form(form), _scales(scale))
     return low.squeeze(1), high.squeeze(1)
 
 
-def best_scale(hist: Histogram, form: Format | str) -> Tensor:
+def best_scale(hist: Histogram, form: Format | str) -> torch.Tensor:
     """The power of two in 2**-126..2**127 that loses the least, under and over together.
 
     Of several such scales this is the greatest, which leaves the fewest values subnormal. A few
@@ -127,11 +125,11 @@ def best_scale(hist: Histogram, form: Format | str) -> Tensor:
     return torch.where(amax > 0, best, 1.0)
 
 
-_Shares = tuple[Tensor, Tensor, Tensor]
+_Shares = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 """Shares [C, K]: the lower bound, the estimate, the upper bound."""
 
 
-def _under(hist: Histogram, form: Format, scale: Tensor) -> _Shares:
+def _under(hist: Histogram, form: Format, scale: torch.Tensor) -> _Shares:
     inner = _within(hist, form.under / scale)
     zeros = hist.slot_counts[:, hist.bins.slots // 2, None]  # the middle one
     total = hist.slot_counts.sum(1, keepdim=True)
@@ -139,14 +137,14 @@ def _under(hist: Histogram, form: Format, scale: Tensor) -> _Shares:
     return low, estimate, high
 
 
-def _over(hist: Histogram, form: Format, scale: Tensor) -> _Shares:
+def _over(hist: Histogram, form: Format, scale: torch.Tensor) -> _Shares:
     inner = _within(hist, form.over / scale)
     total = hist.slot_counts.sum(1, keepdim=True)
     high, estimate, low = ((total - part) / total for part in inner)
     return low, estimate, high
 
 
-def _within(hist: Histogram, magnitude: Tensor) -> _Shares:
+def _within(hist: Histogram, magnitude: torch.Tensor) -> _Shares:
     """The number of values between -magnitude and magnitude."""
     if not isinstance(hist.bins, LogBins):
         raise ValueError(f"hist has bins {hist.bins}: expected LogBins")
@@ -165,7 +163,7 @@ def _form(form: Format | str) -> Format:
     return FORMATS[form]
 
 
-def _scales(scale: float | Tensor) -> Tensor:
+def _scales(scale: float | torch.Tensor) -> torch.Tensor:
     """[1], or [C, 1]."""
     scales = torch.as_tensor(scale, dtype=torch.float64, device="cpu").reshape(-1, 1)
     if not bool(((scales > 0) & (scales < torch.inf)).all()):

@@ -24,8 +24,6 @@ class Backend(NamedTuple):
     """Whether states are on the CPU, to which the fallback then brings the values."""
     marks: bool = False
     """Whether the kernels mark the slots of a histogram that they counted in."""
-    masks: bool = True
-    """Whether rows may be masked."""
     is_capturing: Callable[[], bool] = lambda: False
     """Whether the work that is asked for now becomes part of a graph; must not start the device."""
 
@@ -42,7 +40,6 @@ CUDA = Backend(
     "cuda",
     library="_cuda.*so",
     why_unusable=_why_no_cuda,
-    masks=False,
     is_capturing=lambda: torch.cuda.is_current_stream_capturing(),
 )
 BACKENDS = {
@@ -59,15 +56,6 @@ _OTHER = Backend("")
 def backend_of(device: torch.device) -> Backend:
     """The row of a device."""
     return BACKENDS.get(device.type, _OTHER)
-
-
-def check_masks(device: torch.device) -> None:
-    """Raise a ValueError if the kernels of a device read every row, whatever the mask."""
-    if not backend_of(device).masks:
-        raise ValueError(
-            f"mask for tensors on {device}: expected None, as the kernels of {device.type} read "
-            "every row"
-        )
 
 
 def home(device: torch.device) -> torch.device:

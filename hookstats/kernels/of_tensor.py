@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hookstats._torch import FakeTensor, is_functorch_wrapped_tensor
 from hookstats.kernels import ops
-from hookstats.kernels.backends import check_masks, home
+from hookstats.kernels.backends import home
 from hookstats.kernels.sampling import Sampling
 from hookstats.stats import reference, state
 from hookstats.stats.arguments import check_integer, check_moments
@@ -44,8 +44,7 @@ def channel_stats(
         ValueError: x is sparse, nested, meta, fake, inside a torch.func transform, or of another
             dtype; x has no dimension channel_dim; bins, moments or step is something else; mask is
             something else or does not fit, as where channel_dim is one of its dimensions, or x has
-            the weights of attention, [batch, heads, time, time]; the kernels of the device have no
-            masks.
+            the weights of attention, [batch, heads, time, time].
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"x = {type(x).__name__}: expected a torch.Tensor")
@@ -83,7 +82,6 @@ def _checked(mask: Tensor, x: Tensor, channel_dim: int | None) -> Tensor:
     if reason := _without_data(mask):
         raise ValueError(f"mask has {reason}: expected {EXPECTED}")
     check_fits(mask, x, channel_dim)
-    check_masks(x.device)
     if mask.device != x.device:
         raise ValueError(f"mask is on {mask.device}: expected {x.device}, the device of x")
     return mask.detach()

@@ -133,7 +133,7 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
 
     share = np.full(len(keys), np.nan)
     if a.bins is not None and a.bins == b.bins:
-        hist_a, hist_b = (_of_all(r.hist, r.bins, r.whole.count.numpy()) for r in (a, b))
+        hist_a, hist_b = (_of_all(r.hist, r.bins, r.whole_state[1][:, COUNT]) for r in (a, b))
         moved = _moved(hist_a, of_a, hist_b, of_b, owners, a.bins.slots, len(keys))
         _add_moved("hist", moved, relative, sites)
         share[owners] = moved[2][owners]
@@ -150,7 +150,7 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
 
 def _rms(record: StepRecord, known: Mapping[Key, int], keys: Sequence[Key]) -> Float64:
     """The rms of each site's whole tensor; NaN where the record has no such site."""
-    of_sites = np.append(record.whole.rms.numpy(), np.nan)
+    of_sites = np.append(statistic("rms", columns_of(*record.whole_state)), np.nan)
     found: Float64 = of_sites[[known.get(key, -1) for key in keys]]
     return found
 

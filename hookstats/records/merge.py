@@ -50,7 +50,7 @@ def joined(record: StepRecord) -> StepRecord:
         tallies=np.concatenate(tallies),
         hist=added(
             record.hist,
-            record.whole.count.numpy(),
+            record.whole_state[1][:, COUNT],
             site_of,
             len(groups),
             sampled=is_sampled(record.bins),

@@ -49,7 +49,7 @@ SHAPE_INFERENCE: Final = "shape inference"
 """A stage of a pipeline ran to learn shapes, before the training's first call."""
 MASK_UNFIT: Final = "mask does not fit"
 """The tensor is in the statistics with all its rows: its first dimensions are not those of the
-mask, or one of them has the channels."""
+mask, one of them has the channels, or the mask is on another device."""
 COMPILED: Final = "compiled code"
 """The tensor is in the statistics with all its rows: compiled code does not know the mask."""
 NOT_SAMPLED: Final = "not sampled"

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-import torch
-
 from hookstats.records.display import view_of
 from hookstats.records.groups import per_site
 from hookstats.records.keys import Key, finder, hint, label
@@ -16,6 +14,7 @@ from hookstats.records.layout import Layout
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.later import torch
 from hookstats.stats.printable import printable
 
 
@@ -89,17 +88,18 @@ class StepRecord(Mapping[Key, ChannelStats]):
 
     @cached_property
     def whole(self) -> ChannelStats:
-        """The statistics of the sites' whole tensors: its "channels" are the S sites; no `hist`.
-
-        They are merged when first asked for, and then kept.
-        """
-        moments, tallies = per_site(self.moments, self.tallies, self.offsets)
+        """The statistics of the sites' whole tensors: its "channels" are the S sites; no `hist`."""
+        moments, tallies = self.whole_state
         return ChannelStats(torch.from_numpy(moments), torch.from_numpy(tallies))
 
+    @cached_property
+    def whole_state(self) -> tuple[Float64, Int64]:
+        """The moments [S, 5 or 7] and tallies [S, 5] of `whole`, merged when first asked for."""
+        return per_site(self.moments, self.tallies, self.offsets)
+
     def keep_whole(self, moments: Float64, tallies: Int64) -> None:
-        """Have `whole` be [S, 5 or 7] and [S, 5], merged together with those of other records."""
-        whole = ChannelStats(torch.from_numpy(moments), torch.from_numpy(tallies))
-        vars(self)["whole"] = whole
+        """Have `whole_state` be these, merged together with those of other records."""
+        vars(self)["whole_state"] = moments, tallies
 
     def __len__(self) -> int:
         """The number of sites."""

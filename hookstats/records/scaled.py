@@ -60,7 +60,7 @@ def _moved(
     row = np.repeat(np.arange(hist.rows), np.diff(hist.offsets))
     moves = chosen[row]
     row, old = row[moves], hist.slots[moves]
-    bounds = np.concatenate(([-np.inf], bins.edges().double().numpy(), [np.inf]))
+    bounds = np.concatenate(([-np.inf], bins.bounds(), [np.inf]))
     left = np.clip(bounds[old], low[row], high[row])
     right = np.clip(bounds[old + 1], low[row], high[row])
     slots = hist.slots.copy()
@@ -71,7 +71,7 @@ def _moved(
 
 def _slots_of(bins: Bins, values: Float64) -> Int32:
     """The slots of finite values."""
-    edges = bins.edges().double().numpy()
+    edges = bins.bounds()
     slots: Int64 = np.searchsorted(edges, values, "right")
     if isinstance(bins, LogBins):
         slots = np.where(values < 0, np.searchsorted(edges, values, "left"), slots)

@@ -9,7 +9,8 @@ import numpy as np
 
 from hookstats.records.groups import over_site
 from hookstats.records.record import StepRecord
-from hookstats.stats.derived import columns_of, dead
+from hookstats.stats.derived import columns_of, dead, statistic
+from hookstats.stats.state import is_higher
 
 
 class SiteSummary(NamedTuple):
@@ -48,9 +49,14 @@ class SiteSummary(NamedTuple):
         return math.hypot(self.mean, self.std)
 
 
+_HIGHER = ("skewness", "kurtosis")
+
+
 def summarise(record: StepRecord) -> list[SiteSummary]:
     """One SiteSummary per site, in the record's order; vectorised over all channels."""
-    whole = record.whole
+    whole = columns_of(*record.whole_state)
+    told = [statistic(name, whole) for name in ("count", "mean", "std", "min", "max")]
+    higher = _HIGHER if is_higher(record.moments) else ()
     merged = np.array([site.merged > 0 for site in record.sites], bool)
     died = dead(columns_of(record.moments, record.tallies)).astype(np.int64)
     died = np.where(merged, 0, over_site(np.add, died, record.offsets, 0))
@@ -60,10 +66,10 @@ def summarise(record: StepRecord) -> list[SiteSummary]:
             record.sites,
             np.where(merged, 0, np.diff(record.offsets)).tolist(),
             record.observed.tolist(),
-            *(getattr(whole, name).tolist() for name in ("count", "mean", "std", "min", "max")),
-            (whole.nan + whole.posinf + whole.neginf).tolist(),
+            *(values.tolist() for values in told),
+            (whole("nan") + whole("posinf") + whole("neginf")).tolist(),
             died.tolist(),
-            *([whole.skewness.tolist(), whole.kurtosis.tolist()] if whole.higher else []),
+            *(statistic(name, whole).tolist() for name in higher),
             strict=True,
         )
     ]

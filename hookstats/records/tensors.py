@@ -25,8 +25,8 @@ def of_tensors(record: StepRecord) -> StepRecord:
             for site in record.sites
         ),
         offsets=np.arange(sites + 1, dtype=np.int64),
-        moments=record.whole.moments.numpy(),
-        tallies=record.whole.tallies.numpy(),
+        moments=record.whole_state[0],
+        tallies=record.whole_state[1],
         channel_hist=SparseCounts.empty(sites)
         if record.channel_bins is None
         else added(

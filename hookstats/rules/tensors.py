@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hookstats.insight.formats import FORMATS, best_scale, over, under
@@ -21,6 +20,7 @@ from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 from hookstats.stats.bins import LogBins
 from hookstats.stats.derived import amax, columns_of, l2_norm
+from hookstats.stats.later import torch
 
 
 @dataclass(frozen=True, kw_only=True)

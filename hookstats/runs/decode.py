@@ -15,6 +15,7 @@ from hookstats.records.keys import check_phase, in_phase
 from hookstats.records.layout import Cut, Layout, parse_meshes, parse_placements
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64, SparseCounts
+from hookstats.runs.arrays import numbers
 from hookstats.runs.columns import (
     COLUMNS,
     HIGHER_COLUMNS,
@@ -32,7 +33,7 @@ from hookstats.runs.format import (
     part_schema,
 )
 from hookstats.runs.part_file import PartFile
-from hookstats.stats.bins import Bins
+from hookstats.stats.bins import Bins, is_described
 from hookstats.stats.state import TALLIES
 
 DESCRIBED = (
@@ -59,10 +60,11 @@ class RunBins:
     channel_bins: Bins | None
 
     def check(self, footer: Footer) -> None:
-        """Raise a ValueError if a part has its histograms on other bins."""
+        """Raise a ValueError if a part has its histograms on other bins, or if these are sampled
+        and those of the run are not."""
         for name, theirs in footer.bins.items():
             mine = getattr(self, name)
-            if theirs != (None if mine is None else mine.to_dict()):
+            if not is_described(mine, theirs):
                 raise ValueError(f"it has {name} = {theirs}, but the header of the run says {mine}")
 
 
@@ -152,7 +154,7 @@ def decode(table: Any, channel_bins: Bins | None) -> Group:
         )
     return Group(
         described=table.select([name for name in DESCRIBED if name in columns]),
-        observed=columns["observed"].to_numpy(),
+        observed=numbers(columns["observed"], nulls=False),
         offsets=owners,
         columns={name: _values(columns[name]) for name in names},
         hist=SparseCounts(
@@ -174,9 +176,9 @@ def check_rows(table: Any, footer: Footer, rank: int, first: int = 0) -> None:
     if "step" in table.column_names:
         steps, rows = (np.array(each, np.int64) for each in zip(*footer.records, strict=True))
         expected = np.repeat(steps, rows)[first : first + table.num_rows]
-        if not np.array_equal(table.column("step").to_numpy(), expected):
+        if not np.array_equal(numbers(table.column("step")), expected):
             raise ValueError("its column 'step' contradicts the steps that its footer lists")
-    if "rank" in table.column_names and (table.column("rank").to_numpy() != rank).any():
+    if "rank" in table.column_names and (numbers(table.column("rank")) != rank).any():
         raise ValueError(f"its column 'rank' is not {rank} throughout, as its name says")
     if PHASE_COLUMN in table.column_names:
         for phase in _one_chunk(table.column(PHASE_COLUMN)).dictionary.to_pylist():
@@ -191,9 +193,10 @@ def check_values(table: Any, bins: RunBins) -> None:
     columns = {name: _one_chunk(table.column(name)) for name in table.column_names}
     for name in _COUNTS & columns.keys():
         values = columns[name]
-        numbers = _values(values) if name in (*TALLIES, *SPARSE_COLUMNS) else values.to_numpy()
-        if (numbers < 0).any():
-            raise ValueError(f"its column {name!r} has {numbers.min()}, expected 0 or more")
+        is_list = name in (*TALLIES, *SPARSE_COLUMNS)
+        found = _values(values) if is_list else numbers(values, nulls=False)
+        if (found < 0).any():
+            raise ValueError(f"its column {name!r} has {found.min()}, expected 0 or more")
     lists = [name for name in (*COLUMNS, *HIGHER_COLUMNS) if name in columns]
     lists = [name for name in lists if not columns[name].null_count]  # no higher moments: null
     owners = [_offsets(columns[name]) for name in lists]
@@ -320,11 +323,10 @@ def _one_chunk(column: Any) -> Any:
 
 def _offsets(lists: Any) -> Int64:
     """int64 [rows + 1]: list i of a column has the entries between offsets i and i + 1."""
-    lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+    lengths = numbers(lists.value_lengths())
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def _values(lists: Any) -> NDArray[Any]:
     """The entries of all lists of a column."""
-    array: NDArray[Any] = lists.flatten().to_numpy(zero_copy_only=False)
-    return array
+    return numbers(lists.flatten())

@@ -24,6 +24,7 @@ from hookstats.stats.printable import printable
 _MAY_DIFFER = ("torch", "every", "channels_every", "budget", "grad_scale", "setup", "rules")
 _ABSENT = {"moments": 2, "detail": "channel"}
 """By entry of a header, what its absence means, where this is not null."""
+_BINS = ("bins", "channel_bins")
 _TEXTS = ("created", "closed", "hookstats")
 _HEADER = {
     "model": str,
@@ -44,7 +45,7 @@ def new_run_json() -> dict[str, Any]:
 
 def says_sampled(described: Mapping[str, Any]) -> bool:
     """Whether one of the bins that a header or a part describes has a `sample`."""
-    bins = (described.get(name) or {} for name in ("bins", "channel_bins"))
+    bins = (described.get(name) or {} for name in _BINS)
     return any("sample" in one for one in bins)
 
 
@@ -67,6 +68,28 @@ def new_rank_json(
         "earlier": [],
         **({} if world is None else {"world": dict(world)}),
     }
+
+
+def continue_rank_json(own: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of the file of a rank that continues what it wrote `before`."""
+    session = {key: before.get(key) for key in ("created", "closed", "hookstats", "coverage")}
+    header = _with_samples(own["header"], before["header"])
+    return {
+        **own,
+        **({"requires": [SAMPLED]} if says_sampled(header) else {}),
+        "header": header,
+        "earlier": [*before.get("earlier", []), session],
+    }
+
+
+def _with_samples(header: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A header whose bins have a `sample` if those of another one have."""
+    sampled = {
+        name: {**header[name], "sample": other[name]["sample"]}
+        for name in _BINS
+        if header.get(name) and "sample" in (other.get(name) or {}) and "sample" not in header[name]
+    }
+    return {**header, **sampled}
 
 
 def read_run_json(run: Path) -> dict[str, Any]:
@@ -131,8 +154,11 @@ def headed_ranks(run: Path) -> list[int]:
 
 
 def unite_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The header of the first rank, with the modules and parameters of all ranks."""
+    """The header of the first rank, with the modules and parameters of all ranks; with bins that
+    are sampled if those of any rank are."""
     united: dict[str, Any] = dict(headers[0])
+    for header in headers:
+        united = _with_samples(united, header)
     for name in ("modules", "parameters"):
         if any(header.get(name) is not None for header in headers):
             united[name] = {}
@@ -191,7 +217,7 @@ def _check_rank(content: dict[str, Any]) -> None:
             raise ValueError(f"header.{name} = {value!r}: expected a {expected.__name__}")
     if not isinstance(content.get("earlier", []), list):
         raise ValueError(f"earlier = {content['earlier']!r}: expected a list")
-    for name in ("bins", "channel_bins"):
+    for name in _BINS:
         bins_of(header, name)
 
 
@@ -217,7 +243,8 @@ _known_bins: dict[str, LinearBins | LogBins] = {}  # by their description: each 
 def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str) -> None:
     """Raise a ValueError that names the first setting in which two headers differ.
 
-    what: where `theirs` is from. What `_MAY_DIFFER` has may differ.
+    what: where `theirs` is from. What `_MAY_DIFFER` has may differ, and so may the `sample` of
+    bins: counts that differ in it merge.
     """
     theirs, ours = (json.loads(json.dumps(header)) for header in (theirs, ours))
     for key in [*ours, *(key for key in theirs if key not in ours)]:
@@ -233,6 +260,8 @@ def check_settings(theirs: Mapping[str, Any], ours: Mapping[str, Any], what: str
 def _entry(header: Mapping[str, Any], key: str) -> Any:
     """An entry of a header; null means the same as absent."""
     value = header.get(key)
+    if key in _BINS and isinstance(value, dict):
+        return {name: value[name] for name in value if name != "sample"}
     return _ABSENT.get(key) if value is None else value
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hookstats.records.keys import Key, in_phase
 from hookstats.records.sparse import Int64
+from hookstats.runs.arrays import numbers
 from hookstats.runs.format import PHASE_COLUMN
 
 
@@ -30,8 +31,10 @@ def row_sites(
     for column in ("site", *phased, "kind"):
         found = table.column(column).combine_chunks()
         texts.append([*found.dictionary.to_pylist(), None])
-        indices = found.indices.fill_null(len(texts[-1]) - 1).to_numpy()
-        codes = codes * len(texts[-1]) + indices
+        indices = found.indices
+        if indices.null_count:
+            indices = indices.fill_null(len(texts[-1]) - 1)
+        codes = codes * len(texts[-1]) + numbers(indices)
     codes, first, inverse = np.unique(codes[rows], return_index=True, return_inverse=True)
     number = np.empty(len(codes), np.int64)
     for i in np.argsort(first).tolist():

@@ -14,6 +14,7 @@ import numpy as np
 from hookstats.records.alike import did_you_mean
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
+from hookstats.runs.arrays import numbers
 from hookstats.runs.encode import Rows
 from hookstats.runs.footer import Footer
 from hookstats.runs.format import SCALARS, PartName, list_parts, require_pyarrow, scalars_schema
@@ -117,7 +118,7 @@ class Scalars(ScalarsByName):
         steps: dict[PartName, set[int]] = {}
         for where in index.get(self._rank, {}).values():
             steps.setdefault(where.part, set()).add(where.step)
-        tables = [scalars_schema().empty_table()]
+        tables = [require_pyarrow().Table.from_batches([], scalars_schema())]
         for part, valid in steps.items():
             footer, table = self._known[part]
             if len(valid) < len(footer.records):
@@ -154,8 +155,8 @@ class Scalars(ScalarsByName):
             self._series = None  # also where there is no memory for the new ones
         if self._series is None:
             table = self.table().combine_chunks()
-            names = table["name"].to_numpy(zero_copy_only=False)
-            columns = [table[name].to_numpy() for name in ("step", "value", "time")]
+            names = np.array(table["name"].to_pylist(), object)
+            columns = [numbers(table[name]) for name in ("step", "value", "time")]
             found = {}
             for name in dict.fromkeys(names.tolist()):
                 rows = names == name
@@ -198,9 +199,9 @@ def _read_part(run: Path, part: PartName) -> tuple[Footer, Any]:
     with open_part(run, part, SCALARS) as file:
         table = file.read(scalars_schema().names)
         steps, counts = zip(*footer.records, strict=True)
-        if (table["step"].to_numpy() != np.repeat(steps, counts)).any():
+        if (numbers(table["step"]) != np.repeat(steps, counts)).any():
             raise ValueError("its column 'step' contradicts its records")
-        if (table["rank"].to_numpy() != part.rank).any():
+        if (numbers(table["rank"]) != part.rank).any():
             raise ValueError(f"its column 'rank' has others than {part.rank}")
         return footer, table
 

@@ -38,6 +38,7 @@ from hookstats.runs.format import (
 from hookstats.runs.headers import (
     bins_of,
     check_settings,
+    continue_rank_json,
     headed_ranks,
     new_rank_json,
     new_run_json,
@@ -264,8 +265,7 @@ class RunWriter:
             before = read_rank_json(self.path, self.rank)
             check_settings(before["header"], self._run["header"], what)
             if has_own or self.rank == 0:
-                session = {k: before.get(k) for k in ("created", "closed", "hookstats", "coverage")}
-                self._run["earlier"] = [*before.get("earlier", []), session]
+                self._run = continue_rank_json(self._run, before)
         else:  # a rank that is new may have other modules, but not other histograms
             header = read_rank_json(self.path, headed_ranks(self.path)[0])["header"]
             check_settings(

@@ -116,7 +116,7 @@ def distributions(
     columns: T pairs, the nonzero slots of a histogram and their counts. least, greatest: float64
     [T], the extremes of the finite values.
     """
-    slots = _Slots(bins.edges().double().numpy(), columns, least, greatest)
+    slots = _Slots(bins.bounds(), columns, least, greatest)
     quantiles = slots.quantiles(QUANTILES)
     axis = choose_axis(quantiles, least, greatest)
     if axis is None:
@@ -145,7 +145,10 @@ def choose_axis(quantiles: Float64, least: Float64, greatest: Float64) -> Axis |
         top, bottom = min(top, _REACH * usual), max(bottom, -_REACH * usual)
     else:
         usual = max(top, -bottom)
-    low, first, _, third, high = (float(np.nanmedian(q)) for q in quantiles)
+    # One sort of all: a column has all quantiles, or none.
+    known = quantiles[:, ~np.isnan(quantiles).any(axis=0)]
+    usually = np.median(known, axis=1) if known.size else np.zeros(len(quantiles))
+    low, first, _, third, high = usually.tolist()
     # For a normal distribution, the first two are both two thirds of the standard deviation.
     scale = max((third - first) / 2, (high - low) / 7, usual / 100) or 1.0
     lo, hi = math.asinh(min(bottom, 0.0) / scale), math.asinh(max(top, 0.0) / scale)

@@ -8,12 +8,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hookstats.records.keys import Key, plain_kind
 from hookstats.records.record import SiteInfo
+from hookstats.records.running import Running
 from hookstats.records.sparse import Float64, Int64
+from hookstats.runs.arrays import numbers
 from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_state
 from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN
 from hookstats.runs.row_sites import row_sites
@@ -183,25 +184,25 @@ def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> It
     chosen = None if steps is None else np.array(list(steps), np.int64)
     there = run.schema.names
     higher = [name for name in HIGHER_COLUMNS if f"tensor_{name}" in there]
-    numbers = [*COLUMNS, *higher]
+    stored = [*COLUMNS, *higher]
     phase = [PHASE_COLUMN] if PHASE_COLUMN in there else []
     phase += [CHANNELS_COLUMN] if CHANNELS_COLUMN in there else []
-    asked = ["step", "site", "kind", *phase, "observed", *(f"tensor_{n}" for n in numbers)]
+    asked = ["step", "site", "kind", *phase, "observed", *(f"tensor_{n}" for n in stored)]
     for table in run.batches([*asked, "count", "zero"]):
         if chosen is not None:
-            known = np.isin(table.column("step").to_numpy(), chosen)
+            known = np.isin(numbers(table.column("step")), chosen)
             if not known.any():
                 continue
             table = table if known.all() else table.filter(known)
         row = rows.of(table)
         died, lengths = _dead(table)
-        step_of = table.column("step").to_numpy()
+        step_of = numbers(table.column("step"))
         channels = _channels(table, lengths)
         died[channels != lengths] = -1
         rows.see(row, channels, step_of, channels == lengths)
-        columns = {name: table.column(f"tensor_{name}").to_numpy() for name in numbers}
+        columns = {name: numbers(table.column(f"tensor_{name}")) for name in stored}
         moments, tallies = to_state(columns)
-        observed = table.column("observed").to_numpy()
+        observed = numbers(table.column("observed"))
         bounds = np.flatnonzero(np.diff(step_of, prepend=-1, append=-1)).tolist()
         for span in (slice(*pair) for pair in pairwise(bounds)):
             step = int(step_of[span.start])
@@ -216,14 +217,15 @@ def _channels(table: Any, lengths: Int64) -> Int64:
         return lengths
     found = table.column(CHANNELS_COLUMN).combine_chunks()
     known = found.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(known, found.fill_null(0).to_numpy(), lengths).astype(np.int64)
+    return np.where(known, numbers(found.fill_null(0)), lengths).astype(np.int64)
 
 
 def _dead(table: Any) -> tuple[Int64, Int64]:
     """Of each row the number of dead channels, and of channels."""
     count, zero = (table.column(name).combine_chunks() for name in ("count", "zero"))
-    ends = np.cumsum(count.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
-    found = {"count": count.flatten().to_numpy(), "zero": zero.flatten().to_numpy()}
+    ends = np.cumsum(numbers(count.value_lengths()), dtype=np.int64)
+    lists = {"count": count.flatten(), "zero": zero.flatten()}
+    found = {name: numbers(values, nulls=False) for name, values in lists.items()}
     total = np.concatenate(([0], np.cumsum(dead(found.__getitem__), dtype=np.int64)))
     bounds = np.concatenate(([0], ends))
     return np.diff(total[bounds]), np.diff(bounds)
@@ -247,8 +249,14 @@ def merge_steps(several: list[Read], size: int) -> Read:
 
 
 def _combined(moments: Float64, tallies: Int64) -> tuple[Float64, Int64]:
-    found = state.combine(torch.from_numpy(moments), torch.from_numpy(tallies))
-    return found[0].numpy(), found[1].numpy()
+    groups, rows, width = moments.shape[0], moments[0, ..., 0].size, moments.shape[-1]
+    merged = Running(rows, width)
+    every = slice(0, rows)
+    for part in range(groups):
+        column = columns_of(moments[part].reshape(rows, width), tallies[part].reshape(rows, -1))
+        merged.merge(column, every, every, rows)
+    both = merged.states()
+    return both[0].reshape(moments.shape[1:]), both[1].reshape(tallies.shape[1:])
 
 
 def _join(

@@ -104,8 +104,8 @@ def sampled(
     for k, step in enumerate(track(steps, "reading channels")):
         record = run[step]
         here = np.array([rows[key] for key in record], np.int64)
-        whole = record.whole
-        least[here, k], greatest[here, k] = whole.min.numpy(), whole.max.numpy()
+        whole = columns_of(*record.whole_state)
+        least[here, k], greatest[here, k] = whole("min"), whole("max")
         _take_channels(record, k, here, channels)
         if run.bins is not None:
             bounds = record.hist.offsets.tolist()

@@ -12,6 +12,7 @@ from hookstats.records.speeds import SPEEDS
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.show.grid import Cell, fits, print_grid, require_rich
 from hookstats.stats.printable import printable
+from hookstats.stats.state import is_higher
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +45,7 @@ def render(
     console = console or require_rich().console.Console()
     title = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "")
     rows = [_row(site) for site in (summarise(record) if sites is None else sites)]
-    absent = () if record.whole.higher else _HIGHER
+    absent = () if is_higher(record.moments) else _HIGHER
     for narrower in ((), ("shape",), ("shape", *_HIGHER)):
         columns = [name for name in _COLUMNS if name not in (*absent, *narrower)]
         cells = [[row[name] for name in columns] for row in rows]

@@ -10,13 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.later import is_imported, torch
 from hookstats.stats.sample import Sample, check_sample
 
 _MIN_EXPONENT = -127  # the exponent field 0 of a float32: zero and the subnormals
@@ -41,11 +42,15 @@ class Bins(ABC):
         return self.bins + 2
 
     @abstractmethod
-    def edges(self) -> Tensor:
+    def edges(self) -> torch.Tensor:
         """Ascending edges [bins + 1] on the CPU: bin i lies between edges i and i + 1."""
 
     @abstractmethod
-    def descriptor(self, device: torch.device | str) -> Tensor:
+    def bounds(self) -> NDArray[np.float64]:
+        """The edges as an array, float64 [bins + 1]."""
+
+    @abstractmethod
+    def descriptor(self, device: torch.device | str) -> torch.Tensor:
         """The bins as `hookstats::update_` takes them on `device`; made once per device."""
 
     @abstractmethod
@@ -75,7 +80,7 @@ class LinearBins(Bins):
     hi: float
     sample: Sample = field(default=1, compare=False)
     type: ClassVar[str] = "linear"
-    _edges: dict[torch.device, Tensor] = field(
+    _edges: dict[torch.device, torch.Tensor] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -86,7 +91,7 @@ class LinearBins(Bins):
             object.__setattr__(self, name, _float32(name, getattr(self, name)))
         if self.lo >= self.hi:
             raise ValueError(f"lo = {self.lo} and hi = {self.hi}: expected lo < hi")
-        # Made here, not on first use: there a tracer or inference mode might be on.
+        # Made here, not on first use: there a tracer might be on.
         with torch.inference_mode(False):
             edges = torch.linspace(
                 self.lo, self.hi, self.bins + 1, dtype=torch.float32, device="cpu"
@@ -98,11 +103,14 @@ class LinearBins(Bins):
             )
         self._edges[edges.device] = edges
 
-    def edges(self) -> Tensor:
+    def edges(self) -> torch.Tensor:
         """Ascending float32 edges [bins + 1] on the CPU."""
         return self.descriptor("cpu").clone()
 
-    def descriptor(self, device: torch.device | str) -> Tensor:
+    def bounds(self) -> NDArray[np.float64]:
+        return self.descriptor("cpu").numpy().astype(np.float64)
+
+    def descriptor(self, device: torch.device | str) -> torch.Tensor:
         """The float32 edges [bins + 1] on `device`; shared, never write to them."""
         device = torch.device(device)
         if device not in self._edges:
@@ -138,7 +146,6 @@ class LogBins(Bins):
     max_exponent: int = _MAX_EXPONENT
     sample: Sample = field(default=1, compare=False)
     type: ClassVar[str] = "log"
-    _descriptor: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _set_integer(self, "subdivision_bits", 0, 7)
@@ -150,13 +157,8 @@ class LogBins(Bins):
                 f"min_exponent = {self.min_exponent} and max_exponent = {self.max_exponent}: "
                 "expected min_exponent <= max_exponent"
             )
-        with torch.inference_mode(False):
-            descriptor = torch.tensor(
-                [self.subdivision_bits, self.min_exponent, self.max_exponent],
-                dtype=torch.int32,
-                device="cpu",
-            )
-        object.__setattr__(self, "_descriptor", descriptor)
+        if is_imported():
+            self.descriptor("cpu")  # not on first use: there a tracer might be on
 
     @property
     def bins(self) -> int:  # type: ignore[override]  # read-only, as the dataclass is
@@ -165,8 +167,11 @@ class LogBins(Bins):
         small = self.min_exponent > _MIN_EXPONENT
         return 2 * ((octaves << self.subdivision_bits) + small) + 1
 
-    def edges(self) -> Tensor:
+    def edges(self) -> torch.Tensor:
         """Ascending float64 edges [bins + 1] on the CPU; the zero bin's two edges are both 0."""
+        return torch.from_numpy(self.bounds())
+
+    def bounds(self) -> NDArray[np.float64]:
         base = (self.min_exponent - _MIN_EXPONENT) << self.subdivision_bits
         top = (self.max_exponent - _MIN_EXPONENT + 1) << self.subdivision_bits
         exponent, fraction = np.divmod(np.arange(base, top + 1), 1 << self.subdivision_bits)
@@ -176,11 +181,17 @@ class LogBins(Bins):
         positive = np.ldexp(significand.astype(np.float64), scale)
         if base > 0:
             positive = np.concatenate(([0.0], positive))
-        return torch.from_numpy(np.concatenate((0.0 - positive[::-1], positive)))
+        return np.concatenate((0.0 - positive[::-1], positive))
 
-    def descriptor(self, device: torch.device | str) -> Tensor:
+    def descriptor(self, device: torch.device | str) -> torch.Tensor:
         """int32 [3], on the CPU for every device; shared, never write to it."""
         return self._descriptor
+
+    @cached_property
+    def _descriptor(self) -> torch.Tensor:
+        fields = self.subdivision_bits, self.min_exponent, self.max_exponent
+        with torch.inference_mode(False):
+            return torch.from_numpy(np.array(fields, np.int32))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -208,9 +219,24 @@ def bins_from_dict(data: Mapping[str, Any]) -> LinearBins | LogBins:
         ) from None
 
 
+def is_described(bins: Bins | None, described: Mapping[str, Any] | None) -> bool:
+    """Whether a description is of `bins`; if these are sampled, it may have another `sample`."""
+    if bins is None or described is None:
+        return bins is None and described is None
+    own = bins.to_dict()
+    if bins.sample != 1:
+        own, described = ({**one, "sample": None} for one in (own, described))
+    return own == described
+
+
+def sample_of(bins: Bins | None) -> Sample:
+    """The `sample` of bins; 1 without any."""
+    return 1 if bins is None else bins.sample
+
+
 def is_sampled(bins: Bins | None) -> bool:
     """Whether histograms on `bins` may count less than all values; False without bins."""
-    return bins is not None and bins.sample != 1
+    return sample_of(bins) != 1
 
 
 def _sampled(sample: Sample) -> dict[str, Any]:
@@ -228,6 +254,6 @@ def _float32(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not abs(number) <= torch.finfo(torch.float32).max:
+    if not abs(number) <= float(np.finfo(np.float32).max):
         raise ValueError(f"{name} = {value!r}: expected a finite float32")
     return number

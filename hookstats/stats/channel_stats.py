@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from hookstats.stats import state
 from hookstats.stats.bins import Bins
 from hookstats.stats.derived import Columns, Statistics, columns_of, dead, statistic, variance
 from hookstats.stats.histogram import Histogram, check_channels
+from hookstats.stats.later import torch
 from hookstats.stats.sample import merged_counts
 
 
-class ChannelStats(Statistics[Tensor, Tensor]):
+class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
     """The statistics of C channels; of a whole tensor, C = 1.
 
     Every statistic is a tensor [C] on the CPU: counts are int64, all others float64. The counts
@@ -28,12 +26,12 @@ class ChannelStats(Statistics[Tensor, Tensor]):
 
     def __init__(
         self,
-        moments: Tensor,
-        tallies: Tensor,
+        moments: torch.Tensor,
+        tallies: torch.Tensor,
         *,
-        counts: Tensor | None = None,
+        counts: torch.Tensor | None = None,
         bins: Bins | None = None,
-        channel_counts: Tensor | None = None,
+        channel_counts: torch.Tensor | None = None,
         channel_bins: Bins | None = None,
     ) -> None:
         """Take a state on the CPU as `hookstats::update_` leaves it.
@@ -50,10 +48,10 @@ class ChannelStats(Statistics[Tensor, Tensor]):
         self._channel_counts = channel_counts
         self._channel_bins = channel_bins
 
-    def _count_of(self, name: str) -> Tensor:
+    def _count_of(self, name: str) -> torch.Tensor:
         return self._value_of(name)
 
-    def _value_of(self, name: str) -> Tensor:
+    def _value_of(self, name: str) -> torch.Tensor:
         # NumPy: small tensors, and torch might start the threads that training computes with.
         return torch.from_numpy(statistic(name, self._columns))
 
@@ -66,7 +64,7 @@ class ChannelStats(Statistics[Tensor, Tensor]):
         """Whether there are third and fourth moments, and so skewness and kurtosis."""
         return state.is_higher(self.moments)
 
-    def variance(self, correction: float = 0) -> Tensor:
+    def variance(self, correction: float = 0) -> torch.Tensor:
         """float64 [C]: sum of squared deviations / (count - correction); NaN where that is <= 0.
 
         0 is the population variance, 1 the unbiased estimate, as in torch.var.
@@ -74,7 +72,7 @@ class ChannelStats(Statistics[Tensor, Tensor]):
         return torch.from_numpy(variance(self._columns, correction))
 
     @property
-    def dead(self) -> Tensor:
+    def dead(self) -> torch.Tensor:
         """bool [C]: whether a channel has finite values, all of them zero; see `insight.dead`."""
         return torch.from_numpy(dead(self._columns))
 
@@ -146,7 +144,7 @@ class ChannelStats(Statistics[Tensor, Tensor]):
             channel_bins=None if hist is None else hist.bins,
         )
 
-    def _whole(self) -> tuple[Tensor, Tensor]:
+    def _whole(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The moments [1, 5 or 7] and tallies [1, 5] of all channels; the identity where C = 0."""
         return state.combine(
             torch.cat((state.identity_moments(1, higher=self.higher), self.moments))[:, None],

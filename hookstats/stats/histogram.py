@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from hookstats.stats.bins import Bins
+from hookstats.stats.later import torch
 from hookstats.stats.sample import merged_counts
 
 
@@ -29,37 +27,37 @@ class Histogram:
     """
 
     bins: Bins
-    slot_counts: Tensor
-    min: Tensor
-    max: Tensor
-    count: Tensor
+    slot_counts: torch.Tensor
+    min: torch.Tensor
+    max: torch.Tensor
+    count: torch.Tensor
 
     @property
-    def counted(self) -> Tensor:
+    def counted(self) -> torch.Tensor:
         """int64 [C]: the finite values that are in some slot; `count` where nothing is sampled."""
         return self.slot_counts.sum(1)
 
     @property
-    def counts(self) -> Tensor:
+    def counts(self) -> torch.Tensor:
         """int64 [C, bins]: values in each bin."""
         return self.slot_counts[:, 1:-1]
 
     @property
-    def underflow(self) -> Tensor:
+    def underflow(self) -> torch.Tensor:
         """int64 [C]: finite values below every bin."""
         return self.slot_counts[:, 0]
 
     @property
-    def overflow(self) -> Tensor:
+    def overflow(self) -> torch.Tensor:
         """int64 [C]: finite values above every bin."""
         return self.slot_counts[:, -1]
 
     @property
-    def edges(self) -> Tensor:
+    def edges(self) -> torch.Tensor:
         """[bins + 1], ascending: bin i lies between edges i and i + 1."""
         return self.bins.edges()
 
-    def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
+    def quantile(self, q: float | Sequence[float] | torch.Tensor) -> torch.Tensor:
         """The values that the fractions `q` of the finite values do not exceed.
 
         A quantile is interpolated linearly between the edges of its bin. No bin reaches beyond min

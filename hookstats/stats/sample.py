@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.later import torch
 
 Sample = int | Literal["auto"]
 """Of how many units one is counted: 1 for all of them. "auto" leaves tensors of fewer than 131,072
@@ -45,8 +44,8 @@ def every_of(sample: Sample) -> int:
 
 
 def chosen(
-    x: Tensor, every: int, step: int, channel_dim: int | None = None, masked: int = 0
-) -> Tensor:
+    x: torch.Tensor, every: int, step: int, channel_dim: int | None = None, masked: int = 0
+) -> torch.Tensor:
     """bool, of the shape of `x`, on the CPU: the elements that count.
 
     What expanded dimensions repeat is one element, which counts as often as it is repeated; but
@@ -126,7 +125,7 @@ def apportioned(
     return whole + (rank < missing[row])
 
 
-def merged_counts(counts: Tensor, values: Tensor) -> Tensor:
+def merged_counts(counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The histograms [C, slots] of P parts, of each of which a sample was counted.
 
     Each part weighs as many values as it has, not as many as were counted of it. The result adds up

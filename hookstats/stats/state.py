@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from hookstats.stats.later import torch
 
 
 class Column(NamedTuple):
     """One column of a state."""
 
     name: str
-    dtype: torch.dtype
+    dtype: type[np.float64] | type[np.int64]
     """float64 in `moments`, int64 in `tallies`."""
     identity: float
     """The value of the column where there are no values."""
@@ -28,18 +29,18 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("mean", torch.float64, 0.0, "mean"),
-    Column("m2", torch.float64, 0.0, "central"),
-    Column("min", torch.float64, float("inf"), "min"),
-    Column("max", torch.float64, float("-inf"), "max"),
-    Column("l1", torch.float64, 0.0, "sum"),
-    Column("m3", torch.float64, 0.0, "central", "higher"),
-    Column("m4", torch.float64, 0.0, "central", "higher"),
-    Column("count", torch.int64, 0, "sum"),
-    Column("nan", torch.int64, 0, "sum"),
-    Column("posinf", torch.int64, 0, "sum"),
-    Column("neginf", torch.int64, 0, "sum"),
-    Column("zero", torch.int64, 0, "sum"),
+    Column("mean", np.float64, 0.0, "mean"),
+    Column("m2", np.float64, 0.0, "central"),
+    Column("min", np.float64, float("inf"), "min"),
+    Column("max", np.float64, float("-inf"), "max"),
+    Column("l1", np.float64, 0.0, "sum"),
+    Column("m3", np.float64, 0.0, "central", "higher"),
+    Column("m4", np.float64, 0.0, "central", "higher"),
+    Column("count", np.int64, 0, "sum"),
+    Column("nan", np.int64, 0, "sum"),
+    Column("posinf", np.int64, 0, "sum"),
+    Column("neginf", np.int64, 0, "sum"),
+    Column("zero", np.int64, 0, "sum"),
 )
 """The columns of `moments` and then of `tallies`, in the order in which these have them.
 
@@ -49,17 +50,17 @@ l1 is the sum of magnitudes; count holds the finite values, zero the zeros of ei
 """
 
 
-def _names(dtype: torch.dtype, group: str) -> tuple[str, ...]:
+def _names(dtype: type[np.float64] | type[np.int64], group: str) -> tuple[str, ...]:
     return tuple(c.name for c in COLUMNS if c.dtype == dtype and c.group == group)
 
 
-MOMENTS = _names(torch.float64, "core")
+MOMENTS = _names(np.float64, "core")
 """The columns that `moments` (float64) always has."""
 
-HIGHER = _names(torch.float64, "higher")
+HIGHER = _names(np.float64, "higher")
 """The columns that follow `MOMENTS` if third and fourth moments were asked for."""
 
-TALLIES = _names(torch.int64, "core")
+TALLIES = _names(np.int64, "core")
 """The columns of `tallies` (int64)."""
 
 MEAN, M2, MIN, MAX, L1, M3, M4 = range(len(MOMENTS + HIGHER))
@@ -75,19 +76,19 @@ class State(NamedTuple):
     The fields are in the order in which the operators take them.
     """
 
-    moments: Tensor
+    moments: torch.Tensor
     """float64 [C, 5], or [C, 7] with the higher moments."""
-    tallies: Tensor
+    tallies: torch.Tensor
     """int64 [C, 5]."""
-    counts: Tensor | None
+    counts: torch.Tensor | None
     """int64 [slots], the histogram of the whole tensor; None where none is kept."""
-    bins: Tensor | None
+    bins: torch.Tensor | None
     """The descriptor of the bins of `counts`; None where there are no counts."""
-    channel_counts: Tensor | None
+    channel_counts: torch.Tensor | None
     """int64 [C, slots], the histograms of the channels; None where none are kept."""
-    channel_bins: Tensor | None
+    channel_bins: torch.Tensor | None
     """The descriptor of the bins of `channel_counts`; None where there are no such counts."""
-    sampling: Tensor | None = None
+    sampling: torch.Tensor | None = None
     """int64 [3] on the device of the tensors: the step, and `sample` of the bins of `counts` and of
     `channel_counts`, 0 for "auto"; None where all elements count."""
 
@@ -112,13 +113,13 @@ def is_higher(moments: Any) -> bool:
 
 def identity_moments(
     channels: int, device: torch.device | str = "cpu", higher: bool = False
-) -> Tensor:
+) -> torch.Tensor:
     """float64 [channels, 5], or 7 with `higher`: the moments of no values."""
     row = IDENTITY if higher else IDENTITY[: len(MOMENTS)]
     return torch.tensor(row, dtype=torch.float64, device=device).repeat(channels, 1)
 
 
-def identity_tallies(channels: int, device: torch.device | str = "cpu") -> Tensor:
+def identity_tallies(channels: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """int64 [channels, 5]: the tallies of no values."""
     return torch.zeros(channels, len(TALLIES), dtype=torch.int64, device=device)
 
@@ -145,7 +146,7 @@ def between(count: Any, away: Any, sums: Sequence[Any]) -> list[Any]:
     return added
 
 
-def combine(moments: Tensor, tallies: Tensor) -> tuple[Tensor, Tensor]:
+def combine(moments: torch.Tensor, tallies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge G groups of the same C channels, G >= 1; see `between`.
 
     moments: float64 [G, C, 5 or 7] -> [C, 5 or 7]; tallies: int64 [G, C, 5] -> [C, 5].
@@ -170,18 +171,23 @@ def combine(moments: Tensor, tallies: Tensor) -> tuple[Tensor, Tensor]:
         elif column.merge == "central":
             merged.append(values.sum(0) + torch.where(moved, next(added), 0.0).sum(0))
         else:
-            merged.append(_MERGED[column.merge](values, 0))
+            merged.append(_MERGED[column.merge](values))
     return torch.stack(merged, dim=-1), tallies.sum(0)
 
 
-_MERGED: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "min": torch.amin,
-    "max": torch.amax,
-    "sum": torch.sum,
+_MERGED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "min": lambda values: values.amin(0),
+    "max": lambda values: values.amax(0),
+    "sum": lambda values: values.sum(0),
 }
 
 
-def merge_(moments: Tensor, tallies: Tensor, other_moments: Tensor, other_tallies: Tensor) -> None:
+def merge_(
+    moments: torch.Tensor,
+    tallies: torch.Tensor,
+    other_moments: torch.Tensor,
+    other_tallies: torch.Tensor,
+) -> None:
     """Merge the other state of the same C channels into `moments` and `tallies`, in place.
 
     moments: float64 [C, 5 or 7], both of one width; tallies: int64 [C, 5].

@@ -71,19 +71,30 @@ class Budget:
     common steps. A factor that is too small grows to what the budget needs after four recorded
     steps; it falls only where far less than the budget is taken. Where it has to grow after it
     fell, the next fall needs twice as much room, so that it never goes back and forth for long.
+
+    When the factor grows for the first time, histograms begin to be sampled: if that is what helps,
+    the factor falls again after four more recorded steps. They are sampled for good, as what they
+    would cost otherwise is not known any more.
     """
 
-    def __init__(self, share: float, every: int = 1) -> None:
-        """share: of the training's time, above 0. every: the steps that may be recorded."""
+    def __init__(self, share: float, every: int = 1, *, samples: bool = False) -> None:
+        """share: of the training's time, above 0. every: the steps that may be recorded.
+
+        samples: whether histograms may be sampled.
+        """
         self.share = share
         self.factor = 1
         """What is chosen."""
         self.wanted = 1
         """What would be chosen by what was measured."""
+        self.is_sampled = False
+        """Whether histograms are sampled, so that larger ones cost less."""
         self.is_out_of_reach = False
         """Whether watching takes more than `share`, however few steps are recorded. What recorded
         steps add is then held to half of it."""
         self._every = every
+        self._samples = samples
+        self._known_from = 1  # the factor with which costs can be known
         self._new = 0  # recorded steps since the choice
         self._below = _BELOW
         self._fell = False  # at the last choice
@@ -108,7 +119,8 @@ class Budget:
         if not step.recorded:
             return
         if step.cost is None and self.every == 1:
-            self.wanted = 2  # without steps that are not recorded there is nothing to compare
+            # Without steps that are not recorded there is nothing to compare.
+            self.wanted = self._known_from = 2
             return
         self._note_background(step)
         self._new += 1
@@ -121,6 +133,7 @@ class Budget:
         """Have this factor; another one is looked at from now on."""
         if factor == self.factor:
             return
+        self.is_sampled |= self._samples and factor > max(self.factor, self._known_from)
         if factor > self.factor and self._fell:
             self._below /= 2
         self._fell = factor < self.factor
@@ -133,6 +146,7 @@ class Budget:
             "every": self.every,
             "takes": self.takes,
             "is_out_of_reach": self.is_out_of_reach,
+            "is_sampled": self.is_sampled,
         }
 
     def _judge(self, costs: _Costs) -> int:

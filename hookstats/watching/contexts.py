@@ -52,11 +52,11 @@ class Contexts:
         the outer one; the argument that ``watch(mask=...)`` names is within the context.
 
         Args:
-            mask: bool or integers [batch, time] or [rows]; copied here.
+            mask: bool or integers [batch, time] or [rows], on the device of the tensors; copied
+                here.
 
         Raises:
-            ValueError: it is something else or on a device whose kernels read every row, or the
-                watch is closed.
+            ValueError: it is something else, or the watch is closed.
         """
         self._check_open()
         return self._masks.within(mask)

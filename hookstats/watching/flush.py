@@ -132,7 +132,7 @@ class Flusher:
         """
         self._request(Scalars(scalars), scalars[0].step)
 
-    def _request(self, request: Step | Scalars, step: int) -> None:
+    def _request(self, request: Step | Scalars | Skip, step: int) -> None:
         if self._closed:
             raise ValueError(f"step = {step}: the flusher is closed")
         if os.getpid() != self._pid:
@@ -156,11 +156,15 @@ class Flusher:
 
     def skip(self, step: int) -> None:
         """Have the run note that `step` is lost, as training would have waited for too long."""
-        self._fail(
-            "keeping up",
-            f"no step was taken for {self.patience:g} s; steps from {step} on are lost",
-        )
-        self.mailbox.put(Skip(step))
+        waited = f"no step was taken for {self.patience:g} s"
+        self._fail("keeping up", f"{waited}; steps from {step} on are lost")
+        self._request(Skip(step, "stall"), step)
+
+    def lose(self, step: int, error: Exception, *, is_gap: bool) -> None:
+        """Warn of an error while `step` closed; with `is_gap`, the run notes it as lost, too."""
+        self._fail("closing a step", f"{type(error).__name__}: {error}; step {step} may be lost")
+        if is_gap:
+            self._request(Skip(step, "error"), step)  # nothing, where the step was submitted
 
     @property
     def has_readers(self) -> bool:
@@ -297,8 +301,8 @@ class Flusher:
             case Step():
                 alone = self.exchange is not None or self._detail is not None
                 self._record([request] if alone else self.mailbox.more(request))
-            case Skip(step):
-                self._disk.do(lambda writer: writer.skip(step, "stall"))
+            case Skip(step, reason):
+                self._disk.do(lambda writer: writer.skip(step, reason))
             case Scalars(steps):
                 self._todo.extend(partial(self._record_scalars, scalars) for scalars in steps)
             case Drain(done, disk):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,17 +30,16 @@ from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
-from hookstats.stats.warning import warn
 from hookstats.watching.contexts import Contexts
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
 from hookstats.watching.meter import Meter
 from hookstats.watching.observers import Observers
+from hookstats.watching.optimizers import Optimizers
 from hookstats.watching.scalars import ScalarLog, as_scalars, learning_rates
 from hookstats.watching.schedule import Schedule
 from hookstats.watching.settings import Settings, unwrapped
 
-_OPEN_FOR = 200  # steps of an optimizer; those of GANs have fewer for one of the other's
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
 
@@ -76,7 +74,8 @@ class Watch(Contexts):
         self._settings = settings
         self._header = header
         self._arena = arena = Arena(
-            settings.bins, settings.channel_bins, higher=settings.moments == 4
+            *(*settings.of_records, settings.samples),
+            higher=settings.moments == 4,
         )
         self._arena.while_waiting = flusher.hurry
         if settings.every > 1:
@@ -105,9 +104,8 @@ class Watch(Contexts):
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
         meter = Meter(arena, self._cost, flusher.mailbox)
-        self._when = Schedule(settings, monitor, meter, lambda: flusher.exchange)
-        self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._stepped = Counter[int]()  # how often, in the open step
+        self._when = Schedule(settings, monitor, meter, arena.sampling, lambda: flusher.exchange)
+        self._optimizers = Optimizers()
         try:
             self._attach(models, doors, selection, optimizers)
         except BaseException:
@@ -145,7 +143,7 @@ class Watch(Contexts):
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
         )
-        self._optimizers.append(weakref.ref(optimizer))
+        self._optimizers.add(optimizer)
         if self._settings.modes == "auto":
             self._roots.skips_evaluation = True
             self._arena.leave_out(self._phases.leaves_out)
@@ -194,7 +192,7 @@ class Watch(Contexts):
         """
         self._check_open()
         found = unwrapped(optimizer)
-        if any(known() is found for known in self._optimizers):
+        if any(known is found for known in self._optimizers):
             raise ValueError("optimizer: the watch has it already, expected another one")
         self._add_optimizer(found)
 
@@ -357,24 +355,12 @@ class Watch(Contexts):
 
     def _stepped_by(self, optimizer: int) -> None:
         """Note that an optimizer steps; the last one closes the step."""
-        with self._arena.lock:  # in a backward, optimizers may step on several threads
-            self._stepped[optimizer] += 1
-            times = self._stepped[optimizer]
-            is_last = all(
-                i in self._stepped or known() is None for i, known in enumerate(self._optimizers)
-            )
-            if is_last:
-                self._stepped.clear()
+        with self._arena.lock:
+            is_last = self._optimizers.note(optimizer)
         if is_last:
             self._close_step()
-        elif times == _OPEN_FOR:
-            others = [known() for i, known in enumerate(self._optimizers) if i not in self._stepped]
-            missing = ", ".join(type(one).__name__ for one in others if one is not None)
-            warn(
-                f"hookstats: step {self._step} is still open after {times} steps of an optimizer, "
-                f"as {missing} has not stepped; expected all optimizers of a watch to step, or "
-                "Watch.step() to close steps"
-            )
+        else:
+            self._optimizers.remind(optimizer, self._step)
 
     def _close_step(self) -> None:
         if self._flusher.is_current_thread():
@@ -384,26 +370,47 @@ class Watch(Contexts):
             )
         if self._arena.is_captured():
             return  # replays of the graph will close no steps
-        with self._cost:
-            recorded = self._end_step()
-            if recorded:
-                self._observers.silence.look()
-            self._recorded = False
-        self._when.close(recorded)
-        self._schedule()
-        if self._recorded and not recorded:
-            self._arena.discard_late()
+        step = self._step
+        try:
+            with self._cost:
+                recorded = self._end_step()
+                if recorded:
+                    self._observers.silence.look()
+                self._recorded = False
+            self._when.close(recorded)
+            self._schedule()
+            if self._recorded and not recorded:
+                self._arena.discard_late()
+        except Exception as error:  # such as a full memory; the training goes on
+            self._lose(step, error)
         self._monitor.raise_pending()
+
+    def _lose(self, step: int, error: Exception) -> None:
+        """Begin the next step after an error that came while `step` closed.
+
+        Where the step is still open, it is discarded; where not even that succeeds, it stays open.
+        """
+        with suppress(Exception):
+            if self._step == step:
+                self._arena.discard()
+                self._partials.take()
+                self._step += 1
+            if self._log.next <= step:
+                self._log.close(step, {})
+            self._roots.called = False
+        with suppress(Exception):
+            self._flusher.lose(step, error, is_gap=self._recorded)
+        self._recorded = False
+        with suppress(Exception):
+            self._schedule()
 
     def _end_step(self) -> bool:
         """Close the open step; whether it is recorded."""
         step, front = self._step, self._arena.front
-        self._stepped.clear()
+        self._optimizers.begin()
         self._observers.parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
-        optimizers = filter(None, [optimizer() for optimizer in self._optimizers])
-        values = {**learning_rates(optimizers), **self._cost.since()}
-        scalars = self._log.close(step, values)
+        scalars = self._log.close(step, {**learning_rates(self._optimizers), **self._cost.since()})
         summands = self._partials.take()
         self._roots.called = False
         try:

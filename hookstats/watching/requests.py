@@ -42,9 +42,10 @@ class Scalars(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """Note that a step is lost."""
+    """Note that a step is lost, and why: the reason of a gap, see docs/format.md."""
 
     step: int
+    reason: str
 
 
 class Drain(NamedTuple):

@@ -146,7 +146,8 @@ class ScalarLog:
         self._complete: list[StepScalars] = []
         self._handed_on = self._stepped = time.monotonic()
         self._first = True
-        self._next = 0
+        self.next = 0
+        """The step after the one that was closed last."""
         # How often a name came again in the open step, and at most in a closed one.
         self._again = self._usual = 0
 
@@ -158,7 +159,7 @@ class ScalarLog:
             self._again += 1
             over, left = divmod(self._again, self._usual + 1)
             if not left:
-                self._submit([StepScalars(self._next, time.time(), dict(self._open), over)])
+                self._submit([StepScalars(self.next, time.time(), dict(self._open), over)])
         (self._open if self.closed is None else self.closed.values).update(values)
 
     def close(self, step: int, values: Mapping[str, float | OnDevice]) -> StepScalars:
@@ -169,7 +170,7 @@ class ScalarLog:
         timed = {} if self._first else {RATE: 1 / max(now - self._stepped, 1e-9)}
         self._stepped, self._first = now, False
         closed = StepScalars(step, time.time(), {**values, **timed, **self._open})
-        self._open, self.closed, self._next = {}, closed, step + 1
+        self._open, self.closed, self.next = {}, closed, step + 1
         self._usual, self._again = max(self._usual, self._again), 0
         if now >= self._handed_on + _BATCH_SECONDS:
             self.hand_on()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hookstats.kernels.sampling import Sampling
 from hookstats.rules import Monitor
 from hookstats.stats.warning import warn
 from hookstats.watching.budget import Budget
@@ -18,9 +19,10 @@ _SELDOM = 4  # with so many steps from one that is recorded to the next, hooks g
 class Schedule:
     """The multiples of `every`, and some steps in a row once rules found an error.
 
-    With a budget, `every` is that of the settings times what the budget allows; the steps after an
-    error lie outside of it. Ranks that merge their records agree on it: each says in the exchange
-    of a step what it wants, and all take the greatest two recorded steps later.
+    With a budget, `every` is that of the settings times what the budget allows, and histograms are
+    sampled once it allows less than all; the steps after an error lie outside of it. Ranks that
+    merge their records agree on it: each says in the exchange of a step what it wants, and all take
+    the greatest two recorded steps later.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Schedule:
         settings: Settings,
         monitor: Monitor,
         meter: Meter,
+        sampling: Sampling,
         exchange: Callable[[], Exchange | None],
     ) -> None:
         """exchange: that of the ranks, as long as they merge."""
@@ -35,8 +38,11 @@ class Schedule:
         self._after = settings.after
         self._monitor = monitor
         self._meter = meter
+        self._sampling = sampling
         self._exchange = exchange
-        self._budget = None if settings.budget is None else Budget(settings.budget, settings.every)
+        self._budget: Budget | None = None
+        if settings.budget is not None:
+            self._budget = Budget(settings.budget, settings.every, samples=settings.may_sample)
         self._urgent = 0  # how many of the monitor's urgent alerts were acted on
         self._is_blind = False  # nothing can be measured
         self._until = 0  # the step before which each is recorded
@@ -91,10 +97,16 @@ class Schedule:
     def _agree(self, budget: Budget, step: int) -> None:
         exchange = self._exchange()
         if exchange is None:
-            budget.choose(budget.wanted)
+            self._choose(budget, budget.wanted)
             return
         exchange.wanted = budget.wanted
         # Ranks have the same agreements. Two recorded steps later, all have got this one, or it is
         # late on some, and steps of theirs are not merged until then.
         while exchange.agreed and exchange.agreed[0][0] + 2 * budget.every <= step:
-            budget.choose(exchange.agreed.popleft()[1])
+            self._choose(budget, exchange.agreed.popleft()[1])
+
+    def _choose(self, budget: Budget, factor: int) -> None:
+        whole = not budget.is_sampled
+        budget.choose(factor)
+        if whole and budget.is_sampled:
+            self._sampling.begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
 from hookstats.stats.arguments import check_integer, check_moments
-from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.stats.bins import LinearBins, LogBins, sample_of
+from hookstats.stats.sample import Sample
 
 PARAMETER_KINDS = ("param", "param_grad", "update")
 OPTIMIZER_STATE = "optimizer_state"
@@ -49,6 +51,30 @@ class Settings(NamedTuple):
     channels_every: int = 10
     budget: float | None = None
     mask: str | None = None
+
+    @property
+    def of_records(self) -> tuple[LinearBins | LogBins | None, LinearBins | LogBins | None]:
+        """`bins` and `channel_bins` as records have them: a budget may have histograms sampled of
+        which all is counted at first."""
+        own = self.bins, self.channel_bins
+        if self.budget is None:
+            return own
+        first, second = (
+            replace(one, sample="auto") if one is not None and one.sample == 1 else one
+            for one in own
+        )
+        return first, second
+
+    @property
+    def samples(self) -> tuple[Sample, Sample]:
+        """The `sample` of `bins` and `channel_bins`, by which histograms count at first."""
+        return sample_of(self.bins), sample_of(self.channel_bins)
+
+    @property
+    def may_sample(self) -> bool:
+        """Whether the budget may have histograms sampled."""
+        first, second = self.of_records
+        return self.samples != (sample_of(first), sample_of(second))
 
     def checked(self) -> Settings:
         """The settings, with `every` and `moments` as ints.
@@ -86,6 +112,7 @@ class Settings(NamedTuple):
 
     def header(self, models: Mapping[str, nn.Module], selection: Selection) -> dict[str, Any]:
         """What is recorded of which models, as JSON-able types: the header of the run directory."""
+        bins, channel_bins = self.of_records
         channel_dim: Any = self.channel_dim
         if isinstance(channel_dim, Mapping):
             channel_dim = {cls.__qualname__: dim for cls, dim in channel_dim.items()}
@@ -99,8 +126,8 @@ class Settings(NamedTuple):
                 for name, parameter in selection.parameters.items()
             },
             "kinds": list(self.kinds),
-            "bins": self.bins and self.bins.to_dict(),
-            "channel_bins": self.channel_bins and self.channel_bins.to_dict(),
+            "bins": bins and bins.to_dict(),
+            "channel_bins": channel_bins and channel_bins.to_dict(),
             "channel_dim": channel_dim,
             "every": self.every,
             "moments": self.moments,

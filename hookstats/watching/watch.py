@@ -17,7 +17,6 @@ from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.masks import place_of_argument
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.spread import Spread
-from hookstats.kernels.backends import check_masks
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
 from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
@@ -172,8 +171,9 @@ def watch(
         budget: the share of the training's time that watching may take, such as 0.01; None for any.
             Instead of the multiples of `every`, those of `every` times a power of two are recorded,
             the least one that keeps to the budget: it is chosen by what recorded steps have cost,
-            again and again. `coverage` says what was chosen and what it takes. The steps that
-            `after` adds lie outside. Ranks choose for themselves, and with `reduce` together.
+            again and again. Before steps are left out, histograms are sampled as by "auto" (see
+            `LogBins`). `coverage` says what was chosen and what it takes. The steps that `after`
+            adds lie outside. Ranks choose for themselves, and with `reduce` together.
         mask: the name of the argument of the model's forward, or of each model's, that is 0 where a
             batch has padding, such as "attention_mask" [batch, time]: padding is left out of the
             statistics of the calls' tensors and of their gradients. `Watch.mask` says of which
@@ -186,9 +186,9 @@ def watch(
     as it counts everything without statistics. A gradient counts each time a backward brings it.
 
     Raises:
-        ValueError: a bad argument, a mask where the kernels of a parameter's device read every row,
-            a selection that matches nothing, a compiled model; a run in `out` that is to be
-            continued has other settings, such as other `moments`.
+        ValueError: a bad argument, a mask that the model's forward does not take, a selection that
+            matches nothing, a compiled model; a run in `out` that is to be continued has other
+            settings, such as other `moments`.
         OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
             given, or another watch of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
@@ -252,13 +252,9 @@ def _first_step(writer: RunWriter | None) -> int:
 
 
 def _check_mask(mask: str | None, models: Iterable[nn.Module]) -> None:
-    """Raise a ValueError if there is a mask, and the kernels of a device of the parameters read
-    every row, or a model has no such argument."""
+    """Raise a ValueError if there is a mask, and a model has no such argument."""
     if mask is None:
         return
-    models = list(models)
-    for device in {p.device for model in models for p in model.parameters()}:
-        check_masks(device)
     for model in models:
         if not isinstance(model, torch.jit.ScriptModule):
             place_of_argument(model, mask)

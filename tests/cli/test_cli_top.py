@@ -143,6 +143,7 @@ def test_a_frame_follows_the_run(tmp_path: Path) -> None:
     assert watched.alerts == []
 
 
+@pytest.mark.check
 def test_of_a_long_run_the_last_steps_are_read(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",

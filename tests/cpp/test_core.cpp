@@ -134,7 +134,7 @@ void test_masks() {
   const int8_t padding[] = {1, 1, 0, 0, 1, 1, 1, 0};  // every second line of it is read
   const int64_t mask_sizes[] = {2, 2}, mask_strides[] = {4, 1};
   int64_t rows[5];
-  KeptRows kept{rows, keep_rows(padding, mask_sizes, mask_strides, 2, rows), 2, {2, 2}};
+  KeptRows kept{rows, nullptr, keep_rows(padding, mask_sizes, mask_strides, 2, rows), 2, {2, 2}};
   CHECK(kept.count == 4 && rows[0] == 0 && rows[3] == 3, "all are kept");
   const int64_t across[] = {1, 4};
   kept.count = keep_rows(padding, mask_sizes, across, 2, rows);

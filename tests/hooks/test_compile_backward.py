@@ -17,7 +17,7 @@ from hookstats.watching.watch import watch
 
 pytestmark = MARKS
 
-BACKENDS = ["eager", "aot_eager", "inductor"]
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.check)]
 
 
 class Checkpointed(nn.Module):

@@ -45,6 +45,7 @@ def test_pause_and_close_leave_the_graph_without_operators() -> None:
     assert w.coverage()["3", "output"].observed == 2
 
 
+@pytest.mark.check
 @needs_gradients
 def test_more_blocks_of_one_class_than_dynamo_compiles_a_function() -> None:
     assert torch._dynamo.config.recompile_limit < 12

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiled import MARKS, Small, data
+from support.compiled import MARKS, Small, data, needs_gradients
 from torch import Tensor, fx, nn
 
 from hookstats.watching.watch import watch
@@ -66,6 +66,7 @@ def test_classes_of_which_eager_calls_are_recorded_do_not_hide_the_silent_ones()
         assert w.coverage()["0", "output"].observed == 1
 
 
+@needs_gradients
 def test_what_compiled_code_records_is_not_reported(recwarn: pytest.WarningsRecorder) -> None:
     model = nn.Sequential(Small(), nn.Tanh())
     with watch(model, kinds=("output", "grad_output")) as w:

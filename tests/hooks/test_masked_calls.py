@@ -18,8 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from hookstats.arena.arena import Arena
 from hookstats.hooks.masks import Masks
-from hookstats.kernels.backends import BACKENDS, CPU
-from hookstats.kernels.of_tensor import channel_stats
 from hookstats.records.reasons import COMPILED, MASK_UNFIT
 from hookstats.runs.run import open_run
 from hookstats.watching.watch import watch
@@ -282,7 +280,7 @@ def test_steps_that_are_not_recorded_have_no_masks() -> None:
         assert w.coverage()["wide", "output"].forwards == 2
 
 
-def test_bad_masks_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_masks_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"mask = 'pading'.*Model.forward.*did you mean 'padding'"):
         watch(Model(), mask="pading")
     with pytest.raises(ValueError, match=r"expected the name of an argument.*watch.mask"):
@@ -296,14 +294,19 @@ def test_bad_masks_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             with pytest.raises(ValueError, match=match):
                 w.mask(bad)  # type: ignore[arg-type]
-    monkeypatch.setitem(BACKENDS, "cpu", CPU._replace(masks=False))
-    refused = r"mask for tensors on cpu: expected None, as the kernels of cpu read every row"
-    with pytest.raises(ValueError, match=refused):
-        watch(Model(), mask="padding")
-    with pytest.raises(ValueError, match=refused):
-        channel_stats(torch.ones(2, 3), mask=torch.ones(2, 3, dtype=torch.bool))
-    with watch(Model()) as w, pytest.raises(ValueError, match=refused):
-        w.mask(MASK)
+
+
+@pytest.mark.usefixtures("hooks_in")
+def test_a_mask_on_another_device_fits_no_tensor() -> None:
+    model = Model()
+    x = torch.randn(BATCH, TIME, WIDTH)
+    with watch(model, kinds=("output", "grad_output"), rules=()) as w:
+        with w.mask(MASK.to("meta")):
+            model(x).sum().backward()
+        w.step()
+        for kind in ("output", "grad_output"):
+            assert int(w.latest["wide", kind].count[0]) == BATCH * TIME
+            assert w.coverage()["wide", kind].unmasked == {MASK_UNFIT: 1}
 
 
 def test_where_the_argument_is() -> None:
@@ -339,7 +342,7 @@ def test_where_the_argument_is() -> None:
 def test_compiled_code_says_that_it_knows_no_mask() -> None:
     model = Model()
     x = torch.randn(BATCH, TIME, WIDTH)
-    with watch(model, mask="padding", rules=()) as w:
+    with watch(model, kinds=("output",), mask="padding", rules=()) as w:
         compiled = torch.compile(model, backend="aot_eager")
         with pytest.warns(RuntimeWarning, match="compiled code does not know the mask"):
             compiled(x, MASK).sum().backward()

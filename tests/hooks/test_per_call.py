@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.compiled import MARKS
+from support.compiled import MARKS, needs_gradients
 from support.expected import assert_adds_up, assert_stats
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -88,6 +88,7 @@ def test_recomputations_are_not_numbered(hooks_in: str) -> None:
         assert [row.skipped for row in w.coverage()] == [{"recomputation": 1}, {}]
 
 
+@needs_gradients
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_in_compiled_code_the_calls_in_a_graph_are_numbered(backend: str) -> None:
     model = Twice()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compiled import needs_gradients
 from torch import Tensor, nn
 
 import hookstats as hs
@@ -139,6 +140,7 @@ def test_an_interrupt_loses_no_hook(model: nn.Module) -> None:
     assert interrupted > 20
 
 
+@needs_gradients
 def test_what_was_compiled_meanwhile_is_recorded(model: nn.Module) -> None:
     torch.compiler.reset()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

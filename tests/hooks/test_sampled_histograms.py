@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiled import HOOKED, MARKS, assert_same, needs_gradients, train
+from support.compiled import MARKS, assert_same, needs_gradients, train
 from support.samples import record_of
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -115,9 +115,27 @@ def test_runs_keep_what_was_counted(tmp_path: Path) -> None:
             assert counts(got.tensor_hist) == counts(expected.tensor_hist)
             assert got.tensor_hist is not None
             assert int(got.tensor_hist.count) == int(got.count.sum())
-    other: dict[str, Any] = {**SETTINGS, "bins": LogBins(), "out": tmp_path / "run", "append": True}
-    with pytest.raises(ValueError, match=r"bins.*sample"):
-        watch(model_of(), kinds=(*HOOKED, "param_grad"), **other)
+
+
+@pytest.mark.parametrize("samples", [(8, 1), (1, 8)])
+def test_a_run_that_is_continued_with_another_sample_weighs(
+    tmp_path: Path, samples: tuple[int, int]
+) -> None:
+    model, x = nn.ReLU(), torch.arange(204_800.0) / 102_400
+    settings: dict[str, Any] = {"kinds": ("output",), "channel_bins": None, "rules": ()}
+    for sample in samples:
+        bins = LinearBins(2, 0.0, 2.0, sample=sample)
+        with watch(model, bins=bins, **settings, out=tmp_path, append=True) as w:
+            model(x)
+            w.step()
+    run = open_run(tmp_path)
+    assert run.bins is not None
+    assert run.bins.sample == 8
+    hists = [run[step]["", "output"].tensor_hist for step in run.steps]
+    assert [int(hist.counted) for hist in hists if hist] == [204_800 // n for n in samples]
+    merged = Merger()([run[step] for step in run.steps])["", "output"].tensor_hist
+    assert merged is not None
+    assert merged.slot_counts.tolist() == [[0, 115_200, 115_200, 0]]
 
 
 def test_ranks_with_other_shares_weigh_by_their_values() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.compiled import MARKS
+from support.compiled import MARKS, needs_gradients
 from support.expected import assert_adds_up, assert_stats
 from support.modules import Lambda
 from support.resnet import ResNet
@@ -184,6 +184,7 @@ def test_recomputations_count_at_their_widths(reentrant: bool, hooks_in: str) ->
         assert_adds_up(w)
 
 
+@needs_gradients
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_have_the_same_sites(backend: str) -> None:
     torch.manual_seed(0)

@@ -133,6 +133,29 @@ def test_hooks_do_not_synchronise() -> None:
 
 
 @needs_kernel
+def test_masks_do_not_synchronise() -> None:
+    model = network_on()
+    x = torch.randn(4, 16, 64, device="cuda")
+    mask = torch.arange(16, device="cuda") < torch.tensor([[16], [3], [9], [0]], device="cuda")
+    with hs.watch(model, kinds=("output", "grad_output")) as w:
+        model(x).sum().backward()
+        w.step()
+        assert w.latest.step == 0
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with w.mask(mask):
+                y = model(x)
+            y.square().sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        w.step()
+        kept = y.detach()[mask]
+        assert_stats(w.latest["2", "output"], [kept.cpu()], -1)
+        assert_stats(w.latest["2", "grad_output"], [2 * kept.cpu()], -1)
+        assert w.coverage()["2", "output"].unmasked == {}
+
+
+@needs_kernel
 def test_steps_close_without_synchronising() -> None:
     """Nor does the flush thread, for which the mode holds as well."""
     model = network_on()

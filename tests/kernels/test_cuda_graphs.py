@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from support.compiled import needs_gradients
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
@@ -15,6 +16,7 @@ from torch._guards import TracingContext
 import hookstats as hs
 
 
+@needs_gradients
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_whatever_a_graph_changes_stays_where_it_is() -> None:
     """CUDA graphs are given up where an input is changed that is not known to have one address."""

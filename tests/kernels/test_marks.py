@@ -94,6 +94,7 @@ FOLD = st.tuples(
 )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("bins", [LogBins(), LogBins(0, -3, 3), LinearBins(5, -1.0, 1.0)])
 @given(st.lists(st.lists(FOLD, max_size=5), min_size=1, max_size=5))
 def test_no_count_is_lost_whoever_wrote_it(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.capabilities import CAPABILITIES
 from support.devices import on_cuda, on_gpu
 from support.oracle import DTYPES, FLOATS, INTEGERS, State, check, fold
 from support.paths import python_path
@@ -249,9 +250,6 @@ def test_threads_change_no_bit(update: Update, dtype: torch.dtype) -> None:
         check(results[-1], x, channel_dim, LOG, LINEAR)
         assert same_bits(results[0], results[1])
         assert same_bits(results[0], results[2])
-
-
-CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
 
 
 @pytest.mark.check

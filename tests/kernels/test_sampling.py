@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.capabilities import compare_capabilities
 from support.oracle import DTYPES, State, check
-from support.paths import python_path
 from support.sampled import (
     check_counts,
     digest_of_sample,
@@ -50,6 +47,7 @@ def test_counts_what_the_hash_says(update: Update, dtype: torch.dtype) -> None:
             check_counts(got, x, channel_dim, bins, channel_bins, how)
 
 
+@pytest.mark.check
 def test_large_tensors_in_every_layout() -> None:
     """Several tasks, segments, blocks of channels and vectors that are not whole."""
     for values in (normal(3, 40_004).float(), normal(1000, 84).float(), normal(70, 1800).float()):
@@ -88,6 +86,7 @@ def test_no_moment_depends_on_the_sampling() -> None:
         assert torch.equal(sampled.tallies, whole.tallies)
 
 
+@pytest.mark.check
 def test_threads_change_no_count() -> None:
     for x, channel_dim in layouts(normal(6, 50_000).float()):
         results = []
@@ -203,24 +202,6 @@ def test_opcheck() -> None:
     torch.library.opcheck(operator, given)
 
 
-CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
-
-
+@pytest.mark.check
 def test_instruction_sets_change_no_count() -> None:
-    here = torch.backends.cpu.get_cpu_capability()
-    if here not in CAPABILITIES:
-        pytest.skip(f"this processor has {here}")
-    code = "from support.sampled import digest_of_sample as d; print(d())"
-    for capability in CAPABILITIES[: CAPABILITIES.index(here)]:
-        result = subprocess.run(
-            [sys.executable, "-c", code],
-            env={
-                **os.environ,
-                "PYTHONPATH": python_path(),
-                "ATEN_CPU_CAPABILITY": capability.lower(),
-            },
-            capture_output=True,
-            text=True,
-        )
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.strip() == digest_of_sample(), capability
+    compare_capabilities(digest_of_sample)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ of_a_checkout = pytest.mark.skipif(
     not (ROOT / ".git").exists(), reason="git lists the sources, and this is no checkout"
 )
 
+THIS_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 LOG = """
   hookstats: built the CPU operators with c++ against torch 2.11.0+cu130
   hookstats: C++ hooks: not built, the Python hooks will serve (no Python.h: install a; on Fedora b)
@@ -38,15 +41,17 @@ def test_what_a_build_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "tests", "said"),
+    ("log", "tests", "without", "said"),
     [
-        ("F.\n1 failed, 20 passed, 3 skipped in 2.00s\n", [], "1 failed, 20 passed"),
-        ("== 2 passed, 1 error in 9.81s ==", ["tests/hooks"], "2 passed, 1 error of tests/hooks"),
-        ("usage: pytest", [], "not run"),
+        ("F.\n1 failed, 20 passed, 3 skipped in 2.00s\n", [], [], "1 failed, 20 passed"),
+        ("= 2 passed, 1 error in 9s =", ["tests/a"], [], "2 passed, 1 error of tests/a"),
+        ("3 passed in 1s", [], ["tests/a", "tests/b"], "3 passed of all but tests/a, tests/b"),
+        ("3 passed in 1s", ["tests/a"], ["tests/a/b.py"], "3 passed of tests/a but tests/a/b.py"),
+        ("usage: pytest", [], [], "not run"),
     ],
 )
-def test_what_pytest_says(log: str, tests: list[str], said: str) -> None:
-    assert matrix.tested(log, tests) == said
+def test_what_pytest_says(log: str, tests: list[str], without: list[str], said: str) -> None:
+    assert matrix.tested(log, tests, without) == said
 
 
 def test_a_row_takes_the_place_of_the_one_before() -> None:
@@ -88,8 +93,8 @@ def test_a_fresh_copy_of_the_sources_keeps_what_was_built_alone(tmp_path: Path) 
 
 @of_a_checkout
 def test_a_version_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "0.0.0" / "venv" / "bin").mkdir(parents=True)
-    python = tmp_path / "0.0.0" / "venv" / "bin" / "python"
+    python = tmp_path / "0.0.0" / THIS_PYTHON / "bin" / "python"
+    python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho 'ERROR: no matching distribution'; exit 1\n")
     python.chmod(0o755)
     command = [sys.executable, "-m", "bench.matrix", "--torch", "0.0.0", "--keep", str(tmp_path)]
@@ -102,3 +107,25 @@ def test_a_version_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
     assert "exit code 1; see " in failed
     assert "no matching distribution" in (tmp_path / "0.0.0" / "log.txt").read_text()
     assert matrix.PAGE.read_text() == before
+
+
+def test_a_python_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        matrix.main(["--torch", "0.0.0", "--python", "no/python"])
+    assert "--python is 'no/python': expected a Python that runs here" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_makefile_hands_on_what_is_chosen() -> None:
+    kept = {"PATH": os.environ["PATH"]}
+
+    def command(*chosen: str) -> str:
+        done = subprocess.run(
+            ["make", "-n", "matrix", *chosen], cwd=ROOT, env=kept, capture_output=True, text=True
+        )
+        return " ".join(done.stdout.replace("\\\n", "").split())
+
+    assert " --without tests/a tests/b --python /opt/python " in command(
+        "PYTHON=/opt/python", "WITHOUT=tests/a tests/b"
+    ).replace('"', "")
+    assert " bench.matrix --torch 2.15.0 --jobs " in command("TORCH=2.15.0")

@@ -82,6 +82,7 @@ def test_the_first_deletion_is_said_once(tmp_path: Path, caplog: pytest.LogCaptu
     assert hs.open_run(tmp_path / "run").thinned > 0
 
 
+@pytest.mark.check
 def test_without_a_log_stderr_has_it_and_the_log_silences_it(tmp_path: Path) -> None:
     code = (
         "import sys, logging, torch, hookstats as hs\n"

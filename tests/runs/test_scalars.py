@@ -48,6 +48,7 @@ def test_a_reader_follows_a_writer(tmp_path: Path) -> None:
     assert run[1].scalars == {"loss": 0.5, "lr/0": 0.1}
 
 
+@pytest.mark.check
 def test_scalars_keep_to_their_share(tmp_path: Path) -> None:
     limit = 600_000
     fill(tmp_path, range(200), max_bytes=limit).close()

@@ -23,6 +23,7 @@ def writer_of(out: Path, rank: int, max_bytes: int, seconds: float = 3600.0) -> 
     return RunWriter(out, HEADER, rank=rank, max_bytes=max_bytes, seconds_per_part=seconds)
 
 
+@pytest.mark.check
 def test_ranks_keep_the_same_steps_though_their_parts_end_elsewhere(tmp_path: Path) -> None:
     """One rank writes a part after each step, the other one after every seventh; their limits, and
     so what each would take for a block, differ by a factor of 1.9."""
@@ -47,6 +48,7 @@ def test_ranks_keep_the_same_steps_though_their_parts_end_elsewhere(tmp_path: Pa
     assert all(set(range(b * block, (b + 1) * block)) <= set(fewer) for b in blocks)
 
 
+@pytest.mark.check
 def test_ranks_keep_the_same_steps_around_the_incident_of_one(tmp_path: Path) -> None:
     writers = [writer_of(tmp_path, rank, 700_000) for rank in (0, 1)]
     for step in range(400):

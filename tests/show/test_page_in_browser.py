@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.browser import chromium, requests, screen
+from support.browser import requests, screen
 from support.opened import Page, number
 from torch import nn
 
@@ -64,17 +64,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> hs.Run:
             optimizer.step()
             w.log(loss=loss)
     return hs.open_run(out)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
-
-
-@pytest.fixture(scope="module")
-def path(run: hs.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write(run, tmp_path_factory.mktemp("report") / "report.html")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from support.browser import chromium, requests, screen
+from support.browser import requests, screen
 from support.rewritten import rewritten
 from support.samples import BINS, CHANNEL_BINS, record_of
 
@@ -102,12 +101,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (part.parent / "00000-000001-000000000009.parquet").write_text(EVIL[1])  # named as damaged
     with pytest.warns(RuntimeWarning, match="left out"):
         return page.write(open_run(out, skip_damaged=True), scratch / "report.html")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
 
 
 USE = """

@@ -106,13 +106,15 @@ inline Bounds bounds_of(DType dtype) {
   return wide ? Bounds{1e-12, 1e-12, 1e-12, 1e-8} : Bounds{};
 }
 
-// Zero as it was made, and used again by one update after another.
-struct TestWorkspace {
-  std::vector<uint64_t> memory;
+// Zero as it was made, and used again by one update after another. What it grew out of is kept: an
+// update may have borrowed it for another launch.
+struct TestLender final : cuda::Lender {
+  std::vector<std::vector<uint64_t>> memories;
 
-  cuda::Workspace of(size_t bytes) {
-    memory.assign((bytes + 7) / 8, 0);
-    return {memory.data(), bytes};
+  cuda::Workspace lend(size_t bytes) override {
+    const size_t words = (bytes + 7) / 8;
+    if (memories.empty() || memories.back().size() < words) memories.emplace_back(words);
+    return {memories.back().data(), bytes};
   }
 };
 
@@ -137,9 +139,8 @@ inline State folded(const Case& c, const TestBins& tensor, const TestBins& chann
   UpdateParams params = sampled_params(c, state, tensor.device, channel.device, sampling);
   if (device_scale != nullptr) params.scale = 1.0f;
   params.device_scale = device_scale;
-  TestWorkspace workspace;
-  const cuda::Workspace given = workspace.of(cuda::workspace_bytes(device, params));
-  for (int i = 0; i < times; ++i) cuda::update(device, params, given, nullptr);
+  TestLender lender;
+  for (int i = 0; i < times; ++i) cuda::update(device, params, lender, nullptr);
   return state;
 }
 

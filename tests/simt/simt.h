@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "cuda/launch_config.h"
+#include "cuda/policy.h"
 
 #define HOOKSTATS_KERNEL
 #define HOOKSTATS_DEVICE inline
@@ -98,7 +99,7 @@ T from_lane(T value, int lane, const Site& site) {
 
 namespace hookstats::cuda {
 
-constexpr int kWarp = simt::kLanes;
+static_assert(kWarp == simt::kLanes);
 
 inline int thread_index() { return simt::running.thread; }
 inline int block_threads() { return simt::running.threads; }

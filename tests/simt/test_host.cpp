@@ -1,13 +1,39 @@
 // The host's part of the CUDA library, on a runtime of the tests' own: shared memory, workspaces
-// and streams, from several threads.
+// and streams, from several threads; and what an update asks of the host.
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
 #include <thread>
 #include <vector>
 
 #include "check.h"
 #include "cuda/launch.h"
 #include "cuda/streams.h"
+#include "cuda/update.cu"  // to launch kernels that do nothing
+
+static thread_local int allocations = 0;
+void* operator new(size_t bytes) {
+  ++allocations;
+  if (void* const made = std::malloc(bytes)) return made;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace hookstats::cuda {
+
+template <class Source, int kItems>
+void does_nothing(const Table<kItems>) {}
+
+template <class Source, int kItems>
+void launch_agent(const Table<kItems>& table, AgentKind, bool, const LaunchConfig& config) {
+  cuda::launch(does_nothing<Source, kItems>, config, table);
+}
+
+}  // namespace hookstats::cuda
 
 namespace {
 
@@ -196,6 +222,78 @@ void test_threads() {
   CHECK(wrong == 0, "%d workspaces too small", wrong.load());
 }
 
+struct OfStreams final : Lender {
+  Streams streams;
+  int lent = 0;
+  Workspace lend(size_t bytes) override {
+    ++lent;
+    return streams.workspace(stream(1), bytes);
+  }
+};
+
+constexpr Device kH200{0, 132, 227 * 1024, 9, 0};
+constexpr int64_t kSampling[] = {0, 8, 8};
+
+struct Observed {
+  const char* name;
+  std::vector<int64_t> sizes, strides;
+  int channel_dim, workspaces;
+
+  hookstats::UpdateParams params(bool sampled) const {
+    hookstats::UpdateParams params{};
+    params.data = reinterpret_cast<const void*>(uintptr_t{1} << 20);
+    params.tensor_bins = hookstats::log_bins(3, -127, 127);
+    params.sampling = sampled ? kSampling : nullptr;
+    params.view = hookstats::channel_view(sizes.data(), strides.data(),
+                                          static_cast<int>(sizes.size()), channel_dim, sampled);
+    return params;
+  }
+};
+
+const Observed kObserved[] = {{"whole", {1 << 22}, {1}, -1, 1},
+                              {"columns", {8192, 1024}, {1024, 1}, 1, 1},
+                              {"maps", {64, 256, 49}, {12544, 49, 1}, 1, 0}};
+
+// Once a stream has a workspace, an update is one call of the driver, and allocates nothing.
+void test_an_update_is_one_launch() {
+  driver::reset();
+  OfStreams lender;
+  for (const bool sampled : {false, true}) {
+    for (const Observed& observed : kObserved) {
+      const hookstats::UpdateParams params = observed.params(sampled);
+      update(kH200, params, lender, stream(1));  // may be the first
+      driver::state.kernels.clear();
+      driver::run_kernel(stream(1));
+      lender.lent = 0;
+      const int before = allocations;
+      update(kH200, params, lender, stream(1));
+      CHECK(allocations == before, "%s: %d allocations", observed.name, allocations - before);
+      CHECK(driver::state.kernels[stream(1)] == 2, "%s: one launch", observed.name);
+      CHECK(lender.lent == observed.workspaces, "%s: %d workspaces", observed.name, lender.lent);
+    }
+  }
+}
+
+// What an update takes of the host's time beside a bare launch; of a driver that does nothing.
+void print_times() {
+  constexpr int kTimes = 20000;
+  const auto microseconds = [](auto&& f) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kTimes; ++i) f();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    return took.count() / kTimes;
+  };
+  driver::reset();
+  OfStreams lender;
+  const double bare = microseconds([] { launch(small, with_shared(20), 0); });
+  for (const Observed& observed : kObserved) {
+    const hookstats::UpdateParams params = observed.params(false);
+    const double one = microseconds([&] { update(kH200, params, lender, stream(1)); });
+    std::printf("%s: an update takes %.2f us of the host, a bare launch %.2f\n", observed.name, one,
+                bare);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -207,5 +305,7 @@ int main() {
   test_per_thread_streams();
   test_a_destroyed_stream();
   test_threads();
+  test_an_update_is_one_launch();
+  print_times();
   return check::finish("test_host");
 }

@@ -170,11 +170,9 @@ void test_many() {
       simt::shared_limit = device.shared_bytes;
       simt::seed(seed);
       const int64_t count = static_cast<int64_t>(params.size());
-      TestWorkspace workspace;
-      const cuda::Workspace given =
-          workspace.of(cuda::workspace_bytes_many(device, params.data(), count));
+      TestLender lender;
       for (int times = 0; times < 2; ++times) {
-        cuda::update_many(device, params.data(), count, given, nullptr);
+        cuda::update_many(device, params.data(), count, lender, nullptr);
       }
     }
     for (size_t i = 0; i < all.size(); ++i) {
@@ -183,7 +181,8 @@ void test_many() {
       check_state(all[i], runs[0][i], t.host, c.host, bounds_of(all[i].dtype), 2);
       CHECK(runs[0][i] == runs[1][i], "many at once: %s, order", all[i].name.c_str());
     }
-    cuda::update_many(device, nullptr, 0, {nullptr, 0}, nullptr);
+    TestLender lender;
+    cuda::update_many(device, nullptr, 0, lender, nullptr);
   }
 }
 
@@ -227,8 +226,8 @@ void test_large_offsets() {
       params.view = channel_view(shape.sizes.data(), shape.strides.data(),
                                  static_cast<int>(shape.sizes.size()), shape.channel_dim);
       simt::shared_limit = device.shared_bytes;
-      TestWorkspace workspace;
-      cuda::update(device, params, workspace.of(cuda::workspace_bytes(device, params)), nullptr);
+      TestLender lender;
+      cuda::update(device, params, lender, nullptr);
       check_state(c, state, tensor.host, channel.host);
     }
   }
@@ -377,10 +376,8 @@ void test_samples_of_many() {
   }
   simt::shared_limit = kDevices[0].shared_bytes;
   const auto count = static_cast<int64_t>(params.size());
-  TestWorkspace workspace;
-  cuda::update_many(kDevices[0], params.data(), count,
-                    workspace.of(cuda::workspace_bytes_many(kDevices[0], params.data(), count)),
-                    nullptr);
+  TestLender lender;
+  cuda::update_many(kDevices[0], params.data(), count, lender, nullptr);
   for (size_t i = 0; i < all.size(); ++i) {
     const State alone =
         folded(all[i], tensor, channel, kDevices[0], 1, 1, nullptr, false, sampling);
@@ -395,10 +392,12 @@ void test_errors() {
   State state(1, none.host, none.host);
   const State before = state;
   const UpdateParams params = params_of(c, state, none.device, none.device);
-  CHECK(cuda::workspace_bytes(kDevices[0], params) > 0, "cut into pieces");
   bool refused = false;
   try {
-    cuda::update(kDevices[0], params, {nullptr, 0}, nullptr);
+    struct : cuda::Lender {
+      cuda::Workspace lend(size_t) override { return {nullptr, 0}; }
+    } lender;
+    cuda::update(kDevices[0], params, lender, nullptr);
   } catch (const std::invalid_argument&) {
     refused = true;
   }

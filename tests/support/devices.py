@@ -57,9 +57,9 @@ def on_cuda(update: Callable[..., None]) -> Callable[..., None]:
         ]
         update(*there)
         with torch.no_grad():
-            for mine, other in zip(arguments[2:], there[2:], strict=True):
+            for mine, other in zip(arguments[2:7], there[2:7], strict=True):
                 for a, b in zip(_list(mine), _list(other), strict=True):
-                    if a.dtype in (torch.float64, torch.int64):  # not bins, nor a scale
+                    if a.dtype in (torch.float64, torch.int64):  # not bins
                         a.copy_(b)
 
     return run

@@ -205,7 +205,7 @@ def test_a_sample_of_what_the_flush_thread_asks_for(moment: str, tmp_path: Path)
 @pytest.mark.check
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_more_that_the_flush_thread_asks_for(moment: str, tmp_path: Path) -> None:
-    go_through(moment, tmp_path, share=60)
+    go_through(moment, tmp_path, share=25)
 
 
 @pytest.mark.full

@@ -22,6 +22,8 @@ class Training:
         self.budget = budget
         self.cost = cost
         self.idle = 0.0
+        self.of_samples = 1.0
+        """What a recorded step costs where histograms are sampled, by what it costs otherwise."""
         self.in_background = 0.0
         self.noise: Callable[[], float] = lambda: 1.0
         self.step = 0
@@ -37,7 +39,8 @@ class Training:
             if recorded:
                 self.recorded.append(self.step)
                 self.background += self.in_background
-            cost = (self.cost if recorded else self.idle) * self.noise()
+            of_samples = self.of_samples if self.budget.is_sampled else 1.0
+            cost = (self.cost * of_samples if recorded else self.idle) * self.noise()
             base = BASE * self.noise()
             self.spent, self.trained = self.spent + cost, self.trained + base
             self.now += base + cost
@@ -72,7 +75,27 @@ def test_the_least_factor_that_keeps_to_the_budget(
         "every": expected,
         "takes": pytest.approx(cost / expected),
         "is_out_of_reach": False,
+        "is_sampled": False,
     }
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(
+    ("share", "of_samples", "factor"),
+    [(0.3, 0.5, 1), (0.03, 0.1, 1), (0.03, 0.4, 4), (0.03, 1.0, 8), (0.01, 0.25, 8)],
+)
+def test_histograms_are_sampled_before_steps_are_left_out(
+    share: float, of_samples: float, factor: int, direct: bool
+) -> None:
+    training = Training(Budget(share, samples=True), 0.2 * BASE, direct=direct)
+    training.of_samples = of_samples
+    training.run(50 if share > 0.01 else 200)
+    # By comparing alone, every second step is the most.
+    assert training.budget.is_sampled == (share < 0.2)
+    expected = max(factor, 1 if direct else 2)
+    assert training.budget.factor == expected
+    assert set(training.run(2000)) == {expected}
+    assert changes(training.factors) <= 2 + (not direct)
 
 
 def test_every_is_the_least_distance() -> None:

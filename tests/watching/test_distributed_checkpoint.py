@@ -16,8 +16,12 @@ from hookstats.runs.run import open_run
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
-# Of torch, where there is no process group.
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    # Of torch, where there is no process group.
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    # Of torch 2.10's own writer of checkpoints.
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
 
 
 class App:

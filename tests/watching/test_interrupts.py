@@ -3,7 +3,6 @@ number stands under the name of the tensor that has it."""
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import threading
@@ -31,15 +30,6 @@ ITERATIONS = 5
 MOMENTS = {"first": 0, "later": 2, "ahead": 2}
 """The iterations that are disturbed: that which makes the sites, a later one, and one in which the
 training itself reads the step before, as the flush thread is busy."""
-
-
-@pytest.fixture
-def frozen() -> Iterator[None]:
-    """Collections leave out what there was before: thousands of short trainings need many."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Training:

@@ -219,6 +219,7 @@ def norms_of_one_process(steps: int) -> list[float]:
         return [w.latest.scalars["grad_norm"] for _ in training]
 
 
+@pytest.mark.check
 def test_no_sum_is_lost_where_steps_wait_to_be_merged(ranks: Ranks) -> None:
     norms = norms_of_one_process(12)
     for records, failures, _ in ranks(of_sink, 12, False):

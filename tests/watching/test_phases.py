@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.compiled import needs_gradients
 from support.modules import network
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -121,6 +122,7 @@ def test_modes_both_keeps_an_evaluation_apart(compiled: bool) -> None:
         assert w.coverage()["0", "evaluation:output"].observed == 6
 
 
+@needs_gradients
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_calls_are_of_their_phase(backend: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +57,7 @@ def test_records_have_exact_steps_and_coverage_says_what_was_chosen(
             "every": 1,
             "takes": None,
             "is_out_of_reach": False,
+            "is_sampled": False,
         }
         assert "budget 1.00%: every=1 not measured yet" in str(w.coverage())
         train(w, model, optimizer, 20)
@@ -64,6 +67,44 @@ def test_records_have_exact_steps_and_coverage_says_what_was_chosen(
     assert found["every"] == 8
     assert "budget 1.00%: every=8 takes" in str(w.coverage())
     assert w.coverage().to_dict()["budget"] == found
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_histograms_are_sampled_once_that_is_too_much(
+    monkeypatch: pytest.MonkeyPatch, hooks_in: str, compiled: bool
+) -> None:
+    """Those of tensors that "auto" samples."""
+    clock(monkeypatch, 0.05)
+    model, x = nn.ReLU(), torch.randn(2, 100_000)
+    records: list[StepRecord] = []
+    settings: dict[str, Any] = {"kinds": ("output",), "rules": (), "sinks": [records.append]}
+    with hs.watch(model, budget=0.01, **settings) as w:
+        called = torch.compile(model, backend="aot_eager") if compiled else model
+        for _ in range(10):
+            called(x)
+            w.step()
+            w._flusher.drain(disk=False)
+    hists = {record.step: record["", "output"].tensor_hist for record in records}
+    assert {int(hist.count) for hist in hists.values() if hist is not None} == {200_000}
+    counted = {step: int(hist.counted) for step, hist in hists.items() if hist is not None}
+    # "auto" counts one of three units.
+    assert counted == {**dict.fromkeys(range(4), 200_000), 8: pytest.approx(200_000 / 3, abs=16)}
+
+
+def test_a_run_says_whether_a_budget_may_have_sampled(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    model, settings = nn.ReLU(), {"kinds": ("output",), "rules": (), "out": tmp_path}
+    for budget, sample in ((None, 1), (0.01, "auto"), (None, "auto")):
+        with hs.watch(model, budget=budget, append=True, **settings) as w:  # type: ignore[arg-type]
+            model(torch.ones(2, 3))
+            w.step()
+        run = hs.open_run(tmp_path)
+        assert run.bins is not None
+        assert run.bins.sample == sample
+        requires = json.loads((tmp_path / "run-00000.json").read_text()).get("requires", [])
+        assert requires == ["sampled"] * (sample == "auto")
+    counted = [run[step]["", "output"].tensor_hist for step in run.steps]
+    assert [int(hist.counted) for hist in counted if hist is not None] == [6, 6, 6]
 
 
 def test_steps_after_an_error_lie_outside_of_the_budget(
@@ -76,8 +117,9 @@ def test_steps_after_an_error_lie_outside_of_the_budget(
     arguments = {"after": 3, "rules": rules, "sinks": [records.append]}
     with hs.watch(model, optimizer, budget=0.01, **arguments) as w:
         train(w, model, optimizer, 30, bad=16)
-    # The alert of step 16 comes when step 17 has begun unrecorded.
-    assert [record.step for record in records] == [0, 1, 2, 3, 8, 16, 18, 19, 20, 24]
+    # The alert of step 16 comes when step 17 has begun, as a rule, unrecorded.
+    steps = [record.step for record in records]
+    assert steps in ([0, 1, 2, 3, 8, 16, first, first + 1, first + 2, 24] for first in (17, 18))
 
 
 def test_a_budget_out_of_reach_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +128,7 @@ def test_a_budget_out_of_reach_is_said_once(monkeypatch: pytest.MonkeyPatch) -> 
     optimizer = SGD(model.parameters(), lr=0.0)
     w = hs.watch(model, optimizer, budget=0.01, rules=())
     with pytest.warns(RuntimeWarning, match=r"keeping to budget = 0\.01 failed: watching") as said:
-        train(w, model, optimizer, 3000)
+        train(w, model, optimizer, 300)
     assert len(said) == 1
     w.close()
     assert "keeping to budget = 0.01" in w.coverage().failures
@@ -201,6 +243,7 @@ def agreed(rank: int) -> tuple[list[int], list[int]]:
     return due, merged
 
 
+@pytest.mark.check
 def test_ranks_that_merge_agree(ranks: Ranks) -> None:
     pytest.importorskip("pyarrow")
     answers = ranks(agreed)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compiled import needs_gradients
 from support.modules import network
 from torch import nn
 from torch.optim import SGD, Optimizer
@@ -26,7 +27,7 @@ def train(model: Any, optimizer: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_gradients)])
 def test_an_evaluation_is_skipped_and_counted(off: Any, compiled: bool) -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -14,6 +14,7 @@ import pyarrow.csv
 import pytest
 import torch
 from scipy import stats as scipy_stats
+from support.compiled import needs_gradients
 from support.everything import everything
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -124,7 +125,7 @@ def assert_record(record: StepRecord, seen: Seen) -> None:
 
 
 @pytest.mark.usefixtures("hooks_in")
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=needs_gradients)])
 def test_calls_and_micro_batches_merge_into_what_scipy_has_for_all(backend: str | None) -> None:
     """Compiled, the first micro-batch runs without the graph, and its states merge with those of
     the graph."""

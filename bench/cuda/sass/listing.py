@@ -84,6 +84,11 @@ class Kernel(NamedTuple):
         return "runs" if "runs<" in self.name else "columns"
 
     @property
+    def is_masked(self) -> bool:
+        """Whether it leaves out the rows of a mask."""
+        return "Masked<" in self.name
+
+    @property
     def dtype(self) -> str:
         for dtype, element in (("fp16", "Half"), ("bf16", "BFloat16"), ("fp32", "float")):
             if f"Vectors<hookstats::{element}>" in self.name or f"Vectors<{element}>" in self.name:

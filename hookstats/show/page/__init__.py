@@ -29,7 +29,17 @@ from hookstats.stats.printable import printable
 
 _SCRIPTS = (
     *("decode", "format", "colours", "range", "tree", "statistics", "heatmap", "curves"),
-    *("charts", "histogram", "quantiles", "channels", "panels", "registry", "alerts", "link"),
+    *(
+        "charts",
+        "histogram",
+        "quantiles",
+        "channels",
+        "panels",
+        "words",
+        "registry",
+        "alerts",
+        "link",
+    ),
     *("views", "lines", "flow", "worst", "main", "live", "page"),
 )
 

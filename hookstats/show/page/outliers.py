@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hookstats.records.sparse import Float64
 from hookstats.show.overview import Overview
 from hookstats.show.sampled import ChannelColumns, Sampled
 
@@ -33,9 +34,7 @@ def _of_site(s: int, channels: ChannelColumns, steps: tuple[int, ...]) -> list[d
     """The outliers of one site, a few at most."""
     rms, bad = channels.rms, channels.nonfinite
     live = np.where((rms > 0) & np.isfinite(rms), rms, np.nan)
-    counts = np.isfinite(live).sum(1)
-    usual = np.full(len(live), np.nan)
-    usual[counts >= _LEAST] = np.nanmedian(live[counts >= _LEAST], axis=1)
+    usual = _medians(live)
     distance = np.abs(np.log(live / usual[:, None]))
     distance = np.where(np.isnan(distance), 0.0, distance)
     worst = distance.max(0)
@@ -48,3 +47,11 @@ def _of_site(s: int, channels: ChannelColumns, steps: tuple[int, ...]) -> list[d
     alone = bad & ~bad.all(1, keepdims=True)
     firsts = [(c, int(alone[:, c].argmax())) for c in np.flatnonzero(alone.any(0)).tolist()[:5]]
     return found + [{"site": s, "channel": c, "step": steps[k], "ratio": None} for c, k in firsts]
+
+
+def _medians(live: Float64) -> Float64:
+    """[K]: the median of each row of [K, C], over what is no NaN; NaN where that is too little."""
+    counts = np.isfinite(live).sum(1)
+    ordered, every = np.sort(live, axis=1), np.arange(len(live))  # NaNs are last
+    middle = (ordered[every, (counts - 1) // 2] + ordered[every, counts // 2]) / 2
+    return np.where(counts >= _LEAST, middle, np.nan)

@@ -70,8 +70,11 @@ def compress(data: bytes) -> bytes:
 def planes(codes: Integers, width: int) -> bytes:
     """Codes [S, T] >= 0 of `width` bytes as they compress best: differences from column to column,
     modulo 256**width, all lowest bytes first, then the next ones."""
-    steps: Any = np.diff(codes.astype(np.int64), axis=1, prepend=0)
-    return b"".join(((steps >> 8 * k) & 255).astype(np.uint8).tobytes() for k in range(width))
+    # Numbers this wide wrap around as planes do.
+    wide = np.ascontiguousarray(codes, f"<u{1 << (width - 1).bit_length()}")
+    steps: Any = np.diff(wide, axis=1, prepend=wide.dtype.type(0))
+    each = steps.view(np.uint8).reshape(*wide.shape, wide.itemsize)
+    return b"".join(each[..., k].tobytes() for k in range(width))
 
 
 def _printable(value: Any) -> Any:

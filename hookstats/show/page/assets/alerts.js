@@ -21,6 +21,7 @@ function alertButton(data, n, go, helps = "") {
 function showAlerts(data, go) {
   const list = byId("alert-list");
   byId("main").classList.toggle("calm", !data.alerts.length);
+  document.querySelector("[data-tools=alerts]").hidden = !data.alerts.length;
   byId("alerts-title").textContent = data.alerts.length ? `Incidents (${integer(data.incidents.length)})` : "Alerts";
   if (!data.alerts.length) {
     list.replaceChildren(element("p", { class: "muted" }, "The rules found nothing: no NaN or infinity, no explosion, no dead channels."));
@@ -36,6 +37,12 @@ function showAlerts(data, go) {
   if (data.alertsInAll > data.alerts.length) {
     list.append(element("p", { class: "muted" }, `The first ${data.alerts.length} of ${integer(data.alertsInAll)} alerts are shown.`));
   }
+}
+
+function incidentRows() {
+  return [["incident", "severity", "rule", "step", "layer", "kind", "channel", "what"],
+    ...data.incidents.flatMap(({ alerts }, i) => alerts.map((n) => data.alerts[n]).map((alert) => [
+      i + 1, alert.severity, alert.rule, alert.step, labelOf(alert.name), alert.kind, alert.channel, alert.message]))];
 }
 
 function markAlert(chosen) {

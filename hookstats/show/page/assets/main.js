@@ -44,10 +44,17 @@ function start(unpacked) {
     new Chart(byId("channels"), { paint: paintChannels, describe: describeChannels, right: 76, ...common }),
   );
   timeAxis(byId("canvas-lines"), { plot: () => (linesPlot.ready ? linesPlot : null), zoom, choose: toColumn });
-  register("overview", "Layers by steps", { canvases: () => [byId("curves"), byId("heatmap").querySelector("canvas"), byId("heatmap-axis")], rows: heatmapRows });
+  register("overview", "Layers by steps", {
+    canvases: () => [pictureOf(byId("legend")), byId("curves"), byId("heatmap").querySelector("canvas"), byId("heatmap-axis")],
+    rows: heatmapRows,
+    of: () => chosen.shown.label + (view.relative ? " against each layer’s median" : ""),
+  });
   register("histogram", "Histogram over steps", { canvases: () => [byId("histogram")], rows: () => histogramRows(data, chosen.site) });
   register("quantiles", "Quantiles over steps", { canvases: () => [byId("quantiles")], rows: () => quantileRows(data, chosen.site) });
   register("channels", "Channels over steps", { canvases: () => [byId("channels")], rows: () => channelRows(data, chosen.site) });
+  register("alerts", "Incidents", { canvases: () => [pictureOf(byId("alert-list"))], rows: incidentRows, overall: true });
+  register("coverage", "Coverage", { canvases: () => [pictureOf(byId("coverage-body"))], rows: coverageRows, overall: true });
+  register("about", "The run", { canvases: () => [pictureOf(byId("facts"))], rows: factRows, overall: true });
   setUpViews();
   setUpFlow();
   listen();

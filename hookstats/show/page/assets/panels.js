@@ -81,6 +81,7 @@ function showLegend(scale, statistic, relative, marked) {
 function showCoverage(data) {
   const body = byId("coverage-body");
   const { coverage } = data;
+  document.querySelector("[data-tools=coverage]").hidden = !coverage;
   const left = data.troubles.map((text) => element("p", {}, text));
   if (!coverage) {
     body.replaceChildren(...left, element("p", { class: "muted" }, "The run has not ended: it is still being written, or was killed. The page can say what was skipped or missed once the watch is closed."));
@@ -112,6 +113,12 @@ function showCoverage(data) {
   if (coverage.stalls) troubles.push(`Training waited ${plural(coverage.stalls, "time")} for the previous step to be read out.`);
   parts.push(...troubles.map((text) => element("p", {}, text)));
   body.replaceChildren(...parts);
+}
+
+function coverageRows() {
+  return [["layer", "kind", "calls", "observed", "missing", "skipped", "error"],
+    ...data.coverage.rows.map((row) => [labelOf(row.name), row.kind, row.forwards, row.observed, row.missing,
+      Object.entries(row.skipped).map(([why, n]) => `${why}: ${n}`).join("; "), row.error])];
 }
 
 // numbers: which columns are aligned as such.
@@ -148,6 +155,7 @@ function showRun(data) {
     ["Ended", when(run.closed) ?? "not ended"],
     ["Versions", [`hookstats ${run.hookstats}`, run.torch && `torch ${run.torch}`].filter(Boolean).join(", ")],
   ].filter(([, text]) => text);
+  data.facts = facts;
   byId("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]));
   const notes = [
     merged > 1
@@ -164,3 +172,5 @@ function showRun(data) {
   ].filter(Boolean);
   byId("notes").replaceChildren(...notes.map((text) => element("li", {}, text)));
 }
+
+const factRows = () => [["what", "is"], ...data.facts];

@@ -1,43 +1,46 @@
 // Panels: whatever has a picture or numbers registers here once, and gets PNG, CSV and a link.
 
-const panels = new Map(); // by id: { id, title, canvases, rows }
+const panels = new Map(); // by id: { id, title, canvases, rows, overall, of }
 
 // The figure or section with data-panel=id gets the tools. canvases(): what a PNG shows, one below
-// the other; rows(): what a CSV has, the names of the columns first; either may be missing.
-function register(id, title, { canvases, rows }) {
-  panels.set(id, { id, title, canvases, rows });
+// the other; rows(): what a CSV has, the names of the columns first; overall: it is of all steps;
+// of(): what the colours are of.
+function register(id, title, { canvases, rows, overall = false, of }) {
+  panels.set(id, { id, title, canvases, rows, overall, of });
   const place = document.querySelector(`[data-tools="${id}"]`);
   const tool = (text, what, act) => {
     const button = element("button", { type: "button", class: "tool", "aria-label": `${what} of ${title}`, title: what }, text);
     button.addEventListener("click", act);
     return button;
   };
-  place.append(...[
-    canvases && tool("PNG", "Picture", () => savePicture(panels.get(id))),
-    rows && tool("CSV", "Numbers", () => saveNumbers(panels.get(id))),
+  place.append(
+    tool("PNG", "Picture", () => savePicture(panels.get(id))),
+    tool("CSV", "Numbers", () => saveNumbers(panels.get(id))),
     tool("Link", "Link to this view", (e) => copyLink(id, e.currentTarget)),
-  ].filter(Boolean));
+  );
 }
 
-function savePicture({ title, canvases }) {
-  const shown = canvases().filter((canvas) => canvas.width && canvas.offsetParent !== null);
+function savePicture({ title, canvases, overall, of }) {
+  const shown = canvases().filter((canvas) => canvas.width && (canvas.offsetParent !== null || !canvas.isConnected));
   if (!shown.length) return;
   const ratio = window.devicePixelRatio || 1;
   const [pad, head] = [12 * ratio, 30 * ratio];
   const out = document.createElement("canvas");
   out.width = Math.max(...shown.map((canvas) => canvas.width)) + 2 * pad;
-  out.height = shown.reduce((sum, canvas) => sum + canvas.height, 0) + head + 2 * pad;
+  const below = (canvas) => (canvas.isConnected ? 0 : pad / 2); // a legend keeps off what it explains
+  out.height = shown.reduce((sum, canvas) => sum + canvas.height + below(canvas), 0) + head + 2 * pad;
   const context = out.getContext("2d");
   context.fillStyle = css("--card");
   context.fillRect(0, 0, out.width, out.height);
   context.fillStyle = css("--ink");
   context.font = `600 ${13 * ratio}px ${css("--sans")}`;
   context.textBaseline = "middle";
-  context.fillText(`${title} · ${document.title} · ${stepsOf(data.spans[chosen.column])}`, pad, pad + head / 3, out.width - 2 * pad);
+  const about = [of ? `${title}: ${of()}` : title, document.title, ...(overall ? [] : [stepsOf(data.spans[chosen.column])])];
+  context.fillText(about.join(" · "), pad, pad + head / 3, out.width - 2 * pad);
   let y = pad + head;
   for (const canvas of shown) {
     context.drawImage(canvas, pad, y);
-    y += canvas.height;
+    y += canvas.height + below(canvas);
   }
   out.toBlob((blob) => save(blob, title, "png"));
 }

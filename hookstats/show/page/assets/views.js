@@ -1,10 +1,10 @@
 // The views of many layers, one at a time: curves of chosen layers, flow by depth, worst channels.
 
-const views = []; // { id, title, has(), draw(canvas) or fill(node), rows() }
+const views = []; // { id, title, has(), rows(), and draw(canvas), or fill() and words, the id of what it fills }
 
 const WAYS = ["--accent", "--warning", "--note-2", "--error", "--note-3", "--note-4"];
 
-// A view with a canvas draws(view), one without fills its node; has() says whether there is anything.
+// A view with a canvas draws(view), one without fills a node with words; has() says whether there is anything.
 function addView(view) {
   views.push(view);
 }
@@ -23,7 +23,7 @@ function setUpViews() {
       byId(`tab-${next.id}`).focus();
     });
     tabs.append(tab);
-    register(view.id, view.title, { canvases: view.draw && (() => [byId(`canvas-${view.id}`)]), rows: view.rows });
+    register(view.id, view.title, { canvases: () => [view.draw ? byId(`canvas-${view.id}`) : pictureOf(byId(view.words))], rows: view.rows, overall: !view.draw });
   }
 }
 

@@ -55,6 +55,7 @@ addView({
     return data.deadLayers.length + data.outliers.length > 0;
   },
   fill: fillWorst,
+  words: "worst-tables",
   rows: () => [["layer", "kind", "channel", "step", "what"],
     ...data.deadLayers.map(({ s, most, when }) => [label(data.sites[s]), data.sites[s].kind, null, data.spans[when][0], `${most} of ${data.sites[s].channels} channels dead`]),
     ...data.outliers.map((one) => [label(data.sites[one.site]), data.sites[one.site].kind, one.channel, one.step, outlierText(one)])],
