@@ -14,14 +14,16 @@
 #include "cuda/streams.h"
 #include "cuda/update.cu"  // to launch kernels that do nothing
 
+// Not inlined: a compiler that inlines one of a pair alone warns of memory that another allocator
+// frees.
 static thread_local int allocations = 0;
-void* operator new(size_t bytes) {
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* const made = std::malloc(bytes)) return made;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace hookstats::cuda {
 
