@@ -14,12 +14,15 @@ which GPUs to build them.
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "_build"))
 
+import beside  # noqa: E402
 import joined  # noqa: E402
 import nvcc  # noqa: E402
 import overheard  # noqa: E402
@@ -71,7 +74,7 @@ def library(name: str, files: list[Path], flags: list[str], **options: Any) -> E
 def operators() -> Extension:
     """The operator library: no Python module, loaded by torch.ops.load_library.
 
-    setuptools sorts the files by name: the one that takes longest, cpu/kernel.cpp, comes first.
+    setuptools sorts the files by name: those that take longest, cpu/kernel_avx*.cpp, come first.
     """
     files = [file for file in sources("ops/*.cpp", "cpu/*.cpp") if not is_of_cuda(file)]
     return library("_C", files, STABLE_ABI_FLAGS, py_limited_api=True)
@@ -96,6 +99,10 @@ def hooks() -> Extension:
     # Torch's headers include those of the operators that they use, not of all 1,600.
     flags = ["-DAT_PER_OPERATOR_HEADERS"]
     return library("_hooks", sources("hooks/*.cpp"), flags, libraries=["torch_python"])
+
+
+def _fail(reason: str) -> None:
+    raise RuntimeError(reason)
 
 
 class BuildLibraries(build_ext):
@@ -133,15 +140,15 @@ class BuildLibraries(build_ext):
             if remark is not None:
                 print(f"hookstats: {remark}")
         self.extensions = [of_cpu]
+        # They use what torch keeps the right to change.
+        made_hooks = self._start(of_hooks, toolchain.missing_headers())
         try:
             self._compile(of_cpu)
         except Exception as error:
             raise SystemExit(f"hookstats: CPU operators: not built ({error})") from None
         print(f"hookstats: built the CPU operators {using}")
-        # They use what torch keeps the right to change.
-        lacking = toolchain.missing_headers()
         what = f"C++ hooks {using}"
-        self._attempt(of_hooks, what, "the Python hooks", strict=WERROR, lacking=lacking)
+        self._attempt(of_hooks, what, "the Python hooks", made_hooks, WERROR)
         if torch.version.cuda is None and not forced:
             reason = "torch has no CUDA; FORCE_CUDA=1 builds them anyway"
             print(f"hookstats: CUDA kernels: not built ({reason})")
@@ -154,28 +161,25 @@ class BuildLibraries(build_ext):
             newer = nvcc.warning_for(toolkit, torch.version.cuda)
             if newer is not None:
                 print(f"hookstats: {newer}")
-            self._attempt(of_cuda, what, "the PyTorch fallback", strict=strict, toolkit=toolkit)
+            made_cuda = partial(self._compile_cuda, of_cuda, toolkit)
+            self._attempt(of_cuda, what, "the PyTorch fallback", made_cuda, strict)
 
-    def _attempt(
-        self,
-        extension: Extension,
-        what: str,
-        instead: str,
-        *,
-        strict: bool,
-        lacking: str | None = None,
-        toolkit: nvcc.Nvcc | None = None,
-    ) -> None:
-        """Compile a part that has a substitute, `instead`; unless `strict`, it may fail.
+    def _start(self, extension: Extension, lacking: str | None) -> Callable[[], None]:
+        """Compiles beside what is compiled next: one file, which would keep one core alone.
 
         lacking: why it cannot be compiled, if that is known before.
         """
+        if lacking is not None:
+            return partial(_fail, lacking)
+        compiling = partial(self._compile, extension)
+        return compiling if os.environ["MAX_JOBS"] == "1" else beside.start(compiling)
+
+    def _attempt(
+        self, extension: Extension, what: str, instead: str, make: Callable[[], None], strict: bool
+    ) -> None:
+        """Has `make` compile a part with a substitute, `instead`; unless `strict`, it may fail."""
         try:
-            if lacking is not None:
-                raise RuntimeError(lacking)
-            if toolkit is not None:
-                self._add_kernels(extension, toolkit)
-            self._compile(extension)
+            make()
         except Exception as error:
             if strict:
                 raise
@@ -186,7 +190,7 @@ class BuildLibraries(build_ext):
             self.extensions.append(extension)
             print(f"hookstats: built the {what}")
 
-    def _add_kernels(self, extension: Extension, toolkit: nvcc.Nvcc) -> None:
+    def _compile_cuda(self, extension: Extension, toolkit: nvcc.Nvcc) -> None:
         build = Path(self.build_temp) / "nvcc"
         objects = nvcc.compile_objects(
             toolkit, sources("cuda/*.cu"), ROOT / "csrc", build, NVCC_FLAGS
@@ -200,6 +204,7 @@ class BuildLibraries(build_ext):
         extension.extra_link_args += ["-Wl,--no-as-needed", "-ltorch"]
         if any(Path(folder, "libtorch_cuda.so").is_file() for folder in extension.library_dirs):
             extension.extra_link_args.append("-ltorch_cuda")
+        self._compile(extension)
 
     def _compile(self, extension: Extension) -> None:
         from torch.utils import cpp_extension

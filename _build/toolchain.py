@@ -26,7 +26,7 @@ TORCH_REQUIREMENT = "torch>=2.10"
 
 MEMORY_OF_A_COMPILER = 1.0
 """GB (10^9 bytes) that are counted for each compiler. g++ 12 takes 0.53 for a kernel's file, and 1.22
-for that of the C++ hooks, which is compiled alone."""
+for that of the C++ hooks, which is compiled beside the others where there are at least two jobs."""
 
 # Rejects what parses -std=c++20 but lacks parts of it, and g++ before __builtin_shufflevector.
 _CXX20_PROBE = """

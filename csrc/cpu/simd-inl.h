@@ -5,7 +5,9 @@
 
 constexpr int kRegisters = HOOKSTATS_VECTOR_BYTES == 64 ? 32 : 16;  // of an x86 processor
 
+#if !defined(HOOKSTATS_INLINE)
 #define HOOKSTATS_INLINE inline __attribute__((always_inline))
+#endif
 
 // A struct of registers, not one 64-byte vector: GCC would keep such a vector in memory.
 template <class T>

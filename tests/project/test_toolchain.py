@@ -19,6 +19,7 @@ from hookstats.kernels import native
 
 sys.path.append(str(ROOT / "_build"))
 
+import beside
 import joined
 import nvcc
 import overheard
@@ -188,7 +189,23 @@ def extensions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Extension]:
 
 def test_what_takes_longest_to_compile_comes_first(extensions: dict[str, Extension]) -> None:
     first = ROOT / min(extensions["hookstats._C"].sources)  # setuptools sorts them
-    assert "#define HOOKSTATS_VECTOR_BYTES 16\n" in first.read_text()
+    assert "#define HOOKSTATS_VECTOR_BYTES 32\n" in first.read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+def test_work_beside_is_done_or_says_why_not(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    def fail() -> None:
+        raise OSError("no such compiler")
+
+    works = [beside.start(work) for work in (made.touch, fail, lambda: os.kill(os.getpid(), 9))]
+    works[0]()
+    assert made.exists()
+    with pytest.raises(RuntimeError, match=r"^no such compiler$"):
+        works[1]()
+    with pytest.raises(RuntimeError, match=r"^its process ended with exit code -9$"):
+        works[2]()
 
 
 def test_the_hooks_read_the_headers_of_few_operators(extensions: dict[str, Extension]) -> None:
