@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.browser import requests, screen
-from support.opened import Page, number
+from support.opened import Page, number, open_page
 from torch import nn
 
 import hookstats as hs
@@ -307,8 +307,7 @@ def test_a_link_restores_the_view(browser: Any, path: Path) -> None:
     browser.get("about:blank")
     again = Page(browser, Path(path))
     browser.get("about:blank")
-    browser.get(link)
-    again.wait(lambda: again["readout"].text != "")
+    open_page(browser, link)
     assert again["readout"].text == said
     assert again.chosen == ("relu", "step 7")
     assert again["tab-flow"].get_attribute("aria-selected") == "true"
