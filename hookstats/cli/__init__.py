@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     completing = "_ARGCOMPLETE" in os.environ  # a shell asks what may come next
     # The parsers of all commands, which the help and completion need, take some milliseconds.
     alone = command in COMMANDS and [*arguments][:1] == [command] and not completing
-    parser = _parser((str(command),) if alone else COMMANDS)
+    # What completes words has a way of its own with arguments.
+    kind = _Parser if completing else _Command
+    parser = _parser((str(command),) if alone else COMMANDS, kind)
     if completing:
         import_module("hookstats.cli.completion").answer(parser)
     if command is not None and command not in COMMANDS:
@@ -104,8 +106,24 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message, lines=True))
 
 
-def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser, with these commands."""
+class _Command(_Parser):
+    """The parser of a command, whose options may stand between its arguments."""
+
+    _is_within = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        passes_on = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        if self._is_within or passes_on:  # to a script
+            return super().parse_known_args(args, namespace)
+        self._is_within = True  # until Python 3.12.7 the next call comes back here
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_within = False
+
+
+def _parser(names: Sequence[str], kind: type[_Parser]) -> argparse.ArgumentParser:
+    """The parser, with these commands, each parsed by one of this kind."""
     parser = _Parser(
         prog="hookstats",
         description="PyTorch's flight recorder: look at what `hookstats.watch` recorded.",
@@ -116,7 +134,9 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--traceback", action="store_true", help="show the traceback of an error, to report it"
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command", parser_class=kind
+    )
     for name in names:
         usage = import_module(f"hookstats.cli.usage.{name}")
         summary, _, details = (usage.__doc__ or "").partition("\n\n")

@@ -32,8 +32,8 @@ class Listed(NamedTuple):
     """How many steps were recorded."""
     last: int | None
     """The last of them."""
-    loss: float
-    """NaN where no loss was logged."""
+    loss: float | None
+    """None where no loss was logged."""
     severities: tuple[str, ...]
     """Of each incident."""
     closed: bool
@@ -98,16 +98,16 @@ def describe_run(run: Run, directory: Path) -> Listed:
     )
 
 
-def last_loss(run: Run) -> float:
-    """The loss that was logged last, that of the training before others; NaN without any."""
+def last_loss(run: Run) -> float | None:
+    """The loss that was logged last, that of the training before others; None without any."""
     names = sorted(
         (name for name in run.scalars if "loss" in name.lower()),
         key=lambda name: (name != "loss", not is_loss(name)),
     )
     if not names:
-        return math.nan
+        return None
     values = run.scalars[names[0]].values
-    return float(values[-1]) if len(values) else math.nan
+    return float(values[-1]) if len(values) else None
 
 
 def _order(one: Listed, by: str) -> tuple[object, str]:
@@ -115,10 +115,21 @@ def _order(one: Listed, by: str) -> tuple[object, str]:
         "started": one.started,
         "name": "",
         "steps": one.steps,
-        "loss": math.inf if math.isnan(one.loss) else one.loss,
+        "loss": _goodness(one.loss),
         "incidents": len(one.severities),
     }
     return keys[by], one.name
+
+
+def _goodness(loss: float | None) -> tuple[int, float]:
+    """Sorts the least loss first, those that are not finite after others, and none last."""
+    if loss is None:
+        return 2, 0.0
+    return (0, loss) if math.isfinite(loss) else (1, 0.0)
+
+
+def _style(loss: float | None) -> str:
+    return "" if loss is None or math.isfinite(loss) else STYLES["error"]
 
 
 def _cells(one: Listed) -> list[Cell]:
@@ -128,7 +139,7 @@ def _cells(one: Listed) -> list[Cell]:
         (one.started[:16].replace("T", " "), ""),
         (str(one.steps), ""),
         ("-" if one.last is None else str(one.last), ""),
-        ("-" if math.isnan(one.loss) else format_number(one.loss), ""),
+        ("-" if one.loss is None else format_number(one.loss), _style(one.loss)),
         (_said(one.severities, worst), STYLES.get(worst, "")),
         ("closed" if one.closed else "open", ""),
     ]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hookstats.records.keys import Key, finder, hint
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
+from hookstats.runs.arrays import numbers
 from hookstats.runs.columns import HIGHER_COLUMNS
 from hookstats.runs.encode import encode_table, join_tables
 from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN, TENSOR_COLUMNS, PartName
@@ -81,9 +82,9 @@ class OfRank(Selection):
         channels = (CHANNELS_COLUMN,) if self.parts.all_detailed(self._masks) else ()
         tensors = (*TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
         names = ("observed", *channels, *tensors)
-        tables = [table.filter(mask) for mask, table in self._read(names)]
+        tables = [*self._read(names)]
         return {
-            name: np.concatenate([t.column(name).to_numpy() for t in tables])[self._order]
+            name: np.concatenate([numbers(t.column(name))[mask] for mask, t in tables])[self._order]
             for name in names
         }
 
@@ -104,17 +105,14 @@ class OfRank(Selection):
 
     def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
         missing = [name for name in dict.fromkeys(names) if name not in self._lists]
-        found: dict[str, list[Any]] = {name: [] for name in missing}
+        found: dict[str, list[tuple[NDArray[Any], Int64]]] = {name: [] for name in missing}
         if missing:
             for mask, table in self._read(missing):
-                table = table if mask.all() else table.filter(mask)
                 for name in missing:
-                    found[name].append(table.column(name).combine_chunks())
-        for name, columns in found.items():
-            lengths = [column.value_lengths().to_numpy(zero_copy_only=False) for column in columns]
-            values = [column.flatten().to_numpy() for column in columns]
-            lists = np.concatenate(values), np.concatenate(lengths).astype(np.int64)
-            self._lists[name] = _in_order(*lists, self._order)
+                    found[name].append(_lists(table.column(name), mask))
+        for name, lists in found.items():
+            values, lengths = (np.concatenate(part) for part in zip(*lists, strict=True))
+            self._lists[name] = _in_order(values, lengths, self._order)
         return [self._lists[name] for name in names]
 
     def _read(self, columns: Sequence[str]) -> Iterator[tuple[NDArray[np.bool_], Any]]:
@@ -165,18 +163,13 @@ class Merged(Selection):
         higher = HIGHER_COLUMNS if "tensor_m3" in self._table.column_names else ()
         channels = (CHANNELS_COLUMN,) if detail else ()
         columns = ("observed", *channels, *TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
-        self.numbers = {name: self._table.column(name).to_numpy()[self._order] for name in columns}
+        self.numbers = {name: numbers(self._table.column(name))[self._order] for name in columns}
 
     def record(self, step: int) -> StepRecord:
         return self._whole.record(step)
 
     def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
-        found = []
-        for name in names:
-            column = self._table.column(name).combine_chunks()
-            lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-            found.append(_in_order(column.flatten().to_numpy(), lengths, self._order))
-        return found
+        return [_in_order(*_lists(self._table.column(name)), self._order) for name in names]
 
 
 class _Rows(NamedTuple):
@@ -211,6 +204,15 @@ def _rows(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, in
     sites = row_sites(table, keys, mask)
     steps = np.repeat([where.step for where in records], [where.rows for where in records])
     return _Rows(name, mask, steps.astype(np.int64), sites)
+
+
+def _lists(column: Any, mask: NDArray[np.bool_] | None = None) -> tuple[NDArray[Any], Int64]:
+    """The values of the lists in a column, or in the rows of a mask alone, and their lengths."""
+    lists = column.combine_chunks()
+    values, lengths = numbers(lists.flatten()), numbers(lists.value_lengths()).astype(np.int64)
+    if mask is None or mask.all():
+        return values, lengths
+    return values[np.repeat(mask, lengths)], lengths[mask]
 
 
 def _in_order(

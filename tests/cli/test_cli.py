@@ -18,6 +18,7 @@ import pytest
 import torch
 from support.commands import call, healthy, spawn, write_run
 from support.paths import ROOT
+from support.payloads import payload_of
 from support.samples import record_of
 
 from hookstats._version import __version__
@@ -68,6 +69,26 @@ def test_examples_are_commands_that_parse(name: str, monkeypatch: pytest.MonkeyP
     for line in re.findall(r"^  hookstats (.*)$", usage, re.MULTILINE):
         command, *_ = re.split(r" {3,}", line)
         assert call(*shlex.split(command)).code == 0
+
+
+def test_options_stand_anywhere(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", *map(healthy, range(3)))
+    out = tmp_path / "page.html"
+    for arguments in (
+        [run, "--steps", "0:1", other, "-o", out],
+        ["-o", out, run, "--steps", "0:1", other],
+        [run, other, "--steps=0:1", "-o", out],
+    ):
+        assert call("report", *arguments) == (0, f"{out}\n", "")
+        page = payload_of(out.read_text())
+        assert [one["name"] for one in page["others"]] == ["other"]
+        assert [first for first, *_ in page["spans"]] == [0, 1]
+    assert call("compare", run, "--steps", other).code == 2
+    said = call("report", run, "--steps", "0:1", other, "third").err
+    assert said.startswith("usage: hookstats")
+    assert said.endswith("error: unrecognized arguments: third\n")
+    assert "the following arguments are required: RUN" in call("report", "--steps", "0:1").err
+    assert call("show", "--", run).code == 0
 
 
 def test_the_version() -> None:

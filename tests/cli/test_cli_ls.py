@@ -58,6 +58,18 @@ def test_runs_are_listed_with_steps_losses_and_incidents(runs: Path) -> None:
     assert next(iter(rows(runs, "--sort", "loss"))) == "sick"
 
 
+@pytest.mark.parametrize("last", [torch.nan, torch.inf, -torch.inf])
+def test_a_loss_that_is_not_finite_is_said(runs: Path, last: float) -> None:
+    model = nn.Linear(4, 4)
+    with hs.watch(model, out=runs / "ill", rules=()) as w:
+        for loss in (1.0, last):
+            model(torch.ones(2, 4))
+            w.log(loss=loss)
+            w.step()
+    assert rows(runs)["ill"] == ["2", "1", str(last), "0", "closed"]
+    assert list(rows(runs, "--sort", "loss"))[:2] == ["sick", "ill"]
+
+
 def test_a_run_itself_and_a_directory_without_runs(runs: Path, tmp_path: Path) -> None:
     assert list(rows(runs / "sick")) == [str(runs / "sick")]
     nothing = tmp_path / "deep" / "nothing"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.browser import requests, screen
-from support.opened import Page, number
+from support.opened import Page, number, open_page
 from torch import nn
 
 import hookstats as hs
@@ -91,6 +91,33 @@ def test_numbers_are_those_of_the_run(page: Page, run: hs.Run) -> None:
                     assert number(tiles[label]) == pytest.approx(expected, rel=0.01)
                 page.press(page.heatmap, page.keys.ARROW_RIGHT)
             page.press(page.heatmap, page.keys.HOME, page.keys.ARROW_DOWN)
+
+
+def test_what_is_chosen_before_everything_is_there_is_shown_then(browser: Any, path: Path) -> None:
+    at_once = """
+        const press = () => {
+          const heatmap = document.getElementById("heatmap");
+          const key = { key: "Home", ctrlKey: true, bubbles: true };
+          heatmap.dispatchEvent(new KeyboardEvent("keydown", key));
+          window.early = [document.getElementById("tiles").children.length, main.dataset.whole];
+        };
+        new MutationObserver((changes, self) => {
+          const main = document.getElementById("main");
+          if (main?.dataset.first === undefined) return;
+          self.disconnect();
+          press();
+        }).observe(document, { subtree: true, attributes: true, childList: true });
+    """
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": at_once})
+    try:
+        page = Page(browser, path)
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    assert page.script("return window.early") == [0, None]  # the heatmap comes first
+    assert page.chosen[1] == "step 0"
+    assert page["readout"].text.split()[2:4] == ["step", "0"]
+    assert len(page.tiles()) == 9
+    assert browser.get_log("browser") == []
 
 
 def test_keys_move_and_stop_at_the_ends(page: Page) -> None:
@@ -307,8 +334,7 @@ def test_a_link_restores_the_view(browser: Any, path: Path) -> None:
     browser.get("about:blank")
     again = Page(browser, Path(path))
     browser.get("about:blank")
-    browser.get(link)
-    again.wait(lambda: again["readout"].text != "")
+    open_page(browser, link)
     assert again["readout"].text == said
     assert again.chosen == ("relu", "step 7")
     assert again["tab-flow"].get_attribute("aria-selected") == "true"

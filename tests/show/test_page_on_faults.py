@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.browser import chromium, screen
-from support.opened import number
+from support.opened import number, open_page
 
 import hookstats as hs
 from hookstats.records.alerts import worst
@@ -60,7 +60,7 @@ def test_tiles_at_each_alert_are_those_of_its_step(browser: Any, tmp_path: Path,
         patch.setattr(report, "_MOST_BYTES", 0)
         patch.setattr(report, "_LEAST_BYTES", 3000)
         report.write(run, path)
-    browser.get(path.as_uri())
+    open_page(browser, path.as_uri())
     browser.set_script_timeout(60)
     told = browser.execute_script(TELL)
     alerts = [alert for incident in worst(run.incidents) for alert in incident.alerts]

@@ -29,6 +29,7 @@ MOST = 400  # pixels of a row that are compared
 STEPS, NAN_FROM = 12, 9
 WORDS = {
     "alerts": "alert-list",
+    "detail": "tiles",
     "worst": "worst-tables",
     "coverage": "coverage-body",
     "about": "facts",
@@ -163,6 +164,25 @@ def test_every_panel_saves_a_picture_and_numbers(page: Page, run: hs.Run) -> Non
         header, *rows = csv.reader(io.StringIO(saved(page, panel, "CSV").decode()))
         assert rows
         assert {len(row) for row in rows} == {len(header)}
+
+
+def test_numbers_of_a_layer_are_those_of_its_tiles_in_every_step(page: Page, run: hs.Run) -> None:
+    page.kind("output")
+    page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
+    header, *rows = csv.reader(io.StringIO(saved(page, "detail", "CSV").decode()))
+    assert [row[0] for row in rows] == [f"step {step}" for step in range(STEPS)]
+    for step, row in enumerate(rows):
+        numbers = dict(zip(header[1:], (float(cell or "nan") for cell in row[1:]), strict=True))
+        whole = run[step][page.chosen[0], "output"].per_tensor()
+        for name in ("rms", "mean", "std", "min", "max"):
+            expected = float(getattr(whole, name)) if int(whole.count) else torch.nan
+            assert numbers[name] == pytest.approx(expected, rel=0.01, nan_ok=True)
+        exact = {
+            "NaNs": whole.nan,
+            "finite values": whole.count,
+            "positive infinities": whole.posinf,
+        }
+        assert {name: numbers[name] for name in exact} == {k: int(n) for k, n in exact.items()}
 
 
 def test_numbers_of_incidents_and_of_coverage_are_the_runs(page: Page, run: hs.Run) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from support.browser import requests, screen
+from support.opened import open_page
 from support.rewritten import rewritten
 from support.samples import BINS, CHANNEL_BINS, record_of
 
@@ -136,7 +137,7 @@ USE = """
 def test_no_text_of_a_run_becomes_a_script(browser: Any, report: Path) -> None:
     screen(browser, 1280, 800)
     requests(browser), browser.get_log("browser")
-    browser.get(report.as_uri())
+    open_page(browser, report.as_uri())
     browser.set_script_timeout(60)
     assert browser.execute_async_script(USE) == "used"
     assert browser.execute_script("return window.owned") is None

@@ -17,6 +17,7 @@ from support.samples import BINS, record_of
 from hookstats.cli import main
 from hookstats.records.record import StepRecord
 from hookstats.runs.writer import RunWriter
+from hookstats.stats.bins import Bins
 
 
 class Result(NamedTuple):
@@ -74,7 +75,12 @@ def parts_of(run: Path, rank: int = 0) -> list[Path]:
     return sorted((run / "parts").glob(f"{rank:05d}-*"))
 
 
-def healthy(step: int, changes: Mapping[tuple[str, str], float] | None = None) -> StepRecord:
+def healthy(
+    step: int,
+    changes: Mapping[tuple[str, str], float] | None = None,
+    rank: int = 0,
+    bins: Bins = BINS,
+) -> StepRecord:
     """A step of a small network in good health; `changes` scale the tensors of some sites."""
     generator = torch.Generator().manual_seed(step)
     shapes = {
@@ -91,5 +97,7 @@ def healthy(step: int, changes: Mapping[tuple[str, str], float] | None = None) -
             for key, shape in shapes.items()
         },
         step,
+        rank,
+        bins,
         channel_bins=None,
     )

@@ -15,6 +15,20 @@ def number(text: str) -> float:
     return float(text.replace("\u2212", "-").replace("\u2013", "nan").replace(",", ""))
 
 
+def open_page(browser: Any, url: str) -> None:
+    """Open a report, and wait until it shows all that it has: the heatmap comes first."""
+    browser.get(url)
+    whole = "return document.getElementById('main').dataset.whole !== undefined"
+    _wait(lambda: bool(browser.execute_script(whole)))
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "the page did not get there"
+        time.sleep(0.02)
+
+
 class Page:
     """The report in the browser."""
 
@@ -23,8 +37,7 @@ class Page:
 
         self.browser, self.keys = browser, Keys
         requests(browser), browser.get_log("browser")  # of the page before
-        browser.get(path.as_uri())
-        self.wait(lambda: self["readout"].text != "")
+        open_page(browser, path.as_uri())
 
     def __getitem__(self, name: str) -> Any:
         return self.browser.find_element("id", name)
@@ -34,10 +47,7 @@ class Page:
         return found
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, "the page did not get there"
-            time.sleep(0.02)
+        _wait(condition)
 
     def script(self, code: str, *arguments: Any) -> Any:
         return self.browser.execute_script(code, *arguments)

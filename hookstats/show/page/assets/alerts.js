@@ -6,7 +6,8 @@ function alertButton(data, n, go, helps = "") {
   const alert = data.alerts[n];
   const [mark, word] = MARKS[alert.severity] ?? MARKS.note;
   // The message repeats the line above it: rule, step, kind and name.
-  const what = alert.message.split(`${alert.kind} of '${alert.name}' `).at(-1);
+  const [, said = alert.message] = alert.message.split(`${alert.rule}: step ${alert.step}: `);
+  const what = said.split(`${alert.kind} of '${alert.name}' `).at(-1);
   const button = element("button", { type: "button", class: "alert", "data-alert": n },
     element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
     element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),

@@ -2,27 +2,35 @@
 
 const CODES = { missing: 0, dead: 1, nonfinite: 2, firstLevel: 3 }; // bytes of a channel image
 
-async function unpack(text) {
+// What the heatmap of rms and its readout need; what else there is, is inflated after the first frame.
+const FIRST = new Set(["seen", "nan", "posinf", "neginf", "dead", "rms"]);
+
+// With `whole` all numbers are there at once, else once `data.rest()` is kept.
+async function unpack(text, whole) {
   const all = bytesOf(text);
   const size = new DataView(all.buffer).getUint32(0, true);
   const head = await inflate(all.subarray(4, 4 + size));
   const length = new DataView(head.buffer).getUint32(0, true);
   const data = JSON.parse(new TextDecoder().decode(head.subarray(4, 4 + length)));
   data.bytes = cut(head, 4 + length, data.lengths);
-  const packed = cut(all, 4 + size, data.blocks);
-  const blocks = Object.create(null);
-  await Promise.all(Object.keys(packed).map(async (name) => (blocks[name] = await inflate(packed[name]))));
   data.columns = data.spans.length;
   data.channels = data.sites.map((site) => (site.uneven ? null : site.channels));
   data.starts = Object.create(null);
   // What is set beside, run B or each rank, has the same names in an object of its own.
   data.others = data.others.map((about) => Object.assign(Object.create(data), about, { starts: Object.create(null) }));
-  for (const about of data.arrays) {
+  const packed = cut(all, 4 + size, data.blocks);
+  const arrays = data.arrays.map((about) => {
     const [, n, name] = /^(?:b(\d+)\.)?(.*)$/.exec(about.name);
     const owner = n === undefined ? data : data.others[n];
     owner.starts[name] = about.starts;
-    lazily(owner, name, () => decode(data, about, blocks[about.name]));
-  }
+    return { name, add: async () => {
+      const bytes = await inflate(packed[about.name]);
+      lazily(owner, name, () => decode(data, about, bytes));
+    } };
+  });
+  const add = (isWanted) => Promise.all(arrays.filter(({ name }) => isWanted(name)).map((array) => array.add()));
+  await add((name) => whole || FIRST.has(name));
+  data.rest = () => (whole ? null : add((name) => !FIRST.has(name)));
   for (const one of data.statistics) one.of = SHARES[one.id] ?? ((d, i) => d[one.id][i]);
   placeSamples(data);
   return data;
@@ -36,7 +44,7 @@ function bytesOf(base64) {
 }
 
 async function inflate(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Response(bytes).body.pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
@@ -60,22 +68,29 @@ function lazily(object, name, make) {
   });
 }
 
-// An array [sites, columns]; columns that share a number all have it.
+// An array [sites, columns]; columns that share a number all have it. `bytes` are planes of S * K
+// differences, the lowest bytes first.
 function decode(data, { code, width, starts }, bytes) {
   const [S, T] = [data.sites.length, data.columns];
   const K = starts ? starts.length : T;
-  const n = S * K;
   const out = new (code === "log" || (code === "count" && width > 2) ? Float64Array : Float32Array)(S * T);
   const number = NUMBERS[code](data);
   const modulus = 256 ** width;
+  const table = width > 2 ? null : Float64Array.from({ length: modulus }, (_, n) => number(n));
   for (let s = 0; s < S; s++) {
     let value = 0;
     for (let k = 0; k < K; k++) {
       const at = s * K + k;
-      for (let b = 0, unit = 1; b < width; b++, unit *= 256) value += bytes[b * n + at] * unit;
-      if (value >= modulus) value -= modulus;
-      const end = starts ? (k + 1 < K ? starts[k + 1] : T) : k + 1;
-      out.fill(number(value), s * T + (starts ? starts[k] : k), s * T + end);
+      value += bytes[at];
+      if (width > 1) value += bytes[S * K + at] << 8;
+      if (table) value &= modulus - 1;
+      else {
+        for (let b = 2; b < width; b++) value += bytes[b * S * K + at] * 256 ** b;
+        value %= modulus;
+      }
+      const x = table ? table[value] : number(value);
+      if (starts) out.fill(x, s * T + starts[k], s * T + (k + 1 < K ? starts[k + 1] : T));
+      else out[at] = x;
     }
   }
   return out;
@@ -108,17 +123,15 @@ function placeSamples(data) {
   data.sampleTo = new Int32Array(places.length);
   data.sampleAt = new Int32Array(places.length);
   let first = 0;
-  for (let t = 0, k = 0; t < data.columns; t++) {
-    const [from, to] = [first, first + data.spans[t][2]];
+  for (let t = 0, k = 0, j = 0; t < data.columns; t++) {
+    const to = first + data.spans[t][2];
+    const middle = (first + to - 1) / 2;
     first = to;
-    const middle = (from + to - 1) / 2;
     while (k + 1 < places.length && Math.abs(places[k + 1] - middle) <= Math.abs(places[k] - middle)) k++;
     data.sampleOf[t] = k;
     data.sampleFrom[k] = Math.min(data.sampleFrom[k], t);
     data.sampleTo[k] = t + 1;
-    places.forEach((place, j) => {
-      if (place >= from && place < to) data.sampleAt[j] = t;
-    });
+    for (; j < places.length && places[j] < to; j++) data.sampleAt[j] = t;
   }
 }
 

@@ -97,6 +97,7 @@ addView({
   title: "Flow by depth",
   has: () => sitesOf(chosen.kind).length > 1,
   draw: drawFlow,
+  of: () => chosen.kind,
   rows: () => [["layer", "kind", "step", "rms", "greatest magnitude", "share of zeros", "not finite"],
     ...sitesOf(chosen.kind).map((s) => {
       const i = s * data.columns + chosen.column;

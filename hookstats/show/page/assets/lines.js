@@ -73,10 +73,11 @@ addView({
   has: () => data.columns > 1,
   draw: drawLines,
   fill: () => showPins(data),
+  of: () => chosen.shown.label,
   rows: () => {
     const layers = shownLayers();
-    return [["step", ...layers.map((s) => `${label(data.sites[s])} ${data.sites[s].plain} ${chosen.statistic.label}`)],
-      ...data.spans.map(([first], t) => [first, ...layers.map((s) => finiteOr(chosen.statistic.of(data, s * data.columns + t, data.sites[s])))])];
+    return [["step", ...layers.map((s) => `${layerText(s)} ${chosen.shown.label}`)],
+      ...data.spans.map(([first], t) => [first, ...layers.map((s) => finiteOr(chosen.shown.of(data, s * data.columns + t, data.sites[s])))])];
   },
 });
 

@@ -24,7 +24,7 @@ function follow() {
 
 // The same layer, step, alert and pins in new data; who was at the last step goes on with it.
 async function renew(text) {
-  const fresh = await unpack(text);
+  const fresh = await unpack(text, true);
   const [s, last, step] = [chosen.site, chosen.column === data.columns - 1, data.spans[chosen.column][0]];
   const nameOf = (one) => JSON.stringify([one.name, one.kind]);
   const known = new Map(fresh.sites.map((site, n) => [nameOf(site), n]));

@@ -32,7 +32,8 @@ function paper() {
 
 theme();
 paper();
-unpack(byId("payload").textContent).then(start).then(follow).catch((error) => {
+// A link may be to any number.
+unpack(byId("payload").textContent, location.hash.length > 1).then(start).then(follow).catch((error) => {
   const old = typeof DecompressionStream === "undefined";
   byId("failure").textContent = old
     ? "This page needs a browser of 2023 or later (DecompressionStream)."

@@ -36,6 +36,18 @@ function showTiles(data, s, column) {
   }));
 }
 
+// The numbers of a layer in all steps that are shown: what its tiles have, and what is set beside.
+function tileRows(data, s) {
+  const arrays = { rms: "rms", mean: "mean", std: "std", min: "min", max: "max", "share of zeros": "zero", NaNs: "nan", "positive infinities": "posinf", "negative infinities": "neginf", "dead channels": "dead", "finite values": "count" };
+  const known = Object.entries(arrays).filter(([, array]) => array !== "dead" || !data.sites[s].uneven);
+  const cells = [[data, ""], ...(data.b ? [[data.b, besideNames().short + " "]] : [])].flatMap(([d, of]) => known.flatMap(([name, array]) => [
+    [of + name, (t) => (d.seen[s * data.columns + t] ? finiteOr(d[array][s * data.columns + t]) : null)],
+    ...(d.starts[array] ? [[`${of}${name} is of`, (t) => stepsOf(reach(d, array, t))]] : []),
+  ]));
+  const columns = Array.from({ length: range.to - range.from }, (_, k) => range.from + k);
+  return [["steps", ...cells.map(([name]) => name)], ...columns.map((t) => [stepsOf(data.spans[t]), ...cells.map(([, cell]) => cell(t))])];
+}
+
 // The number of what is set beside.
 function twin(data, i, array, column) {
   if (!data.b || array === "nan") return null;

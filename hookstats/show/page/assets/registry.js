@@ -4,7 +4,7 @@ const panels = new Map(); // by id: { id, title, canvases, rows, overall, of }
 
 // The figure or section with data-panel=id gets the tools. canvases(): what a PNG shows, one below
 // the other; rows(): what a CSV has, the names of the columns first; overall: it is of all steps;
-// of(): what the colours are of.
+// of(): which of what there may be it shows, such as a layer.
 function register(id, title, { canvases, rows, overall = false, of }) {
   panels.set(id, { id, title, canvases, rows, overall, of });
   const place = document.querySelector(`[data-tools="${id}"]`);
@@ -42,13 +42,15 @@ function savePicture({ title, canvases, overall, of }) {
     context.drawImage(canvas, pad, y);
     y += canvas.height + below(canvas);
   }
-  out.toBlob((blob) => save(blob, title, "png"));
+  out.toBlob((blob) => save(blob, [title, of?.()], "png"));
 }
 
-function saveNumbers({ title, rows }) {
+function saveNumbers({ title, rows, of }) {
   const text = rows().map((row) => row.map(csvCell).join(",")).join("\r\n") + "\r\n";
-  save(new Blob([text], { type: "text/csv" }), title, "csv");
+  save(new Blob([text], { type: "text/csv" }), [title, of?.()], "csv");
 }
+
+const LONGEST = 120; // characters of a file's name
 
 // Names are of strangers: none may become a formula of a spreadsheet.
 function csvCell(value) {
@@ -58,9 +60,9 @@ function csvCell(value) {
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
-function save(blob, title, kind) {
+function save(blob, what, kind) {
   const url = URL.createObjectURL(blob);
-  const name = `${data.run.name} ${title}`.replace(/[^\p{L}\p{N}]+/gu, "-");
+  const name = [data.run.name, ...what].join(" ").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, LONGEST);
   const link = element("a", { href: url, download: `${name}.${kind}` });
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10000);

@@ -64,7 +64,11 @@ const stateOf = new WeakMap();
 function statesOf(d) {
   if (stateOf.has(d)) return stateOf.get(d);
   const { seen, nan, posinf, neginf } = d;
-  const states = Uint8Array.from(seen, (one, i) => (!one ? STATE.missing : nan[i] + posinf[i] + neginf[i] > 0 ? STATE.nonfinite : STATE.finite));
+  const states = new Uint8Array(seen.length); // finite
+  for (let i = 0; i < states.length; i++) {
+    if (!seen[i]) states[i] = STATE.missing;
+    else if (nan[i] + posinf[i] + neginf[i] > 0) states[i] = STATE.nonfinite;
+  }
   stateOf.set(d, states);
   return states;
 }
@@ -134,8 +138,8 @@ function sizesOf(rows) {
   let at = 0;
   let greatest = 0;
   for (const row of rows) {
-    for (const x of row) {
-      const size = Math.abs(x);
+    for (let t = 0; t < row.length; t++) {
+      const size = Math.abs(row[t]);
       if (size > greatest && size < Infinity) greatest = size;
       if (at++ % pace === 0 && size > 0 && size < Infinity) found.push(size);
     }

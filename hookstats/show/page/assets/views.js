@@ -1,6 +1,6 @@
 // The views of many layers, one at a time: curves of chosen layers, flow by depth, worst channels.
 
-const views = []; // { id, title, has(), rows(), and draw(canvas), or fill() and words, the id of what it fills }
+const views = []; // { id, title, has(), rows(), of(), and draw(canvas), or fill() and words, the id of what it fills }
 
 const WAYS = ["--accent", "--warning", "--note-2", "--error", "--note-3", "--note-4"];
 
@@ -23,7 +23,7 @@ function setUpViews() {
       byId(`tab-${next.id}`).focus();
     });
     tabs.append(tab);
-    register(view.id, view.title, { canvases: () => [view.draw ? byId(`canvas-${view.id}`) : pictureOf(byId(view.words))], rows: view.rows, overall: !view.draw });
+    register(view.id, view.title, { canvases: () => [view.draw ? byId(`canvas-${view.id}`) : pictureOf(byId(view.words))], rows: view.rows, overall: !view.draw, of: view.of });
   }
 }
 
