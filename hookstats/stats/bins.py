@@ -62,8 +62,8 @@ class Bins(ABC):
 class LinearBins(Bins):
     """`bins` bins of equal width from `lo` to `hi`.
 
-    Edge i is the float32 nearest to ``lo + (hi - lo) * i / bins``, and the counts are those of
-    `torch.searchsorted` on the edges: each bin includes its left edge, the last bin both edges.
+    The edges are `torch.linspace(lo, hi, bins + 1, dtype=torch.float32)`, and the counts are those
+    of `torch.searchsorted` on the edges: each bin includes its left edge, the last bin both edges.
     Values below `lo` are the underflow, values above `hi` the overflow.
 
     With ``sample=k``, of every k consecutive units of 16 elements one is counted, by a hash of its
@@ -80,7 +80,7 @@ class LinearBins(Bins):
     hi: float
     sample: Sample = field(default=1, compare=False)
     type: ClassVar[str] = "linear"
-    _descriptors: dict[torch.device, torch.Tensor] = field(
+    _edges: dict[torch.device, torch.Tensor] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -91,35 +91,31 @@ class LinearBins(Bins):
             object.__setattr__(self, name, _float32(name, getattr(self, name)))
         if self.lo >= self.hi:
             raise ValueError(f"lo = {self.lo} and hi = {self.hi}: expected lo < hi")
-        if not (np.diff(self._edges) > 0).all():
+        # Made here, not on first use: there a tracer might be on.
+        with torch.inference_mode(False):
+            edges = torch.linspace(
+                self.lo, self.hi, self.bins + 1, dtype=torch.float32, device="cpu"
+            )
+        if not bool((edges.diff() > 0).all()):  # also false where hi - lo overflows to NaN edges
             raise ValueError(
                 f"bins = {self.bins} from lo = {self.lo} to hi = {self.hi}: "
-                "expected distinct float32 edges"
+                "expected finite, distinct float32 edges"
             )
-        if is_imported():
-            self.descriptor("cpu")  # not on first use: there a tracer might be on
-
-    @cached_property
-    def _edges(self) -> NDArray[np.float32]:
-        place = np.arange(self.bins + 1.0)
-        # Both products are exact, so that nothing is lost where they cancel.
-        between = (self.lo * place[::-1] + self.hi * place) / self.bins
-        return between.astype(np.float32)
+        self._edges[edges.device] = edges
 
     def edges(self) -> torch.Tensor:
         """Ascending float32 edges [bins + 1] on the CPU."""
         return self.descriptor("cpu").clone()
 
     def bounds(self) -> NDArray[np.float64]:
-        return self._edges.astype(np.float64)
+        return self.descriptor("cpu").numpy().astype(np.float64)
 
     def descriptor(self, device: torch.device | str) -> torch.Tensor:
         """The float32 edges [bins + 1] on `device`; shared, never write to them."""
         device = torch.device(device)
-        if device not in self._descriptors:
-            with torch.inference_mode(False):
-                self._descriptors[device] = torch.from_numpy(self._edges).to(device)
-        return self._descriptors[device]
+        if device not in self._edges:
+            self._edges[device] = self._edges[torch.device("cpu")].to(device)
+        return self._edges[device]
 
     def to_dict(self) -> dict[str, Any]:
         edges = {"bins": self.bins, "lo": self.lo, "hi": self.hi}

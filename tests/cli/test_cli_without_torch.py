@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from support.commands import healthy, write_run
 
-from hookstats.stats.bins import Bins, LinearBins, LogBins
-
 SCRIPT = """
 import json
 import sys
@@ -23,15 +21,12 @@ for command in commands:
 """
 
 
-@pytest.mark.parametrize("bins", [LogBins(), LinearBins(64, -4.0, 4.0)], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_finished_run_is_read_without_torch_or_pandas(
-    bins: Bins, ranks: int, tmp_path: Path
-) -> None:
+def test_a_finished_run_is_read_without_torch_or_pandas(ranks: int, tmp_path: Path) -> None:
     # It has histograms, and ends in an explosion.
     changes = [{("head", "output"): 10.0 ** max(0, step - 10)} for step in range(14)]
     for rank in range(ranks):
-        records = [healthy(step, changes[step], rank, bins) for step in range(14)]
+        records = [healthy(step, changes[step], rank) for step in range(14)]
         run = str(write_run(tmp_path / "run", *records, rank=rank))
     commands = [
         ["ls", str(tmp_path)],

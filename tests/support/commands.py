@@ -17,7 +17,6 @@ from support.samples import BINS, record_of
 from hookstats.cli import main
 from hookstats.records.record import StepRecord
 from hookstats.runs.writer import RunWriter
-from hookstats.stats.bins import Bins
 
 
 class Result(NamedTuple):
@@ -79,7 +78,6 @@ def healthy(
     step: int,
     changes: Mapping[tuple[str, str], float] | None = None,
     rank: int = 0,
-    bins: Bins = BINS,
 ) -> StepRecord:
     """A step of a small network in good health; `changes` scale the tensors of some sites."""
     generator = torch.Generator().manual_seed(step)
@@ -98,6 +96,5 @@ def healthy(
         },
         step,
         rank,
-        bins,
         channel_bins=None,
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -154,17 +152,10 @@ def slot_counts(values: Array, bins: Bins) -> NDArray[np.int64]:
 
 def linear_slots(values: Array, bins: LinearBins) -> NDArray[np.int64]:
     """The slot of each value, from the edges as the definition has them."""
-    edges64 = linear_edges(bins).numpy().astype(np.float64)
+    edges = torch.linspace(bins.lo, bins.hi, bins.bins + 1, dtype=torch.float32)
+    edges64 = edges.numpy().astype(np.float64)
     slots = np.searchsorted(edges64, values, side="right")
     return np.where(values == edges64[-1], bins.bins, slots)
-
-
-@lru_cache
-def linear_edges(bins: LinearBins) -> torch.Tensor:
-    """The edges of linear bins, float32 [bins + 1], as the definition has them."""
-    lo, hi = Fraction(bins.lo), Fraction(bins.hi)
-    exact = [lo + (hi - lo) * i / bins.bins for i in range(bins.bins + 1)]
-    return torch.tensor([float(edge) for edge in exact], dtype=torch.float64).float()
 
 
 def log_slots(values: Array, bins: LogBins) -> NDArray[np.int64]:
