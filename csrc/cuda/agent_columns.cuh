@@ -3,18 +3,23 @@
 // wide.
 #pragma once
 
+#include "cuda/columns_piece.cuh"
 #include "cuda/counting.cuh"
 #include "cuda/fold.cuh"
-#include "cuda/kept.cuh"
-#include "cuda/source.cuh"
 
 namespace hookstats::cuda {
 
 template <class Source, bool kCounts, bool kHigher>
-class Columns {
-  using Real = typename Source::Real;
-  static constexpr int kRows = Source::kRows;
-  using Values = typename Source::template Values<kOwned>;
+class Columns : ColumnsPiece<Source> {
+  using Piece = ColumnsPiece<Source>;
+  using Piece::across_, Piece::width_, Piece::down_, Piece::column_, Piece::row_;
+  using Piece::begin_, Piece::rows_, Piece::kept_, Piece::skew_, Piece::exist_;
+  using Piece::kRows, Piece::common_, Piece::item_, Piece::scale_;
+  using Piece::owned, Piece::exists, Piece::kept_until, Piece::keeps_tile, Piece::read;
+  using Piece::read_whole, Piece::read_tile, Piece::widen_all;
+  using Piece::whole_from_, Piece::whole_to_;
+  using typename Piece::Real;
+  using typename Piece::Values;
 
  public:
   using Seen = ChannelOf<kHigher>;
@@ -27,18 +32,9 @@ class Columns {
 
   HOOKSTATS_DEVICE Columns(const Common& common, const Item& item, const Dim* outer,
                            const Histogram& tensor, const Histogram& channels)
-      : common_(common),
-        item_(item),
-        outer_(outer),
-        scale_(common),
+      : Piece(common, item, outer),
         tensor_(tensor),
         channels_(channels),
-        across_(static_cast<int>(item.slots.divisor)),
-        width_(across_ * kOwned),
-        down_(block_threads() / across_),
-        column_(thread_index() % across_),
-        row_(thread_index() / across_),
-        row_stride_(item.outer_dims == 1 ? outer[0].stride : 0),
         counts_(kCounts && (tensor.on() || channels.on())) {}
 
   // The pieces of this block, the `block`-th of the item's blocks.
@@ -47,168 +43,47 @@ class Columns {
     for (int64_t piece = block; piece < pieces; piece += item_.blocks) {
       const int group = static_cast<int>(piece % item_.groups);
       const int split = static_cast<int>(piece / item_.groups);
-      begin_ = int64_t{group} * width_;
-      first_row_ = split * item_.row_step;
-      const int64_t left = item_.outer_size - first_row_;
-      rows_ = static_cast<uint32_t>(left < item_.row_step ? left : item_.row_step);
-      if constexpr (Source::kMasked) find_rows(scratch);
-      find_channels();
+      Piece::begin(group, split, scratch);
       run_piece(group, split, scratch);
     }
   }
 
  private:
-  // Channel i of the thread, in the block: side by side in a vector, else across the threads, so
-  // that neighbours read neighbours.
-  HOOKSTATS_DEVICE int64_t owned(int i) const {
-    return Source::kVectors ? column_ * kOwned + i : i * across_ + column_;
-  }
-
-  // Cuts the piece to the rows from the first one that a mask keeps to the last.
-  HOOKSTATS_DEVICE void find_rows(Seen* scratch) {
-    const KeptIndices kept =
-        kept_by_block(common_.rows, first_row_, rows_, reinterpret_cast<KeptIndices*>(scratch));
-    kept_ = kept.count;
-    rows_ = kept.count == 0 ? 0 : kept.end - kept.first;
-    if (kept.count > 0) first_row_ += kept.first;
-  }
-
-  // Whether a row of the piece is there to be read.
-  HOOKSTATS_DEVICE bool has_row(uint32_t row) const {
-    if constexpr (!Source::kMasked) return row < rows_;
-    return row < rows_ && (kept_ == rows_ || keeps(common_.rows, first_row_ + row));
-  }
-
-  // Of this thread's rows from row `first` on, the end of as many tiles as the mask keeps whole, at
-  // most `kAdditions` rows; `first` if it does not keep the first tile.
-  HOOKSTATS_DEVICE uint32_t kept_until(uint32_t first) const {
-    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
-    uint32_t end = first;
-    bool whole = true;
-    HOOKSTATS_NO_UNROLL
-    for (int tile = 0; tile < kAdditions / kRows && whole; ++tile) {
-      whole = end + step <= rows_;
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        whole = has_row(end + static_cast<uint32_t>(i * down_ + row_)) && whole;
-      }
-      if (whole) end += step;
-    }
-    return end;
-  }
-
-  // Whether the mask keeps one of this thread's rows in the tile from row `first` on.
-  HOOKSTATS_DEVICE bool keeps_tile(uint32_t first) const {
-    bool some = false;
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      some |= has_row(first + static_cast<uint32_t>(i * down_ + row_));
-    }
-    return some;
-  }
-
-  HOOKSTATS_DEVICE void find_channels() {
-    exist_ = 0;
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kOwned; ++i) {
-      if (row_ < down_ && begin_ + owned(i) < item_.channels) exist_ |= 1u << i;
-    }
-    const int64_t stride = Source::kVectors ? 1 : across_;
-    offset_ = (begin_ + owned(0)) * item_.channel_stride;
-    stride_ = stride * item_.channel_stride;
-    // Of the thread's first row, and from one of its rows to the next.
-    const int64_t size = Source::element_size(common_);
-    row_bytes_ = row_stride_ * size;
-    down_bytes_ = static_cast<uintptr_t>(down_ * row_bytes_);
-    address_ = reinterpret_cast<uintptr_t>(item_.data) +
-               static_cast<uintptr_t>(offset_ * size + (first_row_ + row_) * row_bytes_);
-  }
-
-  HOOKSTATS_DEVICE Values read(uint32_t row) const {
-    const int64_t index = first_row_ + row;
-    int64_t offset = offset_ + index * row_stride_;
-    if constexpr (!Source::kVectors) {
-      if (item_.outer_dims > 1) offset += offset_of_many(outer_, item_.outer_dims, index);
-    }
-    return Source::read_channels(common_, item_.data, offset, stride_, has_row(row) ? exist_ : 0);
-  }
-
-  // The rows of this thread from row `first` on; whole vectors of rows that exist.
-  HOOKSTATS_DEVICE void read_whole(uint32_t first, Values (&values)[kRows]) const {
-    uintptr_t at = address_ + uint64_t{first} * static_cast<uint64_t>(row_bytes_);
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows; ++i, at += down_bytes_) values[i] = Source::read_whole_channels(at);
-  }
-
-  HOOKSTATS_DEVICE void read_tile(uint32_t first, Values (&values)[kRows]) const {
-    if constexpr (Source::kVectors && !Source::kMasked) {
-      if (first + static_cast<uint32_t>(kRows * down_) <= rows_) return read_whole(first, values);
-    }
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      values[i] = read(first + static_cast<uint32_t>(i * down_ + row_));
-    }
-  }
-
-  HOOKSTATS_DEVICE void widen_all(const Values& values, Real (&x)[kOwned]) const {
-    Source::widen_all(common_, scale_, values, x);
-  }
-
-  // The mean of each channel over the first rows of some of the block's threads; all call it.
-  HOOKSTATS_DEVICE void find_shift(Real (&shift)[kOwned], Real* samples) const {
-    int sampled = 1;
-    while (2 * sampled <= down_ && sampled < kSampled) sampled *= 2;
-    if (row_ < sampled) {
-      Real rows[kOwned][kRows], x[kOwned];
-      Values values[kRows];
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows; ++i) values[i] = read(static_cast<uint32_t>(i * down_ + row_));
-      Source::scale_in_place(scale_, values);
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        widen_all(values[i], x);
-        HOOKSTATS_UNROLL
-        for (int c = 0; c < kOwned; ++c) rows[c][i] = x[c];
-      }
-      HOOKSTATS_UNROLL
-      for (int c = 0; c < kOwned; ++c) {
-        samples[row_ * width_ + c * across_ + column_] = tree_mean(rows[c]);
-      }
-    }
-    sync_block();
-    HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) {
-      const Real* const column = samples + c * across_ + column_;
-      Real all[kSampled];
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kSampled; ++i) all[i] = column[i % sampled * width_];
-      const Real mean = tree_mean(all);
-      shift[c] = is_finite(mean) ? mean : Real{0};
-    }
-    sync_block();
+  // Where the channel's counters are in a row of a table: neighbouring threads have neighbouring
+  // ones. Of what is no channel of the block, they are in the last column.
+  HOOKSTATS_DEVICE int counter(int i) const {
+    if constexpr (!Source::kSkewed) return i * across_ + column_;
+    const int channel = static_cast<int>(owned(i));
+    return (channel & (kOwned - 1)) * across_ + (channel < 0 ? across_ - 1 : channel / kOwned);
   }
 
   HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
     Sums<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
-    find_shift(shift, reinterpret_cast<Real*>(scratch));
+    Piece::find_shift(shift, reinterpret_cast<Real*>(scratch));
     if (exist_ != 0) sum(sums, shift);
     if (kCounts && channels_.table != nullptr) {
       sync_block();
       add_channel_tables();
     }
     HOOKSTATS_NO_UNROLL
-    for (int c = 0; c < kOwned; ++c) {
+    for (int step = 0; step < kOwned; ++step) {
+      // Of one channel in four at a time: which of its own that is differs with a thread's skew.
+      if constexpr (Source::kSkewed) sync_block();  // another thread read this one's entry
+      const int c = (step + skew_) % kOwned;
+      const bool is_read = !Source::kSkewed || exists(c);
+      const int column = column_ - (step + skew_ >= kOwned ? 1 : 0);
       Sums<Real, kHigher> channel_sums = pick(sums, c);
       double wide_shift = static_cast<double>(pick(shift, c));
-      if (!channel_sums.trusted()) {
+      if (is_read && !channel_sums.trusted()) {
         wide_shift = channel_sums.mean(wide_shift);
         sum_again(c, wide_shift).replace(channel_sums);
       }
-      merge_rows(scratch, channel_sums.channel(wide_shift), row_, column_, across_, down_);
+      merge_rows(scratch, channel_sums.channel(wide_shift), is_read ? row_ : block_threads(),
+                 column, width_ / kOwned, down_);
       const int64_t channel = begin_ + owned(c);
-      if (row_ != 0 || channel >= item_.channels) continue;
-      Seen seen = scratch[column_];
+      if (row_ != 0 || !is_read || channel >= item_.channels) continue;
+      Seen seen = scratch[column];
       seen.nan = (Source::kMasked ? kept_ : rows_) - seen.count - seen.posinf - seen.neginf;
       if (item_.row_splits == 1) {
         fold(item_, channel, seen);
@@ -233,8 +108,11 @@ class Columns {
     for (uint32_t first = 0; first < rows_;) {
       uint32_t counted = first;  // the rows before it are
       if constexpr (kTiles) {
-        const uint32_t whole = Source::kMasked ? kept_until(first) : rows_;
-        if (finite && first + step <= whole && add_finite(sums, shift, counted, whole)) {
+        const uint32_t whole = Source::kMasked   ? kept_until(first)
+                               : Source::kSkewed ? whole_to_
+                                                 : rows_;
+        if (finite && first >= whole_from_ && first + step <= whole &&
+            add_finite(sums, shift, counted, whole)) {
           first = counted;
           continue;
         }
@@ -251,12 +129,27 @@ class Columns {
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) sums[c].spill();
     }
+    if constexpr (kCounts && Source::kSkewed) take_back_zeros();
     if (!kCounts || !tensor_.patterns) return;
     // Which the table of patterns has among the tiniest positive values.
     uint32_t zeros = 0;
     HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) zeros += sums[c].wide_zero;
+    for (int c = 0; c < kOwned; ++c) {
+      if (!Source::kSkewed || exists(c)) zeros += sums[c].wide_zero;
+    }
     add_shared(tensor_.unread + 1, zeros);
+  }
+
+  // Of the tensor's histogram, the zeros that were counted instead of the neighbours' elements.
+  HOOKSTATS_DEVICE void take_back_zeros() const {
+    const Real zero = scale_(Real{0});
+    const uint32_t row = static_cast<uint32_t>(row_), down = static_cast<uint32_t>(down_);
+    if (!tensor_.on() || row >= rows_ || !is_finite(zero)) return;
+    uint32_t others = 0;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kOwned; ++i) others += exists(i) ? 0 : 1;
+    const uint32_t rows = (rows_ - row + down - 1) / down;
+    take_back(tensor_, zero, rows * others, item_);
   }
 
   // Sums whole tiles from row `first` on, to which it adds them, up to row `end`, as if all values
@@ -387,7 +280,7 @@ class Columns {
     }
     if (channels_.on()) {
       count<kFinite>(
-          channels_, x, item_.repeat, [&](int c) { return c * across_ + column_; },
+          channels_, x, item_.repeat, [&](int c) { return counter(c); },
           [&](int c) {
             return item_.channel_counts + (begin_ + owned(c)) * channels_.bins.slots();
           });
@@ -398,36 +291,26 @@ class Columns {
   HOOKSTATS_DEVICE void add_channel_tables() const {
     constexpr int kTogether = 4;
     const int slots = static_cast<int>(channels_.bins.slots());
-    const int all = (slots + kTogether - 1) / kTogether * kTogether * width_;
+    const int places = across_ * kOwned;
+    const int all = (slots + kTogether - 1) / kTogether * kTogether * places;
     for (int i = thread_index(); i < all; i += block_threads()) {
-      const int slot = i / (kTogether * width_) * kTogether + i % kTogether;
-      const int place = i / kTogether % width_;
+      const int slot = i / (kTogether * places) * kTogether + i % kTogether;
+      const int place = i / kTogether % places;
       if (slot >= slots) continue;
-      uint32_t& counter = channels_.table[slot * width_ + place];
+      uint32_t& counter = channels_.table[slot * places + place];
       if (counter == 0) continue;
       const int across = place % across_, down = place / across_;
-      const int64_t channel = begin_ + (Source::kVectors ? across * kOwned + down : place);
-      add_global(item_.channel_counts + channel * slots + slot, int64_t{counter} * item_.repeat);
+      const int of_block = Source::kVectors ? across * kOwned + down : place;
+      const int64_t channel = begin_ + of_block;
+      if (!Source::kSkewed || (of_block < width_ && channel < item_.channels)) {
+        add_global(item_.channel_counts + channel * slots + slot, int64_t{counter} * item_.repeat);
+      }
       counter = 0;
     }
   }
 
-  static constexpr int kSampled = 8;  // threads: with their rows, 64 elements a channel
-
-  const Common& common_;
-  const Item& item_;
-  const Dim* outer_;
-  Scale scale_;
   Histogram tensor_, channels_;
-  int across_, width_, down_, column_, row_;
-  int64_t row_stride_;
   bool counts_;
-  // The piece at hand.
-  int64_t begin_ = 0, first_row_ = 0, offset_ = 0, stride_ = 0;
-  int64_t row_bytes_ = 0;
-  uintptr_t address_ = 0, down_bytes_ = 0;
-  uint32_t rows_ = 0, exist_ = 0;
-  uint32_t kept_ = 0;  // rows, of a mask
 };
 
 }  // namespace hookstats::cuda

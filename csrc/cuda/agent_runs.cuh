@@ -68,6 +68,7 @@ class Runs {
   // `rows` rows of `length` elements, each `slots.divisor` slots.
   struct Piece {
     uintptr_t address;  // of the first row, but for dimensions beyond one
+    uint32_t before;    // bytes of the one row that are before the address, where vectors begin
     int64_t row_bytes, row;
     uint32_t channel, rows, length, slots;
     uint32_t kept;  // rows, of a mask
@@ -91,6 +92,11 @@ class Runs {
     const int64_t offset = p.channel * item_.channel_stride + inner * item_.inner_stride;
     p.address = reinterpret_cast<uintptr_t>(item_.data) +
                 static_cast<uintptr_t>(offset * element_size_ + p.row * p.row_bytes);
+    p.before = 0;
+    if (Source::kVectors && p.rows == 1) {
+      p.before = static_cast<uint32_t>(0 - p.address) % 16;
+      p.address += p.before;
+    }
     return p;
   }
 
@@ -111,21 +117,36 @@ class Runs {
   }
 
   HOOKSTATS_DEVICE Values read(const Piece& p, uint32_t slot) const {
+    uint32_t exist = 0;
+    Values values = begin_to_read(p, slot, exist);
+    Source::leave_out(exist, values);
+    return values;
+  }
+
+  // The vector of a slot, perhaps with what is beside the run: `exist` says which elements are its
+  // own, one bit each. What leaves the others out waits for the vector.
+  HOOKSTATS_DEVICE Values begin_to_read(const Piece& p, uint32_t slot, uint32_t& exist) const {
     bool exists = slot < p.slots;
     if constexpr (Source::kMasked) exists = keeps_slot(p, slot);
     uint32_t row = 0, column = slot;
     if (p.rows > 1) {
       row = item_.slots.quotient(slot);
       column = slot - row * item_.slots.divisor;
+    } else if (p.before != 0) {  // what is before the first whole vector comes last
+      column = slot + 1 == p.slots ? 0 : slot + 1;
     }
-    uintptr_t begin = p.address + static_cast<uintptr_t>(row * p.row_bytes);
+    uintptr_t begin = p.address - p.before + static_cast<uintptr_t>(row * p.row_bytes);
     if constexpr (Source::kVectors) {
       // In bytes from where vectors begin; a piece's part of a row has fewer than 2^31.
       const uint32_t skew = static_cast<uint32_t>(begin & 15), at = column * 16;
       const uint32_t bytes = p.length * static_cast<uint32_t>(element_size_);
       const uint32_t end = exists ? skew + bytes : 0;
-      return Source::read_run(common_, begin - skew + at, begin, begin - skew + end,
-                              at >= skew && at + 16 <= end);
+      const uintptr_t vector = begin - skew + at;
+      exist = Source::first_bytes(static_cast<int32_t>(end - at)) &
+              ~Source::first_bytes(static_cast<int32_t>(skew - at));
+      const bool inside = vector >= reinterpret_cast<uintptr_t>(item_.data) &&
+                          vector + 16 <= reinterpret_cast<uintptr_t>(item_.end);
+      return Source::read_part(vector, exist, inside);
     } else {
       if (item_.outer_dims > 1 && exists) {
         const int64_t offset = offset_of_many(outer_, item_.outer_dims, p.row + row);
@@ -143,7 +164,8 @@ class Runs {
   // How many of the piece's slots, from the first on, are whole vectors side by side.
   HOOKSTATS_DEVICE uint32_t whole_slots(const Piece& p) const {
     if (!Source::kVectors || p.rows > 1 || p.address % 16 != 0) return 0;
-    return p.length / kElements;
+    const uint32_t before = p.before / static_cast<uint32_t>(element_size_);
+    return p.length < before ? 0 : (p.length - before) / kElements;
   }
 
   // The vectors of this thread from slot `first` on.
@@ -158,10 +180,13 @@ class Runs {
         return;
       }
     }
+    uint32_t exist[kInFlight];
     HOOKSTATS_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
-      values[i] = read(p, first + static_cast<uint32_t>(i * kTeam + thread_));
+      values[i] = begin_to_read(p, first + static_cast<uint32_t>(i * kTeam + thread_), exist[i]);
     }
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kInFlight; ++i) Source::leave_out(exist[i], values[i]);
   }
 
   // Whether the mask keeps something that the warp has in a tile.

@@ -180,6 +180,20 @@ HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repe
   }
 }
 
+// Counts a finite value `n` times less, where this thread has counted it.
+HOOKSTATS_DEVICE void take_back(const Histogram& h, float x, uint32_t n, const Item& item) {
+  if (h.patterns) {
+    add_shared(h.table + (bits_from_float(x + 0.0f) >> h.bins.shift), 0 - n);
+    return;
+  }
+  const int64_t at = slot_of_any(h.bins, h.table == nullptr, x);
+  if (h.table != nullptr) {
+    add_shared(h.table + at * h.pitch + (lane() & (h.pitch - 1)), 0 - n);
+  } else {
+    add_global(item.tensor_counts + at, -int64_t{n} * item.repeat);
+  }
+}
+
 HOOKSTATS_DEVICE void clear(uint32_t* counters, int32_t n) {
   for (int32_t i = thread_index(); i < n; i += block_threads()) counters[i] = 0;
 }

@@ -110,6 +110,13 @@ void launch_agent(const Table<kItems>& table, AgentKind agent, bool higher,
   }
   const bool counts = !Source::kVectors || table.common.tensor_bins.kind != BinKind::kNone ||
                       table.common.channel_bins.kind != BinKind::kNone;
+  if constexpr (Source::kVectors && kItems == 1) {
+    if (agent == AgentKind::kSkewedColumns) {
+      return launch(counts ? columns<Skewed<Source>, true, false, 1>
+                           : columns<Skewed<Source>, false, false, 1>,
+                    config, table);
+    }
+  }
   if (higher) {
     launch_one<Source, true, true>(table, agent, config);
   } else if (counts) {

@@ -10,7 +10,8 @@ template <class T>
 struct Vectors;
 struct Scalars;
 
-enum class AgentKind : uint8_t { kRuns, kColumns };
+// Skewed columns have rows that begin anywhere; one tensor alone, without higher moments or masks.
+enum class AgentKind : uint8_t { kRuns, kColumns, kSkewedColumns };
 
 // `higher`: the moments of all items have the columns m3 and m4.
 template <class Source, int kItems>

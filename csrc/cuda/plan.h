@@ -46,6 +46,21 @@ inline bool aligned(const UpdateParams& p, int64_t bytes) {
   return true;
 }
 
+// From one row to the next, where there are rows.
+inline int64_t row_bytes(const UpdateParams& p) {
+  return p.view.outer_dims == 0 ? 0 : p.view.outer[0].stride * element_size(p.dtype);
+}
+
+// Where the memory of a tensor ends; null for more dimensions than are read in vectors.
+inline const void* end_of(const UpdateParams& p) {
+  const ChannelView& view = p.view;
+  if (view.outer_dims > 1) return nullptr;
+  const int64_t rows = (view.outer_size - 1) * row_bytes(p);
+  const int64_t row =
+      (view.channels - 1) * view.channel_stride + (view.inner.size - 1) * view.inner.stride + 1;
+  return static_cast<const char*>(p.data) + rows + row * element_size(p.dtype);
+}
+
 inline SourceKind vector_source(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -167,12 +182,30 @@ inline int64_t side_by_side(int64_t channels) {
   return width;
 }
 
-inline void plan_columns(const Device& device, const UpdateParams& p, bool vectors, Plan& plan) {
+// Threads side by side of rows that begin anywhere, of which one more than there are vectors reads
+// a row: as many as give most threads something of their own to read.
+inline int64_t across_skewed(int64_t threads, int64_t most, int64_t row_bytes, int64_t vector) {
+  const int alike = rows_alike(row_bytes, static_cast<int>(vector));
+  const int64_t fewest = ceil_div(threads, most - 1);
+  int64_t best = 0, across = 0;
+  for (int64_t groups = fewest; groups < fewest + 4; ++groups) {
+    const int64_t own = ceil_div(threads, groups), down = kBlock / (own + 1) / alike * alike;
+    const int64_t used = threads * down * kBlock / groups;  // of a block's threads, in fractions
+    if (used <= best) continue;
+    best = used;
+    across = own + 1;
+  }
+  return across;
+}
+
+inline void plan_columns(const Device& device, const UpdateParams& p, bool vectors, bool skewed,
+                         Plan& plan) {
   const ChannelView& view = p.view;
-  // At most 512 bytes of a row, and fewer where the tables of more channels have no room.
-  const int64_t wanted_width = side_by_side(view.channels) / kOwned;
-  const int64_t widest =
-      std::min(wanted_width, vectors ? 512 / (kOwned * element_size(p.dtype)) : kWarp);
+  const int64_t vector = kOwned * element_size(p.dtype);
+  // At most 512 bytes of a row, and fewer where the tables of more channels have no room. Of skewed
+  // rows twice as many, as a thread in each row reads what is another block's but for one channel.
+  const int64_t wanted_width = side_by_side(view.channels) / kOwned * (skewed ? 2 : 1);
+  const int64_t widest = std::min(wanted_width, vectors ? 512 / vector : kWarp);
   int64_t most = widest;
   plan.shared = plan_shared(device, p, vectors, most * kOwned);
   if (p.channel_bins.kind != BinKind::kNone) {
@@ -185,11 +218,12 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   }
   const int64_t threads = ceil_div(view.channels, kOwned);
   const int64_t even = ceil_div(threads, ceil_div(threads, most));
-  const int64_t across = std::min(most, threads < 8 ? threads : ceil_div(even, 8) * 8);
+  int64_t across = std::min(most, threads < 8 ? threads : ceil_div(even, 8) * 8);
+  if (skewed) across = across_skewed(threads, most, row_bytes(p), vector);
   Item& item = plan.item;
   item.teams = 1;
   item.slots = make_divisor(static_cast<uint32_t>(across));
-  item.groups = static_cast<int32_t>(ceil_div(threads, across));
+  item.groups = static_cast<int32_t>(ceil_div(threads, across - (skewed ? 1 : 0)));
   const int64_t down = kBlock / across;
   const int64_t wanted = int64_t{device.multiprocessors} * kColumnPieces / item.groups;
   const int64_t splits = pieces_of(view.outer_size, wanted, down * kLeastRows);
@@ -201,11 +235,13 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   plan.scratch = kBlock;
 }
 
-inline Plan make_plan(const Device& device, const UpdateParams& p) {
+// `alone`: of a launch of its own.
+inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone) {
   const ChannelView& view = p.view;
   Plan plan{};
   Item& item = plan.item;
   item.data = p.data;
+  item.end = end_of(p);
   item.moments = p.moments;
   item.tallies = p.tallies;
   item.tensor_counts = p.tensor_counts;
@@ -220,11 +256,18 @@ inline Plan make_plan(const Device& device, const UpdateParams& p) {
   const SourceKind wide = vector_source(p.dtype);
   if (view.channels > 1 && view.inner.size == 1) {
     plan.agent = AgentKind::kColumns;
-    const bool vectors = wide != SourceKind::kScalars && view.channel_stride == 1 &&
-                         view.outer_dims <= 1 && view.channels % kOwned == 0 &&
-                         aligned(p, kOwned * element_size(p.dtype));
-    plan.source = vectors ? wide : SourceKind::kScalars;
-    plan_columns(device, p, vectors, plan);
+    const bool rows =
+        wide != SourceKind::kScalars && view.channel_stride == 1 && view.outer_dims <= 1;
+    const bool vectors =
+        rows && view.channels % kOwned == 0 && aligned(p, kOwned * element_size(p.dtype));
+    const bool skewed = rows && !vectors && alone && !p.higher && view.flags == nullptr;
+    plan_columns(device, p, vectors || skewed, skewed, plan);
+    if (skewed && p.channel_bins.kind != BinKind::kNone && plan.shared.channel_table < 0) {
+      plan_columns(device, p, false, false, plan);
+    } else if (skewed) {
+      plan.agent = AgentKind::kSkewedColumns;
+    }
+    plan.source = vectors || plan.agent == AgentKind::kSkewedColumns ? wide : SourceKind::kScalars;
   } else {
     plan.agent = AgentKind::kRuns;
     const bool vectors = (view.inner.stride == 1 || view.inner.size == 1) && view.outer_dims <= 1;

@@ -50,6 +50,7 @@ struct Vectors {
   static constexpr int kRows = kInFlight * 4 / sizeof(T);  // of channels: 64 bytes in flight
   static constexpr bool kVectors = true;
   static constexpr bool kMasked = false;  // see kept.cuh
+  static constexpr bool kSkewed = false;  // see Skewed
   static constexpr int kElementsAWord = 4 / sizeof(T);
   static constexpr uint32_t kNaNs = 0x7fff7fffu;  // one of fp32, two of fp16 or bf16
   using Element = T;
@@ -61,21 +62,34 @@ struct Vectors {
     uint32_t words[N * sizeof(T) / 4];
   };
 
-  // The elements at `address`, those that lie within [begin, end) if not all do: three addresses.
-  static HOOKSTATS_DEVICE Values<kElements> read_run(const Common&, uintptr_t address,
-                                                     uintptr_t begin, uintptr_t end, bool inside) {
+  // Which elements of a vector begin in its first `bytes` bytes, one bit each.
+  static HOOKSTATS_DEVICE uint32_t first_bytes(int32_t bytes) {
+    const int32_t within = bytes < 0 ? 0 : bytes > 16 ? 16 : bytes;
+    return (1u << within / static_cast<int32_t>(sizeof(T))) - 1;
+  }
+
+  // The vector at `address`, at least those elements that `exist`. Memory has whole vectors only
+  // `inside` the tensor.
+  static HOOKSTATS_DEVICE Values<kElements> read_part(uintptr_t address, uint32_t exist,
+                                                      bool inside) {
     Values<kElements> values{{kNaNs, kNaNs, kNaNs, kNaNs}};
     if (inside) {
-      const Bytes16 bytes = load16(reinterpret_cast<const void*>(address));
-      values = {{bytes.word[0], bytes.word[1], bytes.word[2], bytes.word[3]}};
+      if (exist != 0) values = read_whole(address, 0);
     } else {
-      HOOKSTATS_NO_UNROLL
-      for (int i = 0; i < kElements; ++i) {
-        const uintptr_t at = address + static_cast<uintptr_t>(i) * sizeof(T);
-        if (at >= begin && at < end) put_element(values.words, i, at);
-      }
+      put_elements(exist, address, values);
     }
     return values;
+  }
+
+  // NaNs instead of the elements that do not exist.
+  static HOOKSTATS_DEVICE void leave_out(uint32_t exist, Values<kElements>& values) {
+    if (exist == (1u << kElements) - 1) return;
+    Values<kElements> keeps;
+    keep_elements(exist, keeps);
+    HOOKSTATS_UNROLL
+    for (int w = 0; w < 4; ++w) {
+      values.words[w] = (values.words[w] & keeps.words[w]) | (kNaNs & ~keeps.words[w]);
+    }
   }
 
   // A vector at `address`, a multiple of 16, plus `ahead`, which instructions hold.
@@ -104,6 +118,40 @@ struct Vectors {
         reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(offset) * sizeof(T);
     if (exists) values = read_whole_channels(address);
     return values;
+  }
+
+  // The same of vectors that may have others' elements: zeros instead of those that do not exist,
+  // and nothing if none exists. Memory has whole vectors only `inside` the tensor.
+  static HOOKSTATS_DEVICE Values<kOwned> read_some_channels(uintptr_t address, uint32_t exist,
+                                                            bool inside) {
+    Values<kOwned> values;
+    for (uint32_t& word : values.words) word = exist == 0 ? kNaNs : 0;
+    if (exist != 0 && inside) {
+      values = read_whole_channels(address);
+      Values<kOwned> keeps;
+      keep_elements(exist, keeps);
+      keep(keeps, values);
+    } else {
+      put_elements(exist, address, values);
+    }
+    return values;
+  }
+
+  // The bits of the elements that `exist`, one bit each.
+  template <int N>
+  static HOOKSTATS_DEVICE void keep_elements(uint32_t exist, Values<N>& keeps) {
+    constexpr uint32_t kElement = sizeof(T) == 4 ? 0xffffffffu : 0xffffu;
+    for (uint32_t& word : keeps.words) word = 0;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const uint32_t bits = kElement << (i * 8 * static_cast<int>(sizeof(T)) % 32);
+      if ((exist >> i & 1) != 0) keeps.words[i * static_cast<int>(sizeof(T)) / 4] |= bits;
+    }
+  }
+  template <int N>
+  static HOOKSTATS_DEVICE void keep(const Values<N>& keeps, Values<N>& values) {
+    HOOKSTATS_UNROLL
+    for (int w = 0; w < N * static_cast<int>(sizeof(T)) / 4; ++w) values.words[w] &= keeps.words[w];
   }
 
   // The least and greatest of finite elements, of each element of `kWords` words side by side.
@@ -193,13 +241,21 @@ struct Vectors {
     for (int i = 0; i < N; ++i) x[i] *= scale.factor;
   }
 
-  static HOOKSTATS_DEVICE void put_element(uint32_t (&words)[4], int i, uintptr_t at) {
-    if constexpr (sizeof(T) == 4) {
-      put(words, i, load(reinterpret_cast<const uint32_t*>(at)));
-    } else {
-      const uint32_t bits = load(reinterpret_cast<const uint16_t*>(at));
-      const uint32_t shift = i % 2 == 0 ? 0 : 16;
-      put(words, i / 2, (pick(words, i / 2) & ~(0xffffu << shift)) | (bits << shift));
+  // Those that `exist` of the elements at `address`, one by one: nothing beside them may be read.
+  template <int N>
+  static HOOKSTATS_DEVICE void put_elements(uint32_t exist, uintptr_t address, Values<N>& values) {
+    HOOKSTATS_NO_UNROLL
+    for (int i = 0; i < N; ++i) {
+      if ((exist >> i & 1) == 0) continue;
+      const uintptr_t at = address + static_cast<uintptr_t>(i) * sizeof(T);
+      if constexpr (sizeof(T) == 4) {
+        put(values.words, i, load(reinterpret_cast<const uint32_t*>(at)));
+      } else {
+        const uint32_t bits = load(reinterpret_cast<const uint16_t*>(at));
+        const uint32_t shift = i % 2 == 0 ? 0 : 16;
+        const uint32_t other = pick(values.words, i / 2) & ~(0xffffu << shift);
+        put(values.words, i / 2, other | bits << shift);
+      }
     }
   }
 
@@ -212,6 +268,14 @@ struct Vectors {
       return float_from_bits(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
     }
   }
+};
+
+// Reads what `Source` reads, of rows of channels that begin anywhere: each thread's rows are so far
+// apart that all begin at the same place in a vector, and neighbouring threads read a vector both
+// where channels of both are in it. Kernels of aligned rows are compiled without any of that.
+template <class Source>
+struct Skewed : Source {
+  static constexpr bool kSkewed = true;
 };
 
 // Out of line, as its switch is large.
@@ -230,6 +294,7 @@ struct Scalars {
   static constexpr int kRows = kInFlight;
   static constexpr bool kVectors = false;
   static constexpr bool kMasked = false;
+  static constexpr bool kSkewed = false;
 
   static HOOKSTATS_DEVICE int64_t element_size(const Common& common) { return common.element_size; }
 
@@ -267,6 +332,8 @@ struct Scalars {
   static HOOKSTATS_DEVICE double widen_one(const Common& common, const Scale& scale, Bits bits) {
     return widen_bits(common.dtype, scale, bits);
   }
+
+  static HOOKSTATS_DEVICE void leave_out(uint32_t, Values<1>&) {}
 
   template <int N>
   static HOOKSTATS_DEVICE void forget_widened(Values<N>&) {}

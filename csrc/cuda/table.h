@@ -27,10 +27,18 @@ inline Divisor make_divisor(uint32_t divisor) {
   return d;
 }
 
+// After how many rows, at most 16, the place is the same again where a row begins in a vector of
+// `bytes`, a power of two.
+HOOKSTATS_HOST_DEVICE inline int rows_alike(int64_t row_bytes, int bytes) {
+  const int64_t within = row_bytes & (bytes - 1);
+  return within == 0 ? 1 : bytes / static_cast<int>(within & -within);
+}
+
 // One tensor, cut: each of its channels (or blocks of neighbouring channels) is cut into `splits`
 // pieces, each the work of one team. The split is by shape, alignment and Device alone.
 struct Item {
   const void* data;
+  const void* end;  // of the tensor's memory, where it is read in vectors
   double* moments;
   int64_t* tallies;
   int64_t* tensor_counts;

@@ -135,10 +135,10 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
   std::vector<std::unique_ptr<Batch<kMany>>> open;
   Batch<1> single;
   const auto take = [&](const UpdateParams& p, const LogicalOrder* order) {
-    const Plan plan = make_plan(device, p);
-    const bool fits = p.view.outer_dims <= Table<kMany>::kDims && p.view.flags == nullptr &&
-                      (order == nullptr || order->count == 0);
-    if (count == 1 || !fits) {
+    const bool alone = count == 1 || p.view.outer_dims > Table<kMany>::kDims ||
+                       p.view.flags != nullptr || (order != nullptr && order->count != 0);
+    const Plan plan = make_plan(device, p, alone);
+    if (alone) {
       single.begin(p, plan);
       single.add(p, plan, order);
       f(single);

@@ -92,6 +92,14 @@ def test_shares_are_of_the_bandwidth_that_instructions_leave() -> None:
     assert row._replace(instructions=2.0, alu=1.0).share == 1.0
 
 
+def test_what_kind_of_rows_a_kernel_reads_is_told_by_its_name() -> None:
+    skewed = NAME.replace("Vectors<float>", "Skewed<hookstats::cuda::Vectors<float> >")
+    for name, is_skewed in ((NAME, False), (skewed, True)):
+        found = kernel(name=name)
+        assert (found.is_skewed, found.is_masked, found.dtype) == (is_skewed, False, "fp32")
+        assert found.flags == ["false", "false", "1"]
+
+
 def test_files_without_kernels_are_an_error() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.cuda.sass", "no-such-file.o"],

@@ -272,7 +272,7 @@ void test_merges_are_few() {
       UpdateParams p{};
       p.dtype = dtype;
       p.view = channel_view(sizes, strides, 2, 1);
-      const cuda::Plan plan = cuda::make_plan(kDevices[0], p);
+      const cuda::Plan plan = cuda::make_plan(kDevices[0], p, true);
       const int64_t across = std::min<int64_t>(channels, plan.item.slots.divisor * cuda::kOwned);
       const int64_t merges =
           cuda::ceil_div(plan.item.splits(), std::max<int64_t>(1, cuda::kBlock / across));

@@ -62,7 +62,8 @@ def rows(files: Iterable[Path], only: str | None = None) -> list[Row]:
             for what, cost in costs(kernel).items():
                 found.append(
                     Row(
-                        f"{'masked ' * kernel.is_masked}{kernel.agent} {kernel.dtype}",
+                        f"{'masked ' * kernel.is_masked}{'skewed ' * kernel.is_skewed}"
+                        f"{kernel.agent} {kernel.dtype}",
                         kernel.architecture,
                         what,
                         cost.instructions,

@@ -89,6 +89,11 @@ class Kernel(NamedTuple):
         return "Masked<" in self.name
 
     @property
+    def is_skewed(self) -> bool:
+        """Whether it reads rows that do not begin where vectors do."""
+        return "Skewed<" in self.name
+
+    @property
     def dtype(self) -> str:
         for dtype, element in (("fp16", "Half"), ("bf16", "BFloat16"), ("fp32", "float")):
             if f"Vectors<hookstats::{element}>" in self.name or f"Vectors<{element}>" in self.name:
