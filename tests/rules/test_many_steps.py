@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
-from hookstats.rules import Monitor, NonFinite, Rule, default_rules
+from hookstats.rules import Monitor, NonFinite, Rule, beginnings, default_rules
 from hookstats.rules.monitor import _DEFAULT
 from hookstats.rules.setup import Group, Setup, Weight
 from hookstats.rules.steps import Flags, Steps
@@ -131,3 +131,31 @@ def test_a_rule_that_cannot_look_at_many_steps_is_disabled() -> None:
     monitor.write_records(list(training(0))[:2])
     assert monitor.failures == {"rule 'non-finite'": "ArithmeticError: broken"}
     assert not monitor.has_rules
+
+
+def test_weights_are_compared_with_their_peers_without_a_look_at_each_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"h.{i}" for i in range(200)]
+    gains = [30.0 if name == "h.7" else 0.35 for name in names]
+    setup = Setup(
+        dict.fromkeys(names, "Linear"),
+        tuple(
+            Weight(f"{name}.weight", (8, 8), "float32", True, 0, gain / 8**0.5, False, None)
+            for name, gain in zip(names, gains, strict=True)
+        ),
+        (),
+    )
+    looks = 0
+
+    def role(name: str) -> str:
+        nonlocal looks
+        looks += 1
+        return "h.#.weight"
+
+    monkeypatch.setattr(beginnings, "role", role)
+    rule = beginnings.Initialisation(most=100.0)
+    (alert,) = Monitor((rule,), setup).examine(record_of(tensors(0, "")))
+    assert alert.site == "h.7.weight"
+    assert "the nearest of its peers with 0.35" in alert.message
+    assert looks <= 2 * len(names)
