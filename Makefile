@@ -175,8 +175,8 @@ bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, fo
 bench-compare:  ## Compare the last run, RESULTS, with a stored one, BASELINE
 	$(BIN)/python -m bench.compare $(BASELINE) $(RESULTS)
 
-bench-docs:  ## Write the last run, RESULTS, into docs/performance.md, its tables and figures
-	$(BIN)/python -m bench.report $(RESULTS) --write docs/performance.md docs/performance-tables.md
+bench-docs:  ## Write the last run, RESULTS, into docs/performance.md, its tables and figures; PART=1 for a part
+	$(BIN)/python -m bench.report $(RESULTS) $(if $(PART),--part) --write docs/performance.md docs/performance-tables.md
 
 gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench|profile: the CUDA kernels
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py $(if $(PHASE),--phase $(PHASE)) \

@@ -3,7 +3,8 @@
 
 In a document, what stands between a line `<!-- measured: TITLE -->` and the next `<!-- end -->`
 is replaced by the tables whose titles begin with TITLE; `machine`, `targets` and `notes` are such
-titles, too. The plots go into the folder `figures` beside the first document.
+titles, too. The plots go into the folder `figures` beside the first document. With `--part`, the
+tables of the run are written, each under its own machine, and all else stays as it is.
 """
 
 from __future__ import annotations
@@ -57,11 +58,15 @@ def section(results: Results, title: str) -> Iterator[str]:
         raise ValueError(f"no table begins with {title!r}: run all benchmarks, not a part")
 
 
-def written(document: str, results: Results) -> str:
-    """`document` with all that is measured in it taken from `results`."""
+def written(document: str, results: Results, *, part: bool = False) -> str:
+    """`document` with all that is measured in it taken from `results`; or a `part`: their tables
+    alone, each under the machine that it is from."""
 
     def replace(match: re.Match[str]) -> str:
-        text = "\n".join(section(results, match[2]))
+        if part and not results.of(match[2]):
+            return match[0]
+        named = [describe(results.machine), ""] if part else []
+        text = "\n".join([*named, *section(results, match[2])])
         return f"{match[1]}```\n{text}\n```\n{match[3]}"
 
     return _MEASURED.sub(replace, document)
@@ -73,6 +78,7 @@ def main() -> None:
     )
     parser.add_argument("results", type=Path)
     parser.add_argument("--write", type=Path, nargs="+", metavar="DOCUMENT")
+    parser.add_argument("--part", action="store_true")
     arguments = parser.parse_args()
     results = Results.load(arguments.results)
     if arguments.write is None:
@@ -80,7 +86,7 @@ def main() -> None:
         return
     from bench import plots  # by matplotlib, which a check of a GPU does without
 
-    pages = {path: written(path.read_text(), results) for path in arguments.write}
+    pages = {p: written(p.read_text(), results, part=arguments.part) for p in arguments.write}
     figures = plots.draw(results, arguments.write[0].parent / "figures")
     for path, page in pages.items():
         path.write_text(page)

@@ -15,6 +15,10 @@ CALLS = "calls on small tensors"
 STEPS = "training step"
 SMALL = "training step of three modules, until its records are written"
 BUDGET = "a budget"
+IDLE = "steps that are not recorded"
+SAMPLED = ("sampled histograms, CPU time of one thread: moments + log bins of the tensor",)
+_MASKED = "masks, CPU time of one thread: "
+MASKED = (f"{_MASKED}moments", f"{_MASKED}moments + log bins of the tensor")
 START = "starting the command line"
 WRITTEN = "the page of a long run, CPU time"
 SHOWN = "the page of a long run in a browser"
@@ -172,6 +176,11 @@ TARGETS = (
     Target("the same: steps in which training waits", 1.0, _stalls, "%"),
     Target("GPT-2: added with log bins, to a read", 1.6, _to_read("GPT-2"), "x"),
     Target("ResNet-50: added with log bins, to a read", 1.8, _to_read("ResNet-50"), "x"),
+    Target("sample=8: to moments alone", 1.15, ratios(SAMPLED, "sample=8", "moments"), "x"),
+    Target("a mask that keeps all rows: to none", 1.1, ratios(MASKED, "all kept", "no mask"), "x"),
+    Target("a mask that keeps 60 %: to none", 1.1, ratios(MASKED, "60% kept", "no mask"), "x"),
+    Target("MLP 64 wide, paused: CPU time added", 0.5, added(IDLE, "paused"), "%"),
+    Target("MLP 64 wide, every=100: CPU time added", 0.5, added(IDLE, "every=100"), "%"),
     Target("budget of 1%: added", 1.3, added(BUDGET, "budget=0.01"), "%"),
     Target("budget of 3%: added", 3.9, added(BUDGET, "budget=0.03"), "%"),
     *_steps("", "bins=None"),

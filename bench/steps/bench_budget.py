@@ -33,7 +33,9 @@ class Budgeted(Watched):
     budget = 0.01
 
     def attach(self) -> None:
-        self.watch = hs.watch(self.model, self.optimizer, kinds=KINDS, budget=self.budget)
+        self.watch = hs.watch(
+            self.model, self.optimizer, kinds=KINDS, bins=self.bins, budget=self.budget
+        )
         self._passed, self.steps = 0, SETTLING
         super().run()
 
@@ -52,8 +54,8 @@ class Budgeted(Watched):
         assert 0 <= self.record.step < self._passed
         for row in self.watch.coverage():
             assert row.observed == row.forwards, row
-        if not SMOKE:
-            assert self.chosen > 1
+        found = self.watch.coverage().budget
+        assert SMOKE or (found is not None and not found["is_out_of_reach"])
 
 
 class BudgetedMore(Budgeted):
@@ -62,17 +64,35 @@ class BudgetedMore(Budgeted):
     budget = 0.03
 
 
+class BudgetedSample(Budgeted):
+    """The same within the smaller budget, with histograms that are sampled from the first step."""
+
+    bins = hs.LogBins(sample="auto")
+
+
+class BudgetedMoreSample(BudgetedMore):
+    """The same, within three times the budget."""
+
+    bins = hs.LogBins(sample="auto")
+
+
 PEERS: dict[str, type[Training]] = {
     "no hooks": Training,
     "budget=0.01": Budgeted,
     "budget=0.03": BudgetedMore,
+    "0.01, auto": BudgetedSample,
+    "0.03, auto": BudgetedMoreSample,
 }
 TABLE = Table(
     "a budget: training step with what `watch` records by default, with log bins",
     "ms/step",
     1e3,
     floor="no hooks",
-    ours=("budget=0.01", "budget=0.03"),
+    ours=tuple(PEERS)[1:],
+    parts={
+        "0.01, auto": 'budget=0.01, LogBins(sample="auto")',
+        "0.03, auto": 'budget=0.03, LogBins(sample="auto")',
+    },
 )
 
 

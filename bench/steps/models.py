@@ -34,8 +34,8 @@ def _classes(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
-def _mlp() -> nn.Module:
-    width, layers = 128, pick(200, 4)
+def mlp(width: int, layers: int) -> nn.Module:
+    """Linear layers of one width, with ReLUs between them."""
     hidden = chain.from_iterable((nn.Linear(width, width), nn.ReLU()) for _ in range(layers - 1))
     model = nn.Sequential(*hidden, nn.Linear(width, width))
     for module in model:
@@ -86,7 +86,7 @@ def _pictures(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 JOBS = {
     "200-layer MLP, 32x128": Job(
-        _mlp,
+        lambda: mlp(128, pick(200, 4)),
         lambda: (torch.randn(32, 128), torch.randint(128, (32,))),
         _classes,
         steps=pick(10, 1),

@@ -70,10 +70,12 @@ class Partials:
 
     def take(self) -> Summands | None:
         """The summands of the open step, which ends; None if it has no partial gradients."""
+        if not (self._open or self._open.lost):  # as a rule
+            return None
         taken, self._open = self._open, Summands()
         if taken:
             self._waiting.append(weakref.ref(taken))
-        return taken if taken or taken.lost else None
+        return taken
 
     def _kept(self, site: Site, tensor: Tensor, scale: Tensor | None) -> Summand | None:
         """The gradient as a summand, copied; None if it is none, or if there is no room for it."""

@@ -51,11 +51,11 @@ class StepHook(Hook):
     def __call__(
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
-        if makes_optimizer_state():
-            return  # no step of the training
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         is_its_time = (closure is not None) is self._after
         followers = self._followers
+        if not (is_its_time or followers) or makes_optimizer_state():
+            return  # the other hook has this step, or it is no step of the training
         if self._arena.recording:
             if is_its_time:
                 self._parameters.observe(

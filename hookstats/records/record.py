@@ -156,6 +156,9 @@ class StepRecord(Mapping[Key, ChannelStats]):
         """The site that `key` names."""
         match key:
             case (str(name), str(kind)):
+                site = self._index.get((name, kind))
+                if site is not None:  # as a rule, and the finder takes long to make
+                    return site
                 found = self._finder(name, kind)
                 return None if found is None else self._index[found]
         return None

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from hookstats.records.alerts import Alert
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.rules.steps import Flags, Steps
+from hookstats.rules.steps import Flags, Sites, Steps
 from hookstats.stats.derived import columns_of, rms
 
 _JOINT = re.compile(r"(?:^|\.)(?:c_attn|qkv|qkv_proj|query_key_value|Wqkv|in_proj)$")
@@ -49,12 +48,10 @@ class Attention(Rule):
         fraction(self, "sharp")
 
     def suspects(self, steps: Steps) -> Flags:
-        sites = steps.sites.sites
-        known = _pairs(sites) or any(len(site.shape) >= 3 for site in sites)
-        return steps.all if known else steps.none
+        return steps.all if steps.sites.once(_may_attend) else steps.none
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        for query, key in _pairs(record.sites):
+        for query, key in history.sites.once(_pairs):
             logits = _deviation(record, history, query, key)
             if logits > self.most:
                 says = (
@@ -75,10 +72,14 @@ class Attention(Rule):
                 return
 
 
-@lru_cache(maxsize=8)
-def _pairs(sites: tuple[SiteInfo, ...]) -> tuple[tuple[int, int], ...]:
+def _may_attend(sites: Sites) -> bool:
+    """Whether there are queries and keys, or what has the shape of weights of attention."""
+    return bool(sites.once(_pairs)) or any(len(site.shape) >= 3 for site in sites.sites)
+
+
+def _pairs(sites: Sites) -> tuple[tuple[int, int], ...]:
     """The outputs with queries and keys; the same site twice where it has both."""
-    at = {site.name: i for i, site in enumerate(sites) if site.kind == "output"}
+    at = {site.name: i for i, site in enumerate(sites.sites) if site.kind == "output"}
     found = []
     for name, i in at.items():
         query = _QUERY.search(name)

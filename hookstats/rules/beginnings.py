@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookstats.records.alerts import Alert, Severity
 from hookstats.records.keys import Key
@@ -71,12 +73,15 @@ class Initialisation(Rule):
         gains = {w.name: _gain(w, setup) for w in matrices} | {
             w.name: w.rms or 0.0 for w in embeddings
         }
-        for i, weight in enumerate(matrices):
+        heads = _heads(matrices, setup)
+        compared = {w.name: gains[w.name] for w in matrices}
+        by_role, by_type = _Peers(compared, role), _Peers(compared, setup.type_of)
+        for weight in matrices:
             gain = gains[weight.name]
-            is_small_head = 0 < gain < 1 and _is_head(weight, matrices[i + 1 :], setup)
+            is_small_head = 0 < gain < 1 and weight.name in heads
             says = self._says(weight, gain, is_small_head)
             if not says and not is_small_head:
-                says = self._unlike_peers(weight, matrices, gains, setup)
+                says = self._unlike(weight.name, gain, by_role, by_type)
             if says:
                 yield self._alert(record, weight, says, gain)
         yield from self._embeddings(record, embeddings)
@@ -103,39 +108,35 @@ class Initialisation(Rule):
             )
         return ""
 
-    def _unlike_peers(
-        self, weight: Weight, matrices: Sequence[Weight], gains: dict[str, float], setup: Setup
-    ) -> str:
-        others = [w for w in matrices if w is not weight]
-        same_role = [w for w in others if role(w.name) == role(weight.name) and gains[w.name]]
-        gain = gains[weight.name]
+    def _unlike(self, weight: str, gain: float, by_role: _Peers, by_type: _Peers) -> str:
+        same_role = by_role.of(weight)
         if not gain:
             return "begins with zeros, unlike its peers" if len(same_role) >= 2 else ""
-        away = [abs(math.log2(gain / gains[w.name])) for w in same_role]
-        if len(away) >= 2 and min(away) >= self.octaves:
-            peer = gains[same_role[int(np.argmin(away))].name]
-            return f"begins with a gain of {gain:.3g}, the nearest of its peers with {peer:.3g}"
-        kind = setup.type_of(weight.name)
-        typed = [gains[w.name] for w in others if setup.type_of(w.name) == kind and gains[w.name]]
-        if len(typed) >= 2:
-            away = [abs(math.log2(gain / other)) for other in typed]
-            if min(away) >= self.octaves + 1.5:
-                usual = float(np.median(typed))
-                return f"begins with a gain of {gain:.3g}, other weights of {kind} with {usual:.3g}"
+        if len(same_role) >= 2:
+            away = np.abs(np.log2(gain / same_role))
+            if away.min() >= self.octaves:
+                peer = same_role[away.argmin()]
+                return f"begins with a gain of {gain:.3g}, the nearest of its peers with {peer:.3g}"
+        typed = by_type.of(weight)
+        if len(typed) >= 2 and np.abs(np.log2(gain / typed)).min() >= self.octaves + 1.5:
+            usual, kind = np.median(typed), by_type.common(weight)
+            return f"begins with a gain of {gain:.3g}, other weights of {kind} with {usual:.3g}"
         return ""
 
     def _norms(self, record: StepRecord, setup: Setup) -> Iterator[Alert]:
         """The gains of norms: zeros are left out, with which some residual branches begin."""
-        gains = [w for w in setup.weights if w.rms and "Norm" in setup.type_of(w.name)]
-        for weight in gains:
-            if weight.name.endswith(".bias"):
+        gains = {w.name: w.rms for w in setup.weights if w.rms and "Norm" in setup.type_of(w.name)}
+        by_role = _Peers(gains, role)
+        for weight in setup.weights:
+            rms = gains.get(weight.name)
+            if rms is None or weight.name.endswith(".bias"):
                 continue
-            peers = [w for w in gains if w is not weight and role(w.name) == role(weight.name)]
-            away = {abs(math.log2((weight.rms or 1.0) / (w.rms or 1.0))): w for w in peers}
-            if len(peers) >= 2 and min(away) >= self.octaves:
-                peer = away[min(away)]
-                says = f"begins at {weight.rms:.3g}, the nearest of its peers at {peer.rms:.3g}"
-                yield self._alert(record, weight, says, weight.rms or 0.0)
+            peers = by_role.of(weight.name)
+            away = np.abs(np.log2(rms / peers))
+            if len(peers) >= 2 and away.min() >= self.octaves:
+                peer = peers[away.argmin()]
+                says = f"begins at {rms:.3g}, the nearest of its peers at {peer:.3g}"
+                yield self._alert(record, weight, says, rms)
 
     def _embeddings(self, record: StepRecord, embeddings: Sequence[Weight]) -> Iterator[Alert]:
         sizes = sorted((w.rms, w.name, w) for w in embeddings if w.rms)
@@ -155,14 +156,48 @@ def _gain(weight: Weight, setup: Setup) -> float:
     return (weight.rms or 0.0) * math.sqrt(math.prod(_shape(weight, setup)[1:]))
 
 
-def _is_head(weight: Weight, later: Sequence[Weight], setup: Setup) -> bool:
-    """Whether no later weight can take its outputs: all, some of them, or positions of each."""
-    outputs, _, *kernel = _shape(weight, setup)
-    inputs = {_shape(other, setup)[1] for other in later}
-    return not any(
-        n == outputs or (n > 1 and outputs % n == 0) or (kernel and n % outputs == 0)
-        for n in inputs
-    )
+def _heads(matrices: Sequence[Weight], setup: Setup) -> set[str]:
+    """The weights whose outputs no later weight can take: all, some of them, or positions of
+    each."""
+    heads: set[str] = set()
+    inputs: set[int] = set()  # of the later weights
+    for weight in reversed(matrices):
+        outputs, inner, *kernel = _shape(weight, setup)
+        if not any(
+            n == outputs or (n > 1 and outputs % n == 0) or (kernel and n % outputs == 0)
+            for n in inputs
+        ):
+            heads.add(weight.name)
+        inputs.add(inner)
+    return heads
+
+
+class _Peers:
+    """The gains of weights that have something in common, such as their role."""
+
+    def __init__(self, gains: Mapping[str, float], common: Callable[[str], str]) -> None:
+        """gains: by the weight's name; a gain of 0 is left out, and is no peer.
+
+        common: what a weight has in common with its peers, by its name.
+        """
+        self.common = common
+        groups: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for name, gain in gains.items():
+            if gain:
+                groups[common(name)][name] = gain
+        self._gains = {what: np.array(list(group.values())) for what, group in groups.items()}
+        self._places = {
+            name: (what, place)
+            for what, group in groups.items()
+            for place, name in enumerate(group)
+        }
+
+    def of(self, name: str) -> NDArray[np.float64]:
+        """The gains of a weight's peers, without its own."""
+        if name in self._places:
+            what, place = self._places[name]
+            return np.delete(self._gains[what], place)
+        return self._gains.get(self.common(name), np.zeros(0))
 
 
 def _was_trained(setup: Setup) -> bool:

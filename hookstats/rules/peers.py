@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -13,11 +12,11 @@ import numpy as np
 from hookstats.records.alerts import Alert
 from hookstats.records.groups import over_site
 from hookstats.records.keys import plain_kind
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.rules.steps import Flags, Steps, in_steps
+from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 from hookstats.stats.derived import std
 from hookstats.stats.state import M2
 
@@ -27,12 +26,9 @@ _NUMBER = re.compile(r"\d+")
 _COMPARED = ("output", "grad_output", "param_grad")
 
 
-@lru_cache(maxsize=8)
-def groups_of(sites: tuple[SiteInfo, ...]) -> tuple[tuple[int, ...], ...]:
-    """The sites of each role and kind, in the order of the model: three or more, of one shape.
-
-    Kept, since most steps have equal sites.
-    """
+def _groups(of: Sites) -> tuple[tuple[int, ...], ...]:
+    """The sites of each role and kind, in the order of the model: three or more, of one shape."""
+    sites = of.sites
     found: dict[tuple[str, str, int, int], list[int]] = {}  # where one number is left out
     for i, site in enumerate(sites):
         if plain_kind(site.kind) in _COMPARED:
@@ -88,7 +84,7 @@ class Peers(Rule):
     def suspects(self, steps: Steps) -> Flags:
         far: Flags = steps.none
         least = np.where(steps.pushed <= self.patience, min(self.octaves, self.later), self.later)
-        for group in groups_of(steps.sites.sites):
+        for group in steps.sites.once(_groups):
             size = np.sort(np.log2(np.maximum(steps.rms[:, list(group)], _FLOOR)), 1)
             gap = np.maximum(size[:, -1] - size[:, -2], size[:, 1] - size[:, 0])
             far = far | (gap >= least)
@@ -96,7 +92,7 @@ class Peers(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         found: list[tuple[int, float, int]] = []
-        for group in groups_of(record.sites):
+        for group in history.sites.once(_groups):
             size = _sizes(history, group)
             if np.isnan(size).any():
                 continue
@@ -155,7 +151,7 @@ class Depth(Rule):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 3:
             return
-        for group in groups_of(record.sites):
+        for group in history.sites.once(_groups):
             kind = plain_kind(record.sites[group[0]].kind)
             if kind == "param_grad" or len(group) < 4:
                 continue

@@ -15,7 +15,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.setup import Group
-from hookstats.rules.steps import Flags, Steps, in_steps
+from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 
 _RATE = "lr/"
 
@@ -200,8 +200,7 @@ class Rounding(Rule):
     patience: int = 5
 
     def suspects(self, steps: Steps) -> Flags:
-        half = any(site.dtype in _HALF_UNIT for site in steps.sites.sites)
-        return steps.all if half else steps.none
+        return steps.all if steps.sites.once(_are_any_half) else steps.none
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         ratios = relative_updates(record, history)
@@ -222,6 +221,11 @@ class Rounding(Rule):
 
 
 _HALF_UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
+
+
+def _are_any_half(sites: Sites) -> bool:
+    """Whether any tensor has one of these dtypes."""
+    return any(site.dtype in _HALF_UNIT for site in sites.sites)
 
 
 def relative_updates(record: StepRecord, history: History) -> dict[int, float]:

@@ -6,9 +6,9 @@ computed for many steps together, and `Rule.suspects` says at which of them a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,15 @@ from hookstats.rules.windows import Windows
 from hookstats.stats.derived import columns_of, dead, rms
 
 Flags = NDArray[np.bool_]
+_T = TypeVar("_T")
 
 
 class Sites:
-    """What follows from the sites of a record alone."""
+    """What follows from the sites of a record alone; most steps have the same."""
 
     def __init__(self, sites: tuple[SiteInfo, ...]) -> None:
         self.sites = sites
+        self._found: dict[Callable[[Sites], Any], Any] = {}
         self.kinds: tuple[Kind, ...] = tuple([parse_kind(site.kind) for site in sites])
         self.plain_kinds = tuple([kind.plain for kind in self.kinds])
         self.gradient: Flags = np.array([kind.is_gradient for kind in self.kinds], bool)
@@ -42,6 +44,13 @@ class Sites:
             bool,
         )
         """bool [S]: which sites are inputs of the model, or arguments of a module but the first."""
+
+    def once(self, find: Callable[[Sites], _T]) -> _T:
+        """What `find`, a function of a module, finds in the sites; it is called once."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        found: _T = self._found[find]
+        return found
 
     def of_kind(self, kind: str) -> Flags:
         """bool [S]: which sites are of a plain kind."""

@@ -139,14 +139,14 @@ class Vanishing(Rule):
     def suspects(self, steps: Steps) -> Flags:
         found: Flags = steps.none
         norms = np.where(steps.columns("count") > 0, l2_norm(steps.columns), np.nan)
-        for sites in _in_backward_order(steps.sites):
+        for sites in steps.sites.once(_in_backward_order):
             norm = norms[:, sites]
             found = found | in_steps(norm < self.ratio * np.fmax.accumulate(norm, axis=1))
         return found
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         norms = np.where(history.columns("count") > 0, l2_norm(history.columns), np.nan)
-        for sites in _in_backward_order(history.sites):
+        for sites in history.sites.once(_in_backward_order):
             norm = norms[sites]
             largest = np.fmax.accumulate(norm)
             for i in np.flatnonzero(norm < self.ratio * largest).tolist():
@@ -283,7 +283,7 @@ class FP8Risk(Rule):
                 yield i, form, numbers[0], numbers[1], numbers[2]
 
 
-def _in_backward_order(sites: Sites) -> Iterator[list[int]]:
+def _in_backward_order(sites: Sites) -> list[list[int]]:
     """Gradients of outputs, those of each phase, and of parameters with two or more dimensions."""
     gradients: dict[str | None, list[int]] = {}  # by phase
     for i, kind in enumerate(sites.kinds):
@@ -292,7 +292,7 @@ def _in_backward_order(sites: Sites) -> Iterator[list[int]]:
     parameters = [
         i for i, s in enumerate(sites.sites) if s.kind == "param_grad" and len(s.shape) > 1
     ]
-    yield from (*gradients.values(), parameters[::-1])
+    return [*gradients.values(), parameters[::-1]]
 
 
 def _median(rows: Float64) -> Float64:

@@ -36,6 +36,8 @@ class Optimizers:
 
     def note(self, optimizer: int) -> bool:
         """Note that one of them steps, by its number; whether all have now."""
+        if len(self._known) == 1:  # as a rule
+            return True
         self._stepped[optimizer] += 1
         if all(i in self._stepped or known() is None for i, known in enumerate(self._known)):
             self.begin()

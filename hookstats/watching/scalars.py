@@ -174,7 +174,7 @@ class ScalarLog:
         self._usual, self._again = max(self._usual, self._again), 0
         if now >= self._handed_on + _BATCH_SECONDS:
             self.hand_on()
-        return closed._replace(values=dict(closed.values))  # as others are added to the first
+        return StepScalars(step, closed.time, dict(closed.values))  # others are added to the first
 
     def seal(self) -> None:
         """End the step that was closed last: what is logged from now on is of the open step."""

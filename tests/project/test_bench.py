@@ -206,6 +206,18 @@ def test_documents_get_what_was_measured() -> None:
         report.written(document, results())
 
 
+def test_a_part_of_the_tables_leaves_the_others_as_they_are() -> None:
+    document = "".join(
+        f"<!-- measured: {title} -->\n{title} before\n<!-- end -->\n"
+        for title in ("machine", "targets", "moments", "hooks")
+    )
+    text = report.written(document, results(case()), part=True)
+    assert "moments before" not in text
+    for title in ("machine", "targets", "hooks"):
+        assert f"-->\n{title} before\n<!-- end" in text
+    assert re.search(r"moments -->\n```\na CPU, 2 cores, .*\n\nmoments\nns/element ", text)
+
+
 def test_every_table_of_the_documents_is_one_that_is_measured() -> None:
     pages = [(ROOT / "docs" / name).read_text() for name in PAGES]
     titles = re.findall(r"<!-- measured: (.+?) -->", "".join(pages))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from torch import Tensor
 
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
-from hookstats.rules import Monitor, NonFinite, Rule, default_rules
+from hookstats.rules import Monitor, NonFinite, Rule, beginnings, default_rules
 from hookstats.rules.monitor import _DEFAULT
 from hookstats.rules.setup import Group, Setup, Weight
-from hookstats.rules.steps import Flags, Steps
+from hookstats.rules.steps import Flags, Sites, Steps
 
 SETUP = Setup(
     {"h.0": "Linear", "h.1": "Linear", "h.2": "Linear", "gate": "Softmax"},
@@ -131,3 +132,64 @@ def test_a_rule_that_cannot_look_at_many_steps_is_disabled() -> None:
     monitor.write_records(list(training(0))[:2])
     assert monitor.failures == {"rule 'non-finite'": "ArithmeticError: broken"}
     assert not monitor.has_rules
+
+
+def test_what_follows_from_sites_alone_is_found_once_while_they_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = 0
+    init = Sites.__init__
+
+    def counted(self: Sites, *arguments: Any) -> None:
+        nonlocal made
+        made += 1
+        init(self, *arguments)
+
+    monkeypatch.setattr(Sites, "__init__", counted)
+    looks = list[Sites]()
+
+    class Looking(NonFinite):
+        def suspects(self, steps: Steps) -> Flags:
+            found: Flags = steps.sites.once(self.look) & steps.all
+            return found
+
+        @staticmethod
+        def look(sites: Sites) -> bool:
+            looks.append(sites)
+            return True
+
+    monitor = Monitor((Looking(),), SETUP)
+    made = 0
+    for step in range(6):
+        monitor.examine(record_of(tensors(step, ""), step))
+    assert (made, len(looks)) == (1, 1)
+    monitor.examine(record_of({("h.0", "output"): tensors(0, "")["h.0", "output"]}, 6))
+    assert (made, len(looks)) == (2, 2)
+
+
+def test_weights_are_compared_with_their_peers_without_a_look_at_each_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"h.{i}" for i in range(200)]
+    gains = [30.0 if name == "h.7" else 0.35 for name in names]
+    setup = Setup(
+        dict.fromkeys(names, "Linear"),
+        tuple(
+            Weight(f"{name}.weight", (8, 8), "float32", True, 0, gain / 8**0.5, False, None)
+            for name, gain in zip(names, gains, strict=True)
+        ),
+        (),
+    )
+    looks = 0
+
+    def role(name: str) -> str:
+        nonlocal looks
+        looks += 1
+        return "h.#.weight"
+
+    monkeypatch.setattr(beginnings, "role", role)
+    rule = beginnings.Initialisation(most=100.0)
+    (alert,) = Monitor((rule,), setup).examine(record_of(tensors(0, "")))
+    assert alert.site == "h.7.weight"
+    assert "the nearest of its peers with 0.35" in alert.message
+    assert looks <= 2 * len(names)

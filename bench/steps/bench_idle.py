@@ -1,0 +1,106 @@
+"""Steps that are not recorded: what a watch adds to them, by the CPU time of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import process_time
+from typing import cast
+
+import pytest
+import torch
+from models import Job, mlp
+from pytest_benchmark.fixture import BenchmarkFixture
+from torch import nn
+from trainings import KINDS, Training
+
+import hookstats as hs
+from bench.measure import Measured, measure
+from bench.measured import Results, Table
+from bench.replay import replayed
+from bench.smoke import pick
+from bench.turns import Peer, Rounds
+
+pytestmark = replayed
+
+EVERY = 100
+LAYERS = pick(100, 3)
+JOB = Job(
+    lambda: mlp(64, LAYERS),
+    lambda: (torch.randn(32, 64), torch.randint(64, (32,))),
+    lambda model, x, y: nn.functional.cross_entropy(model(x), y),
+    steps=EVERY,
+)
+
+
+class Timed(Training):
+    """A training run, timed by the CPU time of the process, so that other work on the machine
+    counts little, and the background thread counts."""
+
+    def run(self) -> float:
+        began = process_time()
+        super().run()
+        return process_time() - began
+
+
+class Paused(Timed):
+    """Watched, and paused."""
+
+    def attach(self) -> None:
+        self.watch = hs.watch(self.model, self.optimizer, KINDS)
+        self.watch.pause()
+
+    def check(self) -> None:
+        super().check()
+        assert all(row.forwards == 0 for row in self.watch.coverage())
+
+    def detach(self) -> None:
+        self.watch.close()
+
+
+class Seldom(Paused):
+    """Recorded by `watch`, one step of a run."""
+
+    def attach(self) -> None:
+        self.watch = hs.watch(self.model, self.optimizer, KINDS, every=EVERY)
+
+    def check(self) -> None:
+        Training.check(self)
+        coverage = self.watch.coverage()
+        assert all(row.observed == coverage.steps // EVERY for row in coverage)
+        assert self.watch.latest.step == coverage.steps - EVERY
+
+
+PEERS: dict[str, type[Timed]] = {"no hooks": Timed, "paused": Paused, f"every={EVERY}": Seldom}
+TABLE = Table(
+    "steps that are not recorded: CPU time",
+    "us/step",
+    1e6,
+    floor="no hooks",
+    ours=tuple(PEERS)[1:],
+)
+
+
+@pytest.fixture(scope="module")
+def case(results: Results) -> Iterator[Measured]:
+    """The training runs, measured in turn on one thread, as their tensors need no more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    together: dict[str, Training] = {}
+    makers: dict[str, Callable[[], Peer]] = {
+        name: partial(kind, JOB, together) for name, kind in PEERS.items()
+    }
+    together["Training"] = Training(JOB, {})
+    name = f"{LAYERS}-layer MLP 64 wide, a batch of 32"
+    measured = measure(TABLE, name, JOB.steps, makers, Rounds(10.0, least=3, most=40))
+    together["Training"] = cast(Training, measured.peers["no hooks"])
+    results.cases.append(measured.case)
+    yield measured
+    for peer in measured.peers.values():
+        cast(Training, peer).detach()
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_step(peer: str, case: Measured, benchmark: BenchmarkFixture) -> None:
+    case.verify(peer, benchmark)
