@@ -119,10 +119,24 @@ MUTANTS = (
     ),
     Mutant(
         "the error of a sink is swallowed",
-        "hookstats/watching/flush.py",
-        'self._fail(what, f"{type(error).__name__}: {error}; {outcome}")',
-        "pass",
-        "tests/watching/test_flush.py::test_a_sink_that_raises_is_disabled_and_the_others_go_on",
+        "hookstats/watching/sinks.py",
+        "if error is None:",
+        "if True:",
+        "tests/watching/test_failing_sinks.py",
+    ),
+    Mutant(
+        "what works again is left out for as long when it fails next",
+        "hookstats/stats/retries.py",
+        "failing = self._failing.pop(key, None)",
+        "failing = self._failing.get(key)",
+        "tests/stats/test_retries.py",
+    ),
+    Mutant(
+        "a full memory ends a rule",
+        "hookstats/stats/retries.py",
+        "_PASSING = (OSError, MemoryError)",
+        "_PASSING = (OSError,)",
+        "tests/rules/test_failing_rules.py",
     ),
     Mutant(
         "an interrupted step's number goes up although the step stays open",
