@@ -25,8 +25,10 @@ from torch._C import (
     _current_graph_task_id,
     _disabled_torch_dispatch_impl,
     _DisableTorchDispatch,
+    _get_dispatch_mode,
     _get_tracing_state,
     _has_storage,
+    _TorchDispatchModeKey,
 )
 from torch._C._autograd import _get_sequence_nr, _top_saved_tensors_default_hooks
 from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
@@ -42,9 +44,8 @@ __all__ = [
     "maybe_current_level",
 ]
 
-# Contexts and queries. DisableTorchFunction keeps subclasses' __torch_function__ out of hooks;
-# maybe_current_level and is_functorch_wrapped_tensor tell of torch.func transforms, and FakeTensor
-# of tensors without data (all; required).
+# DisableTorchFunction keeps subclasses' __torch_function__ out; maybe_current_level and
+# is_functorch_wrapped_tensor tell of torch.func transforms, FakeTensor of no data (all; required).
 
 DisableTorchDispatch = _DisableTorchDispatch
 """Context: neither modes nor subclasses see the operators that are called (all; required)."""
@@ -93,6 +94,11 @@ def is_plain(tensor: Tensor) -> bool:
 def is_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation is open (all; required)."""
     return forward_ad._current_level != -1
+
+
+def is_faking() -> bool:
+    """Whether a FakeTensorMode is on: operators compute shapes, no values (all; required)."""
+    return _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None
 
 
 def forget_global_hook(identity: int) -> None:

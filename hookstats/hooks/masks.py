@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import DisableTorchFunction
+from hookstats._torch import DisableTorchFunction, has_storage
 from hookstats.arena.arena import Arena
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.readable import detour, unreadable
+from hookstats.records import reasons
 from hookstats.records.alike import did_you_mean
 from hookstats.stats.mask import EXPECTED, unfit
 from hookstats.stats.warning import warn
@@ -83,7 +84,7 @@ class Masks:
         """
         if not isinstance(mask, Tensor):
             raise ValueError(f"mask = {type(mask).__name__}: expected {EXPECTED}")
-        if reason := unreadable(mask) or unfit(mask):
+        if reason := unreadable(mask) or _unfit(mask):
             raise ValueError(f"mask has {reason}: expected {EXPECTED}")
         self._arena.mask.expected = True
         return _Within(self, _copied(mask))
@@ -117,15 +118,16 @@ class Masks:
         """
         if not self._arena.recording or detour() is not None:
             return None
-        if not isinstance(given, Tensor):
+        if given is None:
             return self._arena.mask.now
         with DisableTorchFunction():
-            return self._of_tensor(given)
+            return self._of_given(given)
 
-    def _of_tensor(self, given: Tensor) -> Tensor:
+    def _of_given(self, given: object) -> Tensor:
         try:
-            reason = unfit(given)
+            reason = _unfit(given)
             if reason is None:
+                assert isinstance(given, Tensor)
                 made = self._unfit if unreadable(given) else _copied(given)
                 return self._unfit if unreadable(made) else made  # as under fake tensors
         except Exception as error:
@@ -166,6 +168,14 @@ def place_of_argument(model: nn.Module, name: str) -> int | None:
     if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
         return None
     return list(parameters).index(name)
+
+
+def _unfit(given: object) -> str | None:
+    """What an argument has that no mask has; None if it is a mask."""
+    if not isinstance(given, Tensor):
+        return f"type {type(given).__name__}"
+    freed = given.numel() and has_storage(given) and not given.untyped_storage().nbytes()
+    return unfit(given) or (reasons.NO_STORAGE if freed else None)
 
 
 def _copied(mask: Tensor) -> Tensor:

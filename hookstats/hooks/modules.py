@@ -12,13 +12,12 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Arena
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.gradients import register, why_no_gradient
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
-from hookstats.hooks.readable import detour
+from hookstats.hooks.readable import detour, own_dispatch
 from hookstats.hooks.sites import Site
 from hookstats.hooks.traced import TracedHook
 from hookstats.hooks.widths import Sites
@@ -39,7 +38,7 @@ class _ModuleHook(Hook):
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and fold in the tensors of a call, and await their gradients."""
-        with self.arena.lock, DisableTorchFunction():
+        with self.arena.lock, own_dispatch():
             self._walk(found)
 
     def _walk(self, found: Iterable[Leaf]) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Arena
 from hookstats.hooks.parameters import Batches, WatchedParameter, own_length
+from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.widths import Sites, Widths
 
 
@@ -45,7 +45,7 @@ class OptimizerStates:
 
     def fold(self, optimizer: Optimizer) -> None:
         """Fold in the states that `optimizer` has for its watched parameters."""
-        with self._arena.lock, DisableTorchFunction(), torch.no_grad():
+        with self._arena.lock, own_dispatch(), torch.no_grad():
             self._fold(optimizer)
 
     def _fold(self, optimizer: Optimizer) -> None:

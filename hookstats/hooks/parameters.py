@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookstats._torch import DisableTorchFunction, flat_padding, is_flattened
+from hookstats._torch import flat_padding, is_flattened
 from hookstats.arena.arena import Accumulator, Arena
 from hookstats.hooks.partials import Gradient, Partials
+from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Widths
 from hookstats.kernels.ops import update_many_
@@ -73,7 +74,7 @@ class Parameters:
 
         groups: lists of parameters. batches: the batches of these parameters in the last step.
         """
-        with self._arena.lock, DisableTorchFunction():
+        with self._arena.lock, own_dispatch():
             if batches.native is None or not batches.native.observe(groups, scale):
                 self._observe(groups, batches, scale)
             if self.partials is not None and self.partials.wanted:

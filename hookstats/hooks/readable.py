@@ -6,13 +6,18 @@ watch different sites.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack
+
 import torch
 from torch import Tensor
 
 from hookstats._torch import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
     current_graph_task_id,
     infers_shapes,
     is_dtensor,
+    is_faking,
     is_forward_mode,
     is_pending,
     is_plain,
@@ -89,6 +94,17 @@ def detour() -> str | None:
     if is_forward_mode():
         return reasons.FORWARD_MODE
     return reasons.SHAPE_INFERENCE if infers_shapes() else None
+
+
+def own_dispatch() -> AbstractContextManager[object]:
+    """Context of what hooks do with tensors: no __torch_function__ of the user's sees it, and it
+    computes values where a FakeTensorMode is on, too."""
+    if not is_faking():
+        return DisableTorchFunction()
+    context = ExitStack()
+    context.enter_context(DisableTorchFunction())
+    context.enter_context(DisableTorchDispatch())
+    return context
 
 
 def short(dtype_or_layout: object) -> str:

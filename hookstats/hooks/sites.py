@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from hookstats._torch import DisableTorchFunction, Placed, has_storage, is_dtensor, is_plain
+from hookstats._torch import Placed, has_storage, is_dtensor, is_plain
 from hookstats.arena.arena import Accumulator, Arena
 from hookstats.arena.graph_states import AWAITED, FOLDED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
-from hookstats.hooks.readable import local_part, short, unreadable
+from hookstats.hooks.readable import local_part, own_dispatch, short, unreadable
 from hookstats.hooks.spread import Spread
 from hookstats.records import reasons
 from hookstats.records.layout import Layout
@@ -105,7 +105,7 @@ class Site:
         first: no other gradient arrived for its tensor.
         mask: that of the call which had the tensor, as in `MaskOfCalls.now`.
         """
-        with self._arena.lock, DisableTorchFunction():
+        with self._arena.lock, own_dispatch():
             site = self._of_width(gradient)
             if first and site is not self:  # as where a gradient's shard is not like its tensor's
                 self.counts.missing -= 1
@@ -132,7 +132,7 @@ class Site:
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
         """Count the gradient of a view's base if the view's part cannot be taken out of it."""
-        with self._arena.lock, DisableTorchFunction():
+        with self._arena.lock, own_dispatch():
             # The memory of shards has no part that is the view.
             reason = unreadable(gradient) or reasons.CHANGED_VIEW
             recording = self._arena.recording

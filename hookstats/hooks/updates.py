@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookstats._torch import DisableTorchFunction
 from hookstats.arena.arena import Arena
 from hookstats.hooks.parameters import Batches, WatchedParameter, own_length
+from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.widths import Widths
 
 _Kept = tuple[WatchedParameter, Tensor, Tensor]
@@ -46,7 +46,7 @@ class Updates:
 
     def keep(self, optimizer: Optimizer) -> None:
         """Copy the watched ones of the parameters that `optimizer` is about to change."""
-        with self._arena.lock, DisableTorchFunction(), torch.no_grad():
+        with self._arena.lock, own_dispatch(), torch.no_grad():
             by_id = {id(watched.tensor()): watched for watched in self._watched}
             kept = self._kept[id(optimizer)] = []
             parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -58,7 +58,7 @@ class Updates:
     def fold(self, optimizer: Optimizer) -> None:
         """Fold in what `optimizer` changed since `keep`."""
         kept = self._kept.pop(id(optimizer), [])
-        with self._arena.lock, DisableTorchFunction(), torch.no_grad():
+        with self._arena.lock, own_dispatch(), torch.no_grad():
             self._fold(kept)
 
     def _fold(self, kept: list[_Kept]) -> None:

@@ -17,6 +17,20 @@ from hookstats.records.sparse import Int64
 
 Sites = tuple[SiteInfo, ...]
 
+MOST_ROWS = 1 << 23
+"""The whole model may have so many channels, which take about 1 GiB, ..."""
+_RATIO = 64
+"""... and so many times those that the ranks recorded: layouts that say more are damaged."""
+
+
+class LayoutError(ValueError):
+    """Layouts say that the whole has more channels than any ranks have; `record` is the place of
+    one that says so."""
+
+    def __init__(self, message: str, record: int) -> None:
+        super().__init__(message)
+        self.record = record
+
 
 class Target(NamedTuple):
     """A site of the whole model."""
@@ -62,6 +76,9 @@ def place(records: Sequence[Sites]) -> Placement:
     """Where the sites of records go, which are in order of rank.
 
     Targets are in order of rank and of first observation.
+
+    Raises:
+        LayoutError: layouts say that the whole is too large.
     """
     found: dict[Key, list[_Part]] = defaultdict(list)
     for record, sites in enumerate(records):
@@ -69,8 +86,35 @@ def place(records: Sequence[Sites]) -> Placement:
             found[info.name, info.kind].append(_Part(record, site, info))
     placed = [Placed(np.full(len(sites), -1, np.int64)) for sites in records]
     targets = [_add(parts, number, placed) for number, parts in enumerate(found.values())]
+    _check_rows(targets, list(found.values()))
     offsets = np.cumsum([0, *(target.info.channels for target in targets)], dtype=np.int64)
     return Placement(targets, offsets, placed)
+
+
+def _check_rows(targets: Sequence[Target], found: Sequence[Sequence[_Part]]) -> None:
+    """Refuse what would take far more memory than what was recorded."""
+    rows = sum(target.info.channels for target in targets)
+    recorded = sum(part.info.channels for parts in found for part in parts)
+    most = max(MOST_ROWS, _RATIO * recorded)
+    if rows > most:
+        info, parts = max(
+            ((target.info, parts) for target, parts in zip(targets, found, strict=True)),
+            key=lambda each: each[0].channels,
+        )
+        raise LayoutError(
+            f"the layout of {info.kind} of {info.name!r} says that all ranks have {info.channels} "
+            f"channels, where {recorded} were recorded of all tensors; expected at most {most}",
+            max(parts, key=lambda part: max(_says(part.info))).record,
+        )
+
+
+def _says(info: SiteInfo) -> tuple[int, ...]:
+    """The sizes that a layout says."""
+    layout = info.layout
+    if layout is None:
+        return (0,)
+    ends = (cut.start + abs(cut.stride) * cut.runs + cut.length for cut in layout.cuts or ())
+    return (0, *(layout.global_shape or ()), *ends)
 
 
 def _add(parts: list[_Part], number: int, placed: list[Placed]) -> Target:
@@ -129,10 +173,11 @@ def _part_of(layout: Layout, of_parameter: bool) -> object:
 
 @_of_layouts
 def _channels(layout: Layout, dim: int, expected: int) -> Int64 | None:
-    """Which channels a part has; none if there are not as many as expected, as in a damaged run,
-    where they may be more than memory can hold."""
+    """Which channels a part has; none if these are not as many as expected, or no indices, as in a
+    damaged run, where they may be more than memory can hold."""
     number = layout.number(dim)
-    return layout.channels(dim) if number in (None, expected) else np.zeros(0, np.int64)
+    found = layout.channels(dim) if number in (None, expected) else np.zeros(0, np.int64)
+    return found if found is None or found.min(initial=0) >= 0 else np.zeros(0, np.int64)
 
 
 @_of_layouts

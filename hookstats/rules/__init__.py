@@ -8,11 +8,12 @@ from hookstats.records.alerts import Alert, Incident
 from hookstats.rules.attention import Attention
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout, Saturation
+from hookstats.rules.defaults import Rules, advice_of, as_rules, default_rules
 from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
-from hookstats.rules.monitor import Monitor, Rules, advice_of, as_rules, default_rules
+from hookstats.rules.monitor import Monitor
 from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.replaying import replay

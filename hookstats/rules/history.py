@@ -65,6 +65,7 @@ class History:
         self._inputs = PastInputs()
         self._known: dict[Key, int] = {}
         self._first_rows: dict[tuple[str, str, int], int] = {}  # by site and number of channels
+        self._width = 0  # the rows that all of these take
         self._keys: set[Key] = set()
         self._at = np.zeros(0, np.intp)  # where the records' sites and rows are in what follows
         self._rows = np.zeros(0, np.intp)
@@ -197,7 +198,11 @@ class History:
     def extend(self, records: Sequence[StepRecord]) -> Steps:
         """Add steps that have the same sites; `show` says for which the attributes are."""
         if records[0].sites != self._sites.sites:
-            self._place(records[0])
+            try:
+                self._place(records[0])
+            except BaseException:  # such as a full memory: the sites are placed again
+                self._sites = Sites(())
+                raise
         steps = self._steps = Steps(records, self._sites)
         steps.complete = len(self._at) == len(self._all_seen)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -266,22 +271,20 @@ class History:
             self.outputs_of.setdefault(types.get(record.sites[i].name, ""), []).append(i)
         self.sums.place(record, types)
         at, rows = [], [np.empty(0, np.intp)]
-        sites, width = len(self._all_rms), len(self._all_dead_steps)
         for site in record.sites:
-            index = self._known.setdefault((site.name, site.kind), sites)
-            sites = max(sites, index + 1)
-            row = self._first_rows.setdefault((site.name, site.kind, site.channels), width)
-            width = max(width, row + site.channels)
-            at.append(index)
+            at.append(self._known.setdefault((site.name, site.kind), len(self._known)))
+            place = site.name, site.kind, site.channels
+            row = self._first_rows.setdefault(place, self._width)
+            self._width = max(self._width, row + site.channels)
             rows.append(np.arange(row, row + site.channels))
         self._at, self._rows = np.array(at, np.intp), np.concatenate(rows)
-        more = np.zeros(sites - len(self._all_rms), np.int64)
+        more = np.zeros(len(self._known) - len(self._all_rms), np.int64)
         self._all_seen, self._all_last, self._all_calls = (
             np.concatenate((known, more))
             for known in (self._all_seen, self._all_last, self._all_calls)
         )
-        new = np.full((sites - len(self._all_rms), WINDOW), np.nan)
+        new = np.full((len(more), WINDOW), np.nan)
         self._all_rms = np.concatenate((self._all_rms, new))
-        none = np.zeros(width - len(self._all_dead_steps), np.int64)
+        none = np.zeros(self._width - len(self._all_dead_steps), np.int64)
         self._all_dead_steps = np.concatenate((self._all_dead_steps, none))
         self._all_dead_values = np.concatenate((self._all_dead_values, none))

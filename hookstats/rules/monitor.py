@@ -2,128 +2,34 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hookstats.records.alerts import SCALAR, Alert, Grouping, Incident
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
-from hookstats.rules.attention import Attention
-from hookstats.rules.beginnings import Initialisation, Untrained
-from hookstats.rules.channels import DeadChannels, Dropout, Saturation
-from hookstats.rules.half import LossScale, Underflow
+from hookstats.rules.defaults import Rules, as_rules
 from hookstats.rules.history import History
-from hookstats.rules.inputs import Inputs, RepeatedInputs
-from hookstats.rules.loss import Loss
-from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
-from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
-from hookstats.rules.steps import Steps, runs
-from hookstats.rules.targets import Accumulation, Logits, Targets
-from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
+from hookstats.rules.steps import runs
 from hookstats.runs.alerts import Told
+from hookstats.stats.retries import Retries
 from hookstats.stats.warning import warn
 
 _NAMED = 3  # tensors, of several with an alert in one step
-
-_DEFAULT: tuple[type[Rule], ...] = (
-    Initialisation,
-    Untrained,
-    WeightDecay,
-    LearningRate,
-    Clipping,
-    UpdateSize,
-    Rounding,
-    LossScale,
-    Inputs,
-    RepeatedInputs,
-    NonFinite,
-    Accumulation,
-    Logits,
-    Targets,
-    Dropout,
-    Attention,
-    Saturation,
-    Peers,
-    Depth,
-    LinearRange,
-    Collapse,
-    Exploding,
-    SuddenShift,
-    DeadChannels,
-    Vanishing,
-    Underflow,
-    Loss,
-    FP8Risk,
-)
-"""Causes before symptoms: of the findings in a step, the first is taken for the cause of others."""
-
-Rules = str | bool | Rule | type[Rule] | Sequence[Rule | type[Rule]]
-"""What stands for rules: "default", "all" or True; one or several, each a Rule or its class;
-False or () for none."""
-
-
-def default_rules() -> tuple[Rule, ...]:
-    """All rules, with their own thresholds; their action is to warn."""
-    return tuple(rule() for rule in _DEFAULT)
-
-
-def advice_of(rule: str) -> str:
-    """What usually helps against what a rule found, by the rule's name in alerts; "" if unknown."""
-    return next((known.advice for known in _DEFAULT if known.name == rule), "")
-
-
-def as_rules(rules: Any) -> tuple[Rule, ...]:
-    """The rules that `rules` stands for, see `Rules`.
-
-    Raises:
-        ValueError: it stands for none; the message suggests what was meant.
-    """
-    if isinstance(rules, bool):
-        return default_rules() if rules else ()
-    if isinstance(rules, str):
-        if rules in ("default", "all"):
-            return default_rules()
-        return (_named(rules, rules),)
-    several = [rules] if isinstance(rules, (Rule, type)) else rules
-    if not isinstance(several, Sequence):
-        raise ValueError(f'rules = {rules!r}: expected "default", rules, or False for none')
-    return tuple(_one(rule, rules) for rule in several)
-
-
-def _one(rule: Any, rules: Any) -> Rule:
-    if isinstance(rule, Rule):
-        return rule
-    if isinstance(rule, type) and issubclass(rule, Rule):
-        return rule()
-    if isinstance(rule, str):
-        return _named(rule, rules)
-    raise ValueError(f'rules = {rules!r}: expected "default", or rules such as NonFinite()')
-
-
-def _named(name: str, rules: Any) -> Rule:
-    """A rule by its name in alerts or by that of its class."""
-    known = {"default": None} | {r.name: r for r in _DEFAULT} | {r.__name__: r for r in _DEFAULT}
-    found = known.get(name)
-    if found is not None:
-        return found()
-    lower = {known_name.lower(): known_name for known_name in known}
-    close = difflib.get_close_matches(name.lower(), lower, 1)
-    meant = f"; did you mean {lower[close[0]]!r}?" if close else ""
-    raise ValueError(f'rules = {rules!r}: expected "default", or rules such as "loss"{meant}')
 
 
 class Monitor:
     """A sink that reports alerts: each finding once, as `Rule` says.
 
     Of an incident (see `Incident`) it warns once, of the cause; and once more where a consequence
-    is worse. Of notes it does not warn. A rule that fails, or whose action fails, is disabled with
-    one RuntimeWarning; the other rules go on.
+    is worse. Of notes it does not warn. A rule that fails is called again at later steps, see
+    `Retries`; the other rules go on. Alerts that a rule's own action does not take are warned of.
 
     Args:
         rules: "default", or some rules; see `Rules`.
@@ -137,16 +43,18 @@ class Monitor:
         self.alerts: list[Alert] = []
         """All alerts so far."""
         self.failures: dict[str, str] = {}
-        """The rules that failed, with the error of each."""
+        """The rules that failed, with the error of each and the calls that it missed."""
         self.keep: Callable[[Sequence[Told]], object] = lambda told: None
         """Called with new alerts; a run directory keeps them."""
         self.urgent = 0
         """How many alerts call for a closer look: errors, and warnings about logged numbers."""
         self._rules = list(as_rules(rules))
+        self._retries = Retries(self.failures)
         self._history = History(setup)
         self._grouping = Grouping()
         self._findings: dict[tuple[int, Hashable], _Finding] = {}
         self._live: set[int] = set()  # rules with findings that may end, by id
+        self._unknown: set[int] = set()  # rules whose `suspects` failed, or was left out
         self._of_scalars = {id(rule) for rule in self._rules if looks_at_scalars(rule)}
         self._to_raise: Alert | None = None
         self._seen: dict[int, Collection[str]] = {}  # the scalars that a record had, by step
@@ -228,70 +136,115 @@ class Monitor:
         for rule, alerts in given:
             if rule.action == "raise":
                 self._to_raise = self._to_raise or alerts[0][0]
-            elif rule.action == "warn":
+            elif rule.action == "warn" or not self._took(rule, alerts):
                 alerts.sort(key=lambda each: not each[1])  # the news first
-                if alerts[0][1]:
+                if alerts[0][1] or rule.action != "warn":
                     helps = f"; what helps: {rule.advice}" if rule.advice else ""
                     warn(_together([alert for alert, _ in alerts]) + helps, RuleWarning)
-            else:
-                try:
-                    for alert, _ in alerts:
-                        rule.action(alert)
-                except Exception as error:
-                    self._disable(rule, error)
+
+    def _took(self, rule: Rule, alerts: Sequence[tuple[Alert, bool]]) -> bool:
+        """Whether a rule's own action took its alerts."""
+
+        def act() -> bool:
+            for alert, _ in alerts:
+                rule.action(alert)  # type: ignore[operator]  # it is callable
+            return True
+
+        what, outcome = f"the action of rule {rule.name!r}", "its alerts are warned of instead"
+        return bool(self._retries.tried((id(rule), "action"), what, outcome, act))
 
     def _examine(self, records: Sequence[StepRecord]) -> Iterator[_Given]:
         """What the rules give, step by step."""
         for alike in runs(records):
-            steps = self._history.extend(alike)
-            suspects = self._suspects(steps)
+            suspects = self._checked("history", partial(self._suspects, alike)) or {}
             for i, record in enumerate(alike):
-                self._history.show(i)
-                yield self._examine_one(record, {rule for rule in suspects if suspects[rule][i]})
+                some = {rule for rule in suspects if suspects[rule][i]}
+                examine = partial(self._examine_one, record, i, some)
+                yield (self._checked("records", examine) if suspects else None) or []
 
-    def _suspects(self, steps: Steps) -> dict[int, list[bool]]:
-        """By the rule's id, in which steps it may find something."""
-        with np.errstate(all="ignore"):
-            return {id(rule): self._suspects_of(rule, steps) for rule in self._rules.copy()}
+    def _suspects(self, alike: Sequence[StepRecord]) -> dict[int, list[bool]]:
+        """Add steps to the history; by the rule's id, in which of them it may find something."""
+        steps = self._history.extend(alike)
 
-    def _suspects_of(self, rule: Rule, steps: Steps) -> list[bool]:
-        try:
+        def flags(rule: Rule) -> list[bool]:
             found: list[bool] = rule.suspects(steps).tolist()
-        except Exception as error:
-            self._disable(rule, error)
-            return [False] * len(steps)
-        return found
+            if len(found) != len(steps):
+                raise ValueError(f"suspects gives {len(found)} flags, expected {len(steps)}")
+            return found
 
-    def _examine_one(self, record: StepRecord, suspects: Collection[int]) -> _Given:
+        with np.errstate(all="ignore"):
+            found = {
+                id(rule): self._called(rule, "suspects", partial(flags, rule))
+                for rule in self._rules.copy()
+            }
+        self._unknown = {rule for rule in found if found[rule] is None}
+        return {rule: each or [False] * len(steps) for rule, each in found.items()}
+
+    def _examine_one(self, record: StepRecord, place: int, suspects: Collection[int]) -> _Given:
+        """What `suspects` and the rules about scalars give of a record, by its place in the last
+        steps of the history."""
+        self._history.show(place)
         values = dict(record.scalars)
         self._seen[record.step] = values.keys()
         self._history.push_scalars(values)
 
-        def look(rule: Rule) -> Iterable[Alert]:
+        def look(rule: Rule) -> Iterator[_Look]:
             if id(rule) in suspects:
-                yield from rule.check(record, self._history)
+                yield "check", partial(rule.check, record, self._history)
             if id(rule) in self._of_scalars:
-                yield from rule.check_scalars(record.step, values, self._history)
+                check = partial(rule.check_scalars, record.step, values, self._history)
+                yield "check_scalars", check
 
         def may_show(rule: Rule, key: Any) -> bool:
             return rule.scope != "site" or key in record or _is_of(key, values)
 
-        return self._check(look, record.step, may_show, {*suspects, *self._of_scalars})
+        looking = {*suspects, *self._of_scalars} - self._unknown
+        return self._check(look, record.step, may_show, looking)
 
     def _examine_scalars(self, step: int, values: Mapping[str, float]) -> _Given:
         self._history.push_scalars(values)
 
+        def look(rule: Rule) -> Iterator[_Look]:
+            if id(rule) in self._of_scalars:
+                check = partial(rule.check_scalars, step, values, self._history)
+                yield "check_scalars", check
+
         def may_show(rule: Rule, key: Any) -> bool:
             return _is_of(key, values)
 
-        return self._check(
-            lambda rule: rule.check_scalars(step, values, self._history),
-            *(step, may_show, self._of_scalars),
+        check = partial(self._check, look, step, may_show, self._of_scalars)
+        return self._checked("scalars", check) or []
+
+    def _checked(self, part: str, action: Callable[[], _T]) -> _T | None:
+        """What a part of the checks gives; None where it fails beside the rules themselves."""
+        key = None, part
+        given = self._retries.tried(key, "checking steps", "rules are disabled", action)
+        if self._retries.is_ended(key):
+            self._rules = []
+        return given
+
+    def _called(self, rule: Rule, part: str, look: Callable[[], Iterable[_T]]) -> list[_T] | None:
+        """What a part of a rule gives; None where it fails, or is left out after it failed."""
+        key = id(rule), part
+        found = self._retries.tried(
+            key, f"rule {rule.name!r}", "the rule is disabled", lambda: list(look())
         )
+        if found is None and self._retries.is_ended(key):
+            self._rules = [other for other in self._rules if other is not rule]
+        return found
+
+    def _found(self, rule: Rule, looks: Iterable[_Look]) -> list[Alert] | None:
+        """What a rule finds in a step; None where that is not known."""
+        found: list[Alert] = []
+        for part, look in looks:
+            if (more := self._called(rule, part, look)) is None:
+                return None
+            found += more
+        return found
 
     def _check(
         self,
-        look: Callable[[Rule], Iterable[Alert]],
+        look: Callable[[Rule], Iterable[_Look]],
         step: int,
         may_show: Callable[[Rule, Any], bool],
         looking: Collection[int],
@@ -300,14 +253,10 @@ class Monitor:
         given: _Given = []
         told: list[Told] = []
         for rule in self._rules.copy():
-            if (key := id(rule)) not in looking and key not in self._live:
+            if (key := id(rule)) not in looking and key not in self._live - self._unknown:
                 continue
-            try:
-                found = list(look(rule))
-            except Exception as error:
-                self._disable(rule, error)
-                continue
-            if not found and key not in self._live:
+            found = self._found(rule, look(rule))
+            if found is None or not (found or key in self._live):
                 continue
             alerts = self._begun(rule, found, step, may_show)
             if not alerts:
@@ -363,11 +312,10 @@ class Monitor:
                 alerts.append(alert)
         return alerts
 
-    def _disable(self, rule: Rule, error: Exception) -> None:
-        self._rules.remove(rule)
-        self.failures[f"rule {rule.name!r}"] = why = f"{type(error).__name__}: {error}"
-        warn(f"hookstats: rule {rule.name!r} failed: {why}; the rule is disabled")
 
+_T = TypeVar("_T")
+_Look = tuple[str, Callable[[], Iterable[Alert]]]
+"""A part of a rule by its name, and its call."""
 
 _Given = list[tuple[Rule, list[tuple[Alert, bool]]]]
 """Per rule the alerts that it gave in a step, each with whether to warn of it."""

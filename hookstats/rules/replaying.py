@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
-from hookstats.rules.monitor import Monitor, Rules
+from hookstats.rules.defaults import Rules
+from hookstats.rules.monitor import Monitor
 from hookstats.rules.setup import Setup
 from hookstats.runs.run import Run
 
@@ -86,8 +87,8 @@ def replay(
     """The alerts that the rules would have given, had they seen what the run has.
 
     In a run of several ranks these see the whole model; in ``run.of_rank(r)`` what the rank saw.
-    No action is taken. A rule that fails is disabled, with a warning. What the rules did give
-    while the run was recorded is `Run.alerts`.
+    No action is taken. A rule that fails is called again at later steps, with a warning. What
+    the rules did give while the run was recorded is `Run.alerts`.
 
     shown: goes through the recorded steps, and may show how far it is.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from hookstats.records.placement import LayoutError
 from hookstats.records.ranks import Merger, Step
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.tensors import of_tensors
@@ -62,7 +63,11 @@ class Whole:
         width = len(MOMENTS) + len(HIGHER) * higher
         about = Step(step, parts.bins, parts.channel_bins, width)
         observed = (self._at(where, parts.observed) for where in places)
-        return self._merger.merge(about, sites, observed)
+        try:
+            return self._merger.merge(about, sites, observed)
+        except LayoutError as error:
+            with parts.naming(places[error.record].part):
+                raise
 
     def _at(self, where: Where, read: Callable[[Where], _T]) -> _T:
         try:

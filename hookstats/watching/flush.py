@@ -24,13 +24,13 @@ from hookstats.runs.alerts import Told
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
-from hookstats.watching.called import Call, Sink, calls_with, name_of, takes_scalars
 from hookstats.watching.detail import Detail
 from hookstats.watching.disk import Disk
 from hookstats.watching.mailbox import Mailbox
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.requests import Close, ClosedStep, Drain, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
+from hookstats.watching.sinks import Action, Sink, Sinks, calls_with, takes_scalars
 
 DISK_PATIENCE = 60.0
 """The seconds that anybody waits for the flush thread while it gets nothing done: a disk hangs."""
@@ -40,11 +40,11 @@ class Flusher:
     """Records closed steps on one daemon thread, "hookstats-flush", which the first step starts.
 
     The thread copies each step into a StepRecord, releases the step's buffers, publishes the record
-    as `latest`, and gives it to the writer, then to each sink. A sink that raises is disabled with
-    one RuntimeWarning, and the others go on; nothing is ever raised into the training. Where the
-    disk takes nothing (it is full, the directory is gone), the writer keeps the records for a while
-    and tries again, and a RuntimeWarning says so. Sinks that have a `close` are closed on
-    the thread, once, after their last record.
+    as `latest`, and gives it to the writer, then to each sink. A sink that raises is called again
+    at later steps, see `Retries`, and the others go on; nothing is ever raised into the training.
+    Where the disk takes nothing (it is full, the directory is gone), the writer keeps the records
+    for a while and tries again, and a RuntimeWarning says so. Sinks that have a `close` are closed
+    on the thread, once, after their last record.
 
     Steps of small models are recorded many at once, see `Mailbox`; whoever waits for the thread
     wakes it.
@@ -74,7 +74,8 @@ class Flusher:
         self.latest: StepRecord | None = None
         """The last recorded step; None until there is one."""
         self.failures: dict[str, str] = {}
-        """The first error of each thing that failed, such as a sink, by its description."""
+        """The first error of each thing that failed, by its description; of sinks the calls that
+        they missed, too."""
         self.rank = current_rank() if writer is None else writer.rank
         self.before_exit: Callable[[], object] = lambda: None
         """Called when the interpreter ends, before what was submitted is recorded."""
@@ -82,8 +83,7 @@ class Flusher:
         """The seconds that anybody waits for a sink before going on without it."""
         self.disk_patience = DISK_PATIENCE
         self._disk = Disk(writer, self._attempt, self._fail)
-        self._sinks = list(sinks)
-        self._names: dict[int, str] = {}  # of sinks, by id
+        self._sinks = Sinks(sinks, self.failures, self._error_of)
         self.exchange = exchange
         """None once the ranks do not merge any more."""
         self._detail = detail
@@ -99,9 +99,7 @@ class Flusher:
         self._running = Flag()
         self._served = 0  # how often the thread got something done
         self._last: Callable[[], ClosedStep | None] = lambda: None
-        self._todo: deque[Callable[[], object]] = deque()  # calls of sinks; before the next request
-        self._calling: Call | None = None
-        self._overtaking = threading.Lock()  # held while a sink's call ends or is overtaken
+        self._todo: deque[Action] = deque()  # calls of sinks; before the next request
         self._pid = os.getpid()
         self._closed = False
         # Not the thread's is_alive, which an interrupted join may make false too early.
@@ -165,6 +163,11 @@ class Flusher:
         self._fail("closing a step", f"{type(error).__name__}: {error}; step {step} may be lost")
         if is_gap:
             self._request(Skip(step, "error"), step)  # nothing, where the step was submitted
+
+    def failures_of_all(self) -> dict[str, str]:
+        """`failures`, and those of rules."""
+        monitors = [sink for sink in self._sinks if isinstance(sink, Monitor)]
+        return self.failures.copy() | {k: v for one in monitors for k, v in one.failures.items()}
 
     @property
     def has_readers(self) -> bool:
@@ -233,18 +236,12 @@ class Flusher:
 
     def overtake(self) -> None:
         """Go on without the sink that has not returned for `patience`, if there is one."""
-        with self._overtaking:
-            call = self._calling
-            if (
-                call is None
-                or time.monotonic() < call.since + self.patience
-                or not self._can_wait()
-            ):
+        with self._sinks.ending:
+            if not (self._sinks.hangs(self.patience) and self._can_wait()):
                 return
             self._replace_thread()
-            self._calling = None
-            self._sinks = [sink for sink in self._sinks if sink is not call.sink]
-        self._fail(call.what, f"no return within {self.patience:g} s; the sink is disabled")
+            what = self._sinks.overtake().what
+        self._sinks.end(what, f"no return within {self.patience:g} s; the sink is disabled")
 
     def _replace_thread(self) -> None:
         thread = self._new_thread()
@@ -278,7 +275,7 @@ class Flusher:
 
     def _run(self) -> None:
         self._running.set()
-        with self._overtaking:  # until the thread that was overtaken is not the current one
+        with self._sinks.ending:  # until the thread that was overtaken is not the current one
             pass
         try:
             while not self._ended.is_set() and self.is_current_thread():
@@ -324,9 +321,10 @@ class Flusher:
             if not self._attempt("recording a step", "the step is lost", action):
                 # Where the writer has the step, this does nothing.
                 self._disk.do(partial(RunWriter.skip, step=step.step, reason="error"))
-        uses = [partial(self._use, s, call) for s in self._sinks for call in calls_with(s, records)]
+        use = self._sinks.use
+        uses = [partial(use, s, "records", c) for s in self._sinks for c in calls_with(s, records)]
         # What is written once rules have seen it comes before other sinks, which may be slow.
-        rules = len(records) if self._sinks and isinstance(self._sinks[0], Monitor) else 0
+        rules = len(records) if isinstance(next(iter(self._sinks), None), Monitor) else 0
         self._todo.extendleft(reversed(uses[:rules]))
         self._todo.extend(uses[rules:])
 
@@ -384,7 +382,7 @@ class Flusher:
             for sink in self._sinks:
                 if isinstance(sink, Monitor):
                     action = partial(sink.write_unclosed, step, values, iteration)
-                    self._todo.append(partial(self._use, sink, action))
+                    self._todo.append(partial(self._sinks.use, sink, "scalars", action))
             return
         if step in self._norms:
             values.setdefault(GRADIENT_NORM, self._norms.pop(step))
@@ -394,55 +392,31 @@ class Flusher:
         for sink in filter(takes_scalars, self._sinks):
             write: Any = sink
             action = partial(write.write_scalars, step, self.rank, values)
-            self._todo.append(partial(self._use, sink, action))
+            self._todo.append(partial(self._sinks.use, sink, "scalars", action))
 
     def _end(self, coverage: Mapping[str, Any] | None) -> None:
+        if coverage is not None and (late := self.failures_of_all()):
+            coverage = {**coverage, "failures": {**coverage.get("failures", {}), **late}}
         self._disk.close(coverage)
-        self._todo.extend(partial(self._close_sink, sink) for sink in self._sinks)
-        self._sinks = []
+        self._todo.extend(self._sinks.closings())
 
-    def _use(self, sink: Sink, action: Callable[[], object]) -> None:
-        """Call a sink unless it was disabled meanwhile; disable it if that fails."""
-        if not any(other is sink for other in self._sinks):
-            return
-        if not self._call(sink, self._name(sink), "the sink is disabled", action):
-            self._sinks = [other for other in self._sinks if other is not sink]
-            self._close_sink(sink)
-
-    def _close_sink(self, sink: Sink) -> None:
-        close = getattr(sink, "close", None)
-        if close is not None:
-            what = f"closing {self._name(sink)}"
-            self._call(sink, what, "its output may be incomplete", close)
-
-    def _name(self, sink: Sink) -> str:
-        """What messages call a sink; made once, as a representation may be long."""
-        name = self._names.get(id(sink))
-        if name is None:
-            name = self._names[id(sink)] = name_of(sink)
-        return name
-
-    def _call(self, sink: Sink, what: str, outcome: str, action: Callable[[], object]) -> bool:
-        """Whether an action of a sink succeeded, or was overtaken."""
-        self._calling = call = Call(sink, what, time.monotonic())
-        succeeded = self._attempt(what, outcome, action)
-        with self._overtaking:
-            overtaken = self._calling is not call
-            if not overtaken:
-                self._calling = None
-        return succeeded or overtaken
-
-    def _attempt(self, what: str, outcome: str, action: Callable[[], object]) -> bool:
+    def _attempt(self, what: str, outcome: str, action: Action) -> bool:
         """Whether `action` succeeded; warn of the first error."""
+        error = self._error_of(action)
+        if error is not None:
+            self._fail(what, f"{type(error).__name__}: {error}; {outcome}")
+        return error is None
+
+    def _error_of(self, action: Action) -> BaseException | None:
+        """The error of an action, if any."""
         try:
             action()
         except BaseException as error:
             # The flush thread survives, since the arena waits for it; interrupts end other threads.
             if threading.current_thread() is not self._thread and not isinstance(error, Exception):
                 raise
-            self._fail(what, f"{type(error).__name__}: {error}; {outcome}")
-            return False
-        return True
+            return error
+        return None
 
     def _fail(self, what: str, why: str) -> None:
         if what not in self.failures:

@@ -22,6 +22,7 @@ from hookstats.hooks.masks import Masks
 from hookstats.hooks.partials import Partials
 from hookstats.hooks.phases import Phases
 from hookstats.hooks.presence import Presence
+from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.spread import Spread
@@ -372,7 +373,7 @@ class Watch(Contexts):
             return  # replays of the graph will close no steps
         step = self._step
         try:
-            with self._cost:
+            with self._cost, own_dispatch():
                 recorded = self._end_step()
                 if recorded:
                     self._observers.silence.look()

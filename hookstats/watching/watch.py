@@ -23,7 +23,6 @@ from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.arguments import check_optional_integer
 from hookstats.stats.bins import LinearBins, LogBins
-from hookstats.watching.called import Sink
 from hookstats.watching.detail import Detail
 from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
@@ -41,6 +40,7 @@ from hookstats.watching.settings import (
     together,
 )
 from hookstats.watching.setup import setup_of
+from hookstats.watching.sinks import Sink
 
 MAX_BYTES = 10 << 30
 """What a run may have on the disk by default."""

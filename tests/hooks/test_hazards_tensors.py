@@ -6,6 +6,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
@@ -368,6 +369,27 @@ def test_fake_tensors_are_skipped() -> None:
         row = w.coverage()["0", "output"]
         assert (row.forwards, row.skipped) == (1, {"FakeTensor": 1})
         assert w.coverage()["0", "grad_output"].skipped == {"FakeTensor": 1}
+        assert_adds_up(w)
+
+
+@pytest.mark.parametrize("closed_by", ["step", "optimizer"])
+def test_what_is_real_under_a_fake_mode_is_recorded(closed_by: str) -> None:
+    model, x = network(), torch.randn(2, 3)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    with hs.watch(model, optimizer if closed_by == "optimizer" else None, kinds=KINDS) as w:
+        for faked in (True, False, True, False):
+            with FakeTensorMode(allow_non_fake_inputs=True) if faked else nullcontext():
+                loss = model(x).sum()
+                if not faked:
+                    loss.backward()
+                w.step() if closed_by == "step" else optimizer.step()
+            assert w.latest["0", "input"].mean.tolist() == pytest.approx(x.mean(0).tolist())
+            assert (("0", "output") in w.latest) is not faked
+        assert w.coverage().failures == {}
+        assert w.coverage().steps == 4
+        assert {row.error for row in w.coverage()} == {None}
+        assert w.coverage()["0", "input"].observed == 4
+        assert w.coverage()["0", "output"].skipped == {"FakeTensor": 2}
         assert_adds_up(w)
 
 

@@ -230,7 +230,7 @@ def test_an_argument_that_is_no_mask_is_said_once() -> None:
             model(x, "text")
         w.step()
         assert int(w.latest["wide", "output"].count[0]) == 3 * BATCH * TIME
-        assert w.coverage()["wide", "output"].unmasked == {MASK_UNFIT: 2}
+        assert w.coverage()["wide", "output"].unmasked == {MASK_UNFIT: 3}
 
 
 def test_traces_and_transforms_see_no_mask() -> None:

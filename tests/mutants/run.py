@@ -28,7 +28,14 @@ import torch  # noqa: F401
 from table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("hookstats", "csrc", "tests", "pyproject.toml", "docs", "README.md", "Makefile")
+sys.path.append(str(ROOT / "tests"))
+
+from support import builds  # noqa: E402
+
+COPIED = (
+    *("hookstats", "csrc", "tests", "pyproject.toml", "docs", "README.md", "Makefile"),
+    *("setup.py", "_build"),
+)
 SECONDS = 300
 """What runs longer is caught, too: a mutant may wait for ever."""
 
@@ -97,6 +104,33 @@ def run(tree: Path, test: str) -> tuple[str, str]:
     return run_program(tree, test) if test in PROGRAMS else run_tests(tree, test.split())
 
 
+def is_built(mutant: Mutant) -> bool:
+    """Whether a mutant is in a library that its test loads."""
+    return mutant.file.startswith("csrc/") and mutant.test not in PROGRAMS
+
+
+def build(tree: Path) -> None:
+    """Compile the libraries of a tree; what did not change since the last time stays."""
+    command = (sys.executable, "setup.py", "build_ext", "--inplace")
+    done = builds.run(*command, cwd=tree, **builds.unoptimized(tree / "compiler"))
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+
+
+def run_mutant(tree: Path, mutant: Mutant) -> str:
+    """What becomes of a mutant's test; the tree is as before then."""
+    whole = (tree / mutant.file).read_text()
+    libraries = {path: path.read_bytes() for path in (tree / "hookstats").glob("*.so")}
+    apply(tree, mutant)
+    if is_built(mutant):
+        build(tree)
+    outcome, _ = run(tree, mutant.test)
+    (tree / mutant.file).write_text(whole)
+    for path, content in libraries.items() if is_built(mutant) else ():
+        path.write_bytes(content)
+    return outcome
+
+
 def run_without(tree: Path, tests: set[str]) -> None:
     """All tests, without mutants: those of pytest with equal options together."""
     for test in sorted(tests & PROGRAMS.keys()):
@@ -137,14 +171,13 @@ def main(words: list[str]) -> int:
                 shutil.copytree(source, tree / name)
             else:
                 shutil.copy(source, tree / name)
+        if any(map(is_built, chosen)):
+            build(tree)
         run_without(tree, {mutant.test for mutant in chosen})
         print("| bug | in | caught by | seconds |\n|---|---|---|---|")
         for mutant in chosen:
-            whole = (tree / mutant.file).read_text()
-            apply(tree, mutant)
             began = time.monotonic()
-            outcome, _ = run(tree, mutant.test)
-            (tree / mutant.file).write_text(whole)
+            outcome = run_mutant(tree, mutant)
             caught = outcome in ("failed", "did not end")
             missed += not caught
             tests = [word for word in mutant.test.split() if word.startswith("tests/")]

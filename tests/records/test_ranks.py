@@ -22,6 +22,7 @@ from hookstats.records.layout import (
     parse_placements,
     placements_text,
 )
+from hookstats.records.placement import LayoutError
 from hookstats.records.ranks import Merger
 from hookstats.records.record import StepRecord
 from hookstats.records.tensors import of_tensors
@@ -295,3 +296,29 @@ def test_cuts_are_runs_of_indices(indices: list[int], cuts: list[tuple[int, ...]
     found = cuts_of(1, np.array(indices, np.int64))
     assert list(found) == cuts
     assert Layout((), (), None, found).channels(1).tolist() == indices  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("shape", "cut"),
+    [
+        ((6, 1 << 50), Cut(1, 0, 5, 0, 1)),
+        ((6, (1 << 63) - 1), Cut(1, 0, 5, 0, 1)),
+        ((6, 10), Cut(1, 1 << 50, 5, 0, 1)),
+        ((6, 10), Cut(1, 0, 1, 1 << 50, 5)),
+    ],
+)
+def test_a_layout_that_would_fill_the_memory_is_refused(shape: tuple[int, int], cut: Cut) -> None:
+    sound = Layout(mesh(("tp", 0, 2)), ("Shard(1)",), (6, 10), (Cut(1, 0, 5, 0, 1),))
+    layout = Layout(mesh(("tp", 1, 2)), ("Shard(1)",), shape, (cut,))
+    records = [record(values(6, 5), sound, 0), record(values(6, 5), layout, 1)]
+    for given, damaged in ((records, 1), (records[::-1], 0))[shape != (6, 10) :]:  # first's shape
+        with pytest.raises(LayoutError, match=r"output of 'layer' says .* \d+ channels") as caught:
+            Merger()(given)
+        assert caught.value.record == damaged
+
+
+def test_a_layout_with_indices_below_zero_tells_of_no_channels() -> None:
+    layout = Layout(mesh(("tp", 0, 2)), ("Shard(1)",), (6, 10), (Cut(1, -3, 5, 0, 1),))
+    other = record(values(6, 5), None, 0)
+    (site,) = Merger()([record(values(6, 5), layout, 0), replace(other, rank=1)]).sites
+    assert site.channels == 1

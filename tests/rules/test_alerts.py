@@ -132,7 +132,7 @@ class Faulty(Listed):
         raise ArithmeticError("no")
 
 
-def test_a_rule_that_fails_is_disabled_alone() -> None:
+def test_a_rule_that_fails_fails_alone() -> None:
     def fail(alert: Alert) -> None:
         raise OSError("mail server is down")
 
@@ -140,14 +140,16 @@ def test_a_rule_that_fails_is_disabled_alone() -> None:
     monitor = Monitor([Faulty(), replace(Listed(), action=fail), Listed(action=got.append)])
     with pytest.warns(RuntimeWarning) as caught:
         list(map(monitor, [ones(1), ones(2, step=1)]))
+    down = "OSError: mail server is down"
     assert [str(w.message) for w in caught] == [
-        "hookstats: rule 'faulty' failed: ArithmeticError: no; the rule is disabled",
-        "hookstats: rule 'listed' failed: OSError: mail server is down; the rule is disabled",
+        "hookstats: rule 'faulty' failed: ArithmeticError: no; it is called again at later steps",
+        f"hookstats: the action of rule 'listed' failed: {down}; it is called again at later steps",
+        "listed: step 0: output of 'layer0' is one",
     ]
     assert [alert.site for alert in got] == ["layer0", "layer1"]
     assert monitor.failures == {
-        "rule 'faulty'": "ArithmeticError: no",
-        "rule 'listed'": "OSError: mail server is down",
+        "rule 'faulty'": "ArithmeticError: no; 2 calls missed",
+        "the action of rule 'listed'": f"{down}; 2 calls missed",
     }
 
 
@@ -238,7 +240,7 @@ def test_a_watch_raises_at_the_end_what_was_not_raised() -> None:
 def test_a_watch_tells_of_rules_that_fail() -> None:
     with pytest.warns(RuntimeWarning, match="rule 'faulty' failed"):
         w = trained(nn.Linear(3, 2), 2, [Faulty()])
-    assert w.coverage().failures == {"rule 'faulty'": "ArithmeticError: no"}
+    assert w.coverage().failures == {"rule 'faulty'": "ArithmeticError: no; 2 calls missed"}
 
 
 def test_replay_gives_the_alerts_of_a_stored_run(tmp_path: Path) -> None:

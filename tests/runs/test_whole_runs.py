@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.samples import BINS, CHANNEL_BINS, assert_same, record_of, sample
 
+from hookstats.records.layout import Axis, Cut, Layout, Mesh
 from hookstats.records.ranks import Merger
 from hookstats.records.record import StepRecord
 from hookstats.runs import part_file
@@ -134,3 +135,18 @@ def test_memory_is_that_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     of_one = record.moments.nbytes + record.tallies.nbytes
     assert len(allocated) == 8
     assert max(allocated) - allocated[0] < 1.5 * of_one  # the one before may still be there
+
+
+def test_layouts_that_would_fill_the_memory_are_refused_by_the_part(tmp_path: Path) -> None:
+    axis = Axis("tp", 1, 2)
+    layout = Layout((Mesh((axis,), 0),), ("Shard(0)",), None, (Cut(0, 1 << 50, 3, 0, 1),))
+    sound = record_of({("a", "param"): (torch.ones(3, 2), 0)})
+    (site,) = sound.sites
+    evil = replace(sound, rank=1, sites=(site._replace(layout=layout),))
+    write(tmp_path, [[sound], [evil]])
+    run = open_run(tmp_path)
+    with pytest.raises(ValueError, match=r"00001-000000-.*damaged, .*says that all ranks have \d+"):
+        run[0]
+    with pytest.raises(ValueError, match=r"00001-000000-.*damaged, "):
+        run.table()
+    assert len(run.of_rank(1)[0]["a", "param"]) == 3

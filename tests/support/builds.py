@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,16 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True
     )
+
+
+def unoptimized(folder: Path) -> dict[str, str]:
+    """The environment of builds by a compiler that does not optimize, for tests in which libraries
+    need not be quick: a sixth of the time. `folder` gets the compiler."""
+    compiler = shutil.which(os.environ.get("CXX", "c++").split()[-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "c++").write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0 -U_FORTIFY_SOURCE\n')
+    (folder / "c++").chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "CXX": "c++"}
 
 
 def venv_python(venv: Path) -> Path:

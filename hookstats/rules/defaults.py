@@ -1,0 +1,105 @@
+"""The rules that come with hookstats, in their order; as_rules(): what stands for rules."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from hookstats.rules.attention import Attention
+from hookstats.rules.beginnings import Initialisation, Untrained
+from hookstats.rules.channels import DeadChannels, Dropout, Saturation
+from hookstats.rules.half import LossScale, Underflow
+from hookstats.rules.inputs import Inputs, RepeatedInputs
+from hookstats.rules.loss import Loss
+from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
+from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
+from hookstats.rules.rule import Rule
+from hookstats.rules.targets import Accumulation, Logits, Targets
+from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
+
+_DEFAULT: tuple[type[Rule], ...] = (
+    Initialisation,
+    Untrained,
+    WeightDecay,
+    LearningRate,
+    Clipping,
+    UpdateSize,
+    Rounding,
+    LossScale,
+    Inputs,
+    RepeatedInputs,
+    NonFinite,
+    Accumulation,
+    Logits,
+    Targets,
+    Dropout,
+    Attention,
+    Saturation,
+    Peers,
+    Depth,
+    LinearRange,
+    Collapse,
+    Exploding,
+    SuddenShift,
+    DeadChannels,
+    Vanishing,
+    Underflow,
+    Loss,
+    FP8Risk,
+)
+"""Causes before symptoms: of the findings in a step, the first is taken for the cause of others."""
+
+Rules = str | bool | Rule | type[Rule] | Sequence[Rule | type[Rule]]
+"""What stands for rules: "default", "all" or True; one or several, each a Rule or its class;
+False or () for none."""
+
+
+def default_rules() -> tuple[Rule, ...]:
+    """All rules, with their own thresholds; their action is to warn."""
+    return tuple(rule() for rule in _DEFAULT)
+
+
+def advice_of(rule: str) -> str:
+    """What usually helps against what a rule found, by the rule's name in alerts; "" if unknown."""
+    return next((known.advice for known in _DEFAULT if known.name == rule), "")
+
+
+def as_rules(rules: Any) -> tuple[Rule, ...]:
+    """The rules that `rules` stands for, see `Rules`.
+
+    Raises:
+        ValueError: it stands for none; the message suggests what was meant.
+    """
+    if isinstance(rules, bool):
+        return default_rules() if rules else ()
+    if isinstance(rules, str):
+        if rules in ("default", "all"):
+            return default_rules()
+        return (_named(rules, rules),)
+    several = [rules] if isinstance(rules, (Rule, type)) else rules
+    if not isinstance(several, Sequence):
+        raise ValueError(f'rules = {rules!r}: expected "default", rules, or False for none')
+    return tuple(_one(rule, rules) for rule in several)
+
+
+def _one(rule: Any, rules: Any) -> Rule:
+    if isinstance(rule, Rule):
+        return rule
+    if isinstance(rule, type) and issubclass(rule, Rule):
+        return rule()
+    if isinstance(rule, str):
+        return _named(rule, rules)
+    raise ValueError(f'rules = {rules!r}: expected "default", or rules such as NonFinite()')
+
+
+def _named(name: str, rules: Any) -> Rule:
+    """A rule by its name in alerts or by that of its class."""
+    known = {"default": None} | {r.name: r for r in _DEFAULT} | {r.__name__: r for r in _DEFAULT}
+    found = known.get(name)
+    if found is not None:
+        return found()
+    lower = {known_name.lower(): known_name for known_name in known}
+    close = difflib.get_close_matches(name.lower(), lower, 1)
+    meant = f"; did you mean {lower[close[0]]!r}?" if close else ""
+    raise ValueError(f'rules = {rules!r}: expected "default", or rules such as "loss"{meant}')

@@ -1,0 +1,125 @@
+"""Sinks that fail, once or always: nothing that passes ends one, and the run says what failed."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.closed import Closed
+from torch import nn
+
+from hookstats.records.record import StepRecord
+from hookstats.runs.run import open_run
+from hookstats.stats import retries
+from hookstats.watching.flush import Flusher
+from hookstats.watching.watch import watch
+
+TRIES = 3
+
+
+@pytest.fixture(autouse=True)
+def _shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "TRIES", TRIES)
+    monkeypatch.setattr(retries, "LONGEST_PAUSE", 8)
+
+
+class Fails:
+    """A sink that takes records and scalars, and fails in one of these at some steps."""
+
+    def __init__(self, part: str, error: type[BaseException], at: range) -> None:
+        self.part, self.error, self.at = part, error, at
+        self.taken: dict[str, list[int]] = {"records": [], "scalars": []}
+        self.tries = self.closed = 0
+
+    def take(self, part: str, step: int) -> None:
+        self.tries += part == self.part
+        if part == self.part and step in self.at:
+            raise self.error("injected")
+        self.taken[part].append(step)
+
+    def __call__(self, record: StepRecord) -> None:
+        self.take("records", record.step)
+
+    def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
+        self.take("scalars", step)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def train(steps: int, **options: Any) -> list[str]:
+    """Train with a watch, and close it; the warnings."""
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        w = watch(model, optimizer, rules=(), **options)
+        for _ in range(steps):
+            model(torch.randn(2, 3)).sum().backward()
+            optimizer.step()
+        w.close()
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("part", ["records", "scalars"])
+@pytest.mark.parametrize("error", [MemoryError, ConnectionError, ZeroDivisionError])
+def test_an_error_that_passes_leaves_a_few_steps_out(
+    part: str, error: type[Exception], tmp_path: Path
+) -> None:
+    sink = Fails(part, error, range(8, 9))
+    told = train(20, sinks=[sink], out=tmp_path)
+    assert f"failed: {error.__name__}: injected; it is called again at later steps" in told[0]
+    assert "works again; calls that it missed: 2" in told[1]
+    assert len(told) == 2
+    (other,) = {"records", "scalars"} - {part}
+    assert sink.taken[part] == [*range(8), *range(10, 20)]
+    assert sink.taken[other] == [*range(20)]
+    assert sink.closed == 1
+    (why,) = open_run(tmp_path).coverage["failures"].values()
+    assert why == f"{error.__name__}: injected; 2 calls missed; it works again"
+
+
+@pytest.mark.parametrize("part", ["records", "scalars"])
+def test_what_always_fails_is_ended_and_closed(part: str) -> None:
+    sink = Fails(part, ZeroDivisionError, range(20))
+    told = train(20, sinks=[sink])
+    assert "is called again" in told[0]
+    assert "failed: ZeroDivisionError: injected, 3 times in a row; the sink is disabled" in told[1]
+    assert len(told) == 2
+    assert sink.tries == TRIES
+    assert sink.closed == 1
+
+
+def test_a_full_memory_ends_no_sink() -> None:
+    sink = Fails("records", MemoryError, range(30))
+    assert "works again" in train(60, sinks=[sink])[1]
+    assert sink.tries > TRIES
+    assert sink.taken["records"][-1] == 59
+    assert sink.closed == 1
+
+
+def test_a_sink_that_hangs_after_it_failed_is_told_of() -> None:
+    hangs = threading.Event()
+
+    def sink(record: StepRecord) -> None:
+        if record.step == 0:
+            raise OSError("down")
+        hangs.wait(20)
+
+    flusher = Flusher(None, [sink])
+    flusher.patience = 0.3
+    for step in range(3):
+        flusher.submit(Closed(), step)
+    with pytest.warns(RuntimeWarning) as caught:
+        flusher.drain()
+    hangs.set()
+    flusher.close()
+    assert "OSError: down; it is called again" in str(caught[0].message)
+    assert "no return within 0.3 s; the sink is disabled" in str(caught[1].message)
+    (why,) = flusher.failures.values()
+    assert why == "no return within 0.3 s; the sink is disabled; 2 calls missed"
