@@ -145,6 +145,7 @@ def test_a_rule_that_fails_fails_alone() -> None:
         "hookstats: rule 'faulty' failed: ArithmeticError: no; it is called again at later steps",
         f"hookstats: the action of rule 'listed' failed: {down}; it is called again at later steps",
         "listed: step 0: output of 'layer0' is one",
+        "listed: step 1: output of 'layer1' is one",
     ]
     assert [alert.site for alert in got] == ["layer0", "layer1"]
     assert monitor.failures == {
