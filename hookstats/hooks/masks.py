@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import NamedTuple
 
 import torch
@@ -31,10 +32,12 @@ class _Begun(NamedTuple):
 
     by: object
     """The model that is called, or the context."""
-    before: Tensor | None
-    """The mask before it."""
+    mask: Tensor | None
+    """As `MaskOfCalls.now`."""
     closed: int
     """How many steps were closed."""
+    thread: int
+    """Which one began it."""
 
 
 class Masks:
@@ -91,25 +94,42 @@ class Masks:
 
     def begin(self, by: object, mask: Tensor | None) -> None:
         """A call of the model `by` begins, or a context; `mask` is as `MaskOfCalls.now`."""
-        closed = self._arena.closed
-        for place, one in enumerate(self._begun):
-            if isinstance(one.by, nn.Module) and one.closed != closed:
-                self._end(place)  # no call outlasts its step: an interrupt ended this one
-                break
-        self._begun.append(_Begun(by, self._arena.mask.now, closed))
-        self._arena.mask.set(mask)
+        now = _Begun(by, mask, self._arena.closed, get_ident())
+        with self._arena.lock:
+            for one in self._begun:
+                if isinstance(one.by, nn.Module) and one.closed != now.closed:
+                    self._end(one)  # no call outlasts its step: an interrupt ended this one
+                    break
+            self._begun.append(now)
+            overlap = self._choose()
+        if overlap:
+            self._warn_once("calls on several threads at once")
 
     def end(self, by: object) -> None:
-        """The last call or context that began by `by` ends, with those within it."""
-        for place in reversed(range(len(self._begun))):
-            if self._begun[place].by is by:
-                self._end(place)
-                break
+        """This thread's last call or context that began by `by` ends, with those within it."""
+        thread = get_ident()
+        with self._arena.lock:
+            for one in reversed(self._begun):
+                if one.by is by and one.thread == thread:
+                    self._end(one)
+                    self._choose()
+                    break
 
-    def _end(self, place: int) -> None:
-        before = self._begun[place].before
-        del self._begun[place:]
-        self._arena.mask.set(before)
+    def _end(self, ended: _Begun) -> None:
+        """Forget one that has begun, and what its thread began later."""
+        place = next(i for i, one in enumerate(self._begun) if one is ended)
+        self._begun[place:] = [one for one in self._begun[place:] if one.thread != ended.thread]
+
+    def _choose(self) -> bool:
+        """Have the mask that holds now; whether calls of several threads, of which no hook knows
+        which it is part of, leave none."""
+        threads = {one.thread for one in self._begun if isinstance(one.by, nn.Module)}
+        overlap = len(threads) > 1 and any(one.mask is not None for one in self._begun)
+        if overlap:
+            self._arena.mask.set(self._unfit)
+        else:
+            self._arena.mask.set(self._begun[-1].mask if self._begun else None)
+        return overlap
 
     def of_argument(self, given: object) -> Tensor | None:
         """The mask that a model was given, for `begin`; None does not mask anything.
@@ -132,13 +152,13 @@ class Masks:
                 return self._unfit if unreadable(made) else made  # as under fake tensors
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+        self._warn_once(f"the argument has {reason}, expected {EXPECTED}")
+        return self._unfit
+
+    def _warn_once(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            warn(
-                f"hookstats: mask = {self._name!r}: the argument has {reason}, expected "
-                f"{EXPECTED}; all rows of such calls count"
-            )
-        return self._unfit
+            warn(f"hookstats: mask = {self._name!r}: {why}; all rows of such calls count")
 
 
 def place_of_argument(model: nn.Module, name: str) -> int | None:
