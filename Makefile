@@ -38,7 +38,7 @@ PINS := $(if $(filter $(abspath .venv),$(abspath $(VENV))),constraints.txt,/dev/
 LOGS := build/logs
 CXX_FILES := $(shell find csrc tests/cpp tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
-PRESETS := default races asan tsan asan-whole tsan-whole
+PRESETS := default races asan tsan races-whole asan-whole tsan-whole
 # Three minutes of one core each; SASS ceilings are of 9.0.
 CUDA_ARCHITECTURES = $(if $(filter full,$(MAKECMDGOALS)),8.0;9.0;10.0,9.0)
 # Parts that fail soon come first, then those that take longest.
@@ -108,7 +108,7 @@ mutants: $(STAMPS)/dev  ## Put bugs into a copy of the tree, one at a time; each
 faults: $(STAMPS)/dev  ## Plant all faults of bench/faults, three seeds each, and print what rules say: six minutes of CPU
 	$(WAITING) $(BIN)/python -m bench.faults --seeds 3
 
-full: test check ctest-asan-whole ctest-tsan-whole pytest-full faults bench  ## test, check, all that is sampled there, all benchmarks
+full: test check ctest-races-whole ctest-asan-whole ctest-tsan-whole pytest-full faults bench  ## test, check, all that is sampled there, all benchmarks
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
@@ -136,7 +136,7 @@ pytest-check: $(STAMPS)/dev | $(LOGS)
 	$(PYTEST) -m "(check or slow) and not full" --durations=30 --durations-min=5 2>&1 | tee $(LOGS)/pytest-check.log
 
 # The plain presets link the kernels that setup.py compiled, those that users get.
-OBJECTS = $(if $(filter default races,$*),-DHOOKSTATS_OBJECTS="$$(ls -dt $(CURDIR)/build/temp.*/_C/csrc/cpu | head -n 1)")
+OBJECTS = $(if $(filter default races races-whole,$*),-DHOOKSTATS_OBJECTS="$$(ls -dt $(CURDIR)/build/temp.*/_C/csrc/cpu | head -n 1)")
 
 # Without a number ninja would start as many compilers as there are cores, in every preset.
 $(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/test | $(LOGS)

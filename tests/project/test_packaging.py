@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.builds import PACKED, run, venv_python
+from support.builds import PACKED, run, unoptimized, venv_python
 from support.paths import ROOT
 
 sys.path.append(str(ROOT / "_build"))
@@ -223,6 +223,7 @@ def test_pip_installs_with_no_torch_and_against_an_installed_one(
     run(sys.executable, "-m", "venv", venv, cwd=tmp_path).check_returncode()
     pins = str(ROOT / "constraints.txt")
     pinned = {"PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins, "MAX_JOBS": "2"}
+    compiler = unoptimized(tmp_path / "compiler")
     use = (
         "import hookstats as hs, torch\n"
         "stats = hs.channel_stats(torch.arange(6.0).reshape(3, 2), channel_dim=1)\n"
@@ -230,7 +231,9 @@ def test_pip_installs_with_no_torch_and_against_an_installed_one(
     )
 
     def install() -> str:
-        done = run(venv_python(venv), "-m", "pip", "install", "-v", ".", cwd=project, **pinned)
+        done = run(
+            venv_python(venv), "-m", "pip", "install", "-v", ".", cwd=project, **pinned, **compiler
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         used = run(venv_python(venv), "-W", "error", "-c", use, cwd=tmp_path)
         assert used.stdout == "[2.0, 3.0] True\n", used.stderr
@@ -244,7 +247,7 @@ def test_pip_installs_with_no_torch_and_against_an_installed_one(
     def installed() -> str:
         return run(venv_python(venv), "-m", "pip", "freeze", cwd=tmp_path).stdout
 
-    built = "hookstats: built the CPU operators with c++ against torch "
+    built = f"hookstats: built the CPU operators with {compiler['CXX']} against torch "
     first = install()
     assert torch_installs(first) == 2  # for the build, then for good
     assert built in first
@@ -318,12 +321,14 @@ def test_what_the_compiler_refused_is_said_in_one_line(project: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_where_the_hooks_do_not_compile_the_python_hooks_serve(project: Path) -> None:
+def test_where_the_hooks_do_not_compile_the_python_hooks_serve(
+    project: Path, tmp_path: Path
+) -> None:
     for source in (project / "csrc" / "hooks").glob("*.cpp"):
         source.write_text('#error "torch has changed"\n')
-    build = run(
-        sys.executable, "setup.py", "build_ext", "--inplace", cwd=project, HOOKSTATS_WERROR="0"
-    )
+    command = (sys.executable, "setup.py", "build_ext", "--inplace")
+    compiler = unoptimized(tmp_path / "compiler")
+    build = run(*command, cwd=project, HOOKSTATS_WERROR="0", **compiler)
     assert build.returncode == 0, build.stdout + build.stderr
     assert "hookstats: built the CPU operators with " in build.stdout
     assert "hookstats: C++ hooks: not built, the Python hooks will serve (" in build.stdout
@@ -340,7 +345,5 @@ def test_where_the_hooks_do_not_compile_the_python_hooks_serve(project: Path) ->
     assert used.stdout == f"None {project / 'hookstats' / '__init__.py'}\n", used.stderr
     assert "RuntimeWarning: hookstats: no C++ hooks" in used.stderr
     assert "make clean build" in used.stderr
-    strict = run(
-        sys.executable, "setup.py", "build_ext", "--inplace", cwd=project, HOOKSTATS_WERROR="1"
-    )
+    strict = run(*command, cwd=project, HOOKSTATS_WERROR="1", **compiler)
     assert strict.returncode != 0
