@@ -54,19 +54,16 @@ def frozen() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pool(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pool]:
-    """Processes of one gloo group, as many as the parameter or `SIZE` of the test's module says."""
-    size = getattr(request, "param", getattr(request.module, "SIZE", RANKS))
-    made = Pool(tmp_path_factory.mktemp("ranks"), size)
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    made = Pool(tmp_path_factory.mktemp("ranks"))
     yield made
     made.close()
 
 
 @pytest.fixture
-def ranks(pool: Pool) -> Ranks:
-    return pool.ranks()
+def ranks(pool: Pool, request: pytest.FixtureRequest) -> Ranks:
+    """Processes of one gloo group, as many as the parameter or `SIZE` of the test's module says."""
+    return pool.ranks(getattr(request, "param", getattr(request.module, "SIZE", RANKS)))
 
 
 @pytest.fixture

@@ -288,7 +288,7 @@ def test_ranks(script: Path, mode: str) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("mode", ["plain", "compiled"])
+@pytest.mark.parametrize("mode", ["plain", pytest.param("compiled", marks=pytest.mark.full)])
 def test_a_trainer_of_transformers(script: Path, mode: str) -> None:
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
@@ -332,7 +332,7 @@ def compare_children(script: Path, mode: str) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("how", ["spawn", "fork", "class"])
+@pytest.mark.parametrize("how", ["spawn", "fork", pytest.param("class", marks=pytest.mark.full)])
 def test_processes_that_a_script_starts(script: Path, how: str) -> None:
     script.write_text(CHILDREN)
     compare_children(script, how)

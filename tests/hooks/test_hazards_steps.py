@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("hooks_in", "one_thread")
 
 @pytest.mark.check
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux how much memory is resident")
-@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("backward", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_thousand_steps_leave_nothing_behind(backward: bool, hooks_in: str) -> None:
     # In a process of its own: other tests' memory is given back whenever it pleases.
     done = subprocess.run(

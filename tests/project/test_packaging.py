@@ -223,6 +223,7 @@ def test_pip_installs_with_no_torch_and_against_an_installed_one(
     run(sys.executable, "-m", "venv", venv, cwd=tmp_path).check_returncode()
     pins = str(ROOT / "constraints.txt")
     pinned = {"PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins, "MAX_JOBS": "2"}
+    pinned |= {"PIP_COMPILE": "0"}  # every file of torch, a minute each time
     compiler = unoptimized(tmp_path / "compiler")
     use = (
         "import hookstats as hs, torch\n"

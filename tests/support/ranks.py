@@ -68,18 +68,21 @@ class Ranks:
 
 
 class Pool:
-    """Ranks for one test after the other; new ones where a test ended the old ones."""
+    """Ranks for one test after the other; new ones where a test ended the old ones, or wants
+    another number of them."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._size = size
         self._started: list[Ranks] = []
 
-    def ranks(self) -> Ranks:
-        """Ranks that are alive."""
-        if not self._started or not self._started[-1].alive:
-            rendezvous = self._folder / f"rendezvous-{len(self._started)}"
-            self._started.append(Ranks(rendezvous, self._size))
+    def ranks(self, size: int) -> Ranks:
+        """So many ranks, which are alive."""
+        last = self._started[-1] if self._started else None
+        if last is not None and last.alive and last.size == size:
+            return last
+        self.close()
+        rendezvous = self._folder / f"rendezvous-{len(self._started)}"
+        self._started.append(Ranks(rendezvous, size))
         return self._started[-1]
 
     def close(self) -> None:

@@ -380,14 +380,14 @@ ROWS = {
 
 
 @pytest.mark.parametrize(
-    ("pool", "name"),
+    ("ranks", "name"),
     [
         pytest.param(each, name, marks=[pytest.mark.slow] * ("compiled" in name))
         for each in SIZES
         for name, row in ROWS.items()
         if each in row.sizes
     ],
-    indirect=["pool"],
+    indirect=["ranks"],
 )
 def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, name: str) -> None:
     row = ROWS[name]
@@ -429,7 +429,7 @@ def broken(rank: int, out: Path) -> None:
     train(nn.parallel.DistributedDataParallel(Model()), x, out)
 
 
-@pytest.mark.parametrize("pool", [4], indirect=True)
+@pytest.mark.parametrize("ranks", [4], indirect=True)
 def test_the_first_culprit_of_all_ranks_is_named(ranks: Ranks, tmp_path: Path) -> None:
     ranks(broken, tmp_path)
     run = hs.open_run(tmp_path)

@@ -33,7 +33,7 @@ def train(rank: int, name: str | None, out: Path) -> None:
         merged_runs.KINDS, merged_runs.SGD = before
 
 
-@pytest.mark.parametrize("pool", [4], indirect=True)
+@pytest.mark.parametrize("ranks", [4], indirect=True)
 @pytest.mark.parametrize(
     "name",
     [
