@@ -409,6 +409,7 @@ class Watch(Contexts):
         """Close the open step; whether it is recorded."""
         step, front = self._step, self._arena.front
         self._optimizers.begin()
+        self._masks.step_closed()
         self._observers.parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
         scalars = self._log.close(step, {**learning_rates(self._optimizers), **self._cost.since()})
