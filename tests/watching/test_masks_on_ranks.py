@@ -1,4 +1,4 @@
-"""Masks where training is spread over ranks: each rank has its own, and all are in what is merged."""
+"""Masks where training is spread over ranks: each has its own, and all are in what is merged."""
 
 from __future__ import annotations
 
