@@ -174,6 +174,10 @@ class Flusher:
         """Whether anyone gets records beside the owner of this, who has `latest`."""
         return self._disk.is_there or bool(self._sinks)
 
+    def shows(self, step: int) -> bool:
+        """Whether rules and sinks get the record of a recorded step."""
+        return self.exchange is None or self.exchange.is_due(step)
+
     def drain(self, *, disk: bool = True) -> None:
         """Wait until every submitted step is recorded, with the sinks, and, if `disk`, on the disk.
 
@@ -350,7 +354,7 @@ class Flusher:
             self.latest = given
         if self._detail is None:
             self._disk.write(step, lambda: record)
-        if self.exchange is not None and self.exchange.is_due(step):
+        if self.exchange is not None and self.shows(step):
             given = self._merged(partial(self.exchange, record, summands), record)
         if given is not None:
             self.latest = given
