@@ -28,7 +28,7 @@ from hookstats.watching.detail import Detail
 from hookstats.watching.disk import Disk
 from hookstats.watching.mailbox import Mailbox
 from hookstats.watching.reduce import Exchange
-from hookstats.watching.requests import Close, ClosedStep, Drain, Scalars, Skip, Step
+from hookstats.watching.requests import Close, ClosedStep, Drain, Renumber, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.sinks import Action, Sink, Sinks, calls_with, takes_scalars
 
@@ -130,7 +130,12 @@ class Flusher:
         """
         self._request(Scalars(scalars), scalars[0].step)
 
-    def _request(self, request: Step | Scalars | Skip, step: int) -> None:
+    def renumber(self, step: int) -> None:
+        """Have the ranks merge no step before now with one from now on, whose number is `step`."""
+        if self.exchange is not None:
+            self._request(Renumber(), step)
+
+    def _request(self, request: Step | Scalars | Skip | Renumber, step: int) -> None:
         if self._closed:
             raise ValueError(f"step = {step}: the flusher is closed")
         if os.getpid() != self._pid:
@@ -304,6 +309,9 @@ class Flusher:
                 self._record([request] if alone else self.mailbox.more(request))
             case Skip(step, reason):
                 self._disk.do(lambda writer: writer.skip(step, reason))
+            case Renumber():
+                if self.exchange is not None:
+                    self.exchange.line += 1
             case Scalars(steps):
                 self._todo.extend(partial(self._record_scalars, scalars) for scalars in steps)
             case Drain(done, disk):

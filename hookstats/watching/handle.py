@@ -217,6 +217,7 @@ class Watch(Contexts):
         self._check_open()
         self._log.seal()
         self._step = check_integer("step", step, 0, _LAST_STEP)
+        self._flusher.renumber(step)
         self._schedule()
 
     @property
