@@ -59,7 +59,8 @@ class Reduce:
     step that is merged. What is written to `out` stays each rank's own, for all recorded steps.
 
     Args:
-        mesh: the ranks that merge; None for all. Each rank that is in it must watch with it.
+        mesh: the ranks that merge; None for all. Each rank that is in it must watch with it, and
+            call `Watch.set_step` where the others do.
         every: recorded steps that are multiples of it are merged.
         channels: whether channels are merged, or only whole tensors: 80 bytes a tensor.
         partial_bytes: gradients of which each rank has a summand (DTensor's `Partial`, as of norms
