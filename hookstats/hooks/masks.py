@@ -125,10 +125,10 @@ class Masks:
 
     def step_closed(self) -> None:
         """A step was closed: calls that an interrupt has ended go no further."""
-        if self._begun:
+        if self._name is not None or self._begun:
             with self._arena.lock:
                 self._forget_ended()
-                self._choose()
+                self._choose()  # an interrupt may have come before it
 
     def _forget_ended(self) -> None:
         """Forget calls that ended without a hook, as interrupts end them: hooks see no such end."""

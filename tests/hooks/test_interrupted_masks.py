@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.interrupts import Interrupt
 from torch import Tensor, nn
 
 from hookstats.records.reasons import MASK_UNFIT
@@ -87,6 +88,26 @@ def test_an_interrupt_in_an_inner_call_leaves_the_outer_mask(model: Model) -> No
         model(batch(), MASK)
         w.step()
         assert count(w) == 2 * MASK.sum() + OTHER.sum()
+
+
+@pytest.mark.usefixtures("hooks_in")
+def test_an_interrupt_at_any_line_leaves_no_mask(model: Model) -> None:
+    with watch(model, mask="padding", kinds=("output",), rules=()) as w:
+        model(batch(), OTHER)
+        model(batch())
+        w.step()
+        with Interrupt(0, KeyboardInterrupt) as interrupt:
+            model(batch(), MASK)
+        assert len(interrupt.executed) > 20
+        for line in interrupt.executed:
+            with Interrupt(line, KeyboardInterrupt) as interrupt:
+                model(batch(), MASK)
+            assert interrupt.reached, line
+            w.step()
+            model.wide(batch())
+            model(batch())
+            w.step()
+            assert count(w) == 2 * ROWS * TIME, interrupt.where
 
 
 def test_a_step_that_closes_within_a_call_leaves_its_mask(model: Model) -> None:
