@@ -181,7 +181,8 @@ class Flusher:
 
     def shows(self, step: int) -> bool:
         """Whether rules and sinks get the record of a recorded step."""
-        return self.exchange is None or self.exchange.is_due(step)
+        exchange = self.exchange  # which the thread may end
+        return exchange is None or exchange.is_due(step)
 
     def drain(self, *, disk: bool = True) -> None:
         """Wait until every submitted step is recorded, with the sinks, and, if `disk`, on the disk.
