@@ -244,8 +244,7 @@ def _unfit(given: object) -> str | None:
 
 def _copied(mask: Tensor) -> Tensor:
     """The mask as `MaskOfCalls` has it. Nothing waits for its device."""
-    with torch.no_grad():
-        return (mask.detach() != 0).contiguous()
+    return (mask.detach() != 0).contiguous()
 
 
 class _Begin(Hook):

@@ -103,6 +103,7 @@ def test_an_interrupt_at_any_line_leaves_no_mask(model: Model) -> None:
             with Interrupt(line, KeyboardInterrupt) as interrupt:
                 model(batch(), MASK)
             assert interrupt.reached, line
+            assert torch.is_grad_enabled(), interrupt.where
             w.step()
             model.wide(batch())
             model(batch())
