@@ -6,9 +6,11 @@ A mask is copied where its call begins, as the training may change the tensor be
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from threading import get_ident
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -34,10 +36,10 @@ class _Begun(NamedTuple):
     """The model that is called, or the context."""
     mask: Tensor | None
     """As `MaskOfCalls.now`."""
-    closed: int
-    """How many steps were closed."""
     thread: int
     """Which one began it."""
+    frame: FrameType | None
+    """Of a call: what runs as long as it does."""
 
 
 class Masks:
@@ -92,18 +94,47 @@ class Masks:
         self._arena.mask.expected = True
         return _Within(self, _copied(mask))
 
-    def begin(self, by: object, mask: Tensor | None) -> None:
-        """A call of the model `by` begins, or a context; `mask` is as `MaskOfCalls.now`."""
-        now = _Begun(by, mask, self._arena.closed, get_ident())
+    def begin(self, context: AbstractContextManager[None], mask: Tensor) -> None:
+        """A context begins; `mask` is as `MaskOfCalls.now`."""
+        self._begin(_Begun(context, mask, get_ident(), None))
+
+    def begin_call(self, model: nn.Module, given: object, frame: FrameType) -> None:
+        """A call of a model begins, which was `given` a mask; None: it has that of what it is in.
+
+        frame: runs as long as the call does.
+        """
+        mask = None if given is None else self.of_argument(given)
+        self._begin(_Begun(model, mask, get_ident(), frame), is_given=given is not None)
+
+    def _begin(self, one: _Begun, *, is_given: bool = True) -> None:
         with self._arena.lock:
-            for one in self._begun:
-                if isinstance(one.by, nn.Module) and one.closed != now.closed:
-                    self._end(one)  # no call outlasts its step: an interrupt ended this one
-                    break
-            self._begun.append(now)
+            self._forget_ended()
+            if not is_given:
+                one = one._replace(mask=self._mask_around(one.thread))
+            self._begun.append(one)
             overlap = self._choose()
         if overlap:
-            self._warn_once("calls on several threads at once")
+            self._warn_once(overlap)
+
+    def _mask_around(self, thread: int) -> Tensor | None:
+        """The mask for calls of a thread: of contexts, those of all threads count."""
+        around = (
+            one.mask for one in reversed(self._begun) if one.thread == thread or not one.frame
+        )
+        return next(around, None)
+
+    def step_closed(self) -> None:
+        """A step was closed: calls that an interrupt has ended go no further."""
+        if self._name is not None or self._begun:
+            with self._arena.lock:
+                self._forget_ended()
+                self._choose()  # an interrupt may have come before it
+
+    def _forget_ended(self) -> None:
+        """Forget calls that ended without a hook, as interrupts end them: hooks see no such end."""
+        if self._begun:
+            running = _running({one.thread for one in self._begun})
+            self._begun = [one for one in self._begun if not one.frame or id(one.frame) in running]
 
     def end(self, by: object) -> None:
         """This thread's last call or context that began by `by` ends, with those within it."""
@@ -111,20 +142,22 @@ class Masks:
         with self._arena.lock:
             for one in reversed(self._begun):
                 if one.by is by and one.thread == thread:
-                    self._end(one)
+                    place = next(i for i, other in enumerate(self._begun) if other is one)
+                    inner = self._begun[place:]
+                    self._begun[place:] = [other for other in inner if other.thread != thread]
                     self._choose()
                     break
 
-    def _end(self, ended: _Begun) -> None:
-        """Forget one that has begun, and what its thread began later."""
-        place = next(i for i, one in enumerate(self._begun) if one is ended)
-        self._begun[place:] = [one for one in self._begun[place:] if one.thread != ended.thread]
-
-    def _choose(self) -> bool:
-        """Have the mask that holds now; whether calls of several threads, of which no hook knows
-        which it is part of, leave none."""
-        threads = {one.thread for one in self._begun if isinstance(one.by, nn.Module)}
-        overlap = len(threads) > 1 and any(one.mask is not None for one in self._begun)
+    def _choose(self) -> str:
+        """Have the mask that holds now; why none does, as no hook knows which of several threads it
+        is part of."""
+        calls = {one.thread for one in self._begun if one.frame}
+        contexts = {one.thread for one in self._begun if not one.frame}
+        overlap = ""
+        if len(calls) > 1 and any(one.mask is not None for one in self._begun):
+            overlap = "calls on several threads at once"
+        elif len(contexts) > 1:
+            overlap = "masks of several threads at once"
         if overlap:
             self._arena.mask.set(self._unfit)
         else:
@@ -132,14 +165,12 @@ class Masks:
         return overlap
 
     def of_argument(self, given: object) -> Tensor | None:
-        """The mask that a model was given, for `begin`; None does not mask anything.
+        """The mask that a model was given, as `MaskOfCalls.now`.
 
         Where hooks leave calls out, as in a trace or a transform, this adds no operation to them.
         """
         if not self._arena.recording or detour() is not None:
             return None
-        if given is None:
-            return self._arena.mask.now
         with DisableTorchFunction():
             return self._of_given(given)
 
@@ -158,7 +189,8 @@ class Masks:
     def _warn_once(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            warn(f"hookstats: mask = {self._name!r}: {why}; all rows of such calls count")
+            what = "Watch.mask" if self._name is None else f"mask = {self._name!r}"
+            warn(f"hookstats: {what}: {why}; all rows of such calls count")
 
 
 def place_of_argument(model: nn.Module, name: str) -> int | None:
@@ -190,6 +222,18 @@ def place_of_argument(model: nn.Module, name: str) -> int | None:
     return list(parameters).index(name)
 
 
+def _running(threads: Iterable[int]) -> set[int]:
+    """The ids of what runs on threads now."""
+    found = set()
+    stacks = sys._current_frames()
+    for thread in threads:
+        frame = stacks.get(thread)
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back
+    return found
+
+
 def _unfit(given: object) -> str | None:
     """What an argument has that no mask has; None if it is a mask."""
     if not isinstance(given, Tensor):
@@ -200,8 +244,7 @@ def _unfit(given: object) -> str | None:
 
 def _copied(mask: Tensor) -> Tensor:
     """The mask as `MaskOfCalls` has it. Nothing waits for its device."""
-    with torch.no_grad():
-        return (mask.detach() != 0).contiguous()
+    return (mask.detach() != 0).contiguous()
 
 
 class _Begin(Hook):
@@ -225,7 +268,7 @@ class _Begin(Hook):
         given = kwargs.get(self._name)
         if given is None and self._place is not None and self._place < len(args):
             given = args[self._place]
-        self._masks.begin(module, self._masks.of_argument(given))
+        self._masks.begin_call(module, given, sys._getframe(1))
 
 
 class _End(Hook):

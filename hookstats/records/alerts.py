@@ -20,6 +20,9 @@ SCALAR = "scalar"
 REACH = 32
 """For how many steps after its last alert an incident is taken for the cause of further alerts."""
 
+_OF_SETTINGS = ("learning rate",)
+"""Rules about numbers that the training was given, not about what became of it."""
+
 
 @dataclass(frozen=True)
 class Alert:
@@ -53,9 +56,10 @@ class Incident:
     """A cause, and its consequences in the order in which they were found.
 
     An alert is a consequence of the incident before it if that had an alert in the last 32 steps,
-    unless the cause is a note or about a number, such as the loss, and the alert is worse. Notes of
-    one rule are one incident. Nothing in a model causes what is in its own inputs. What a rule says
-    of a tensor on several ranks counts once, as of the rank where it was found first.
+    unless the cause is a note or about a number, such as the loss, and the alert is worse; but a
+    learning rate that jumps causes what is worse, too. Notes of one rule are one incident. Nothing
+    in a model causes what is in its own inputs. What a rule says of a tensor on several ranks
+    counts once, as of the rank where it was found first.
     """
 
     cause: Alert
@@ -131,7 +135,8 @@ def _may_cause(cause: Alert, alert: Alert) -> bool:
         return _is_given(cause)
     if cause.severity == "note":
         return alert.severity == "note" and cause.rule == alert.rule
-    return cause.kind != SCALAR or alert.level <= cause.level
+    is_symptom = cause.kind == SCALAR and cause.rule not in _OF_SETTINGS
+    return not is_symptom or alert.level <= cause.level
 
 
 def _is_given(alert: Alert) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Mapping
-from itertools import accumulate
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from hookstats.runs.footer import Footer
+from hookstats.runs.footer import Footer, Session
 from hookstats.runs.format import PartName
 
 
@@ -67,6 +68,7 @@ def _void_absent(
             back = (step for number, step in footer.rewinds if session.number <= number < end)
             first = min([session.step, *back])
             begins[session.started] = min(first, begins.get(session.started, first))
+    order = _in_order([footer.sessions for footer in newest.values()])
     for rank, records in index.items():
         sessions = newest[rank].sessions
         own = [session.started for session in sessions]
@@ -76,5 +78,31 @@ def _void_absent(
                 continue
             for step in [step for step in records if step >= first]:
                 place = bisect_right(starts, numbers[rank][step])
-                if place == 0 or own[place - 1] < started:
+                if place == 0 or order[own[place - 1]] < order[started]:
                     del records[step]
+
+
+def _in_order(found: Iterable[Sequence[Session]]) -> dict[str, int]:
+    """The place in time of each session: as the ranks that were in several know, whatever the clock
+    said; else by its text."""
+    after: dict[str, list[str]] = {}
+    waits: Counter[str] = Counter()  # for how many others
+    for sessions in found:
+        own = list(dict.fromkeys(session.started for session in sessions))
+        after |= {started: [] for started in own if started not in after}
+        for one, other in pairwise(own):
+            after[one].append(other)
+            waits[other] += 1
+    ready = [started for started in after if not waits[started]]
+    heapify(ready)
+    order: dict[str, int] = {}
+    while ready:
+        first = heappop(ready)
+        order[first] = len(order)
+        for other in after[first]:
+            waits[other] -= 1
+            if not waits[other]:
+                heappush(ready, other)
+    for started in sorted(after.keys() - order.keys()):  # ranks contradict each other
+        order[started] = len(order)
+    return order

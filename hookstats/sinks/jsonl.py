@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from hookstats.records.record import StepRecord
 from hookstats.sinks.by_rank import ByRank, Ranks
@@ -15,12 +17,13 @@ from hookstats.stats.derived import statistic_names
 
 
 class JSONL:
-    """A sink that appends one line per tensor to a text file, and flushes the file after each step.
+    """A sink that appends one line per tensor to a text file, which has a step's lines at once.
 
     A line is an object with step, rank, site, kind, shape, dtype, observed (calls merged) and the
     tensor's statistics; a statistic that is not finite is null. Only run directories have channels
     and histograms. The numbers that training logs are a line of their own per step, also where the
-    step is not recorded: an object with step, rank and scalars.
+    step is not recorded: an object with step, rank and scalars. What the disk does not take is left
+    out, whole; a line that a kill cut short is followed by a line of its own.
 
     Args:
         path: the file.
@@ -36,9 +39,12 @@ class JSONL:
     def __init__(self, path: str | os.PathLike[str], ranks: Ranks = "all") -> None:
         self._ranks = ByRank(ranks)
         self._path = self._ranks.of_file(Path(path))
-        self._file: TextIO | None = None
+        # Without a buffer, which would keep what failed, and write it later.
+        self._file: FileIO | None = None
+        self._is_cut = False  # in a line
         if self._ranks.writes:
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = self._path.open("ab", buffering=0)
+            self._is_cut = _ends_within_a_line(self._path)
 
     def __repr__(self) -> str:
         return f"JSONL({str(self._path)!r})"
@@ -74,14 +80,40 @@ class JSONL:
         self._write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
     def _write(self, text: str) -> None:
-        if self._file is not None:
-            self._file.write(text)
-            self._file.flush()
+        if self._file is None:
+            return
+        content = memoryview(("\n" * self._is_cut + text).encode())
+        done = 0
+        try:
+            while done < len(content):
+                done += self._file.write(content[done:])
+        except OSError:
+            if done:
+                self._take_back(self._file, done)
+            raise
+        self._is_cut = False
+
+    def _take_back(self, file: FileIO, size: int) -> None:
+        """Cut off the last bytes of the file; of a pipe, end the line before the next one."""
+        try:
+            file.truncate(os.fstat(file.fileno()).st_size - size)
+        except OSError:
+            self._is_cut = True
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
         if self._file is not None:
             self._file.close()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether a file, if it is one, ends within a line."""
+    about = path.stat()
+    if not (stat.S_ISREG(about.st_mode) and about.st_size):
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def _number(value: Any) -> Any:

@@ -20,6 +20,8 @@ _ABOVE = 1.2
 _BELOW = 0.7
 """More steps are recorded where they take so much of the budget at most."""
 _ROUNDING = 1e-6
+_MOST_KEPT = 8192
+"""Where the clock goes back or stands still, so many steps stand for the window below."""
 _WINDOW = 2.0
 """The seconds, at least, over which the background thread's work is averaged."""
 
@@ -56,12 +58,12 @@ class _Costs(NamedTuple):
     @property
     def idle_share(self) -> float:
         """What watching takes where nothing is recorded, by what training takes."""
-        return self.idle / self.base if self.base > 0 else 0.0
+        return self.idle / self.base
 
     def added(self, every: int) -> float:
         """What one recorded step of `every` adds to that."""
         more = max(0.0, self.recorded - self.idle)
-        return more / every / self.base if self.base > 0 else 0.0
+        return more / every / self.base
 
 
 class Budget:
@@ -100,7 +102,7 @@ class Budget:
         self._fell = False  # at the last choice
         self._recorded: deque[Measured] = deque(maxlen=_ENOUGH)
         self._others: deque[Measured] = deque(maxlen=_OTHERS)
-        self._background: deque[Measured] = deque()
+        self._background: deque[Measured] = deque(maxlen=_MOST_KEPT)
 
     @property
     def every(self) -> int:
@@ -165,16 +167,19 @@ class Budget:
         return factor
 
     def _costs(self) -> _Costs | None:
-        """What steps take by what was measured; None if too little was."""
+        """What steps take by what was measured; None if too little was, or the clock stood."""
         if self._recorded[-1].cost is None:
             if len(self._others) < _ENOUGH:
                 return None
             base = _usual(step.seconds for step in self._others)
             with_records = _usual(step.seconds for step in self._recorded)
-            return _Costs(base, max(0.0, with_records - base), 0.0)
+            return _Costs(base, max(0.0, with_records - base), 0.0) if base > 0 else None
         enough = len(self._others) >= _ENOUGH
+        base = _without(self._others if enough else self._recorded)
+        if not base > 0:
+            return None
         return _Costs(
-            _without(self._others if enough else self._recorded),
+            base,
             _usual(step.cost or 0.0 for step in self._recorded) + self._in_background(),
             _usual(step.cost or 0.0 for step in self._others) if enough else 0.0,
         )

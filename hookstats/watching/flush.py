@@ -28,7 +28,7 @@ from hookstats.watching.detail import Detail
 from hookstats.watching.disk import Disk
 from hookstats.watching.mailbox import Mailbox
 from hookstats.watching.reduce import Exchange
-from hookstats.watching.requests import Close, ClosedStep, Drain, Scalars, Skip, Step
+from hookstats.watching.requests import Close, ClosedStep, Drain, Renumber, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.sinks import Action, Sink, Sinks, calls_with, takes_scalars
 
@@ -130,7 +130,12 @@ class Flusher:
         """
         self._request(Scalars(scalars), scalars[0].step)
 
-    def _request(self, request: Step | Scalars | Skip, step: int) -> None:
+    def renumber(self, step: int) -> None:
+        """Have the ranks merge no step before now with one from now on, whose number is `step`."""
+        if self.exchange is not None:
+            self._request(Renumber(), step)
+
+    def _request(self, request: Step | Scalars | Skip | Renumber, step: int) -> None:
         if self._closed:
             raise ValueError(f"step = {step}: the flusher is closed")
         if os.getpid() != self._pid:
@@ -173,6 +178,11 @@ class Flusher:
     def has_readers(self) -> bool:
         """Whether anyone gets records beside the owner of this, who has `latest`."""
         return self._disk.is_there or bool(self._sinks)
+
+    def shows(self, step: int) -> bool:
+        """Whether rules and sinks get the record of a recorded step."""
+        exchange = self.exchange  # which the thread may end
+        return exchange is None or exchange.is_due(step)
 
     def drain(self, *, disk: bool = True) -> None:
         """Wait until every submitted step is recorded, with the sinks, and, if `disk`, on the disk.
@@ -300,6 +310,9 @@ class Flusher:
                 self._record([request] if alone else self.mailbox.more(request))
             case Skip(step, reason):
                 self._disk.do(lambda writer: writer.skip(step, reason))
+            case Renumber():
+                if self.exchange is not None:
+                    self.exchange.line += 1
             case Scalars(steps):
                 self._todo.extend(partial(self._record_scalars, scalars) for scalars in steps)
             case Drain(done, disk):
@@ -350,7 +363,7 @@ class Flusher:
             self.latest = given
         if self._detail is None:
             self._disk.write(step, lambda: record)
-        if self.exchange is not None and self.exchange.is_due(step):
+        if self.exchange is not None and self.shows(step):
             given = self._merged(partial(self.exchange, record, summands), record)
         if given is not None:
             self.latest = given

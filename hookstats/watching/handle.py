@@ -74,10 +74,8 @@ class Watch(Contexts):
         """The run directory; None where `out` was not given."""
         self._settings = settings
         self._header = header
-        self._arena = arena = Arena(
-            *(*settings.of_records, settings.samples),
-            higher=settings.moments == 4,
-        )
+        counting = *settings.of_records, settings.samples
+        self._arena = arena = Arena(*counting, higher=settings.moments == 4)
         self._arena.while_waiting = flusher.hurry
         if settings.every > 1:
             flusher.mailbox.rest = 0.0  # steps are few, and `after` wants to know early
@@ -219,6 +217,7 @@ class Watch(Contexts):
         self._check_open()
         self._log.seal()
         self._step = check_integer("step", step, 0, _LAST_STEP)
+        self._flusher.renumber(step)
         self._schedule()
 
     @property
@@ -397,7 +396,7 @@ class Watch(Contexts):
                 self._partials.take()
                 self._step += 1
             if self._log.next <= step:
-                self._log.close(step, {})
+                self._log.close(step, {}, is_shown=False)
             self._roots.called = False
         with suppress(Exception):
             self._flusher.lose(step, error, is_gap=self._recorded)
@@ -409,9 +408,11 @@ class Watch(Contexts):
         """Close the open step; whether it is recorded."""
         step, front = self._step, self._arena.front
         self._optimizers.begin()
+        self._masks.step_closed()
         self._observers.parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
-        scalars = self._log.close(step, {**learning_rates(self._optimizers), **self._cost.since()})
+        values = {**learning_rates(self._optimizers), **self._cost.since()}
+        scalars = self._log.close(step, values, is_shown=recorded and self._flusher.shows(step))
         summands = self._partials.take()
         self._roots.called = False
         try:

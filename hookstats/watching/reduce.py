@@ -59,7 +59,8 @@ class Reduce:
     step that is merged. What is written to `out` stays each rank's own, for all recorded steps.
 
     Args:
-        mesh: the ranks that merge; None for all. Each rank that is in it must watch with it.
+        mesh: the ranks that merge; None for all. Each rank that is in it must watch with it, and
+            call `Watch.set_step` where the others do.
         every: recorded steps that are multiples of it are merged.
         channels: whether channels are merged, or only whole tensors: 80 bytes a tensor.
         partial_bytes: gradients of which each rank has a summand (DTensor's `Partial`, as of norms
@@ -133,6 +134,9 @@ class Exchange:
         """The factor that this rank's budget wants, see `Budget`."""
         self.agreed: deque[tuple[int, int]] = deque(maxlen=64)
         """By step that was merged, the greatest factor that any rank wanted; oldest first."""
+        self.line = 0
+        """How often the training gave a step's number itself, as where it goes back: on all ranks
+        alike, so that a step is merged with those of its own time."""
         self._merged_before = 0  # bytes of this rank's share of the last merged record
 
     def is_due(self, step: int) -> bool:
@@ -185,16 +189,16 @@ class Exchange:
     def _agree(self, step: int, lost: int, outgoing: Sequence[NDArray[np.uint8]]) -> _Heads | None:
         """What each rank says of itself; None if not all have the step."""
         shares = [len(share) for share in outgoing]
-        head = [step, self.wanted, lost, self._merged_before, *shares]
+        own = self.line, step
+        head = [*own, self.wanted, lost, self._merged_before, *shares]
         while True:
-            heads = self._all_gather(torch.tensor(head, device="cpu"))
-            newest = int(heads[:, 0].max())
-            if step < newest:
+            heads = np.asarray(self._all_gather(torch.tensor(head, device="cpu")).numpy(), np.int64)
+            steps = [(line, number) for line, number in heads[:, :2].tolist()]
+            if own < max(steps):
                 return None
-            if (heads[:, 0] == newest).all():
-                found = np.asarray(heads.numpy(), np.int64)
-                self.agreed.append((step, int(found[:, 1].max())))
-                return _Heads(found[:, 2], found[:, 3], found[:, 4:])
+            if min(steps) == own:
+                self.agreed.append((step, int(heads[:, 2].max())))
+                return _Heads(heads[:, 3], heads[:, 4], heads[:, 5:])
 
     def _swap(self, outgoing: Sequence[NDArray[np.uint8]], sizes: Int64) -> list[NDArray[np.uint8]]:
         """What each rank has for this one."""

@@ -48,6 +48,10 @@ class Skip(NamedTuple):
     reason: str
 
 
+class Renumber(NamedTuple):
+    """The training gives a number itself: steps that come may have those of earlier ones."""
+
+
 class Drain(NamedTuple):
     """Say when all that came before is recorded, if `disk` on the disk."""
 
@@ -61,4 +65,4 @@ class Close(NamedTuple):
     coverage: Mapping[str, Any] | None
 
 
-Request = Step | Scalars | Skip | Drain | Close
+Request = Step | Scalars | Skip | Renumber | Drain | Close

@@ -144,6 +144,8 @@ class ScalarLog:
         self.closed: StepScalars | None = None
         """Those of the step closed last, until the next step begins."""
         self._complete: list[StepScalars] = []
+        self._is_shown = False  # the record of the step closed last
+        self._is_unseen = False  # a complete one: its scalars come before the next record
         self._handed_on = self._stepped = time.monotonic()
         self._first = True
         self.next = 0
@@ -162,9 +164,14 @@ class ScalarLog:
                 self._submit([StepScalars(self.next, time.time(), dict(self._open), over)])
         (self._open if self.closed is None else self.closed.values).update(values)
 
-    def close(self, step: int, values: Mapping[str, float | OnDevice]) -> StepScalars:
+    def close(
+        self, step: int, values: Mapping[str, float | OnDevice], *, is_shown: bool
+    ) -> StepScalars:
         """Close the open step, and return what it has so far; `values` are those that come by
-        themselves."""
+        themselves.
+
+        is_shown: whether sinks and rules get its record, with these.
+        """
         self.seal()
         now = time.monotonic()
         timed = {} if self._first else {RATE: 1 / max(now - self._stepped, 1e-9)}
@@ -172,8 +179,9 @@ class ScalarLog:
         closed = StepScalars(step, time.time(), {**values, **timed, **self._open})
         self._open, self.closed, self.next = {}, closed, step + 1
         self._usual, self._again = max(self._usual, self._again), 0
-        if now >= self._handed_on + _BATCH_SECONDS:
+        if now >= self._handed_on + _BATCH_SECONDS or (is_shown and self._is_unseen):
             self.hand_on()
+        self._is_shown = is_shown
         return StepScalars(step, closed.time, dict(closed.values))  # others are added to the first
 
     def seal(self) -> None:
@@ -181,11 +189,12 @@ class ScalarLog:
         if self.closed is not None:
             self._complete.append(self.closed)
             self.closed = None
+            self._is_unseen |= not self._is_shown
 
     def hand_on(self) -> None:
         """Submit the steps that are complete."""
         complete, self._complete = self._complete, []
-        self._handed_on = time.monotonic()
+        self._handed_on, self._is_unseen = time.monotonic(), False
         if complete:
             self._submit(complete)
 

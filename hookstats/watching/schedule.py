@@ -45,7 +45,7 @@ class Schedule:
             self._budget = Budget(settings.budget, settings.every, samples=settings.may_sample)
         self._urgent = 0  # how many of the monitor's urgent alerts were acted on
         self._is_blind = False  # nothing can be measured
-        self._until = 0  # the step before which each is recorded
+        self._urgent_steps = range(0)  # which are all recorded
         self.failures: dict[str, str] = {}
         """That the budget is out of reach, or that nothing can be measured."""
 
@@ -63,10 +63,10 @@ class Schedule:
         """Whether the open step is to be recorded."""
         if self._monitor.urgent > self._urgent:
             self._urgent = self._monitor.urgent
-            self._until = step + self._after
+            self._urgent_steps = range(step, step + self._after)
         if self._budget is not None:
             self._agree(self._budget, step)
-        return step % self.every == 0 or step < self._until
+        return step % self.every == 0 or step in self._urgent_steps
 
     def close(self, recorded: bool) -> None:
         """Take what the step that was closed took."""
@@ -100,6 +100,8 @@ class Schedule:
             self._choose(budget, budget.wanted)
             return
         exchange.wanted = budget.wanted
+        while exchange.agreed and exchange.agreed[0][0] > step:  # before training went back
+            exchange.agreed.popleft()
         # Ranks have the same agreements. Two recorded steps later, all have got this one, or it is
         # late on some, and steps of theirs are not merged until then.
         while exchange.agreed and exchange.agreed[0][0] + 2 * budget.every <= step:

@@ -25,11 +25,12 @@ from pathlib import Path
 import pyarrow.parquet  # noqa: F401, loaded once for all forks, as torch is
 import pytest
 import torch  # noqa: F401
-from table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests"))
 
+from mutants.mutant import Mutant  # noqa: E402
+from mutants.table import MUTANTS  # noqa: E402
 from support import builds  # noqa: E402
 
 COPIED = (

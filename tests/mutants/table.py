@@ -2,85 +2,38 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Mutant(NamedTuple):
-    """One bug."""
-
-    bug: str
-    """What goes wrong, in words."""
-    file: str
-    before: str
-    """A text that occurs once in the file."""
-    after: str
-    test: str
-    """What catches the bug: a test as pytest names it, or a program of tests/cpp."""
-
+from mutants.mutant import Mutant
+from mutants.native import NATIVE
 
 MUTANTS = (
+    *NATIVE,
     Mutant(
-        "the left edge of a bin belongs to the bin before",
-        "csrc/core/bins.h",
-        "if (x >= b.edges[middle]) {",
-        "if (x > b.edges[middle]) {",
-        "tests/cpp/test_core.cpp",
+        "the mask of an interrupted call stays",
+        "hookstats/hooks/masks.py",
+        "if not one.frame or id(one.frame) in running]",
+        "if True]",
+        "tests/hooks/test_interrupted_masks.py",
     ),
     Mutant(
-        "the right edge of the last bin is overflow",
-        "csrc/core/bins.h",
-        "edges[bins] = std::nextafter(edges[bins], INFINITY);",
-        "b.hi = std::nextafter(b.hi, -INFINITY);",
-        "tests/cpp/test_core.cpp",
-    ),
-    Mutant(
-        "float64 is rounded up, over the edge of a bin",
-        "csrc/core/bins.h",
-        "if (static_cast<double>(rounded) > magnitude) --bits;",
+        "scalars of steps without a record come after later records",
+        "hookstats/watching/scalars.py",
+        "or (is_shown and self._is_unseen)",
         "",
-        "tests/cpp/test_core.cpp",
+        "tests/watching/test_scalar_log.py",
     ),
     Mutant(
-        "merging variances leaves out the distance of the means",
-        "csrc/core/state.h",
-        "into.m2 += from.m2 + delta * delta * (static_cast<double>(into.count) * share);",
-        "into.m2 += from.m2;",
-        "tests/cpp/test_core.cpp",
+        "what a full disk took of a line stays",
+        "hookstats/sinks/jsonl.py",
+        "                self._take_back(self._file, done)",
+        "                pass",
+        "tests/sinks/test_jsonl_on_full_disks.py",
     ),
     Mutant(
-        "a sign in the merge of third moments",
-        "csrc/core/state.h",
-        "3.0 * (ahead * from.m2 - behind * into.m2)",
-        "3.0 * (ahead * from.m2 + behind * into.m2)",
-        "tests/cpp/test_core.cpp",
-    ),
-    Mutant(
-        "negative infinities are not merged",
-        "csrc/core/state.h",
-        "into.neginf += from.neginf;",
-        "",
-        "tests/cpp/test_core.cpp",
-    ),
-    Mutant(
-        "of several expanded dimensions the last one alone counts",
-        "csrc/core/channel_view.h",
-        "view.repeat *= sizes[d];",
-        "view.repeat = sizes[d];",
-        "tests/cpp/test_core.cpp",
-    ),
-    Mutant(
-        "a mask keeps the rows of padding",
-        "csrc/core/kept_rows.h",
-        "count += line[i * strides[dims - 1]] != T{0};",
-        "count += 1;",
-        "tests/cpp/test_core.cpp",
-    ),
-    Mutant(
-        "samples of masked tensors count elements of padding",
-        "csrc/cpu/out_of_order.cpp",
-        "if (!kept.has(place++)) return;",
-        "kept.has(place++);",
-        "tests/kernels/test_masks.py::test_samples_count_what_the_hash_says_of_all_rows",
+        "process groups are in the order of their clocks",
+        "hookstats/runs/index.py",
+        "            after[one].append(other)\n            waits[other] += 1",
+        "            pass",
+        "tests/runs/test_sessions.py",
     ),
     Mutant(
         "the last group of a sample chooses beyond the tensor",
@@ -137,13 +90,6 @@ MUTANTS = (
         "    if rows > most:",
         "    if False:",
         "tests/records/test_ranks.py",
-    ),
-    Mutant(
-        "a step's rows are not emptied when they are read",
-        "csrc/cpu/take.cpp",
-        "std::memcpy(rows, empty, sizeof empty);",
-        "",
-        "tests/cpp/test_take.cpp",
     ),
     Mutant(
         "what an interrupt left of a step that was taken out is taken again",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mutants.table import MUTANTS, Mutant
+from mutants.mutant import Mutant
+from mutants.table import MUTANTS
 from support.paths import ROOT
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hookstats.records.alerts import REACH, SCALAR, Alert, incidents_of
+from hookstats.rules.rates import LearningRate
 
 WARNING = Alert(10, 0, "a", "output", None, "peers", 1.0, "peers: step 10: a", "warning")
 
@@ -56,6 +57,15 @@ def test_what_cannot_be_the_cause_has_no_consequences() -> None:
     assert [one.cause for one in incidents_of([grown, bad])] == [grown, bad]
     (one,) = incidents_of([bad, replace(bad, step=40)])
     assert one.cause == bad
+
+
+def test_a_jump_of_the_learning_rate_causes_what_is_worse() -> None:
+    jump = Alert(60, 0, "lr/0", SCALAR, None, LearningRate.name, 5.0, "lr/0 jumps", "warning")
+    explodes = at(62, "exploding", "error")
+    (one,) = incidents_of([jump, explodes])
+    assert (one.cause, one.consequences, one.severity) == (jump, (explodes,), "error")
+    bad = replace(explodes, site="", kind="input")
+    assert [one.cause for one in incidents_of([jump, bad])] == [jump, bad]
 
 
 def test_what_several_ranks_find_counts_once() -> None:

@@ -67,6 +67,19 @@ def test_a_session_that_goes_back_voids_from_there(tmp_path: Path) -> None:
     assert steps(tmp_path) == [[0, 1, 2], [0, 1]]
 
 
+def test_a_clock_that_goes_back_between_groups_changes_nothing(tmp_path: Path) -> None:
+    """A rank of both groups knows which came later; where there is none, their dates say it."""
+    for rank in (0, 1):
+        write(tmp_path, rank, "b", *range(6))
+    write(tmp_path, 0, "a", 3, 4)
+    assert steps(tmp_path) == [[0, 1, 2, 3, 4], [0, 1, 2]]
+    write(tmp_path, 2, "c", 4)
+    assert steps(tmp_path) == [[0, 1, 2, 3], [0, 1, 2], [4]]
+    write(tmp_path, 1, "0", 2)
+    write(tmp_path, 2, "0", 2)
+    assert steps(tmp_path) == [[0, 1], [0, 1, 2], [2]]
+
+
 def test_without_process_groups_nobody_is_voided(tmp_path: Path) -> None:
     for rank in (0, 1):
         write(tmp_path, rank, None, *range(4))

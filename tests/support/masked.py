@@ -62,6 +62,9 @@ def layouts(values: Tensor) -> Iterator[Case]:
     yield heads, None
     yield heads.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), 3
     yield heads.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3), 2
+    aside = heads.transpose(2, 3).contiguous().transpose(2, 3)  # out of logical order
+    yield aside, 2
+    yield aside, None
 
 
 def expanded(values: Tensor) -> Iterator[Case]:

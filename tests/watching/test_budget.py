@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -179,6 +180,41 @@ def test_a_budget_out_of_reach() -> None:
     training.run(2000)
     assert not training.budget.is_out_of_reach
     assert training.budget.factor == 32
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_of_a_clock_that_stands_still_nothing_is_known(direct: bool) -> None:
+    budget = Budget(0.01)
+    training = Training(budget, 0.2 * BASE, direct=direct)
+    training.run(600)
+    assert budget.takes is not None
+    for _ in range(20_000):
+        recorded = training.step % budget.every == 0
+        budget.note(Measured(recorded, 0.0, 0.0 if direct else None, 5.0, 0.0))
+        training.step += 1
+    assert budget.wanted == budget.factor == 32
+    assert budget.takes is None
+
+
+def test_a_clock_that_goes_back_is_forgiven() -> None:
+    training = Training(Budget(0.01), 0.2 * BASE)
+    training.run(640)
+    training.now -= 3600
+    training.run(1)
+    assert set(training.run(2000)) == {32}
+
+
+def test_what_is_known_of_the_background_is_bounded() -> None:
+    tracemalloc.start()
+    try:
+        budget, sizes = Budget(0.01), []
+        for _ in range(2):
+            for _ in range(20_000):
+                budget.note(Measured(True, 1.0, 0.001, 5.0, 0.0))
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert sizes[1] < 1.1 * sizes[0]
 
 
 def pauses() -> Iterator[float]:

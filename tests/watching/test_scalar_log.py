@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from hookstats.records.record import StepRecord
+from hookstats.rules.rates import LearningRate
 from hookstats.runs.run import open_run
 from hookstats.watching import scalars
 from hookstats.watching.handle import Watch
@@ -39,6 +40,56 @@ class Kept:
         assert rank == 0
         assert step not in self.scalars
         self.scalars[step] = values
+
+
+class Whole:
+    """An exchange of ranks of which there is one."""
+
+    def is_due(self, step: int) -> bool:
+        return step % 5 == 0
+
+    def adds_up(self, step: int) -> bool:
+        return False
+
+    def __call__(self, record: StepRecord, summands: object) -> StepRecord:
+        return record
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("before", [True, False])
+def test_scalars_and_records_come_in_the_order_of_steps(
+    monkeypatch: pytest.MonkeyPatch, before: bool, merged: bool
+) -> None:
+    """However many steps are closed before scalars would be handed on: rules see what changed."""
+    monkeypatch.setattr(scalars, "_BATCH_SECONDS", 1e9)
+    come: dict[int, int] = {}  # by step, how many had come before
+
+    class Order(Kept):
+        def __call__(self, record: StepRecord) -> None:
+            come.setdefault(record.step, len(come))
+
+        def write_scalars(self, step: int, rank: int, values: dict[str, float]) -> None:
+            come.setdefault(step, len(come))
+
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    rules = LearningRate(action=lambda alert: None)
+    every = 1 if merged else 5
+    with watch(model, optimizer, every=every, sinks=[Order()], rules=rules) as w:
+        if merged:
+            w._flusher.exchange = Whole()  # type: ignore[assignment]
+        for step in range(23):
+            loss = backward(model)
+            if before:
+                w.log(loss=loss)
+            optimizer.param_groups[0]["lr"] = 0.1 if step < 20 else 10.0
+            optimizer.step()
+            if not before:
+                w.log(loss=loss)
+            if step == 14:
+                assert w.latest.step == 10  # asks for what is complete, which step 14 is not
+        assert [alert.step for alert in w.alerts] == [20]
+    assert list(come.items()) == [(step, step) for step in range(23)]
 
 
 def backward(model: Any) -> Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,6 +122,19 @@ def test_steps_after_an_error_lie_outside_of_the_budget(
     # The alert of step 16 comes when step 17 has begun, as a rule, unrecorded.
     steps = [record.step for record in records]
     assert steps in ([0, 1, 2, 3, 8, 16, first, first + 1, first + 2, 24] for first in (17, 18))
+
+
+def test_what_an_error_adds_ends_where_training_goes_back() -> None:
+    model, records = network(), list[StepRecord]()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    rules = NonFinite(action=lambda alert: None)
+    arguments = {"after": 3, "rules": rules, "sinks": [records.append]}
+    with hs.watch(model, optimizer, every=10, **arguments) as w:
+        train(w, model, optimizer, 25, bad=20)
+        w.set_step(5)
+        records.clear()
+        train(w, model, optimizer, 12)
+    assert [record.step for record in records] == [10]
 
 
 def test_a_budget_out_of_reach_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +256,16 @@ def agreed(rank: int) -> tuple[list[int], list[int]]:
             train(w, model, optimizer, 40)
         assert w.coverage().failures == {}
     return due, merged
+
+
+def test_what_ranks_agreed_on_is_forgotten_where_training_goes_back() -> None:
+    with hs.watch(network(), budget=0.01, rules=()) as w:
+        exchange = SimpleNamespace(agreed=deque([(1000, 8)]), wanted=1)
+        w._when._exchange = lambda: exchange  # type: ignore[assignment, return-value]
+        w.set_step(5)
+        exchange.agreed.append((5, 4))
+        w.set_step(7)
+    assert w._when.every == 4
 
 
 @pytest.mark.check
