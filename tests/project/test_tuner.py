@@ -242,6 +242,18 @@ def test_no_case_may_be_much_slower_than_it_was(tmp_path: Path) -> None:
     assert tuned(device, tmp_path / "tune.csv").policy == DEFAULT
 
 
+def test_a_point_that_was_disturbed_is_measured_again(tmp_path: Path) -> None:
+    device = Simulated({"column_pieces": 4})
+
+    def answers(compiled: Compiled, case: Case, plan: Plan) -> Measured | None:
+        is_first = device.calls.count((compiled, case, plan)) == 1
+        is_tried = plan == DEFAULT.plan._replace(column_pieces=4) and case.agent == "columns"
+        return Measured("ok", 1e-3) if is_first and is_tried else None
+
+    device.answers = answers
+    assert tuned(device, tmp_path / "tune.csv").policy.plan.column_pieces == 4
+
+
 def test_what_was_luck_is_not_taken_in_the_end(tmp_path: Path) -> None:
     device = Simulated({})
 

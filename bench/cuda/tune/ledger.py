@@ -10,6 +10,9 @@ from typing import NamedTuple
 from bench.cuda.tune.cases import Case
 from bench.cuda.tune.policy import Compiled, Plan
 
+AGAIN = -1
+"""The turn of what seemed too slow, and may have been disturbed."""
+
 
 class Machine(NamedTuple):
     """What a time depends on besides the numbers; points of another machine are not used."""
@@ -28,7 +31,7 @@ class Key(NamedTuple):
     case: Case
     plan: str
     turn: int
-    """0, or when the last two policies take turns, which one it is."""
+    """0; or `AGAIN`; or when the last two policies take turns, which one it is."""
 
 
 class Measured(NamedTuple):

@@ -12,7 +12,7 @@ from statistics import median
 from typing import NamedTuple, Protocol
 
 from bench.cuda.tune.cases import Case
-from bench.cuda.tune.ledger import Key, Ledger, Measured
+from bench.cuda.tune.ledger import AGAIN, Key, Ledger, Measured
 from bench.cuda.tune.policy import AXES, Code, Compiled, Plan, Policy
 
 GAIN = 0.99
@@ -156,6 +156,8 @@ class Search:
             before, at_first = self._seconds(base, case), self._seconds(self._default, case)
             try:
                 seconds = self._seconds(policy, case)
+                if seconds is not None and at_first is not None and seconds / at_first > WORST:
+                    seconds = min(seconds, self._seconds(policy, case, AGAIN) or seconds)
             except WrongError as error:
                 return Compared(ratios, f"a wrong result: {error}")
             crashes += seconds is None
