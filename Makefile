@@ -111,7 +111,8 @@ faults: $(STAMPS)/dev  ## Plant all faults of bench/faults, three seeds each, an
 full: test check ctest-races-whole ctest-asan-whole ctest-tsan-whole pytest-full faults bench  ## test, check, all that is sampled there, all benchmarks
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
-# Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
+# Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors. In full the tuner's program,
+# too: half a minute of one core.
 cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, for every architecture in full, if nvcc is found; needs no GPU
 	@if PYTHONPATH=_build $(BIN)/python -c "import nvcc, sys; sys.exit(nvcc.find_nvcc() is None)"; then \
 	  echo "hookstats: compiling the CUDA kernels"; \
@@ -124,6 +125,9 @@ cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, for every arc
 	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
 	@if [ -d build/cuda ]; then \
 	  $(BIN)/python -m bench.cuda.sass --only sm_90 --check $$(ls -dt build/temp.*/nvcc | head -n 1)/kernels_{float32,float16,bfloat16}.cu.o; \
+	fi
+	@if [ -d build/cuda ] && [[ "$(CUDA_ARCHITECTURES)" == *";"* ]]; then \
+	  $(BIN)/python -m bench.cuda.tune --build own --capability 9.0; \
 	fi
 
 build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with all tools

@@ -16,7 +16,7 @@ sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 from bench.cuda.tune.cases import DTYPES, HISTOGRAMS, LAYOUTS, Case, cases
 from bench.cuda.tune.ledger import Key, Ledger, Machine, Measured
 from bench.cuda.tune.policy import AXES, Code, Compiled, Plan, Policy, codes, read
-from bench.cuda.tune.search import Found, OutOfTimeError, Search, WrongError
+from bench.cuda.tune.search import BrokenError, Found, OutOfTimeError, Search
 
 pytestmark = pytest.mark.check
 
@@ -183,11 +183,21 @@ def test_a_wrong_integer_refuses_a_value(tmp_path: Path) -> None:
     assert found.notes[0].startswith("column_pieces = 4: refused: a wrong result: ")
 
 
-def test_kernels_that_are_wrong_as_they_are_end_the_search(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said", "points"),
+    [
+        (Measured("wrong", text="tally 3 is 7"), "a wrong result: .*: tally 3 is 7", 1),
+        (Measured("crashed", text="no kernel"), "3 crashes, the last on ", 3),
+    ],
+)
+def test_kernels_that_are_broken_as_they_are_end_the_search(
+    tmp_path: Path, answer: Measured, said: str, points: int
+) -> None:
     device = Simulated({})
-    device.answers = lambda *_: Measured("wrong", text="tally 3 is 7; expected 8")
-    with pytest.raises(WrongError, match="tally 3 is 7; expected 8"):
+    device.answers = lambda *_: answer
+    with pytest.raises(BrokenError, match=said):
         tuned(device, tmp_path / "tune.csv")
+    assert len(device.calls) == points
 
 
 def test_a_crash_loses_one_point(tmp_path: Path) -> None:

@@ -255,6 +255,8 @@ def test_from_the_command_line_to_a_header(
     assert main([*options, "--seconds", "60"]) == 0
     assert read(tmp_path / "tuned.h").code == DEFAULT.code
     assert "Measured on emulated, driver " in (tmp_path / "tuned.h").read_text()
+    with pytest.raises(SystemExit, match=r"expected 9\.0, which emulated has"):
+        main(["--capability", "8.0", "--out", str(tmp_path)])
     points = (tmp_path / "tune.csv").read_text()
     assert main([*options, "--seconds", "0"]) == 0  # all is known
     assert (tmp_path / "tune.csv").read_text() == points

@@ -14,6 +14,7 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from bench.cuda.tune.cases import cases
 from bench.cuda.tune.ledger import Ledger, Machine
 from bench.cuda.tune.policy import ROOT, TUNED, Plan, codes, header, read
 from bench.cuda.tune.programs import CrashedError, Programs
-from bench.cuda.tune.search import OUT_OF_TIME, Found, OutOfTimeError, Search, WrongError
+from bench.cuda.tune.search import OUT_OF_TIME, BrokenError, Found, OutOfTimeError, Search
 from bench.cuda.tune.variants import Builder, sources, worth_measuring
 
 PROGRAMS = ROOT / "build" / "tune"
@@ -65,12 +66,15 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def tune(options: argparse.Namespace, builder: Builder, end: float) -> int:
+def tune(options: argparse.Namespace, builder: Builder, programs: Programs, end: float) -> int:
     """Measures until there is a header, or no time."""
     default = read()
-    variants = worth_measuring(builder.variants([default.code, *codes()]), default.code)
-    programs = Programs(variants, options.out / "tune-programs.log")
     hello = programs.hello(default.code)
+    if hello["capability"] != options.capability:
+        raise SystemExit(
+            f"bench.cuda.tune: --capability {options.capability}: expected {hello['capability']}, "
+            f"which {hello['device']} has"
+        )
     if missing := set(Plan._fields) - set(hello):
         raise SystemExit(f"bench.cuda.tune: the programs know no {', '.join(sorted(missing))}")
     driver = said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
@@ -85,24 +89,22 @@ def tune(options: argparse.Namespace, builder: Builder, end: float) -> int:
     search = Search(
         programs, ledger, default, cases(), programs.codes, lambda: end - time.monotonic()
     )
+    code = 0
     try:
         found = search.run()
     except OutOfTimeError:
         new = len(ledger) - known
-        print(f"bench.cuda.tune: {new} new points, {len(ledger)} in all: another call goes on")
-        return OUT_OF_TIME
-    except WrongError as error:
-        print(f"bench.cuda.tune: the kernels as they are give a wrong result: {error}")
-        return 1
-    finally:
-        programs.close()
-        for note in search.notes:
-            print(f"bench.cuda.tune: {note}")
-    said = provenance(found, machine, commit, len(ledger))
-    path = options.out / TUNED.name
-    path.write_text(header(found.policy, said))
-    print(f"bench.cuda.tune: {said[0]} {path} takes the place of {TUNED.relative_to(ROOT)}")
-    return 0
+        last, code = f"{new} new points, {len(ledger)} in all: another call goes on", OUT_OF_TIME
+    except BrokenError as error:
+        last, code = f"the kernels are broken as they are: {error}", 1
+    else:
+        from_where = provenance(found, machine, commit, len(ledger))
+        path = options.out / TUNED.name
+        path.write_text(header(found.policy, from_where))
+        last = f"{from_where[0]} {path} takes the place of {TUNED.relative_to(ROOT)}"
+    for line in (*search.notes, last):
+        print(f"bench.cuda.tune: {line}")
+    return code
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -119,8 +121,10 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.build is not None:
         print(f"bench.cuda.tune: {len(wanted)} programs in {builder.folder}")
         return 0
+    variants = worth_measuring(builder.variants(wanted), read().code)
     try:
-        return tune(options, builder, end)
+        with closing(Programs(variants, options.out / "tune-programs.log")) as programs:
+            return tune(options, builder, programs, end)
     except CrashedError as error:
         raise SystemExit(f"bench.cuda.tune: {error}") from None
 

@@ -50,6 +50,10 @@ class WrongError(Exception):
     """A result differs from what one element a thread gives."""
 
 
+class BrokenError(Exception):
+    """The kernels as they are give a wrong result, or crash: nothing can be compared with them."""
+
+
 class Compared(NamedTuple):
     """A policy's time as a part of another's, in each case that differs between them."""
 
@@ -113,10 +117,9 @@ class Search:
 
         Raises:
             OutOfTimeError: another run with the same ledger goes on.
-            WrongError: the default itself gives a wrong result.
+            BrokenError: the default itself gives a wrong result, or crashes again and again.
         """
-        for case in self._cases:
-            self._seconds(self._default, case)
+        self._measure_default()
         best = self._default
         for _ in range(2):
             before = best
@@ -124,6 +127,16 @@ class Search:
             if best == before:
                 break
         return self._in_turns(best)
+
+    def _measure_default(self) -> None:
+        crashes = 0
+        for case in self._cases:
+            try:
+                crashes += self._seconds(self._default, case) is None
+            except WrongError as error:
+                raise BrokenError(f"a wrong result: {error}") from None
+            if crashes > MOST_CRASHES:
+                raise BrokenError(f"{crashes} crashes, the last on {case.name}")
 
     def _plan(self, policy: Policy, case: Case) -> str:
         asked = policy.code.of(case.agent), case, policy.plan

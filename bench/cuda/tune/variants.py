@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "_build"))
 import nvcc
 
 HERE = Path(__file__).resolve().parent
-FLAGS = ("-std=c++20", "-O3", "-lineinfo", "-Xptxas=-v")
+FLAGS = ("-std=c++20", "-O3", "-Xptxas=-v", "-Xfatbin=-compress-all")
 MOST = 24
 """Variants that are measured."""
 
