@@ -8,7 +8,7 @@
 # JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
 # CASES   how many strange run directories `make fuzz` reads, beyond those of `make check`
 # STEPS, MINUTES  how long `make soak` trains at most
-# PHASE, CAPABILITY  of `make gpu-check`: one phase; for which GPU to build where there is none (9.0)
+# PHASE, CAPABILITY  of `make gpu-check`: one phase; for which GPU to build, also tune's programs, where there is none (9.0)
 # BENCH, RESULTS, BASELINE  of `make bench`: a part of it, where it writes, and what it is compared with
 
 SHELL := bash
@@ -36,7 +36,7 @@ export PATH := $(BIN):$(PATH)
 # Our own .venv gets the pinned versions; another environment keeps what it has.
 PINS := $(if $(filter $(abspath .venv),$(abspath $(VENV))),constraints.txt,/dev/null)
 LOGS := build/logs
-CXX_FILES := $(shell find csrc tests/cpp tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
+CXX_FILES := $(shell find csrc tests/cpp tests/simt bench/cuda -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
 PRESETS := default races asan tsan races-whole asan-whole tsan-whole
 # Three minutes of one core each; SASS ceilings are of 9.0.
@@ -111,7 +111,8 @@ faults: $(STAMPS)/dev  ## Plant all faults of bench/faults, three seeds each, an
 full: test check ctest-races-whole ctest-asan-whole ctest-tsan-whole pytest-full faults bench  ## test, check, all that is sampled there, all benchmarks
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
-# Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
+# Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors. In full the tuner's program,
+# too: half a minute of one core.
 cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, for every architecture in full, if nvcc is found; needs no GPU
 	@if PYTHONPATH=_build $(BIN)/python -c "import nvcc, sys; sys.exit(nvcc.find_nvcc() is None)"; then \
 	  echo "hookstats: compiling the CUDA kernels"; \
@@ -124,6 +125,9 @@ cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, for every arc
 	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
 	@if [ -d build/cuda ]; then \
 	  $(BIN)/python -m bench.cuda.sass --only sm_90 --check $$(ls -dt build/temp.*/nvcc | head -n 1)/kernels_{float32,float16,bfloat16}.cu.o; \
+	fi
+	@if [ -d build/cuda ] && [[ "$(CUDA_ARCHITECTURES)" == *";"* ]]; then \
+	  $(BIN)/python -m bench.cuda.tune --build own --capability 9.0; \
 	fi
 
 build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with all tools
@@ -178,7 +182,7 @@ bench-compare:  ## Compare the last run, RESULTS, with a stored one, BASELINE
 bench-docs:  ## Write the last run, RESULTS, into docs/performance.md, its tables and figures; PART=1 for a part
 	$(BIN)/python -m bench.report $(RESULTS) $(if $(PART),--part) --write docs/performance.md docs/performance-tables.md
 
-gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench|profile: the CUDA kernels
+gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench|tune|profile: the CUDA kernels
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py $(if $(PHASE),--phase $(PHASE)) \
 	  $(if $(CAPABILITY),--capability $(CAPABILITY))
 

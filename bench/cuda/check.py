@@ -1,6 +1,6 @@
 """`make gpu-check`: builds for the GPU that is here, tests, looks for bad accesses, and measures.
 
-Five phases, in turn or, by `make gpu-check PHASE=test`, one at a time; each takes less than eight
+Six phases, in turn or, by `make gpu-check PHASE=test`, one at a time; each takes less than eight
 minutes and is of use alone. Where the libraries fit what is here, they need not be built: those
 of another machine, without a GPU perhaps, may be brought along. Needs a Python with torch, NumPy,
 pytest and hypothesis, and nvcc for the build; nothing is installed or downloaded. What cannot be
@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a file, it knows no `bench`
 
+from bench.cuda.tune.search import OUT_OF_TIME
 from bench.measured import Results
 from bench.report import write
 
@@ -61,10 +62,11 @@ class Outcome(NamedTuple):
 class Check:
     """The phases, each with what is left of its time."""
 
-    def __init__(self, out: Path, seconds: float, capability: str) -> None:
+    def __init__(self, out: Path, seconds: float, capability: str, *, has_gpu: bool = True) -> None:
         """capability: of the GPU, such as "9.0", for which the build compiles."""
         self.out = out
         self.capability = capability
+        self.has_gpu = has_gpu
         self._end = time.monotonic() + seconds
         out.mkdir(parents=True, exist_ok=True)
 
@@ -151,6 +153,17 @@ class Check:
             return {"bench": Outcome(None, "time ran out: another call goes on from here")}
         return {"bench": Outcome(code == 0, last_line(said))}
 
+    def tune(self) -> dict[str, Outcome]:
+        """The tuner, which goes on where an earlier call ended; its programs, if they are missing;
+        these alone where there is no GPU."""
+        command = [sys.executable, "-u", "-m", "bench.cuda.tune", "--out", str(self.out)]
+        command += ["--capability", self.capability, "--seconds", f"{self.left - 60:.0f}"]
+        command += ["--build", "all"] * (not self.has_gpu)
+        code, said = self.run("tune", command, self.left)
+        if code is None:  # what was measured or compiled by then stays
+            return {"tune": Outcome(None, "time ran out: another call goes on from here")}
+        return {"tune": Outcome(None if code == OUT_OF_TIME else code == 0, last_line(said))}
+
     def profile(self) -> dict[str, Outcome]:
         """Nsight Compute's counters of the kernels of the main cases, as CSV."""
         found = tool_of_cuda("ncu")
@@ -174,8 +187,11 @@ PHASES: dict[str, Callable[[Check], dict[str, Outcome]]] = {
     "test": Check.test,
     "sanitize": Check.sanitize,
     "bench": Check.bench,
+    "tune": Check.tune,
     "profile": Check.profile,
 }
+WITHOUT_GPU = {"build", "tune"}
+"""What compiles for a GPU that is not here, given its capability."""
 
 
 def tool_of_cuda(name: str) -> str | None:
@@ -240,19 +256,20 @@ def main(given: Sequence[str] | None = None) -> int:
         raise SystemExit(f"gpu-check: {sys.executable} has no torch")
     import torch
 
-    if torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
         major, minor = torch.cuda.get_device_capability()
         capability = options.capability or f"{major}.{minor}"
-    elif options.capability and options.phase == ["build"]:
+    elif options.capability and set(options.phase) <= WITHOUT_GPU:
         capability = options.capability
     else:
         raise SystemExit(
-            f"gpu-check: torch {torch.__version__} finds no GPU; only --phase build with "
-            "--capability goes without one"
+            f"gpu-check: torch {torch.__version__} finds no GPU; only --phase build tune "
+            "with --capability goes without one"
         )
     failed = False
     for phase in options.phase:
-        check = Check(options.out, options.seconds, capability)
+        check = Check(options.out, options.seconds, capability, has_gpu=has_gpu)
         outcomes = PHASES[phase](check)
         keep(options.out, outcomes)
         for name, outcome in outcomes.items():

@@ -79,13 +79,13 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
 }
 
 template <class Source, bool kCounts, bool kHigher, int kItems>
-HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, 3)
+HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, kRunsBlocks)
     runs(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
   run_agent<Runs<Source, kCounts, kHigher>, kCounts>(table);
 }
 
 template <class Source, bool kCounts, bool kHigher, int kItems>
-HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, 2)
+HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, kColumnsBlocks)
     columns(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
   run_agent<Columns<Source, kCounts, kHigher>, kCounts>(table);
 }
@@ -98,38 +98,4 @@ void launch_one(const Table<kItems>& table, AgentKind agent, const LaunchConfig&
       config, table);
 }
 
-template <class Source, int kItems>
-void launch_agent(const Table<kItems>& table, AgentKind agent, bool higher,
-                  const LaunchConfig& config) {
-  // Rare cases are compiled once, with counting, which is skipped if there is nothing to count.
-  if constexpr (kItems == 1) {
-    if (table.common.rows.flags != nullptr) {
-      return higher ? launch_one<Masked<Source>, true, true>(table, agent, config)
-                    : launch_one<Masked<Source>, true, false>(table, agent, config);
-    }
-  }
-  const bool counts = !Source::kVectors || table.common.tensor_bins.kind != BinKind::kNone ||
-                      table.common.channel_bins.kind != BinKind::kNone;
-  if constexpr (Source::kVectors && kItems == 1) {
-    if (agent == AgentKind::kSkewedColumns) {
-      return launch(counts ? columns<Skewed<Source>, true, false, 1>
-                           : columns<Skewed<Source>, false, false, 1>,
-                    config, table);
-    }
-  }
-  if (higher) {
-    launch_one<Source, true, true>(table, agent, config);
-  } else if (counts) {
-    launch_one<Source, true, false>(table, agent, config);
-  } else if constexpr (Source::kVectors) {
-    launch_one<Source, false, false>(table, agent, config);
-  }
-}
-
 }  // namespace hookstats::cuda
-
-// Each source has a file of its own, so that they compile side by side.
-#define HOOKSTATS_INSTANTIATE(Source)                                                           \
-  template void launch_agent<Source, 1>(const Table<1>&, AgentKind, bool, const LaunchConfig&); \
-  template void launch_agent<Source, kMany>(const Table<kMany>&, AgentKind, bool,               \
-                                            const LaunchConfig&)

@@ -1,5 +1,5 @@
 // The kernels for fp32 in vectors.
-#include "cuda/kernels.cuh"
+#include "cuda/launch_agent.cuh"
 
 namespace hookstats::cuda {
 HOOKSTATS_INSTANTIATE(Vectors<float>);

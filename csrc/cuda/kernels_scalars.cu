@@ -1,5 +1,5 @@
 // The kernels for every dtype, element by element.
-#include "cuda/kernels.cuh"
+#include "cuda/launch_agent.cuh"
 
 namespace hookstats::cuda {
 HOOKSTATS_INSTANTIATE(Scalars);

@@ -74,10 +74,10 @@ inline SourceKind vector_source(DType dtype) {
   }
 }
 
-// Counters of a slot of a run's histogram: one per bank, or just one; any number between is slower
-// than either.
-inline int32_t copies(const Bins& bins) {
-  return bins.slots() * kWarp * int64_t{sizeof(uint32_t)} <= kMostCopyBytes ? kWarp : 1;
+// Counters of a slot of a run's histogram.
+inline int32_t copies(const PlanPolicy& policy, const Bins& bins) {
+  const int64_t bytes = bins.slots() * policy.copies * int64_t{sizeof(uint32_t)};
+  return bytes <= policy.most_copy_bytes ? policy.copies : 1;
 }
 
 // How many patterns fp32 values of the tensor are counted by instead of slots; 0 if by slots.
@@ -105,13 +105,13 @@ inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vect
     counters += more;
   };
   if (p.channel_bins.kind != BinKind::kNone) {
-    shared.channel_copies = copies(p.channel_bins);
+    shared.channel_copies = copies(device.policy, p.channel_bins);
     add(p.channel_bins, p.channel_bins.slots() * channel_counters, shared.channel_edges,
         shared.channel_table);
   }
   if (p.tensor_bins.kind != BinKind::kNone) {
     const int32_t by_pattern = patterns(p, vectors);
-    shared.tensor_copies = by_pattern > 0 ? 1 : copies(p.tensor_bins);
+    shared.tensor_copies = by_pattern > 0 ? 1 : copies(device.policy, p.tensor_bins);
     const int64_t more = by_pattern > 0 ? by_pattern : p.tensor_bins.slots() * shared.tensor_copies;
     add(p.tensor_bins, more, shared.tensor_edges, shared.tensor_table);
     if (shared.tensor_table >= 0) shared.tensor_patterns = by_pattern;
@@ -133,6 +133,7 @@ inline int64_t pieces_of(int64_t size, int64_t wanted, int64_t least) {
 
 inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors, Plan& plan) {
   const ChannelView& view = p.view;
+  const PlanPolicy& policy = device.policy;
   const int64_t size = element_size(p.dtype);
   const int64_t elements = vectors ? 16 / size : 1;
   const bool whole = aligned(p, 16) && (view.channels == 1 || view.channel_stride * size % 16 == 0);
@@ -144,16 +145,17 @@ inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors,
   const int64_t slots = view.outer_size * slots_of(view.inner.size);  // of a channel
   const int64_t warp_tables = kWarps * p.channel_bins.slots() * int64_t{sizeof(uint32_t)};
   const bool tables_fit = p.channel_bins.kind == BinKind::kNone || warp_tables <= kMostWarpTables;
-  const bool many = view.channels >= int64_t{device.multiprocessors} * kFillingWarps;
+  const bool many = view.channels >= int64_t{device.multiprocessors} * policy.filling_warps;
   Item& item = plan.item;
-  if (tables_fit && (slots <= kWarpSlots || (many && slots <= kWarpTiles * tile))) {
+  if (tables_fit && (slots <= policy.warp_slots || (many && slots <= policy.warp_tiles * tile))) {
     item.teams = kWarps;
     item.row_splits = item.inner_splits = 1;
   } else {
     item.teams = 1;
     const int64_t units = device.multiprocessors;
-    const int64_t wanted = std::min(units * kPieces / view.channels, units * kMostPieces);
-    const int64_t splits = pieces_of(slots, wanted, kLeastTiles * tile);
+    const int64_t wanted =
+        std::min(units * policy.pieces / view.channels, units * policy.channel_pieces);
+    const int64_t splits = pieces_of(slots, wanted, policy.least_tiles * tile);
     const int64_t row_splits = std::min(splits, view.outer_size);
     item.inner_splits =
         static_cast<int32_t>(row_splits < view.outer_size ? 1 : ceil_div(splits, row_splits));
@@ -168,17 +170,18 @@ inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors,
   item.groups = static_cast<int32_t>(view.channels);
   item.blocks = static_cast<int32_t>(ceil_div(view.channels * item.splits(), int64_t{item.teams}));
   const int64_t counters =
-      std::max<int64_t>(item.teams, item.teams > 1 ? 1 : copies(p.channel_bins));
+      std::max<int64_t>(item.teams, item.teams > 1 ? 1 : copies(policy, p.channel_bins));
   plan.shared = plan_shared(device, p, vectors, counters);
   plan.scratch = item.splits() > 1 ? kBlock : kWarps;
 }
 
-// Channels of a block, channels last: about twice the root of their number, a power of two. Blocks
-// side by side then take fewer pieces each, and of the pieces of a channel, whose results the last
-// block merges, each of its threads has about four.
-inline int64_t side_by_side(int64_t channels) {
-  int64_t width = kLeastColumns;
-  while (width * width < 4 * channels) width *= 2;
+// Channels of a block, channels last: about twice the root of their number, say, a power of two.
+// Blocks side by side then take fewer pieces each, and of the pieces of a channel, whose results
+// the last block merges, each of its threads has about four.
+inline int64_t side_by_side(const PlanPolicy& policy, int64_t channels) {
+  const int64_t square = channels * policy.column_roots * policy.column_roots;
+  int64_t width = policy.least_columns;
+  while (width * width < square) width *= 2;
   return width;
 }
 
@@ -201,11 +204,12 @@ inline int64_t across_skewed(int64_t threads, int64_t most, int64_t row_bytes, i
 inline void plan_columns(const Device& device, const UpdateParams& p, bool vectors, bool skewed,
                          Plan& plan) {
   const ChannelView& view = p.view;
+  const PlanPolicy& policy = device.policy;
   const int64_t vector = kOwned * element_size(p.dtype);
-  // At most 512 bytes of a row, and fewer where the tables of more channels have no room. Of skewed
-  // rows twice as many, as a thread in each row reads what is another block's but for one channel.
-  const int64_t wanted_width = side_by_side(view.channels) / kOwned * (skewed ? 2 : 1);
-  const int64_t widest = std::min(wanted_width, vectors ? 512 / vector : kWarp);
+  // Fewer than wanted where the tables of more channels have no room. Of skewed rows twice as many,
+  // as a thread in each row reads what is another block's but for one channel.
+  const int64_t wanted_width = side_by_side(policy, view.channels) / kOwned * (skewed ? 2 : 1);
+  const int64_t widest = std::min(wanted_width, vectors ? policy.column_bytes / vector : kWarp);
   int64_t most = widest;
   plan.shared = plan_shared(device, p, vectors, most * kOwned);
   if (p.channel_bins.kind != BinKind::kNone) {
@@ -225,8 +229,8 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   item.slots = make_divisor(static_cast<uint32_t>(across));
   item.groups = static_cast<int32_t>(ceil_div(threads, across - (skewed ? 1 : 0)));
   const int64_t down = kBlock / across;
-  const int64_t wanted = int64_t{device.multiprocessors} * kColumnPieces / item.groups;
-  const int64_t splits = pieces_of(view.outer_size, wanted, down * kLeastRows);
+  const int64_t wanted = int64_t{device.multiprocessors} * policy.column_pieces / item.groups;
+  const int64_t splits = pieces_of(view.outer_size, wanted, down * policy.least_rows);
   item.row_step = ceil_div(view.outer_size, splits);
   item.row_splits = static_cast<int32_t>(ceil_div(view.outer_size, item.row_step));
   item.inner_splits = 1;
@@ -279,7 +283,7 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone) {
     plan.tickets = item.groups;
   }
   // A block with a table of the tensor's histogram has it for many pieces.
-  const int32_t most = device.multiprocessors * kHistogramBlocks;
+  const int32_t most = device.multiprocessors * device.policy.histogram_blocks;
   if (p.tensor_bins.kind != BinKind::kNone) item.blocks = std::min(item.blocks, most);
   return plan;
 }

@@ -1,6 +1,7 @@
-// Tuning of the CUDA kernels: every number that may change without changing what is computed.
+// Tuning of the CUDA kernels: every number that may change without changing what is computed. Those
+// that `make gpu-check PHASE=tune` measures have their values in tuned.h, and their meaning here.
 //
-// All of it is derived, none of it measured, for an H200: 132 multiprocessors at 1.75 GHz. Memory
+// The reasoning is for an H200, and not measured: 132 multiprocessors at 1.75 GHz. Memory
 // gives 4.3 TB/s, which is 18.6 bytes per clock and multiprocessor: 4.7 fp32 elements or 9.3 of 16
 // bits. A multiprocessor issues 128 instructions per clock, 64 of them to the unit that compares,
 // selects and adds integers. What an element takes of both, as compiled, is in docs/cuda.md: memory
@@ -32,31 +33,66 @@
 #include <cstddef>
 #include <cstdint>
 
+// The tuner compiles kernels with other numbers, in a file of its own.
+#if defined(HOOKSTATS_TUNED)
+#include HOOKSTATS_TUNED
+#else
+#include "cuda/tuned.h"
+#endif
+
 namespace hookstats::cuda {
 
-constexpr int kWarp = 32;    // threads, which the hardware has
-constexpr int kBlock = 256;  // threads per block: many blocks make an even end of a launch
+constexpr int kWarp = 32;  // threads, which the hardware has
+
+// Compiled into the kernels.
+
+// Threads per block: many blocks make an even end of a launch.
+using tuned::kBlock;
+// Loads a thread has under way: 4 x 16 bytes x 1024 threads are 64 KB per multiprocessor, where
+// latency asks for 20 KB.
+using tuned::kInFlight;
+// Blocks that a multiprocessor holds at a time, for which registers are shared out.
+using tuned::kColumnsBlocks;
+using tuned::kRunsBlocks;
+
 constexpr int kWarps = kBlock / kWarp;  // of a block
-constexpr int kInFlight = 4;        // loads a thread has under way: 4 x 16 bytes x 1024 threads are
-                                    // 64 KB per multiprocessor, where latency asks for 20 KB
-constexpr int kOwned = 4;           // neighbouring channels of a thread, channels last
-constexpr int kAdditions = 32;      // in fp32, before sums are added to in fp64
-constexpr int kPieces = 16;         // of the work, per multiprocessor: about five waves of blocks
-constexpr int kMostPieces = 6;      // of one channel: two whole waves; the last block merges them
-constexpr int kColumnPieces = 2;    // the same, channels last: one wave of resident blocks, as each
-                                    // piece costs 80 bytes per channel
-constexpr int kLeastTiles = 2;      // tiles (a load of every thread) that a piece is worth
-constexpr int kWarpSlots = 512;     // vectors up to which a channel is always a warp's,
-constexpr int kWarpTiles = 8;       // tiles of a block up to which it is if there are
-constexpr int kFillingWarps = 16;   // such warps for each multiprocessor
-constexpr int64_t kLeastRows = 32;  // rows per thread, channels last, that a piece is worth
-// Channels of a block, channels last: 32 bytes of 16-bit elements, what memory reads at least.
-constexpr int64_t kLeastColumns = 16;
-constexpr int kMostCopyBytes = 16384;    // of a table in 32 copies, one a bank: above, one copy
-constexpr int64_t kMostPatterns = 8192;  // 32 KB: up to 4 subdivision bits
-constexpr int kMostWarpTables = 65536;   // bytes of the tables of all warps of a block
-constexpr int kHistogramBlocks = 8;      // blocks per multiprocessor with a table of the tensor's
-                                         // histogram, which each clears and adds to memory once
+constexpr int kOwned = 4;               // neighbouring channels of a thread, channels last
+constexpr int kAdditions = 32;          // in fp32, before sums are added to in fp64
+
+// What plans follow; a part of the Device that they are made for.
+struct PlanPolicy {
+  // Pieces of the work, per multiprocessor: 16 are about five waves of blocks.
+  int pieces = tuned::kPieces;
+  // Pieces of one channel: 6 are two whole waves; the last block merges them.
+  int channel_pieces = tuned::kChannelPieces;
+  // Tiles (a load of every thread) that a piece is worth.
+  int least_tiles = tuned::kLeastTiles;
+  // Vectors up to which a channel is always a warp's, and tiles of a block up to which it is if
+  // there are so many warps for each multiprocessor.
+  int warp_slots = tuned::kWarpSlots;
+  int warp_tiles = tuned::kWarpTiles;
+  int filling_warps = tuned::kFillingWarps;
+  // Pieces per multiprocessor, channels last: 2 are one wave of resident blocks, as each piece
+  // costs 80 bytes per channel.
+  int column_pieces = tuned::kColumnPieces;
+  // Channels of a block, channels last: the root of their number times this, at most so many bytes
+  // of a row, and no fewer than these: 16 of 16 bits are the 32 bytes that memory reads at least.
+  int column_roots = tuned::kColumnRoots;
+  int column_bytes = tuned::kColumnBytes;
+  int least_columns = tuned::kLeastColumns;
+  // Rows per thread, channels last, that a piece is worth.
+  int least_rows = tuned::kLeastRows;
+  // Counters of a slot of a run's table, a power of two: 32 have a bank each. One counter where the
+  // table would have more bytes.
+  int copies = tuned::kCopies;
+  int most_copy_bytes = tuned::kMostCopyBytes;
+  // Blocks per multiprocessor with a table of the tensor's histogram, which each clears and adds to
+  // memory once.
+  int histogram_blocks = tuned::kHistogramBlocks;
+};
+
+constexpr int64_t kMostPatterns = 8192;           // 32 KB: up to 4 subdivision bits
+constexpr int kMostWarpTables = 65536;            // bytes of the tables of all warps of a block
 constexpr int64_t kMostPiece = int64_t{1} << 26;  // slots: what 32-bit counters and indices take
 constexpr int kTickets = 65536;                   // of a workspace: what a launch may use
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/update_params.h"
+#include "cuda/policy.h"
 
 namespace hookstats::cuda {
 
@@ -14,8 +15,9 @@ using Stream = void*;  // cudaStream_t
 struct Device {
   int index;
   int multiprocessors;
-  size_t shared_bytes;  // a block's, at most
-  int major, minor;     // compute capability
+  size_t shared_bytes;     // a block's, at most
+  int major, minor;        // compute capability
+  PlanPolicy policy = {};  // the library's own; the tuner tries others
 };
 Device device(int index);
 

@@ -277,8 +277,9 @@ void test_merges_are_few() {
       const int64_t merges =
           cuda::ceil_div(plan.item.splits(), std::max<int64_t>(1, cuda::kBlock / across));
       // One block is as narrow as memory reads: its pieces are all that there are.
-      CHECK(merges <= (channels > cuda::kLeastColumns ? 8 : 17), "%lld channels: %lld merges",
-            static_cast<long long>(channels), static_cast<long long>(merges));
+      CHECK(merges <= (channels > kDevices[0].policy.least_columns ? 8 : 17),
+            "%lld channels: %lld merges", static_cast<long long>(channels),
+            static_cast<long long>(merges));
       const bool fills = plan.item.blocks >= kDevices[0].multiprocessors;
       CHECK(fills, "%lld channels: %d blocks", static_cast<long long>(channels), plan.item.blocks);
     }

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import heapq
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from bench.cuda.sass.listing import Instruction, Kernel
+from bench.cuda.tune.policy import read
 
-ROOT = Path(__file__).resolve().parents[3]
 TERNARY = ("VHMNMX", "FMNMX3")
 """The minimum or maximum of three words."""
 SIZES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -21,10 +19,7 @@ SIZES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 def in_flight() -> int:
     """How many loads a thread has under way, 16 bytes each or as many bytes in smaller ones."""
-    policy = (ROOT / "csrc" / "cuda" / "policy.h").read_text()
-    found = re.search(r"kInFlight = (\d+);", policy)
-    assert found is not None, "policy.h has no kInFlight"
-    return int(found[1])
+    return read().code.in_flight
 
 
 class Cost(NamedTuple):

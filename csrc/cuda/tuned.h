@@ -1,0 +1,30 @@
+// The numbers of policy.h, which says what each of them is: written by `python -m bench.cuda.tune`.
+//
+// Derived for an H200, not measured.
+#pragma once
+
+namespace hookstats::cuda::tuned {
+
+// Of compiled kernels.
+constexpr int kBlock = 256;
+constexpr int kInFlight = 4;
+constexpr int kRunsBlocks = 3;
+constexpr int kColumnsBlocks = 2;
+
+// Of plans.
+constexpr int kPieces = 16;
+constexpr int kChannelPieces = 6;
+constexpr int kLeastTiles = 2;
+constexpr int kWarpSlots = 512;
+constexpr int kWarpTiles = 8;
+constexpr int kFillingWarps = 16;
+constexpr int kColumnPieces = 2;
+constexpr int kColumnRoots = 2;
+constexpr int kColumnBytes = 512;
+constexpr int kLeastColumns = 16;
+constexpr int kLeastRows = 32;
+constexpr int kCopies = 32;
+constexpr int kMostCopyBytes = 16384;
+constexpr int kHistogramBlocks = 8;
+
+}  // namespace hookstats::cuda::tuned
