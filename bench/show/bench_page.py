@@ -102,18 +102,29 @@ class Opened:
         assert int(data) == STEPS
 
 
-class Moved(Opened):
-    """The same, a round is the slowest of ten moves of the cursor."""
+KEY = "document.getElementById('heatmap').dispatchEvent(new KeyboardEvent('keydown', {key: %s}))"
+CHANGE = "(at => { %s; at.dispatchEvent(new Event('change')); })(document.getElementById('%s'))"
+REDRAWS = {
+    "moving the cursor": KEY % "i % 2 ? 'ArrowLeft' : 'ArrowDown', bubbles: true",
+    "another statistic": CHANGE % ("at.selectedIndex = i % at.options.length", "statistic"),
+    "against the median": CHANGE % ("at.checked = i % 2 === 1", "relative"),
+}
+"""What is done to the page, the i-th time."""
 
-    MOVE = """
-        const heatmap = document.getElementById("heatmap"), took = [];
-        for (let i = 0; i < 10; i++) {
-          const key = i % 2 ? "ArrowLeft" : "ArrowDown";
-          heatmap.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-          took.push(Number(document.getElementById("main").dataset.drawn));
-        }
-        return Math.max(...took);
-    """
+
+class Drawn(Opened):
+    """The same, a round is the slowest of ten times that the page is drawn anew."""
+
+    def __init__(self, browser: Any, page: Path, action: str) -> None:
+        super().__init__(browser, page)
+        self._script = f"""
+            const took = [];
+            for (let i = 0; i < 10; i++) {{
+              {action};
+              took.push(Number(document.getElementById("main").dataset.drawn));
+            }}
+            return Math.max(...took);
+        """
 
     def prepare(self) -> None:
         """Open the page."""
@@ -121,8 +132,8 @@ class Moved(Opened):
         super().run()
 
     def run(self) -> float:
-        """Seconds of one move."""
-        return float(self.browser.execute_script(self.MOVE)) / 1e3
+        """Seconds of the slowest."""
+        return float(self.browser.execute_script(self._script)) / 1e3
 
 
 WRITTEN = Table(
@@ -138,7 +149,7 @@ SHOWN = Table(
     "ms",
     1e3,
     floor="moving the cursor",
-    ours=("moving the cursor", "first paint", "everything"),
+    ours=(*REDRAWS, "first paint", "everything"),
     by_peer=True,
 )
 
@@ -175,8 +186,8 @@ def shown(results: Results, written: Measured, files: tuple[Path, Path], browser
     peers: dict[str, Callable[[], Peer]] = {
         "first paint": partial(Opened, browser, files[1], "first"),
         "everything": partial(Opened, browser, files[1]),
-        "moving the cursor": partial(Moved, browser, files[1]),
     }
+    peers |= {name: partial(Drawn, browser, files[1], action) for name, action in REDRAWS.items()}
     measured = measure(SHOWN, written.case.name, 1, peers, Rounds(1, ROUNDS))
     results.cases.append(measured.case)
     return measured
@@ -187,6 +198,6 @@ def test_writing(peer: str, written: Measured, benchmark: BenchmarkFixture) -> N
     written.verify(peer, benchmark)
 
 
-@pytest.mark.parametrize("peer", ["first paint", "everything", "moving the cursor"])
+@pytest.mark.parametrize("peer", ["first paint", "everything", *REDRAWS])
 def test_showing(peer: str, shown: Measured, benchmark: BenchmarkFixture) -> None:
     shown.verify(peer, benchmark)
