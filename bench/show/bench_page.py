@@ -127,9 +127,13 @@ class Drawn(Opened):
         """
 
     def prepare(self) -> None:
-        """Open the page."""
+        """Open the page, and wait until it has found what may be chosen next."""
         super().prepare()
         super().run()
+        while not self.browser.execute_script(
+            "return document.getElementById('main').dataset.ready"
+        ):
+            pass
 
     def run(self) -> float:
         """Seconds of the slowest."""

@@ -56,7 +56,15 @@ function picture(w, h, colour, canvas = document.createElement("canvas")) {
   return canvas;
 }
 
+const tiles = new Map(); // of hatches, by how they look
+
 function hatch(context, colour, width = 1) {
+  const key = `${colour} ${width}`;
+  if (!tiles.has(key)) tiles.set(key, hatched(colour, width));
+  return context.createPattern(tiles.get(key), "repeat");
+}
+
+function hatched(colour, width) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const pen = tile.getContext("2d");
@@ -68,7 +76,7 @@ function hatch(context, colour, width = 1) {
     pen.lineTo(shift + 6, 0);
   }
   pen.stroke();
-  return context.createPattern(tile, "repeat");
+  return tile;
 }
 
 // A canvas as sharp as the screen, as wide as its box; its context draws in CSS pixels.

@@ -84,6 +84,7 @@ async function start(unpacked) {
     draw(true);
   }).observe(main);
   main.dataset.whole = performance.now().toFixed(1);
+  foresee();
 }
 
 let whole = false; // until all numbers are there, the page shows the heatmap alone, as it was first
@@ -269,13 +270,16 @@ function choose(changes, anew = false) {
     data.b = data.others[chosen.other];
     showBeside();
   }
-  draw(anew || !view || ["kind", "statistic", "relative", "beside", "other", "query", "folds"].some((name) => before[name] !== chosen[name]));
+  const differ = (names) => names.some((name) => before[name] !== chosen[name]);
+  draw(anew || !view || differ(["kind", "statistic", "relative", "beside", "other", "query", "folds"]));
+  if (whole && differ(["kind", "beside", "other"])) foresee();
 }
 
 let view;
 
-// What was shown lately is at hand: to go there and back costs no more than to draw.
-const MOST_REMEMBERED = 6;
+// What was shown lately is at hand: to go there and back costs no more than to draw. So is what may be
+// chosen next, of the kind that is shown.
+const MOST_REMEMBERED = 24;
 const lately = []; // { key, found }
 
 function remembered(key, make) {
@@ -287,14 +291,36 @@ function remembered(key, make) {
 }
 
 function viewOf() {
-  const sites = sitesOf(chosen.kind);
-  const statistic = (chosen.shown = besideOf(chosen.statistic));
-  const rows = rowsOf(data, sites, chosen.folds, chosen.query);
-  const relative = statistic.scale === "log" && statistic !== OF_WEIGHT && (chosen.relative ?? apart(data, sites, statistic));
-  const key = [data, chosen.kind, chosen.statistic, chosen.beside, chosen.other, relative];
-  const same = view && key.every((part, k) => part === view.key[k]);
-  const found = same ? { values: view.values, ratios: view.ratios, scale: view.scale, levels: view.levels } : remembered(key, () => valuesOf(data, sites, statistic, relative));
-  return { data, rows, alerts: alertsOf(rows), statistic, relative, key, ...found };
+  chosen.shown = besideOf(chosen.statistic);
+  const rows = rowsOf(data, sitesOf(chosen.kind), chosen.folds, chosen.query);
+  return { data, rows, alerts: alertsOf(rows), statistic: chosen.shown, ...numbersOf(chosen.statistic, chosen.relative) };
+}
+
+// wanted: whether against medians; null: where layers differ.
+function numbersOf(statistic, wanted) {
+  const [sites, shown] = [sitesOf(chosen.kind), besideOf(statistic)];
+  const can = shown.scale === "log" && shown !== OF_WEIGHT;
+  const relative = can && (wanted ?? apart(data, sites, shown));
+  const key = [data, chosen.kind, statistic, chosen.beside, chosen.other, relative];
+  return { relative, ...remembered(key, () => valuesOf(data, sites, shown, relative)) };
+}
+
+const whenIdle = (act) => (window.requestIdleCallback ? requestIdleCallback(act) : setTimeout(act, 100));
+
+// Finds the numbers of what may be chosen next, one statistic at a time, where nothing else is to be done.
+function foresee() {
+  const shown = [data, chosen.kind, chosen.beside, chosen.other];
+  const next = [[chosen.statistic, !view.relative], ...offered().map((statistic) => [statistic, null])];
+  delete byId("main").dataset.ready;
+  const find = () => {
+    if ([data, chosen.kind, chosen.beside, chosen.other].some((part, k) => part !== shown[k])) return;
+    if (!next.length) byId("main").dataset.ready = "yes"; // what benchmarks read
+    else {
+      numbersOf(...next.pop());
+      whenIdle(find);
+    }
+  };
+  whenIdle(find);
 }
 
 // With `colours`, the picture behind the cursor changed, too.
@@ -361,8 +387,8 @@ function describeCell(s, column) {
   const x = statistic.of(data, i, site);
   const merged = sources().filter((d) => d.starts[statistic.id]).map((d) => reach(d, statistic.id, column)).sort((one, other) => other[2] - one[2])[0] ?? [0, 0, 1];
   lines.push(`${statistic.label} ${statistic.scale === "ratio" ? "×" : ""}${statistic.scale === "share" ? percent(x) : number(x)}${merged[2] > 1 ? ` of ${stepsOf(merged)}` : ""}`);
-  const ratio = view.ratios?.get(s)?.[column];
-  if (ratio !== undefined && !Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} the layer’s median`);
+  const ratio = x > 0 ? Math.log10(x) - view.usual?.get(s) : NaN;
+  if (!Number.isNaN(ratio)) lines.push(`${view.scale.text(ratio)} the layer’s median`);
   const d = sources().at(-1);
   if (nonfinite(d, i)) lines.push(`${plural(nonfinite(d, i), "value")} not finite`);
   if (deadIsKnown(d, i) && d.dead[i]) lines.push(`${d.dead[i]} of ${plural(channelsOf(d, i), "channel")} dead`);

@@ -73,8 +73,9 @@ function statesOf(d) {
   return states;
 }
 
-// By site: `values` [T], `ratios` to the site's median where `relative`, and `levels`, the places on
-// `scale`, which all sites share, or one of LEVEL: zeros are "none" on a log scale or a share.
+// By site: `values` [T], `usual`, the logarithm of the site's median, where `relative`, and `levels`,
+// the places on `scale`, which all sites share, or one of LEVEL: zeros are "none" on a log scale or a
+// share.
 function valuesOf(data, sites, statistic, relative) {
   const T = data.columns;
   const states = sources().map(statesOf);
@@ -86,24 +87,23 @@ function valuesOf(data, sites, statistic, relative) {
     for (let t = 0, i = s * T; t < T; t++, i++) row[t] = Math.max(one[i], other[i]) < STATE.missing ? statistic.of(data, i, data.sites[s]) : NaN;
     return [s, row];
   }));
-  const ratios = relative ? new Map([...values].map(([s, row]) => {
-    const usual = Math.log10(medianOf(row));
-    return [s, row.map((x) => (x > 0 ? Math.log10(x) - usual : NaN))];
-  })) : undefined;
-  const scale = relative ? ratioScale([...ratios.values()]) : chooseScale([...values.values()], statistic.scale);
+  const rows = [...values.values()];
+  const usual = relative ? new Map([...values].map(([s, row]) => [s, Math.log10(medianOf(row))])) : undefined;
+  const found = relative && [...usual.values()];
+  const scale = relative ? ratioScale(sizesOf(rows, (x, r) => Math.log10(x) - found[r])) : chooseScale(rows, statistic.scale);
   const levels = new Map(sites.map((s) => {
-    const [row, ratio, level] = [values.get(s), ratios?.get(s), new Float32Array(T)];
+    const [row, level, median] = [values.get(s), new Float32Array(T), usual?.get(s)];
     for (let t = 0, i = s * T; t < T; t++, i++) {
       const [x, state] = [row[t], Math.max(one[i], other[i])];
       if (state === STATE.missing) level[t] = LEVEL.missing;
       else if (state === STATE.nonfinite && statistic.id !== "nonfinite") level[t] = LEVEL.nonfinite;
       else if (Number.isNaN(x)) level[t] = LEVEL.missing;
-      else if (x === 0 && (scale.zero || ratio)) level[t] = LEVEL.none;
-      else level[t] = Math.min(Math.max(scale.at(ratio ? ratio[t] : x), 0), 1);
+      else if (x === 0 && (scale.zero || relative)) level[t] = LEVEL.none;
+      else level[t] = Math.min(Math.max(scale.at(relative ? Math.log10(x) - median : x), 0), 1);
     }
     return [s, level];
   }));
-  return { values, ratios, scale, levels };
+  return { values, usual, scale, levels };
 }
 
 // The median of the positive numbers of a row; of a long one, of some at equal distances.
@@ -130,50 +130,59 @@ function quantile(sorted, q) {
   return sorted.length ? sorted[Math.round((sorted.length - 1) * q)] : NaN;
 }
 
-// The magnitudes that are not zero, ascending: of long runs some at equal distances, and the greatest.
-function sizesOf(rows) {
+// The magnitudes that are not zero, ascending, of what there is of(value, row): of long runs some at
+// equal distances.
+function sizesOf(rows, of = (x) => x) {
   const total = rows.reduce((sum, row) => sum + row.length, 0);
   const pace = Math.max(1, Math.floor(total / 50000));
   const found = [];
-  let at = 0;
+  let next = 0;
+  rows.forEach((row, r) => {
+    for (; next < row.length; next += pace) {
+      const size = Math.abs(of(row[next], r));
+      if (size > 0 && size < Infinity) found.push(size);
+    }
+    next -= row.length;
+  });
+  return Float64Array.from(found).sort();
+}
+
+function greatestOf(rows) {
   let greatest = 0;
   for (const row of rows) {
     for (let t = 0; t < row.length; t++) {
       const size = Math.abs(row[t]);
       if (size > greatest && size < Infinity) greatest = size;
-      if (at++ % pace === 0 && size > 0 && size < Infinity) found.push(size);
     }
   }
-  if (greatest > 0) found.push(greatest);
-  return Float64Array.from(found).sort();
+  return greatest;
 }
 
 // at(x): 0..1, where a value lies on the colour bar; ticks: values to write below it.
 function chooseScale(values, kind) {
   if (kind === "ratio") {
-    const logs = values.map((row) => row.map((x) => (x > 0 ? Math.log10(x) : NaN)));
-    const { at, ticks, text, ...scale } = ratioScale(logs);
+    const { at, ticks, text, ...scale } = ratioScale(sizesOf(values, Math.log10));
     return { ...scale, at: (x) => at(Math.log10(x)), ticks: ticks.map((x) => 10 ** x), text: (x) => text(Math.log10(x)) };
   }
   if (kind === "share") {
     const at = (x) => x;
     return { palette: "sequential", at, ticks: [0, 0.25, 0.5, 0.75, 1], text: percent, zero: true };
   }
-  const sizes = sizesOf(values);
+  const [sizes, greatest] = [sizesOf(values), greatestOf(values)];
   // The rare extremes share the last colour, or one explosion would leave the rest alike.
-  const hi = Math.max(quantile(sizes, 0.995), quantile(sizes, 0.5)) || 1;
+  const hi = Math.max(quantile(sizes, 0.995), quantile(sizes, 0.5)) || greatest || 1;
   if (kind === "log") {
     const lo = Math.max(Math.min(quantile(sizes, 0.005), hi / 2), hi * 1e-12) || hi / 10;
     const [a, b] = [Math.log10(lo), Math.log10(hi)];
     const at = (x) => (Math.log10(x) - a) / (b - a);
-    return { palette: "sequential", at, ticks: logTicks(a, b), text: number, zero: true, clipped: sizes.at(-1) > hi };
+    return { palette: "sequential", at, ticks: logTicks(a, b), text: number, zero: true, clipped: greatest > hi };
   }
   const linear = Math.max(quantile(sizes, 0.25), hi * 1e-4) || hi / 10;
   const reach = Math.asinh(hi / linear);
   const at = (x) => 0.5 + Math.asinh(x / linear) / reach / 2;
   const middle = linear * Math.sinh(reach / 2);
   const ticks = [0, -hi, hi, -middle, middle];
-  return { palette: "diverging", at, ticks, text: number, clipped: sizes.at(-1) > hi };
+  return { palette: "diverging", at, ticks, text: number, clipped: greatest > hi };
 }
 
 function logTicks(a, b) {
@@ -184,8 +193,9 @@ function logTicks(a, b) {
   return ticks.filter((x) => x >= 10 ** a && x <= 10 ** b);
 }
 
-function ratioScale(ratios) {
-  const reach = Math.max(quantile(sizesOf(ratios), 0.99) || 0, Math.log10(2));
+// sizes: of the ratios' logarithms.
+function ratioScale(sizes) {
+  const reach = Math.max(quantile(sizes, 0.99) || 0, Math.log10(2));
   const at = (x) => 0.5 + x / reach / 2;
   const text = (x) => "×" + number(Number((10 ** x).toPrecision(2)));
   return { palette: "diverging", at, ticks: [0, -reach, reach, -reach / 2, reach / 2], text, clipped: true };
