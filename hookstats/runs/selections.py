@@ -56,8 +56,8 @@ class OfRank(Selection):
         self.parts = parts
         keys: dict[Key, int] = {}
         found = [rows for part in parts.valid().items() if (rows := _find(parts, *part, keys))]
-        if not found:
-            raise KeyError(f"{parts.run} has no steps yet")
+        if not keys:
+            raise KeyError(_empty(parts))
         self.keys = choose(list(keys), names, kinds)
         number = np.full(len(keys), -1)  # of a site among the chosen
         number[[keys[key] for key in self.keys]] = np.arange(len(self.keys))
@@ -143,7 +143,7 @@ class Merged(Selection):
         for part in parts.valid().items():
             _find(parts, *part, keys)
         if not keys:
-            raise KeyError(f"{parts.run} has no steps yet")
+            raise KeyError(_empty(parts))
         self.keys = choose(list(keys), names, kinds)
         number = {key: i for i, key in enumerate(self.keys)}
         self.infos: dict[Key, SiteInfo] = {}
@@ -182,6 +182,11 @@ class _Rows(NamedTuple):
     """int64 [R]."""
     sites: Int64
     """int64 [R]: the numbers of their sites."""
+
+
+def _empty(parts: Parts) -> str:
+    """Why there is nothing to choose from."""
+    return f"{parts.run} has no {'tensors in its steps' if parts.index else 'steps'} yet"
 
 
 def _find(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, int]) -> _Rows | None:

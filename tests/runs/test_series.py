@@ -134,9 +134,6 @@ def test_ranks(tmp_path: Path) -> None:
 def test_steps_without_sites_are_no_steps_of_a_series(tmp_path: Path) -> None:
     run = write(tmp_path, {0: {}, 1: tensors(), 2: {}}, per_part=1)
     assert run.series().steps.tolist() == [1]
-    empty = write(tmp_path / "empty", {0: {}})
-    with pytest.raises(KeyError, match=r"no site \('a', 'output'\)"):
-        empty["a", "output"]
 
 
 def test_channels_that_change_in_number_have_no_one_array(tmp_path: Path) -> None:
@@ -147,6 +144,16 @@ def test_channels_that_change_in_number_have_no_one_array(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"output of 'a': 3 to 5 channels, expected the same"):
         site.channels.mean  # noqa: B018
     assert site.count.tolist() == [6, 10]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_without_any_site_are_not_taken_for_no_steps(tmp_path: Path, ranks: int) -> None:
+    for rank in range(ranks):
+        run = write(tmp_path, {0: {}, 1: {}}, rank=rank)
+    assert run.steps == [0, 1]
+    for select in (run.series, lambda: run["a", "output"]):
+        with pytest.raises(KeyError, match="has no tensors in its steps yet"):
+            select()
 
 
 def test_a_series_stays_what_it_was(tmp_path: Path) -> None:
