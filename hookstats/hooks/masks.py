@@ -140,11 +140,10 @@ class Masks:
         """This thread's last call or context that began by `by` ends, with those within it."""
         thread = get_ident()
         with self._arena.lock:
-            for one in reversed(self._begun):
-                if one.by is by and one.thread == thread:
-                    place = next(i for i, other in enumerate(self._begun) if other is one)
+            for place in reversed(range(len(self._begun))):
+                if self._begun[place].by is by and self._begun[place].thread == thread:
                     inner = self._begun[place:]
-                    self._begun[place:] = [other for other in inner if other.thread != thread]
+                    self._begun[place:] = [one for one in inner if one.thread != thread]
                     self._choose()
                     break
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -85,24 +87,24 @@ def _void_absent(
 def _in_order(found: Iterable[Sequence[Session]]) -> dict[str, int]:
     """The place in time of each session: as the ranks that were in several know, whatever the clock
     said; else by its text."""
-    after: dict[str, list[str]] = {}
-    waits: Counter[str] = Counter()  # for how many others
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    names: set[str] = set()
     for sessions in found:
         own = list(dict.fromkeys(session.started for session in sessions))
-        after |= {started: [] for started in own if started not in after}
-        for one, other in pairwise(own):
-            after[one].append(other)
-            waits[other] += 1
-    ready = [started for started in after if not waits[started]]
+        names.update(own)
+        for started in own:
+            sorter.add(started)
+        for before, after in pairwise(own):
+            sorter.add(after, before)
+    with suppress(CycleError):  # ranks contradict each other: the text says what remains
+        sorter.prepare()
+    ready = list(sorter.get_ready())
     heapify(ready)
-    order: dict[str, int] = {}
+    order: list[str] = []
     while ready:
-        first = heappop(ready)
-        order[first] = len(order)
-        for other in after[first]:
-            waits[other] -= 1
-            if not waits[other]:
-                heappush(ready, other)
-    for started in sorted(after.keys() - order.keys()):  # ranks contradict each other
-        order[started] = len(order)
-    return order
+        order.append(heappop(ready))
+        sorter.done(order[-1])
+        for started in sorter.get_ready():
+            heappush(ready, started)
+    order += sorted(names.difference(order))
+    return {started: place for place, started in enumerate(order)}

@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         "process groups are in the order of their clocks",
         "hookstats/runs/index.py",
-        "            after[one].append(other)\n            waits[other] += 1",
+        "            sorter.add(after, before)",
         "            pass",
         "tests/runs/test_sessions.py",
     ),

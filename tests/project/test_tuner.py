@@ -170,17 +170,25 @@ def test_a_wrong_integer_refuses_kernels_and_says_so(tmp_path: Path, wrong: Comp
     assert [call[0] for call in device.calls].count(wrong) == 1
 
 
-def test_a_wrong_integer_refuses_a_value(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Measured("wrong", text="tally 3 is 7; expected 8"), "a wrong result: "),
+        (Measured("crashed", text="it ended with -11"), "3 crashes"),
+    ],
+)
+def test_numbers_that_break_the_kernels_are_refused(
+    tmp_path: Path, answer: Measured, why: str
+) -> None:
     device = Simulated({"column_pieces": 4})
 
     def answers(compiled: Compiled, case: Case, plan: Plan) -> Measured | None:
-        is_wrong = case.agent == "columns" and plan.column_pieces == 4
-        return Measured("wrong", text="tally 3 is 7; expected 8") if is_wrong else None
+        return answer if case.agent == "columns" and plan.column_pieces == 4 else None
 
     device.answers = answers
     found = tuned(device, tmp_path / "tune.csv")
     assert found.policy.plan.column_pieces == 3
-    assert found.notes[0].startswith("column_pieces = 4: refused: a wrong result: ")
+    assert found.notes[0].startswith(f"column_pieces = 4: refused: {why}")
 
 
 @pytest.mark.parametrize(
@@ -216,19 +224,6 @@ def test_a_crash_loses_one_point(tmp_path: Path) -> None:
     calls = len(device.calls)
     assert tuned(device, path) == found
     assert len(device.calls) == calls  # a crash is not asked for again
-
-
-def test_numbers_that_crash_again_and_again_are_refused(tmp_path: Path) -> None:
-    device = Simulated({"column_pieces": 4})
-
-    def answers(compiled: Compiled, case: Case, plan: Plan) -> Measured | None:
-        crashes = case.agent == "columns" and plan.column_pieces == 4
-        return Measured("crashed", text="it ended with -11") if crashes else None
-
-    device.answers = answers
-    found = tuned(device, tmp_path / "tune.csv")
-    assert found.policy.plan.column_pieces == 3
-    assert found.notes[0].startswith("column_pieces = 4: refused: 3 crashes")
 
 
 def test_ties_keep_what_is(tmp_path: Path) -> None:

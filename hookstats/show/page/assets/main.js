@@ -296,12 +296,14 @@ function viewOf() {
   return { data, rows, alerts: alertsOf(rows), statistic: chosen.shown, ...numbersOf(chosen.statistic, chosen.relative) };
 }
 
+const shownData = () => [data, chosen.kind, chosen.beside, chosen.other];
+
 // wanted: whether against medians; null: where layers differ.
 function numbersOf(statistic, wanted) {
   const [sites, shown] = [sitesOf(chosen.kind), besideOf(statistic)];
   const can = shown.scale === "log" && shown !== OF_WEIGHT;
   const relative = can && (wanted ?? apart(data, sites, shown));
-  const key = [data, chosen.kind, statistic, chosen.beside, chosen.other, relative];
+  const key = [...shownData(), statistic, relative];
   return { relative, ...remembered(key, () => valuesOf(data, sites, shown, relative)) };
 }
 
@@ -309,11 +311,11 @@ const whenIdle = (act) => (window.requestIdleCallback ? requestIdleCallback(act)
 
 // Finds the numbers of what may be chosen next, one statistic at a time, where nothing else is to be done.
 function foresee() {
-  const shown = [data, chosen.kind, chosen.beside, chosen.other];
+  const begun = shownData();
   const next = [[chosen.statistic, !view.relative], ...offered().map((statistic) => [statistic, null])];
   delete byId("main").dataset.ready;
   const find = () => {
-    if ([data, chosen.kind, chosen.beside, chosen.other].some((part, k) => part !== shown[k])) return;
+    if (shownData().some((part, k) => part !== begun[k])) return;
     if (!next.length) byId("main").dataset.ready = "yes"; // what benchmarks read
     else {
       numbersOf(...next.pop());
