@@ -145,6 +145,7 @@ class BuildLibraries(build_ext):
         try:
             self._compile(of_cpu)
         except Exception as error:
+            beside.stop()  # so that what follows is the last line
             raise SystemExit(f"hookstats: CPU operators: not built ({error})") from None
         print(f"hookstats: built the CPU operators {using}")
         what = f"C++ hooks {using}"

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from threading import get_ident
 from types import FrameType
 from typing import NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,9 @@ from hookstats.stats.warning import warn
 class _Begun(NamedTuple):
     """A call or context that has begun."""
 
-    by: object
-    """The model that is called, or the context."""
+    by: ref[object]
+    """The model that is called, or the context, which nobody keeps if an interrupt comes where its
+    `with` begins or ends."""
     mask: Tensor | None
     """As `MaskOfCalls.now`."""
     thread: int
@@ -96,7 +98,7 @@ class Masks:
 
     def begin(self, context: AbstractContextManager[None], mask: Tensor) -> None:
         """A context begins; `mask` is as `MaskOfCalls.now`."""
-        self._begin(_Begun(context, mask, get_ident(), None))
+        self._begin(_Begun(ref(context), mask, get_ident(), None))
 
     def begin_call(self, model: nn.Module, given: object, frame: FrameType) -> None:
         """A call of a model begins, which was `given` a mask; None: it has that of what it is in.
@@ -104,7 +106,7 @@ class Masks:
         frame: runs as long as the call does.
         """
         mask = None if given is None else self.of_argument(given)
-        self._begin(_Begun(model, mask, get_ident(), frame), is_given=given is not None)
+        self._begin(_Begun(ref(model), mask, get_ident(), frame), is_given=given is not None)
 
     def _begin(self, one: _Begun, *, is_given: bool = True) -> None:
         with self._arena.lock:
@@ -124,28 +126,32 @@ class Masks:
         return next(around, None)
 
     def step_closed(self) -> None:
-        """A step was closed: calls that an interrupt has ended go no further."""
-        if self._name is not None or self._begun:
+        """A step was closed: what an interrupt has ended goes no further."""
+        if self._arena.mask.expected:
             with self._arena.lock:
                 self._forget_ended()
                 self._choose()  # an interrupt may have come before it
 
     def _forget_ended(self) -> None:
-        """Forget calls that ended without a hook, as interrupts end them: hooks see no such end."""
+        """Forget what ended without telling, as interrupts end calls and contexts."""
         if self._begun:
             running = _running({one.thread for one in self._begun})
-            self._begun = [one for one in self._begun if not one.frame or id(one.frame) in running]
+            self._begun = [
+                one
+                for one in self._begun
+                if one.by() is not None and (not one.frame or id(one.frame) in running)
+            ]
 
     def end(self, by: object) -> None:
         """This thread's last call or context that began by `by` ends, with those within it."""
         thread = get_ident()
         with self._arena.lock:
             for place in reversed(range(len(self._begun))):
-                if self._begun[place].by is by and self._begun[place].thread == thread:
+                if self._begun[place].by() is by and self._begun[place].thread == thread:
                     inner = self._begun[place:]
                     self._begun[place:] = [one for one in inner if one.thread != thread]
-                    self._choose()
                     break
+            self._choose()
 
     def _choose(self) -> str:
         """Have the mask that holds now; why none does, as no hook knows which of several threads it
@@ -295,10 +301,18 @@ class _Within(AbstractContextManager[None]):
         self._mask = mask
 
     def __enter__(self) -> None:
-        self._masks.begin(self, self._mask)
+        try:
+            self._masks.begin(self, self._mask)
+        except BaseException:  # an interrupt: the `with` has not begun
+            self._masks.end(self)
+            raise
 
     def __exit__(self, *exc: object) -> None:
-        self._masks.end(self)
+        try:
+            self._masks.end(self)
+        except BaseException:
+            self._masks.end(self)
+            raise
 
 
 _WHY = "a mask of hookstats begins or ends"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.interrupts import Interrupt
+from support.interrupts import Interrupt, Line
 from torch import Tensor, nn
 
 from hookstats.records.reasons import MASK_UNFIT
@@ -109,6 +109,34 @@ def test_an_interrupt_at_any_line_leaves_no_mask(model: Model) -> None:
             model(batch())
             w.step()
             assert count(w) == 2 * ROWS * TIME, interrupt.where
+
+
+@pytest.mark.usefixtures("hooks_in")
+def test_an_interrupt_where_a_context_begins_or_ends_leaves_no_mask(model: Model) -> None:
+    with watch(model, kinds=("output",), rules=()) as w:
+
+        def masked(at: int | Line) -> Interrupt:
+            with Interrupt(at, KeyboardInterrupt) as interrupt, w.mask(MASK):
+                model(batch())
+            return interrupt
+
+        for _ in range(3):
+            lines = masked(0).executed
+            w.step()
+        assert len(lines) > 20
+        stayed = []
+        for line in lines:
+            interrupt = masked(line)
+            assert interrupt.reached, line
+            if w._arena.mask.now is not None:
+                stayed.append(interrupt.where)
+            w.step()
+            model(batch())
+            w.step()
+            assert count(w) == ROWS * TIME, interrupt.where
+        # Where the context begins to end, its mask holds until the step is closed.
+        assert len(stayed) <= 1
+        assert all("masks.py" in where for where in stayed)
 
 
 def test_a_step_that_closes_within_a_call_leaves_its_mask(model: Model) -> None:

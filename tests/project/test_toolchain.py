@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,25 @@ def test_work_beside_is_done_or_says_why_not(tmp_path: Path) -> None:
         works[1]()
     with pytest.raises(RuntimeError, match=r"^its process ended with exit code -9$"):
         works[2]()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+def test_work_beside_that_is_stopped_prints_nothing_more(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+
+    def say() -> None:
+        while True:
+            with said.open("a") as file:
+                file.write(".")
+            time.sleep(0.001)
+
+    beside.start(say)
+    while not said.exists():
+        time.sleep(0.001)
+    beside.stop()
+    written = said.stat().st_size
+    time.sleep(0.1)
+    assert said.stat().st_size == written
 
 
 def test_the_hooks_read_the_headers_of_few_operators(extensions: dict[str, Extension]) -> None:
