@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from hookstats.records.alerts import REACH, SCALAR, Alert, incidents_of
-from hookstats.rules.rates import LearningRate
+from hookstats.rules.rates import LearningRate, WeightDecay
+from hookstats.rules.rule import Rule
 
 WARNING = Alert(10, 0, "a", "output", None, "peers", 1.0, "peers: step 10: a", "warning")
 
@@ -59,13 +62,14 @@ def test_what_cannot_be_the_cause_has_no_consequences() -> None:
     assert one.cause == bad
 
 
-def test_a_jump_of_the_learning_rate_causes_what_is_worse() -> None:
-    jump = Alert(60, 0, "lr/0", SCALAR, None, LearningRate.name, 5.0, "lr/0 jumps", "warning")
+@pytest.mark.parametrize("rule", [LearningRate, WeightDecay])
+def test_a_setting_causes_what_is_worse(rule: type[Rule]) -> None:
+    setting = Alert(60, 0, "lr/0", SCALAR, None, rule.name, 5.0, "lr/0 is bad", "warning")
     explodes = at(62, "exploding", "error")
-    (one,) = incidents_of([jump, explodes])
-    assert (one.cause, one.consequences, one.severity) == (jump, (explodes,), "error")
+    (one,) = incidents_of([setting, explodes])
+    assert (one.cause, one.consequences, one.severity) == (setting, (explodes,), "error")
     bad = replace(explodes, site="", kind="input")
-    assert [one.cause for one in incidents_of([jump, bad])] == [jump, bad]
+    assert [one.cause for one in incidents_of([setting, bad])] == [setting, bad]
 
 
 def test_what_several_ranks_find_counts_once() -> None:
