@@ -10,8 +10,15 @@ MUTANTS = (
     Mutant(
         "the mask of an interrupted call stays",
         "hookstats/hooks/masks.py",
-        "if not one.frame or id(one.frame) in running]",
-        "if True]",
+        "(not one.frame or id(one.frame) in running)",
+        "True",
+        "tests/hooks/test_interrupted_masks.py",
+    ),
+    Mutant(
+        "the mask of an interrupted context stays",
+        "hookstats/hooks/masks.py",
+        "one.by() is not None and ",
+        "",
         "tests/hooks/test_interrupted_masks.py",
     ),
     Mutant(
