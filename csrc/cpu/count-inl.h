@@ -205,8 +205,7 @@ struct Target {
   }
 };
 
-constexpr int64_t kPrefetched = 8;  // units, for each that is counted: as `count` does
-
+constexpr int64_t kPrefetched = 8;       // units, for each that is counted: as `count` does
 constexpr int64_t kMostCounted = 65535;  // what a 16-bit counter holds
 
 // One histogram of runs of elements. 16-bit counters keep four copies of 4096 slots in 32 KB, of
@@ -227,7 +226,7 @@ class Histogram {
   // any cache.
   Histogram(const Bins& bins, uint16_t* counters, const Target& target, int64_t elements,
             const Sample& sample)
-      : bins_(&bins), counters_(counters), target_(target), sample_(sample) {
+      : bins_(&bins), counters_(counters), target_(target), units_(sample) {
     const int64_t counted = elements / sample.every;
     if (bins.slots() > kMostCounted || (!target.shared && counted < bins.slots() / 2)) {
       counters_ = nullptr;
@@ -237,7 +236,7 @@ class Histogram {
   // `ahead` is by how many elements to prefetch; `place` is that of p[0] in logical order.
   template <class Real, class Source>
   void add(const Source* p, int64_t n, int64_t ahead, int64_t place) {
-    if (!sample_.all()) return add_chosen<Real>(p, n, ahead, place);
+    if (units_.every() > 1) return add_chosen<Real>(p, n, ahead, place);
     with_slots<Real>(*bins_, [&](const auto& slots) {
       alignas(64) uint32_t which[kCountBlock];
       for (int64_t i = 0; i < n; i += kCountBlock) {
@@ -262,20 +261,17 @@ class Histogram {
 
   template <class Real, class Source>
   void add_chosen(const Source* p, int64_t n, int64_t ahead, int64_t place) {
-    const bool prefetches = ahead != 0 && sample_.every >= kPrefetched;
-    int64_t next = ahead;
+    const bool prefetches = ahead != 0 && units_.every() >= kPrefetched;
     with_slots<Real>(*bins_, [&](const auto& slots) {
       alignas(64) uint32_t which[kCountBlock];
-      int64_t found = 0;
-      each_chosen(sample_, place, n, [&](int64_t first, int64_t count) {
-        const Lanes<Real> x = count == kLanes ? load<Real, Source>(p + first)
-                                              : load_first<Real, Source>(p + first, count);
+      int64_t found = 0, next = ahead;
+      units_.each(place, n, [&](int64_t first, int64_t count) {
         if (prefetches) {
 #pragma GCC unroll 8
           for (int64_t i = 0; i < kPrefetched; ++i) prefetch(p, next + i * kUnit);
           next += kPrefetched * kUnit;
         }
-        found += keep_finite(x, counters_of(slots(x)), count, which + found);
+        found += find_finite<Real>(slots, p + first, count, which + found);
         if (found > kCountBlock - kLanes) {
           count_found(which, found);
           found = 0;
@@ -285,13 +281,16 @@ class Histogram {
     });
   }
 
-  // Counts the finite ones of `n` <= kLanes elements.
+  // Counts the finite ones of `n` <= kCountBlock elements.
   template <class Real, class Source>
   void add_kept(const Source* p, int64_t n) {
     with_slots<Real>(*bins_, [&](const auto& slots) {
-      alignas(64) uint32_t which[kLanes];
-      const Lanes<Real> x = load_first<Real, Source>(p, n);
-      count_found(which, keep_finite(x, counters_of(slots(x)), n, which));
+      alignas(64) uint32_t which[kCountBlock];
+      int64_t found = 0;
+      for (int64_t i = 0; i < n; i += kLanes) {
+        found += find_finite<Real>(slots, p + i, n - i < kLanes ? n - i : kLanes, which + found);
+      }
+      count_found(which, found);
     });
   }
 
@@ -313,10 +312,15 @@ class Histogram {
   }
 
  private:
-  // The counter of each lane, or its slot where elements go to the target.
-  HOOKSTATS_INLINE Lanes<int32_t> counters_of(const Lanes<int32_t>& slots) const {
-    if (counters_ == nullptr) return slots;
-    return slots * fill(kCopies) + copy_of_lane<kCopies>();
+  // The counters of the finite ones of `n` <= kLanes elements, or their slots where elements go to
+  // the target; returns how many there are.
+  template <class Real, class Slots, class Source>
+  HOOKSTATS_INLINE int64_t find_finite(const Slots& slots, const Source* p, int64_t n,
+                                       uint32_t* which) const {
+    const Lanes<Real> x = load_up_to<Real, Source>(p, n);
+    Lanes<int32_t> found = slots(x);
+    if (counters_ != nullptr) found = found * fill(kCopies) + copy_of_lane<kCopies>();
+    return keep_finite(x, found, n, which);
   }
 
   // Counts into the counters `which`, at most kCountBlock of them.
@@ -353,7 +357,7 @@ class Histogram {
   const Bins* bins_ = nullptr;
   uint16_t* counters_ = nullptr;  // null: each element goes to the target
   Target target_{};
-  Sample sample_{};
+  Units units_;
   int64_t counted_ = 0;  // since the counters were empty
 };
 
@@ -364,12 +368,12 @@ class RowHistograms {
 
   RowHistograms() = default;
   RowHistograms(const Bins& bins, uint16_t* counters, const Sample& sample)
-      : bins_(&bins), counters_(counters), sample_(sample) {}
+      : bins_(&bins), counters_(counters), units_(sample) {}
 
   // `place` is that of p[0], in lane 0, in logical order.
   template <class Real, class Source>
   void add(const Source* p, int64_t n, int64_t ahead, int64_t place) {
-    if (!sample_.all()) return add_chosen<Real>(p, n, place);
+    if (units_.every() > 1) return add_chosen<Real>(p, n, place);
     const int32_t size = static_cast<int32_t>(bins_->slots());
     with_slots<Real>(*bins_, [&](const auto& slots) {
       alignas(64) uint32_t which[kRowBlock];
@@ -390,10 +394,9 @@ class RowHistograms {
     const int32_t size = static_cast<int32_t>(bins_->slots());
     with_slots<Real>(*bins_, [&](const auto& slots) {
       const Lanes<int32_t> lane = iota<int32_t>() * fill(size);
-      each_chosen(sample_, place, n, [&](int64_t first, int64_t count) {
+      units_.each(place, n, [&](int64_t first, int64_t count) {
         alignas(64) uint32_t which[kLanes];
-        const Lanes<Real> x = count == kLanes ? load<Real, Source>(p + first)
-                                              : load_first<Real, Source>(p + first, count);
+        const Lanes<Real> x = load_up_to<Real, Source>(p + first, count);
         const Lanes<int32_t> offset = lane + fill(static_cast<int32_t>(first) * size);
         const int64_t found = keep_finite(x, slots(x) + offset, count, which);
         for (int64_t i = 0; i < found; ++i) ++counters_[which[i]];
@@ -442,6 +445,6 @@ class RowHistograms {
  private:
   const Bins* bins_ = nullptr;
   uint16_t* counters_ = nullptr;
-  Sample sample_{};
+  Units units_;
   int64_t counted_ = 0;  // rows, since the counters were empty
 };

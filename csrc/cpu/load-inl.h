@@ -121,3 +121,8 @@ HOOKSTATS_INLINE Lanes<Real> load_first(const Source* p, int64_t count) {
 #endif
   return load<Real, Source>(values);
 }
+
+template <class Real, class Source>
+HOOKSTATS_INLINE Lanes<Real> load_up_to(const Source* p, int64_t count) {
+  return count == kLanes ? load<Real, Source>(p) : load_first<Real, Source>(p, count);
+}

@@ -126,13 +126,19 @@ class Rows : Reader<Source> {
     return reinterpret_cast<const Source*>(scratch_.packed.data()) + buffer_offset;
   }
 
+  // The dimension along which rows follow each other.
+  Dim last_dim() const {
+    return view_.outer_dims > 0 ? view_.outer[view_.outer_dims - 1] : Dim{1, 0};
+  }
+
   // Calls f(rows, count, width, row) on groups of rows from `row` on; each pointer is at the
   // block's first channel. The last row may be narrower than the others: it comes alone.
   template <class F>
   void each_group(const Task& task, F&& f) {
     const int64_t width = task.channel_end - task.channel_begin;
+    const Dim run = last_dim();
     const Source* rows[kRowGroup];
-    int64_t count = 0;
+    int64_t count = 0, offset = 0, left = 0;
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const bool narrow = row == plan_.rows - 1 && plan_.last_width < plan_.width;
       if (narrow && count > 0) {
@@ -142,11 +148,17 @@ class Rows : Reader<Source> {
       const int64_t valid = narrow ? plan_.last_width - task.channel_begin : width;
       if (valid <= 0) continue;
       const int64_t n = width < valid ? width : valid;
-      rows[count] =
-          plan_.joined > 1
-              ? read_joined(row, task.channel_begin, n, count * width)
-              : this->read(view_.outer_offset(row) + task.channel_begin * view_.channel_stride,
-                           view_.channel_stride, n, count * width);
+      if (plan_.joined > 1) {
+        rows[count] = read_joined(row, task.channel_begin, n, count * width);
+      } else {
+        if (left == 0 || view_.kept != nullptr) {  // the divisions of each row would show
+          offset = view_.outer_offset(row) + task.channel_begin * view_.channel_stride;
+          left = run.size - row % run.size;
+        }
+        rows[count] = this->read(offset, view_.channel_stride, n, count * width);
+        offset += run.stride;
+        --left;
+      }
       ++count;
       if (count == kRowGroup || row + 1 == task.row_end) {
         f(rows, count, width < valid ? width : valid, row + 1 - count);
@@ -156,23 +168,109 @@ class Rows : Reader<Source> {
     if (count > 0) f(rows, count, width, task.row_end - count);
   }
 
-  // Calls f(p, n, column) on what a sample has of some rows: n <= kLanes elements of one column of
-  // the block, gathered at p.
-  template <class F>
-  void each_across(const Task& task, ChannelUnits& units, const Source* const* rows, int64_t count,
-                   int64_t width, int64_t row, F&& f) {
-    const int64_t run = view_.outer[view_.outer_dims - 1].size;  // of rows that follow each other
-    int64_t n;
-    for (int64_t r = 0; r < count; r += n) {
-      const int64_t left = run - (row + r) % run;
-      n = count - r < left ? count - r : left;
-      const int64_t place = this->place_of_row(row + r) + task.channel_begin * view_.channel_place;
-      units.each(place, view_.channel_place, width, n, [&](int64_t column, int64_t i, int64_t m) {
-        Source values[kLanes];
-        for (int64_t j = 0; j < m; ++j) values[j] = rows[r + i + j][column];
-        f(values, m, column);
-      });
+  // Some rows of a task, and where the first element of each is.
+  struct Group {
+    const Source* const* rows;
+    int64_t count, width, row;
+  };
+
+  // Those that are counted; each may be null.
+  struct Histograms {
+    Histogram* tensor;
+    RowHistograms* by_channel;
+
+    bool some() const { return tensor != nullptr || by_channel != nullptr; }
+  };
+
+  // Counts along rows.
+  void count_rows(const Task& task, const Group& group, int64_t ahead, const Histograms& into) {
+    const Source* const* const rows = group.rows;
+    const int64_t count = group.count, width = group.width, row = group.row;
+    Histogram* const tensor = into.tensor;
+    RowHistograms* const by_channel = into.by_channel;
+    const auto place_of = [&](int64_t r) {
+      return (plan_.joined == 1 ? this->place_of_row(r) : r * plan_.width) + task.channel_begin;
+    };
+    const int64_t row_stride = view_.outer_dims == 1 ? view_.outer[0].stride * plan_.joined : 0;
+    const int64_t place_stride = view_.outer_dims == 1 ? view_.outer_place[0] * plan_.joined : 0;
+    // Rows that touch are one run: takes 0.7 of the time with 64 channels per row.
+    const bool together = follow(row, count);
+    const bool touch = count == 1 || ((plan_.packed || (together && row_stride == width)) &&
+                                      (!plan_.samples() || (together && place_stride == width)));
+    if (tensor != nullptr && touch) {
+      const int64_t segment = plan_.packed ? 0 : kSegment;
+      tensor->add<Real, Source>(rows[0], count * width, segment, place_of(row));
     }
+    if (by_channel != nullptr && !by_channel->has_room(count)) empty();
+    if (touch && by_channel == nullptr) return;
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t place = place_of(row + r);
+      if (tensor != nullptr && !touch) tensor->add<Real, Source>(rows[r], width, ahead, place);
+      if (by_channel != nullptr) by_channel->add<Real, Source>(rows[r], width, ahead, place);
+    }
+  }
+
+  // Calls f(p, stride, n, column) on what a sample has of some rows, of which only the first is at
+  // hand: n <= kLanes elements of one column of the block, `stride` apart.
+  template <class F>
+  void each_across(const Task& task, ChannelUnits& units, const Group& group, F&& f) {
+    const Dim run = last_dim();
+    const int64_t stride = plan_.packed ? group.width : run.stride;
+    const int64_t offset = view_.outer_offset(group.row), end = group.row + group.count;
+    int64_t n;
+    for (int64_t row = group.row; row < end; row += n) {
+      const int64_t behind = row % run.size, left = run.size - behind;
+      n = end - row < left ? end - row : left;
+      const Source* const p = group.rows[0] + (plan_.packed ? (row - group.row) * stride
+                                                            : view_.outer_offset(row) - offset);
+      // Of what is packed, only these rows can be read.
+      const int64_t of_task = row - task.row_begin;
+      const int64_t before = plan_.packed ? 0 : behind < of_task ? behind : of_task;
+      const bool goes_on = !plan_.packed && n < left && row + n < task.row_end;
+      const int64_t place = this->place_of_row(row) + task.channel_begin * view_.channel_place;
+      units.each({place, view_.channel_place, group.width, n, before, goes_on},
+                 [&](int64_t column, int64_t i, int64_t m) {
+                   f(p + i * stride + column, stride, m, column);
+                 });
+    }
+  }
+
+  // Copies n <= kLanes elements that are `stride` apart.
+  static HOOKSTATS_INLINE void copy_column(const Source* p, int64_t stride, int64_t n, Source* to) {
+    if (n == kLanes) {
+#pragma GCC unroll 16
+      for (int64_t j = 0; j < kLanes; ++j) to[j] = p[j * stride];
+    } else {
+      for (int64_t j = 0; j < n; ++j) to[j] = p[j * stride];
+    }
+  }
+
+  // Counts what samples have of some rows, of which only the first is at hand, where logical order
+  // goes from row to row.
+  void count_columns(const Task& task, const Group& group, const Histograms& into) {
+    if (into.tensor != nullptr) {
+      Source values[kCountBlock];
+      int64_t found = 0;
+      each_across(task, tensor_units_, group,
+                  [&](const Source* p, int64_t stride, int64_t n, int64_t) {
+                    if (found > kCountBlock - kLanes) {
+                      into.tensor->template add_kept<Real, Source>(values, found);
+                      found = 0;
+                    }
+                    copy_column(p, stride, n, values + found);
+                    found += n;
+                  });
+      into.tensor->template add_kept<Real, Source>(values, found);
+    }
+    if (into.by_channel == nullptr) return;
+    if (!into.by_channel->has_room(group.count)) empty();
+    into.by_channel->count_rows(group.count);
+    each_across(task, channel_units_, group,
+                [&](const Source* p, int64_t stride, int64_t n, int64_t column) {
+                  Source values[kLanes];
+                  copy_column(p, stride, n, values);
+                  into.by_channel->template add_kept<Real, Source>(values, n, column);
+                });
   }
 
   // Sums the vectors [first, last) of the block, and counts while the rows are in L1.
@@ -180,45 +278,17 @@ class Rows : Reader<Source> {
   void sum_rows(const Task& task, RowSums<R, kMasked>* sums, int64_t first, int64_t last,
                 Histogram* tensor = nullptr, RowHistograms* by_channel = nullptr) {
     int pending = 0;
-    const int64_t row_stride = view_.outer_dims == 1 ? view_.outer[0].stride * plan_.joined : 0;
-    const int64_t next = view_.outer_dims > 0 ? view_.outer[view_.outer_dims - 1].stride : 0;
-    const int64_t ahead = plan_.packed ? 0 : kRowGroup * next * plan_.joined;
-    const bool across = plan_.across && !plan_.tensor_sample.all();
+    const int64_t ahead = plan_.packed ? 0 : kRowGroup * last_dim().stride * plan_.joined;
+    const bool tensor_across = plan_.across && !plan_.tensor_sample.all();
     const bool channels_across = plan_.across && !plan_.channel_sample.all();
-    const int64_t place_stride = view_.outer_dims == 1 ? view_.outer_place[0] * plan_.joined : 0;
-    const auto place_of = [&](int64_t row) {
-      return (plan_.joined == 1 ? this->place_of_row(row) : row * plan_.width) + task.channel_begin;
-    };
+    const Histograms in_rows{tensor_across ? nullptr : tensor,
+                             channels_across ? nullptr : by_channel};
+    const Histograms in_columns{tensor_across ? tensor : nullptr,
+                                channels_across ? by_channel : nullptr};
+    const Source* uncounted = nullptr;
+    int64_t uncounted_rows = 0;
     each_group(task, [&](const Source* const* rows, int64_t count, int64_t width, int64_t row) {
-      if (by_channel != nullptr && !by_channel->has_room(count)) empty();
-      // Rows that touch are one run: takes 0.7 of the time with 64 channels per row.
-      const bool together = follow(row, count);
-      const bool touch = count == 1 || ((plan_.packed || (together && row_stride == width)) &&
-                                        (!plan_.samples() || (together && place_stride == width)));
-      if (tensor != nullptr && across) {
-        each_across(task, tensor_units_, rows, count, width, row,
-                    [&](const Source* p, int64_t n, int64_t) {
-                      tensor->template add_kept<Real, Source>(p, n);
-                    });
-      } else if (tensor != nullptr && touch) {
-        tensor->add<Real, Source>(rows[0], count * width, plan_.packed ? 0 : kSegment,
-                                  place_of(row));
-      }
-      for (int64_t r = 0; r < count; ++r) {
-        if (tensor != nullptr && !touch && !across) {
-          tensor->add<Real, Source>(rows[r], width, ahead, place_of(row + r));
-        }
-        if (by_channel != nullptr && !channels_across) {
-          by_channel->add<Real, Source>(rows[r], width, ahead, place_of(row + r));
-        }
-      }
-      if (by_channel != nullptr && channels_across) {
-        by_channel->count_rows(count);
-        each_across(task, channel_units_, rows, count, width, row,
-                    [&](const Source* p, int64_t n, int64_t column) {
-                      by_channel->template add_kept<Real, Source>(p, n, column);
-                    });
-      }
+      if (in_rows.some()) count_rows(task, {rows, count, width, row}, ahead, in_rows);
       const bool narrow = width < task.channel_end - task.channel_begin;
       int64_t v = first;
       if constexpr (!kMasked && std::is_same_v<R, Real> && Lanes<R>::kParts == 1) {
@@ -232,9 +302,19 @@ class Rows : Reader<Source> {
         if (lanes > 0) sums[v - first].add_rows(rows, count, column, lanes, narrow, ahead);
       }
       pending += kRowGroup;
-      if (pending < kSpill) return;
-      for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
-      pending = 0;
+      if (pending >= kSpill) {
+        for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
+        pending = 0;
+      }
+      if (!in_columns.some()) return;
+      if (uncounted_rows == 0) uncounted = rows[0];
+      uncounted_rows += count;
+      // Some rows later: fewer units are cut in two, and more channels have one at once.
+      const int64_t end = row + count;
+      const bool waits = end < task.row_end && (uncounted_rows + count) * width <= kRunTask;
+      if (waits && !plan_.packed) return;
+      count_columns(task, {&uncounted, uncounted_rows, width, end - uncounted_rows}, in_columns);
+      uncounted_rows = 0;
     });
     for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
   }

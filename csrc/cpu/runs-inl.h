@@ -210,18 +210,31 @@ class Runs : Reader<Source> {
     }
   }
 
-  // Some rows of runs so short that all of them are in L1: the runs of a channel are added at once,
-  // and all channels of a row are counted at once if they touch, in logical order too. With
-  // channels finished together, this takes 0.4 of the time for 4x4 maps.
+  // Some rows of runs so short that all of them are in L1: the runs of a channel are added at once.
+  // With channels finished together, this takes 0.4 of the time for 4x4 maps. Whole histograms read
+  // first, as they prefetch; a sample would wait for each of its units.
   void sum_short(const Task& task, int64_t row_offset, int64_t row_place, int64_t rows,
                  RunSums<Real, false>* sums, Histogram* tensor, Histogram* by_channel) {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t n = task.inner_end - task.inner_begin;
-    const int64_t apart = view_.channel_stride;
     const int64_t row_stride = rows > 1 ? view_.outer[0].stride : 0;
+    const Source* const first = this->read(start(task, task.channel_begin, row_offset), 1, n, 0);
+    const bool samples = plan_.samples();
+    if (!samples) count_short(task, first, row_place, rows, row_stride, tensor, by_channel);
+    for (int64_t c = 0; c < channels; ++c) {
+      sums[c].add_runs(first + c * view_.channel_stride, n, rows, row_stride);
+    }
+    if (samples) count_short(task, first, row_place, rows, row_stride, tensor, by_channel);
+  }
+
+  // All channels of a row are counted at once if they touch, in logical order too.
+  void count_short(const Task& task, const Source* first, int64_t row_place, int64_t rows,
+                   int64_t row_stride, Histogram* tensor, Histogram* by_channel) {
+    const int64_t channels = task.channel_end - task.channel_begin;
+    const int64_t n = task.inner_end - task.inner_begin;
+    const int64_t apart = view_.channel_stride;
     const int64_t places_apart = view_.channel_place;
     const bool touch = apart == n && (!plan_.samples() || places_apart == n);
-    const Source* const first = this->read(start(task, task.channel_begin, row_offset), 1, n, 0);
     const int64_t first_place = place(task, task.channel_begin, row_place);
     for (int64_t r = 0; r < rows; ++r) {
       const Source* const p = first + r * row_stride;
@@ -238,7 +251,6 @@ class Runs : Reader<Source> {
         }
       }
     }
-    for (int64_t c = 0; c < channels; ++c) sums[c].add_runs(first + c * apart, n, rows, row_stride);
   }
 
   template <class R, bool kMasked>

@@ -265,6 +265,24 @@ HOOKSTATS_INLINE Lanes<To> widen_lanes(const Lanes<From>& x) {
   }
   return r;
 }
+// The lanes of two registers as they fill one of a type half as wide.
+template <class To, class Half, class Part, int... kLane>
+HOOKSTATS_INLINE void narrow_part(const Part& low, const Part& high, typename Lanes<To>::Part& to,
+                                  std::integer_sequence<int, kLane...>) {
+  const Half low_half = __builtin_convertvector(low, Half);
+  const Half high_half = __builtin_convertvector(high, Half);
+  to = __builtin_shufflevector(low_half, high_half, kLane...);
+}
+template <class To, class From>
+HOOKSTATS_INLINE Lanes<To> narrow_lanes(const Lanes<From>& x) {
+  typedef To Half __attribute__((vector_size(HOOKSTATS_VECTOR_BYTES / 2)));
+  Lanes<To> r;
+  HOOKSTATS_EACH_PART(To) {
+    narrow_part<To, Half>(x.part[2 * i], x.part[2 * i + 1], r.part[i],
+                          std::make_integer_sequence<int, Lanes<To>::kPerPart>{});
+  }
+  return r;
+}
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) { return widen_lanes<double>(x); }
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<double>& x) { return x; }
 
