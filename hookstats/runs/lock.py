@@ -14,6 +14,7 @@ import time
 import weakref
 from _thread import start_new_thread
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -61,7 +62,7 @@ class Lock:
             "token": token,
             "beat": 0,
         }
-        self._released = released = Flag()
+        released = Flag()
         thread = threading.Thread(
             target=_beat,
             args=(path, content, rank, released, beat),
@@ -69,7 +70,8 @@ class Lock:
             daemon=True,
         )
         # Before the file is there, so that an interrupt leaves none.
-        self._end = weakref.finalize(self, _release, path, content, released, thread, beat)
+        self._release = partial(_release, path, content, released, thread, beat)
+        self._end = weakref.finalize(self, self._release)
         while True:
             try:
                 write_file(path, to_json("lock", content), rank, new=True)
@@ -80,9 +82,9 @@ class Lock:
         start_new_thread(thread.start, ())
 
     def release(self) -> None:
-        """Give the lock back; again does nothing."""
-        self._released.set()  # if an interrupt ends this, the thread removes the file
-        self._end()
+        """Give the lock back; again does what an interrupt has left to do."""
+        self._release()
+        self._end.detach()
 
 
 def _beat(path: Path, content: dict[str, Any], rank: int, released: Flag, seconds: float) -> None:

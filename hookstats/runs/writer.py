@@ -406,14 +406,13 @@ class RunWriter:
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Write the pending records, and `coverage` (JSON-able) beside the header.
 
-        Closing a closed writer does nothing.
+        Closing a closed writer does nothing, but for what an interrupt has left to do.
         """
-        if not self._open:
-            return
-        self.flush()
-        self._run.update(coverage=coverage, closed=now())
-        self._write_rank_json()
-        self._open = False
+        if self._open:
+            self.flush()
+            self._run.update(coverage=coverage, closed=now())
+            self._write_rank_json()
+            self._open = False
         self._unlock()
 
     def _write_rank_json(self, *, new: bool = False) -> None:

@@ -10,16 +10,18 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.interrupts import Interrupt
+from support.interrupts import Alarm, Interrupt
 from support.paths import python_path
 from torch import nn
 
 from hookstats import open_run, watch
 from hookstats.runs.lock import Lock
+from hookstats.runs.writer import RunWriter
 
 SCRIPT = """
 import sys, time
@@ -187,3 +189,27 @@ def test_an_interrupt_at_any_line_leaves_no_lock(releasing: bool, tmp_path: Path
     for thread in made:
         thread.join(10)
     assert not [thread for thread in made if thread.is_alive()]
+
+
+def test_a_close_that_an_interrupt_ended_is_done_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is being written then, on a slow disk; the next writer comes at once."""
+    writes, fsync = threading.Event(), os.fsync
+
+    def slowly(descriptor: int) -> None:
+        if threading.current_thread().name == "hookstats-lock":
+            writes.set()
+            time.sleep(0.5)
+        fsync(descriptor)
+
+    monkeypatch.setattr("hookstats.runs.writer.Lock", partial(Lock, beat=1.0))
+    monkeypatch.setattr("hookstats.runs.files.os.fsync", slowly)
+    writer = RunWriter(tmp_path, {}, locked=True)
+    assert writes.wait(10)
+    alarm = Alarm()
+    alarm.set(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        writer.close()
+    writer.close()
+    RunWriter(tmp_path, {}, locked=True, append=True).close()
