@@ -10,7 +10,7 @@ from support.paths import ROOT
 
 sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 
-from bench.cuda.sass.__main__ import Row, above
+from bench.cuda.sass.__main__ import Row, above, table
 from bench.cuda.sass.flow import costs, in_flight
 from bench.cuda.sass.listing import Instruction, Kernel
 
@@ -69,6 +69,34 @@ def test_of_two_ways_the_shorter_one_counts_and_none_with_a_call() -> None:
     assert cost.by_pipe["control"] * 4 * in_flight() == len(slow) + 3
 
 
+def test_a_loop_is_not_repeated_to_count_in_it_again() -> None:
+    """Of values that are not finite, one vector after another is counted in a loop, which is short;
+    of others in both histograms one after the other."""
+    count, elements = ["ATOMS.POPC.INC.32 RZ, [R0+URZ]"] * 4 * in_flight(), 4 * in_flight()
+    between = ["NOP"] * 9
+    loop = 1 + LOOP + 1 + len([*count, *between, *count]) + 1
+    lines = [*HEAD, *LOADS, *SUMS, f"@P1 BRA {{{loop}}}", *count, *between, *count]
+    lines += [f"BRA {{{loop + elements + 1}}}", *count, f"@P2 BRA {{{loop}}}"]
+    lines += ["@P0 BRA {1}", "EXIT"]
+    cost = costs(kernel(*lines, name=NAME.replace("false", "true", 1)))["and both"]
+    assert cost.by_pipe["control"] * elements == len(between) + 3
+
+
+def test_a_call_by_a_predicate_is_passed_by() -> None:
+    lines = [*HEAD, *LOADS, *SUMS, "@P5 CALL.REL.NOINC 0x0", "@P0 BRA {1}", "EXIT"]
+    (cost,) = costs(kernel(*lines)).values()
+    assert cost.instructions == (LOOP + 2) / (4 * in_flight())
+
+
+def test_architectures_stand_side_by_side() -> None:
+    rows = [Row("runs fp32", f"sm_{n}", "moments", n / 8, 5.0, 80, n) for n in (100, 80, 90)]
+    head, _, line = table(rows).splitlines()
+    assert head.startswith("| kernel | what | sm_80 | sm_90 | sm_100 | registers |")
+    cells = "10.0 (5.0) | 11.2 (5.0) | 12.5 (5.0) | 80 | 80 / 90 / 100 | 0.69"
+    assert line == f"| runs fp32 | moments | {cells} |".replace("0.69", f"{rows[2].share:.2f}")
+    assert "| - | " in table([*rows, rows[0]._replace(what="and both")])
+
+
 def test_loops_that_merge_are_not_taken_for_those_that_read() -> None:
     merge = ["LDG.E.128 R4, desc[UR4][R2.64]"] * 9 + ["MUFU.RCP64H R5, R5"]
     lines = [*HEAD, *merge, "@P0 BRA {1}", "EXIT"]
@@ -98,6 +126,7 @@ def test_what_kind_of_rows_a_kernel_reads_is_told_by_its_name() -> None:
         found = kernel(name=name)
         assert (found.is_skewed, found.is_masked, found.dtype) == (is_skewed, False, "fp32")
         assert found.flags == ["false", "false", "1"]
+    assert kernel(name=NAME.replace("runs<", "maps<")).agent == "short rows"
 
 
 def test_files_without_kernels_are_an_error() -> None:

@@ -95,12 +95,31 @@ class Flow:
             if each.target is not None and each.target <= each.address:
                 yield self._index[each.target], i
 
+    def repeats(self, first: int) -> set[tuple[int, int]]:
+        """The branches, from block to block, that repeat a loop within what follows `first`."""
+        found, entered, left = set(), {first}, set[int]()
+        path = [(first, self.followers(first))]
+        while path:
+            start, following = path[-1]
+            if (to := next(following, None)) is None:
+                left.add(start)
+                path.pop()
+            elif to not in entered:
+                entered.add(to)
+                path.append((to, self.followers(to)))
+            elif to not in left:
+                found.add((start, to))
+        return found
+
     def shortest(self, first: int, last: int, asked: Done) -> list[Instruction] | None:
         """The shortest way from `first` to `last`, in blocks, that does all that is asked.
 
-        Calls and additions to memory are for what is rare: no way leads through them.
+        Calls and additions to memory are for what is rare: no way leads through them. Nor does one
+        repeat a loop: what all data have to go through is unrolled, and to count twice in a loop is
+        not to count in both histograms.
         """
         goal = next(start for start, end in self.blocks.items() if start <= last < end)
+        repeats = self.repeats(first)
         begin = first, Done(0, 0, 0)
         best = {begin: 0}
         before: dict[tuple[int, Done], tuple[int, Done]] = {}
@@ -118,6 +137,8 @@ class Flow:
                     return self._way((start, done), before)
                 continue
             for following in self.followers(start):
+                if (start, following) in repeats:
+                    continue
                 key = following, so_far
                 further = length + self.blocks[start] - start
                 if first <= following <= goal and further < best.get(key, sys.maxsize):
