@@ -31,7 +31,12 @@ def kernel(*lines: str, name: str = NAME) -> Kernel:
 
 
 LOADS = ["LDG.E.128 R4, desc[UR4][R2.64]"] * in_flight()
-SUMS = ["FADD R8, R4, R5", "FMNMX R9, R9, R4, PT", "FMNMX R10, R10, R4, !PT"]
+SUMS = [
+    *["FADD R8, R4, R5"] * 4,
+    "FFMA R8, R4, R4, R8",
+    "FMNMX R9, R9, R4, PT",
+    "FMNMX R10, R10, R4, !PT",
+]
 SUMS *= 4 * in_flight()
 HEAD, LOOP = ["MOV R1, R2"], len(LOADS) + len(SUMS)
 
@@ -40,13 +45,13 @@ def test_a_loop_costs_what_is_between_its_ends() -> None:
     lines = [*HEAD, *LOADS, *SUMS, "@P0 BRA {1}", "EXIT"]
     (cost,) = costs(kernel(*lines)).values()
     assert cost.instructions == (LOOP + 1) / (4 * in_flight())
-    assert cost.by_pipe["fma"] == 1.0
+    assert cost.by_pipe["fma"] == 5.0
     assert cost.by_pipe["alu"] == 2.0
 
 
 @pytest.mark.parametrize("least", [["HMNMX2 R9, R9, R4, PT"] * 2, ["VHMNMX R9, R9, R4, R5, PT"]])
 def test_two_elements_of_a_word_are_compared_at_once(least: list[str]) -> None:
-    sums = least * 4 * in_flight()
+    sums = [*["FFMA R8, R4, R4, R8"] * 10, *least] * 4 * in_flight()
     lines = [*HEAD, *LOADS, *sums, "@P0 BRA {1}", "EXIT"]
     (cost,) = costs(kernel(*lines, name=NAME.replace("float", "hookstats::BFloat16"))).values()
     assert cost.instructions == (len(LOADS) + len(sums) + 1) / (8 * in_flight())
@@ -58,6 +63,11 @@ def test_the_way_that_does_all_is_taken_and_no_shorter_one() -> None:
     lines = [*HEAD, *LOADS, f"@P1 BRA {{{over}}}", *SUMS, "@P0 BRA {1}", "EXIT"]
     (cost,) = costs(kernel(*lines)).values()
     assert cost.instructions == (LOOP + 2) / (4 * in_flight())
+
+
+def test_a_way_that_leaves_a_sum_out_is_none() -> None:
+    lines = [*HEAD, *LOADS, *SUMS, "@P0 BRA {1}", "EXIT"]
+    assert costs(kernel(*(line.replace("FFMA", "MOV") for line in lines))) == {}
 
 
 def test_of_two_ways_the_shorter_one_counts_and_none_with_a_call() -> None:

@@ -38,23 +38,27 @@ class Done(NamedTuple):
     """Additions to counters in shared memory."""
     compared: int
     """Minima and maxima: two a word, whether it has one element or two."""
+    sums: int
+    """Additions, plain and fused: each element's five: the difference, its square, and what is added to three sums."""
 
     @classmethod
     def by(cls, body: Iterable[Instruction]) -> Done | None:
         """What `body` does; None where it has something rare."""
-        loads = counts = compared = 0
+        loads = counts = compared = sums = 0
         for each in body:
             if each.is_rare:
                 return None
             loads += each.reads_vector
             counts += each.mnemonic == "ATOMS"
             compared += 2 if each.mnemonic in TERNARY else each.mnemonic in ("FMNMX", "HMNMX2")
-        return cls(loads, counts, compared)
+            sums += each.mnemonic in ("FADD", "FFMA")
+        return cls(loads, counts, compared, sums)
 
     def after(self, body: Done, asked: Done) -> Done:
         """What is done after `body`, too."""
         compared = min(self.compared + body.compared, asked.compared)
-        return Done(self.loads + body.loads, self.counts + body.counts, compared)
+        sums = min(self.sums + body.sums, asked.sums)
+        return Done(self.loads + body.loads, self.counts + body.counts, compared, sums)
 
 
 class Flow:
@@ -120,7 +124,7 @@ class Flow:
         """
         goal = next(start for start, end in self.blocks.items() if start <= last < end)
         repeats = self.repeats(first)
-        begin = first, Done(0, 0, 0)
+        begin = first, Done(0, 0, 0, 0)
         best = {begin: 0}
         before: dict[tuple[int, Done], tuple[int, Done]] = {}
         queue = [(0, *begin)]
@@ -191,7 +195,7 @@ def costs(kernel: Kernel) -> dict[str, Cost]:
     if kernel.flags[0] == "true":
         asked = {"and samples": 0, "and one histogram": elements, "and both": 2 * elements}
     for what, counts in asked.items():
-        done = Done(loads, counts, 2 * elements * size // 4)
+        done = Done(loads, counts, 2 * elements * size // 4, 5 * elements)
         ways = [way for loop in reading if (way := flow.shortest(*loop, done)) is not None]
         if ways:
             way = min(ways, key=len)
