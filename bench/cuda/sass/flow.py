@@ -39,7 +39,10 @@ class Done(NamedTuple):
     compared: int
     """Minima and maxima: two a word, whether it has one element or two."""
     sums: int
-    """Additions, plain and fused: each element's five: the difference, its square, and what is added to three sums."""
+    """Additions, plain and fused. Of each element five: the difference, its square, three sums.
+
+    The first ones, to zero, are none.
+    """
 
     @classmethod
     def by(cls, body: Iterable[Instruction]) -> Done | None:
@@ -195,7 +198,7 @@ def costs(kernel: Kernel) -> dict[str, Cost]:
     if kernel.flags[0] == "true":
         asked = {"and samples": 0, "and one histogram": elements, "and both": 2 * elements}
     for what, counts in asked.items():
-        done = Done(loads, counts, 2 * elements * size // 4, 5 * elements)
+        done = Done(loads, counts, 2 * elements * size // 4, 5 * (elements - 1))
         ways = [way for loop in reading if (way := flow.shortest(*loop, done)) is not None]
         if ways:
             way = min(ways, key=len)

@@ -65,8 +65,10 @@ class Instruction(NamedTuple):
 
     @property
     def is_rare(self) -> bool:
-        """Whether it is for what happens seldom: a call, an addition to memory. A call by a predicate
-        is the end of a loop where it is taken, and nothing where it is not."""
+        """Whether it is for what happens seldom: a call, an addition to memory.
+
+        A call by a predicate is the end of a loop where it is taken, and nothing where it is not.
+        """
         is_call = self.mnemonic == "CALL" and not self.text.startswith("@")
         return is_call or self.mnemonic in ("RED", "ATOMG", "ATOM")
 
