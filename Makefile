@@ -124,7 +124,7 @@ cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, for every arc
 	fi
 	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
 	@if [ -d build/cuda ]; then \
-	  $(BIN)/python -m bench.cuda.sass --only sm_90 --check $$(ls -dt build/temp.*/nvcc | head -n 1)/kernels_{float32,float16,bfloat16}.cu.o; \
+	  $(BIN)/python -m bench.cuda.sass --check $$(ls -dt build/temp.*/nvcc | head -n 1)/kernels_{float32,float16,bfloat16}.cu.o; \
 	fi
 	@if [ -d build/cuda ] && [[ "$(CUDA_ARCHITECTURES)" == *";"* ]]; then \
 	  $(BIN)/python -m bench.cuda.tune --build own --capability 9.0; \

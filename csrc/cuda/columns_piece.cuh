@@ -1,5 +1,6 @@
 // The pieces of columns: which rows and channels are a thread's, and how they are read. Rows that
-// do not begin where vectors do are read in vectors, too: see `Skewed`.
+// do not begin where vectors do are read in vectors, too: see `Skewed`. Of `Mapped` rows, in which
+// a channel has several elements side by side, each of these is a column.
 #pragma once
 
 #include "cuda/kept.cuh"
@@ -20,7 +21,8 @@ class ColumnsPiece {
         outer_(outer),
         scale_(common),
         across_(static_cast<int>(item.slots.divisor)),
-        width_((across_ - (Source::kSkewed ? 1 : 0)) * kOwned),
+        width_(Source::kMapped ? static_cast<int>(item.inner_step)
+                               : (across_ - (Source::kSkewed ? 1 : 0)) * kOwned),
         down_(block_threads() / across_),
         column_(thread_index() % across_),
         row_(thread_index() / across_),
@@ -31,7 +33,12 @@ class ColumnsPiece {
 
   // Begins a piece: a split of the rows of a group of channels. All threads of the block call it.
   HOOKSTATS_DEVICE void begin(int group, int split, void* scratch) {
-    begin_ = int64_t{group} * width_;
+    if constexpr (Source::kMapped) {
+      begin_elements(group, split % item_.inner_splits);
+      split /= item_.inner_splits;
+    } else {
+      begin_ = int64_t{group} * width_;
+    }
     first_row_ = split * item_.row_step;
     const int64_t left = item_.outer_size - first_row_;
     rows_ = static_cast<uint32_t>(left < item_.row_step ? left : item_.row_step);
@@ -46,6 +53,48 @@ class ColumnsPiece {
   // that neighbours read neighbours.
   HOOKSTATS_DEVICE int64_t owned(int i) const {
     return Source::kVectors ? column_ * kOwned + i - skew_ : i * across_ + column_;
+  }
+
+  // Of maps: which elements are the block's, those of several channels or a part of one.
+  HOOKSTATS_DEVICE void begin_elements(int group, int part) {
+    const int64_t size = item_.inner_size, together = size < width_ ? width_ : size;
+    begin_ = group * together + int64_t{part} * width_;
+    const int64_t of_group = together - int64_t{part} * width_;
+    const int64_t of_all = item_.channels * size - begin_;
+    const int64_t left = of_group < of_all ? of_group : of_all;
+    elements_ = left < width_ ? static_cast<int>(left) : width_;
+    map_ = size < width_ ? static_cast<int>(size) : width_;
+    first_channel_ = int64_t{group} * (width_ / map_);
+  }
+
+  // Of maps: the channel, from the block's first one on, of the thread's first element; and which
+  // of its elements are of the next one. Those of a thread are of no third: a map has no fewer.
+  HOOKSTATS_DEVICE void find_maps() {
+    const int first = column_ * kOwned < skew_ ? 0 : static_cast<int>(owned(0));
+    channel_ = first / map_;
+    const int own = (channel_ + 1) * map_ - static_cast<int>(owned(0));
+    next_ = own < kOwned ? 0xfu << own & 0xfu : 0;
+    copies_ = common_.shared.channel_copies;
+  }
+
+  // The channel of the thread's element i.
+  HOOKSTATS_DEVICE int64_t channel(int i) const {
+    if constexpr (Source::kMapped) return first_channel_ + channel_ + (next_ >> i & 1);
+    return begin_ + owned(i);
+  }
+
+  // Where the counters of the channel of element i are in a row of a table: neighbouring threads
+  // have neighbouring ones. Of what is no channel of the block, they are in the last column. A map
+  // has a table of its own, with some counters of a slot for neighbouring threads.
+  HOOKSTATS_DEVICE int counter(int i) const {
+    if constexpr (Source::kMapped) {
+      const int slots = static_cast<int>(common_.channel_bins.slots());
+      const int table = channel_ + static_cast<int>(next_ >> i & 1);
+      return table * slots * copies_ + (column_ & (copies_ - 1));
+    }
+    if constexpr (!Source::kSkewed) return i * across_ + column_;
+    const int channel = static_cast<int>(owned(i));
+    return (channel & (kOwned - 1)) * across_ + (channel < 0 ? across_ - 1 : channel / kOwned);
   }
 
   // Cuts the piece to the rows from the first one that a mask keeps to the last.
@@ -103,15 +152,18 @@ class ColumnsPiece {
     for (int i = 0; i < kOwned; ++i) {
       const int64_t channel = owned(i);
       const bool in_block = !Source::kSkewed || (channel >= 0 && channel < width_);
-      if (row_ < down_ && in_block && begin_ + channel < item_.channels) exist_ |= 1u << i;
+      const bool in_tensor =
+          Source::kMapped ? channel < elements_ : begin_ + channel < item_.channels;
+      if (row_ < down_ && in_block && in_tensor) exist_ |= 1u << i;
     }
-    const int64_t stride = Source::kVectors ? 1 : across_;
-    offset_ = (begin_ + owned(0)) * item_.channel_stride;
-    stride_ = stride * item_.channel_stride;
+    const int64_t step = Source::kMapped ? 1 : item_.channel_stride;
+    offset_ = (begin_ + owned(0)) * step;
+    stride_ = (Source::kVectors ? 1 : across_) * step;
     // Of the thread's first row, and from one of its rows to the next.
     down_bytes_ = static_cast<uintptr_t>(down_ * row_bytes_);
     address_ = data + static_cast<uintptr_t>(offset_ * size + (first_row_ + row_) * row_bytes_);
     if constexpr (Source::kSkewed) find_whole_rows();
+    if constexpr (Source::kMapped) find_maps();
   }
 
   // Which of this thread's rows have their vectors within the tensor: all but the tensor's first or
@@ -172,9 +224,18 @@ class ColumnsPiece {
     Source::widen_all(common_, scale_, values, x);
   }
 
-  // Of channel i of the thread, in a row of samples.
+  // Of element i of the thread, in a row of samples.
   HOOKSTATS_DEVICE int sampled_place(int i) const {
-    return Source::kSkewed ? static_cast<int>(owned(i)) : i * across_ + column_;
+    return kApart ? static_cast<int>(owned(i)) : i * across_ + column_;
+  }
+
+  // In a row of samples, the `sample`-th that the shift of the thread's element i is made of: that
+  // element's column, or of maps columns from all over the map, the same for all of its elements.
+  HOOKSTATS_DEVICE int place_for(int i, int sample) const {
+    if constexpr (!Source::kMapped) return sampled_place(i);
+    const int map = channel_ + static_cast<int>(next_ >> i & 1);
+    const int size = map_ < elements_ ? map_ : elements_;
+    return map * map_ + sample * size / kSampled;
   }
 
   // The mean of each channel over the first rows of some of the block's threads; all call it.
@@ -195,7 +256,7 @@ class ColumnsPiece {
       }
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) {
-        if (!Source::kSkewed || exists(c)) {
+        if (!kApart || exists(c)) {
           samples[row_ * width_ + sampled_place(c)] = tree_mean(rows[c]);
         }
       }
@@ -204,11 +265,10 @@ class ColumnsPiece {
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) {
       shift[c] = 0;
-      if (Source::kSkewed && !exists(c)) continue;
-      const Real* const column = samples + sampled_place(c);
+      if (kApart && !exists(c)) continue;
       Real all[kSampled];
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kSampled; ++i) all[i] = column[i % sampled * width_];
+      for (int i = 0; i < kSampled; ++i) all[i] = samples[place_for(c, i) + i % sampled * width_];
       const Real mean = tree_mean(all);
       if (is_finite(mean)) shift[c] = mean;
     }
@@ -216,6 +276,8 @@ class ColumnsPiece {
   }
 
   static constexpr int kSampled = 8;  // threads: with their rows, 64 elements a channel
+  // Whether a thread's elements may be of several channels or of none.
+  static constexpr bool kApart = Source::kSkewed || Source::kMapped;
   static constexpr int kVectorBytes = sizeof(Values);  // where the source reads vectors
 
   const Common& common_;
@@ -234,6 +296,10 @@ class ColumnsPiece {
   int skew_ = 0;
   Values keeps_{};
   uint32_t whole_from_ = 0, whole_to_ = 0;
+  // Of maps: the block's elements of a row, and of one map; see begin_elements and find_maps.
+  int elements_ = 0, map_ = 0, channel_ = 0, copies_ = 1;
+  int64_t first_channel_ = 0;
+  uint32_t next_ = 0;
 };
 
 }  // namespace hookstats::cuda

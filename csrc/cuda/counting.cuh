@@ -58,14 +58,19 @@ HOOKSTATS_DEVICE Bins block_bins(const Bins& given, float* edges) {
   return b;
 }
 
-// See core/bins.h for what the nearest edge settles. In fp32 it takes no comparisons: the unit that
-// makes them has more to do.
-HOOKSTATS_DEVICE int32_t nearest_edge(const Bins& b, float x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+// See core/bins.h for what the nearest edge settles. In fp32 it takes no comparisons, as the unit
+// that makes them has more to do: adding kMagic, 1.5 * 2^23, rounds to an integer, which is the low
+// bits of the sum. `edge_bits` are all of them.
+constexpr float kMagic = 12582912.0f;
+constexpr uint32_t kMagicBits = 0x4b400000u;
+
+HOOKSTATS_DEVICE uint32_t edge_bits(const Bins& b, float x) {
   const float bins = static_cast<float>(b.bins), share_a_unit = b.scale / bins;
   const float share = saturate(std::fma(x, share_a_unit, -b.lo * share_a_unit));
-  return static_cast<int32_t>(bits_from_float(std::fma(share, bins, kMagic)) -
-                              bits_from_float(kMagic));
+  return bits_from_float(std::fma(share, bins, kMagic));
+}
+HOOKSTATS_DEVICE int32_t nearest_edge(const Bins& b, float x) {
+  return static_cast<int32_t>(edge_bits(b, x) - kMagicBits);
 }
 HOOKSTATS_DEVICE int32_t nearest_edge(const Bins& b, double x) {
   const double guess = (x - static_cast<double>(b.lo)) * static_cast<double>(b.scale) + 0.5;
@@ -141,28 +146,35 @@ HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repe
                             State&& state) {
   if constexpr (sizeof(Real) == sizeof(float)) {
     // Non-finite values are counted too, by patterns that `add_patterns` passes over, or in a
-    // counter that nobody reads: a select costs less than a branch. Zeros have the pattern of +0.
+    // counter that nobody reads: a select costs less than a branch.
+    const uint32_t table = shared_place(h.table), row = static_cast<uint32_t>(h.pitch) * 4;
+    const auto add = [&](int i, uint32_t at) {
+      const uint32_t counter = at + static_cast<uint32_t>(offset(i)) * 4;
+      add_shared(kFinite || is_finite(x[i]) ? at_place<uint32_t>(counter) : h.unread, 1);
+    };
     if (h.patterns) {
       HOOKSTATS_UNROLL
-      for (int i = 0; i < N; ++i) {
-        add_shared(h.table + (bits_from_float(x[i] + 0.0f) >> h.bins.shift), 1);
+      for (int i = 0; i < N; ++i) {  // zeros have the pattern of +0
+        const uint32_t pattern = bits_from_float(x[i] + 0.0f) >> h.bins.shift;
+        add_shared(at_place<uint32_t>(table + pattern * 4), 1);
       }
       return;
     }
     if (h.table != nullptr && h.bins.kind == BinKind::kLog) {
-      uint32_t* const zeros = h.table + (h.bins.magnitudes + 1) * h.pitch;
+      const uint32_t zeros = table + static_cast<uint32_t>(h.bins.magnitudes + 1) * row;
       HOOKSTATS_UNROLL
       for (int i = 0; i < N; ++i) {
-        const int32_t at = log_slot_from_zero(h.bins, x[i]) * h.pitch;
-        add_shared(kFinite || is_finite(x[i]) ? zeros + offset(i) + at : h.unread, 1);
+        add(i, zeros + static_cast<uint32_t>(log_slot_from_zero(h.bins, x[i])) * row);
       }
       return;
     }
     if (h.table != nullptr && h.bins.uniform) {
+      const uint32_t edges = shared_place(h.edges) - kMagicBits * 4;
+      const uint32_t rows = table - kMagicBits * row;
       HOOKSTATS_UNROLL
       for (int i = 0; i < N; ++i) {
-        const int32_t at = uniform_slot(h.bins, h.edges, x[i]) * h.pitch;
-        add_shared(kFinite || is_finite(x[i]) ? h.table + offset(i) + at : h.unread, 1);
+        const uint32_t edge = edge_bits(h.bins, x[i]), at = rows + edge * row;
+        add(i, x[i] >= *at_place<const float>(edges + edge * 4) ? at + row : at);
       }
       return;
     }

@@ -45,12 +45,10 @@ HOOKSTATS_DEVICE C load_partial(const C* partial) {
   return c;
 }
 
-// Merges, for each of `width` columns, the `rows` rows of threads (row r, column t in entry
-// r * width + t of `scratch`) into row 0, by a tree. All threads of the block call it.
+// Merges, for each of `width` columns, `rows` rows of entries (row r, column t in entry r * width +
+// t of `scratch`) into row 0, by a tree. All threads of the block call it, once they have written.
 template <class C>
-HOOKSTATS_DEVICE void merge_rows(C* scratch, const C& mine, int row, int column, int width,
-                                 int rows) {
-  if (row < rows) scratch[row * width + column] = mine;
+HOOKSTATS_DEVICE void merge_entries(C* scratch, int row, int column, int width, int rows) {
   int half = 1;
   while (2 * half < rows) half *= 2;
   for (sync_block(); half > 0; half /= 2) {
@@ -59,6 +57,14 @@ HOOKSTATS_DEVICE void merge_rows(C* scratch, const C& mine, int row, int column,
     }
     sync_block();
   }
+}
+
+// The same of what the threads have, one entry each.
+template <class C>
+HOOKSTATS_DEVICE void merge_rows(C* scratch, const C& mine, int row, int column, int width,
+                                 int rows) {
+  if (row < rows) scratch[row * width + column] = mine;
+  merge_entries(scratch, row, column, width, rows);
 }
 
 // Whether the calling block is the last of `blocks` to come here. The threads of the last block see

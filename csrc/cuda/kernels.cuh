@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/agent_columns.cuh"
+#include "cuda/agent_maps.cuh"
 #include "cuda/agent_runs.cuh"
 #include "cuda/chosen.cuh"
 #include "cuda/kept.cuh"
@@ -88,6 +89,17 @@ template <class Source, bool kCounts, bool kHigher, int kItems>
 HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, kColumnsBlocks)
     columns(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
   run_agent<Columns<Source, kCounts, kHigher>, kCounts>(table);
+}
+
+template <class Source, bool kCounts, bool kHigher, int kItems>
+HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, kColumnsBlocks)
+    maps(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
+  run_agent<Maps<Mapped<Source>, kCounts, kHigher>, kCounts>(table);
+}
+
+template <class Source>
+void launch_maps(const Table<1>& table, bool counts, const LaunchConfig& config) {
+  launch(counts ? maps<Source, true, false, 1> : maps<Source, false, false, 1>, config, table);
 }
 
 template <class Source, bool kCounts, bool kHigher, int kItems>

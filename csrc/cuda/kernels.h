@@ -10,8 +10,9 @@ template <class T>
 struct Vectors;
 struct Scalars;
 
-// Skewed columns have rows that begin anywhere; one tensor alone, without higher moments or masks.
-enum class AgentKind : uint8_t { kRuns, kColumns, kSkewedColumns };
+// Skewed columns have rows that begin anywhere, maps some elements of each channel side by side:
+// both of one tensor alone, without higher moments or masks.
+enum class AgentKind : uint8_t { kRuns, kColumns, kSkewedColumns, kMaps };
 
 // `higher`: the moments of all items have the columns m3 and m4.
 template <class Source, int kItems>

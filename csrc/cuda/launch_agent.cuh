@@ -23,6 +23,7 @@ void launch_agent(const Table<kItems>& table, AgentKind agent, bool higher,
                            : columns<Skewed<Source>, false, false, 1>,
                     config, table);
     }
+    if (agent == AgentKind::kMaps) return launch_maps<Source>(table, counts, config);
   }
   if (higher) {
     launch_one<Source, true, true>(table, agent, config);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "core/state.h"
 #include "cuda/kernels.h"
@@ -88,12 +89,13 @@ inline int32_t patterns(const UpdateParams& p, bool vectors) {
   return n <= kMostPatterns ? static_cast<int32_t>(n) : 0;
 }
 
-// `channel_counters` are those of a slot in all tables of channels. A histogram that has no room is
-// counted in memory.
+// `channel_counters` are those of a slot in all tables of channels, `scratch` the Channels beside
+// the tables. A histogram that has no room is counted in memory.
 inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vectors,
-                          int64_t channel_counters) {
+                          int64_t channel_counters, int64_t scratch = kBlock) {
   constexpr int64_t kBytes = sizeof(uint32_t);
-  const int64_t room = static_cast<int64_t>(device.shared_bytes - kBlock * channel_bytes(p.higher));
+  const int64_t room = static_cast<int64_t>(device.shared_bytes) -
+                       scratch * static_cast<int64_t>(channel_bytes(p.higher));
   Shared shared;
   int64_t edges = 0, counters = 4;
   const auto add = [&](const Bins& bins, int64_t more, int32_t& edges_at, int32_t& table_at) {
@@ -239,6 +241,62 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   plan.scratch = kBlock;
 }
 
+// Whether channels have maps that follow each other in memory, so that all of a row is side by
+// side, and rows and maps begin where threads' elements may.
+inline bool has_maps(const UpdateParams& p) {
+  const ChannelView& view = p.view;
+  return vector_source(p.dtype) != SourceKind::kScalars && view.channels > 1 &&
+         view.outer_dims == 1 && view.inner.stride == 1 && view.inner.size >= kOwned &&
+         view.channel_stride == view.inner.size && view.channels * view.inner.size % kOwned == 0 &&
+         aligned(p, kOwned * element_size(p.dtype));
+}
+
+// Maps: a block is as narrow as leaves each thread `least_rows` rows, and takes whole maps, or a
+// part of one. False, with nothing planned, where maps do not begin with a thread's elements.
+inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
+  const ChannelView& view = p.view;
+  const PlanPolicy& policy = device.policy;
+  const int64_t size = view.inner.size, rows = view.outer_size;
+  const int64_t down_at_most = std::clamp<int64_t>(rows / policy.least_rows, 1, kBlock);
+  const int64_t narrowest = std::max((kBlock / (down_at_most + 1) + 1) * kOwned,  // elements
+                                     kLeastMapBytes / element_size(p.dtype));
+  int64_t width = 0, parts = 1;
+  if (size > narrowest && size % kOwned == 0) {
+    parts = ceil_div(size, std::min<int64_t>(2 * narrowest, kBlock * kOwned));
+    width = ceil_div(ceil_div(size, parts), kOwned) * kOwned;
+  } else {
+    const int64_t together = kOwned / std::gcd(size, int64_t{kOwned});
+    width = std::min(ceil_div(narrowest, size * together) * together, view.channels) * size;
+  }
+  if (width % kOwned != 0 || width > kBlock * kOwned) return false;
+  const int64_t maps = std::max<int64_t>(width / size, 1), across = width / kOwned;
+  const int64_t down = kBlock / across;
+  const int64_t entries =
+      most_sharing(static_cast<int>(std::min(size, width)), kOwned) * down * maps;
+  plan.scratch = static_cast<int32_t>(std::max<int64_t>(entries, kBlock));
+  int32_t copies = policy.copies;
+  while (copies > 1 && (maps * copies > 2 * policy.copies ||
+                        p.channel_bins.slots() * copies * 4 > policy.most_copy_bytes)) {
+    copies /= 2;
+  }
+  plan.shared = plan_shared(device, p, true, maps * copies, plan.scratch);
+  plan.shared.channel_copies = copies;
+  if (p.channel_bins.kind != BinKind::kNone && plan.shared.channel_table < 0) return false;
+  plan.agent = AgentKind::kMaps;
+  Item& item = plan.item;
+  item.teams = 1;
+  item.slots = make_divisor(static_cast<uint32_t>(across));
+  item.groups = static_cast<int32_t>(ceil_div(view.channels, maps));
+  const int64_t wanted =
+      int64_t{device.multiprocessors} * policy.column_pieces / (item.groups * parts);
+  item.row_step = ceil_div(rows, pieces_of(rows, wanted, down * policy.least_rows));
+  item.row_splits = static_cast<int32_t>(ceil_div(rows, item.row_step));
+  item.inner_splits = static_cast<int32_t>(ceil_div(size, width));
+  item.inner_step = width;
+  item.blocks = static_cast<int32_t>(int64_t{item.groups} * item.splits());
+  return true;
+}
+
 // `alone`: of a launch of its own.
 inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone) {
   const ChannelView& view = p.view;
@@ -276,7 +334,12 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone) {
     plan.agent = AgentKind::kRuns;
     const bool vectors = (view.inner.stride == 1 || view.inner.size == 1) && view.outer_dims <= 1;
     plan.source = vectors ? wide : SourceKind::kScalars;
+    const bool maps = alone && !p.higher && view.flags == nullptr && has_maps(p) &&
+                      2 * view.outer_size >= device.policy.least_rows;
     plan_runs(device, p, plan.source != SourceKind::kScalars, plan);
+    if (maps && item.row_step > 1 && !plan_maps(device, p, plan)) {
+      plan_runs(device, p, true, plan);
+    }
   }
   if (item.splits() > 1) {
     plan.partials = item.splits() * view.channels;

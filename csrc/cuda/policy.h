@@ -21,6 +21,10 @@
 // thread's registers have room for the sums of four channels at 512 threads per multiprocessor,
 // each with 64 bytes under way.
 //
+// Channels first, many short rows of each (maps of 7x7): threads walk down the rows as in channels
+// last, where all of a row is side by side. What a thread does in the end, some 1000 instructions,
+// is then worth 32 rows, so a block is as wide as that needs.
+//
 // Many tensors: the same blocks, found by bisection in the arguments of a launch of 150 tensors.
 //
 // Channels last that are no multiple of four: a vector at the end of a block's rows is read by the
@@ -91,6 +95,7 @@ struct PlanPolicy {
   int histogram_blocks = tuned::kHistogramBlocks;
 };
 
+constexpr int64_t kLeastMapBytes = 256;           // of a row that a block of maps reads
 constexpr int64_t kMostPatterns = 8192;           // 32 KB: up to 4 subdivision bits
 constexpr int kMostWarpTables = 65536;            // bytes of the tables of all warps of a block
 constexpr int64_t kMostPiece = int64_t{1} << 26;  // slots: what 32-bit counters and indices take

@@ -44,6 +44,15 @@ HOOKSTATS_HOST_DEVICE uint32_t extreme_word(uint32_t a, uint32_t b, bool greater
 
 namespace hookstats::cuda {
 
+inline uint32_t shared_place(const void* address) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) -
+                               reinterpret_cast<uintptr_t>(shared_memory()));
+}
+template <class T>
+T* at_place(uint32_t place) {
+  return reinterpret_cast<T*>(shared_memory() + place);
+}
+
 // What other blocks wrote in this launch.
 template <class T>
 T load_fresh(const T* address) {
@@ -128,6 +137,17 @@ HOOKSTATS_DEVICE T shuffle_from(T value, int source) {
 HOOKSTATS_DEVICE char* shared_memory() {
   extern __shared__ __align__(16) char dynamic_shared[];
   return dynamic_shared;
+}
+
+// Shared memory by its bytes from the first one on, 32 bits: of a pointer the compiler does not
+// always know that it is to shared memory, and then adds to counters as if they were anywhere.
+HOOKSTATS_DEVICE uint32_t shared_place(const void* address) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) -
+                               reinterpret_cast<uintptr_t>(shared_memory()));
+}
+template <class T>
+HOOKSTATS_DEVICE T* at_place(uint32_t place) {
+  return reinterpret_cast<T*>(shared_memory() + place);
 }
 
 // Without a result: the hardware then merges a warp's additions to one counter.

@@ -40,6 +40,9 @@ struct Scale {
   HOOKSTATS_DEVICE double operator()(double x) const { return x / static_cast<double>(divisor); }
 };
 
+// Out of line, as it is rare.
+HOOKSTATS_OUT_OF_LINE float divided(float x, float divisor) { return x / divisor; }
+
 // Every source reads N elements at a time: along a run, or of neighbouring channels. A NaN stands
 // for a missing element: it is in no sum and no histogram, and `seen` does not count it.
 
@@ -51,6 +54,7 @@ struct Vectors {
   static constexpr bool kVectors = true;
   static constexpr bool kMasked = false;  // see kept.cuh
   static constexpr bool kSkewed = false;  // see Skewed
+  static constexpr bool kMapped = false;  // see Mapped
   static constexpr int kElementsAWord = 4 / sizeof(T);
   static constexpr uint32_t kNaNs = 0x7fff7fffu;  // one of fp32, two of fp16 or bf16
   using Element = T;
@@ -233,8 +237,8 @@ struct Vectors {
   template <int N>
   static HOOKSTATS_DEVICE void scale_all(const Scale& scale, Real (&x)[N]) {
     if (scale.divides) {
-      HOOKSTATS_NO_UNROLL
-      for (int i = 0; i < N; ++i) put(x, i, pick(x, i) / scale.divisor);
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < N; ++i) x[i] = divided(x[i], scale.divisor);
       return;
     }
     HOOKSTATS_UNROLL
@@ -278,6 +282,13 @@ struct Skewed : Source {
   static constexpr bool kSkewed = true;
 };
 
+// Reads what `Source` reads, of rows in which each channel has a map: several elements side by
+// side.
+template <class Source>
+struct Mapped : Source {
+  static constexpr bool kMapped = true;
+};
+
 // Out of line, as its switch is large.
 HOOKSTATS_OUT_OF_LINE double widen_bits(DType dtype, Scale scale, uint64_t bits) {
   return dispatch(dtype, [&](auto* type) {
@@ -295,6 +306,7 @@ struct Scalars {
   static constexpr bool kVectors = false;
   static constexpr bool kMasked = false;
   static constexpr bool kSkewed = false;
+  static constexpr bool kMapped = false;
 
   static HOOKSTATS_DEVICE int64_t element_size(const Common& common) { return common.element_size; }
 

@@ -114,6 +114,23 @@ struct Sums : HigherSums<Real, kHigher> {
     wide_zero += static_cast<uint32_t>(tile.zero);
   }
 
+  // Adds sums that are spilled, about the same shift.
+  HOOKSTATS_DEVICE void add(const Sums& other) {
+    wide_s1 += other.wide_s1;
+    wide_s2 += other.wide_s2;
+    wide_l1 += other.wide_l1;
+    if constexpr (kHigher) {
+      this->wide_s3 += other.wide_s3;
+      this->wide_s4 += other.wide_s4;
+    }
+    least = std::fmin(least, other.least);
+    greatest = std::fmax(greatest, other.greatest);
+    wide_finite += other.wide_finite;
+    wide_zero += other.wide_zero;
+    posinf += other.posinf;
+    neginf += other.neginf;
+  }
+
   HOOKSTATS_DEVICE void add_infinity(Real x) {
     posinf += x == kInfinity<Real>;
     neginf += x == -kInfinity<Real>;
@@ -221,6 +238,15 @@ struct WideSums : HigherWideSums<kHigher> {
       this->wide_s4 += d * d * (d * d);
     }
     l1 += std::fabs(x);
+  }
+  HOOKSTATS_DEVICE void add(const WideSums& other) {
+    s1 += other.s1;
+    s2 += other.s2;
+    l1 += other.l1;
+    if constexpr (kHigher) {
+      this->wide_s3 += other.wide_s3;
+      this->wide_s4 += other.wide_s4;
+    }
   }
   HOOKSTATS_DEVICE void reduce_warp() {
     HOOKSTATS_NO_UNROLL

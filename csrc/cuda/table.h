@@ -34,6 +34,12 @@ HOOKSTATS_HOST_DEVICE inline int rows_alike(int64_t row_bytes, int bytes) {
   return within == 0 ? 1 : bytes / static_cast<int>(within & -within);
 }
 
+// The most threads, of `owned` neighbouring elements each, that have some of `size` neighbouring
+// ones.
+HOOKSTATS_HOST_DEVICE inline int most_sharing(int size, int owned) {
+  return (size + owned - 2) / owned + 1;
+}
+
 // One tensor, cut: each of its channels (or blocks of neighbouring channels) is cut into `splits`
 // pieces, each the work of one team. The split is by shape, alignment and Device alone.
 struct Item {
@@ -51,8 +57,8 @@ struct Item {
   int64_t outer_size;
   int64_t repeat;
   int64_t row_step;    // outer indices per piece
-  int64_t inner_step;  // elements of a row per piece
-  Divisor slots;       // runs: slots of a piece's part of a row. Columns: threads side by side
+  int64_t inner_step;  // elements of a row per piece; of maps, those of all channels of a block
+  Divisor slots;  // runs: slots of a piece's part of a row. Columns, maps: threads side by side
   int32_t row_splits, inner_splits;
   int32_t groups;  // channels, or blocks of channels
   int32_t teams;   // runs: teams per block, each a warp or the whole block

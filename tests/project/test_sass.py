@@ -10,7 +10,7 @@ from support.paths import ROOT
 
 sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 
-from bench.cuda.sass.__main__ import Row, above
+from bench.cuda.sass.__main__ import Row, above, table
 from bench.cuda.sass.flow import costs, in_flight
 from bench.cuda.sass.listing import Instruction, Kernel
 
@@ -31,7 +31,12 @@ def kernel(*lines: str, name: str = NAME) -> Kernel:
 
 
 LOADS = ["LDG.E.128 R4, desc[UR4][R2.64]"] * in_flight()
-SUMS = ["FADD R8, R4, R5", "FMNMX R9, R9, R4, PT", "FMNMX R10, R10, R4, !PT"]
+SUMS = [
+    *["FADD R8, R4, R5"] * 4,
+    "FFMA R8, R4, R4, R8",
+    "FMNMX R9, R9, R4, PT",
+    "FMNMX R10, R10, R4, !PT",
+]
 SUMS *= 4 * in_flight()
 HEAD, LOOP = ["MOV R1, R2"], len(LOADS) + len(SUMS)
 
@@ -40,13 +45,13 @@ def test_a_loop_costs_what_is_between_its_ends() -> None:
     lines = [*HEAD, *LOADS, *SUMS, "@P0 BRA {1}", "EXIT"]
     (cost,) = costs(kernel(*lines)).values()
     assert cost.instructions == (LOOP + 1) / (4 * in_flight())
-    assert cost.by_pipe["fma"] == 1.0
+    assert cost.by_pipe["fma"] == 5.0
     assert cost.by_pipe["alu"] == 2.0
 
 
 @pytest.mark.parametrize("least", [["HMNMX2 R9, R9, R4, PT"] * 2, ["VHMNMX R9, R9, R4, R5, PT"]])
 def test_two_elements_of_a_word_are_compared_at_once(least: list[str]) -> None:
-    sums = least * 4 * in_flight()
+    sums = [*["FFMA R8, R4, R4, R8"] * 10, *least] * 4 * in_flight()
     lines = [*HEAD, *LOADS, *sums, "@P0 BRA {1}", "EXIT"]
     (cost,) = costs(kernel(*lines, name=NAME.replace("float", "hookstats::BFloat16"))).values()
     assert cost.instructions == (len(LOADS) + len(sums) + 1) / (8 * in_flight())
@@ -60,6 +65,11 @@ def test_the_way_that_does_all_is_taken_and_no_shorter_one() -> None:
     assert cost.instructions == (LOOP + 2) / (4 * in_flight())
 
 
+def test_a_way_that_leaves_a_sum_out_is_none() -> None:
+    lines = [*HEAD, *LOADS, *SUMS, "@P0 BRA {1}", "EXIT"]
+    assert costs(kernel(*(line.replace("FFMA", "MOV") for line in lines))) == {}
+
+
 def test_of_two_ways_the_shorter_one_counts_and_none_with_a_call() -> None:
     slow, fast = ["NOP"] * 50, ["CALL.REL 0x0"]
     begin = 1 + LOOP
@@ -67,6 +77,34 @@ def test_of_two_ways_the_shorter_one_counts_and_none_with_a_call() -> None:
     lines += [f"BRA {{{begin + 2 + len(slow) + len(fast)}}}", *fast, "@P0 BRA {1}", "EXIT"]
     (cost,) = costs(kernel(*lines)).values()
     assert cost.by_pipe["control"] * 4 * in_flight() == len(slow) + 3
+
+
+def test_a_loop_is_not_repeated_to_count_in_it_again() -> None:
+    """Of values that are not finite, one vector after another is counted in a loop, which is short;
+    of others in both histograms one after the other."""
+    count, elements = ["ATOMS.POPC.INC.32 RZ, [R0+URZ]"] * 4 * in_flight(), 4 * in_flight()
+    between = ["NOP"] * 9
+    loop = 1 + LOOP + 1 + len([*count, *between, *count]) + 1
+    lines = [*HEAD, *LOADS, *SUMS, f"@P1 BRA {{{loop}}}", *count, *between, *count]
+    lines += [f"BRA {{{loop + elements + 1}}}", *count, f"@P2 BRA {{{loop}}}"]
+    lines += ["@P0 BRA {1}", "EXIT"]
+    cost = costs(kernel(*lines, name=NAME.replace("false", "true", 1)))["and both"]
+    assert cost.by_pipe["control"] * elements == len(between) + 3
+
+
+def test_a_call_by_a_predicate_is_passed_by() -> None:
+    lines = [*HEAD, *LOADS, *SUMS, "@P5 CALL.REL.NOINC 0x0", "@P0 BRA {1}", "EXIT"]
+    (cost,) = costs(kernel(*lines)).values()
+    assert cost.instructions == (LOOP + 2) / (4 * in_flight())
+
+
+def test_architectures_stand_side_by_side() -> None:
+    rows = [Row("runs fp32", f"sm_{n}", "moments", n / 8, 5.0, 80, n) for n in (100, 80, 90)]
+    head, _, line = table(rows).splitlines()
+    assert head.startswith("| kernel | what | sm_80 | sm_90 | sm_100 | registers |")
+    cells = "10.0 (5.0) | 11.2 (5.0) | 12.5 (5.0) | 80 | 80 / 90 / 100 | 0.69"
+    assert line == f"| runs fp32 | moments | {cells} |".replace("0.69", f"{rows[2].share:.2f}")
+    assert "| - | " in table([*rows, rows[0]._replace(what="and both")])
 
 
 def test_loops_that_merge_are_not_taken_for_those_that_read() -> None:
@@ -98,6 +136,7 @@ def test_what_kind_of_rows_a_kernel_reads_is_told_by_its_name() -> None:
         found = kernel(name=name)
         assert (found.is_skewed, found.is_masked, found.dtype) == (is_skewed, False, "fp32")
         assert found.flags == ["false", "false", "1"]
+    assert kernel(name=NAME.replace("runs<", "maps<")).agent == "short rows"
 
 
 def test_files_without_kernels_are_an_error() -> None:

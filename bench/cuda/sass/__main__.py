@@ -76,18 +76,23 @@ def rows(files: Iterable[Path], only: str | None = None) -> list[Row]:
 
 
 def table(found: Sequence[Row]) -> str:
-    """As Markdown."""
-    head = (
-        "| kernel | for | what | instructions | of them ALU | registers | local memory, bytes "
-        "| of an H200's bandwidth, at most |\n|---|---|---|---|---|---|---|---|\n"
-    )
-    lines = (
-        f"| {row.kernel} | {row.architecture} | {row.what} | {row.instructions:.1f} "
-        f"| {row.alu:.1f} | {row.registers} | {row.stack} "
-        f"| {f'{row.share:.2f}' if row.architecture.startswith('sm_90') else '-'} |\n"
-        for row in found
-    )
-    return head + "".join(lines)
+    """As Markdown, with the architectures side by side."""
+    architectures = sorted({row.architecture for row in found}, key=lambda each: int(each[3:]))
+    names = [*architectures, "registers", "local memory, bytes", "of an H200's bandwidth, at most"]
+    text = f"| kernel | what | {' | '.join(names)} |\n|{'---|' * (len(names) + 2)}\n"
+    by_case: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in found:
+        by_case.setdefault((row.kernel, row.what), {})[row.architecture] = row
+    for (kernel, what), rows in by_case.items():
+        of_each = [rows.get(each) for each in architectures]
+        cells = [f"{row.instructions:.1f} ({row.alu:.1f})" if row else "-" for row in of_each]
+        for kept in ("registers", "stack"):
+            numbers = [str(getattr(row, kept)) if row else "-" for row in of_each]
+            cells.append(" / ".join(numbers if len(set(numbers)) > 1 else numbers[:1]))
+        hopper = rows.get("sm_90")
+        cells.append(f"{hopper.share:.2f}" if hopper else "-")
+        text += f"| {kernel} | {what} | {' | '.join(cells)} |\n"
+    return text
 
 
 def above(found: Sequence[Row], ceilings: dict[str, list[float]]) -> Iterator[str]:

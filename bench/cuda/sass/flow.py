@@ -38,23 +38,30 @@ class Done(NamedTuple):
     """Additions to counters in shared memory."""
     compared: int
     """Minima and maxima: two a word, whether it has one element or two."""
+    sums: int
+    """Additions, plain and fused. Of each element five: the difference, its square, three sums.
+
+    The first ones, to zero, are none.
+    """
 
     @classmethod
     def by(cls, body: Iterable[Instruction]) -> Done | None:
         """What `body` does; None where it has something rare."""
-        loads = counts = compared = 0
+        loads = counts = compared = sums = 0
         for each in body:
             if each.is_rare:
                 return None
             loads += each.reads_vector
             counts += each.mnemonic == "ATOMS"
             compared += 2 if each.mnemonic in TERNARY else each.mnemonic in ("FMNMX", "HMNMX2")
-        return cls(loads, counts, compared)
+            sums += each.mnemonic in ("FADD", "FFMA")
+        return cls(loads, counts, compared, sums)
 
     def after(self, body: Done, asked: Done) -> Done:
         """What is done after `body`, too."""
         compared = min(self.compared + body.compared, asked.compared)
-        return Done(self.loads + body.loads, self.counts + body.counts, compared)
+        sums = min(self.sums + body.sums, asked.sums)
+        return Done(self.loads + body.loads, self.counts + body.counts, compared, sums)
 
 
 class Flow:
@@ -95,13 +102,32 @@ class Flow:
             if each.target is not None and each.target <= each.address:
                 yield self._index[each.target], i
 
+    def repeats(self, first: int) -> set[tuple[int, int]]:
+        """The branches, from block to block, that repeat a loop within what follows `first`."""
+        found, entered, left = set(), {first}, set[int]()
+        path = [(first, self.followers(first))]
+        while path:
+            start, following = path[-1]
+            if (to := next(following, None)) is None:
+                left.add(start)
+                path.pop()
+            elif to not in entered:
+                entered.add(to)
+                path.append((to, self.followers(to)))
+            elif to not in left:
+                found.add((start, to))
+        return found
+
     def shortest(self, first: int, last: int, asked: Done) -> list[Instruction] | None:
         """The shortest way from `first` to `last`, in blocks, that does all that is asked.
 
-        Calls and additions to memory are for what is rare: no way leads through them.
+        Calls and additions to memory are for what is rare: no way leads through them. Nor does one
+        repeat a loop: what all data have to go through is unrolled, and to count twice in a loop is
+        not to count in both histograms.
         """
         goal = next(start for start, end in self.blocks.items() if start <= last < end)
-        begin = first, Done(0, 0, 0)
+        repeats = self.repeats(first)
+        begin = first, Done(0, 0, 0, 0)
         best = {begin: 0}
         before: dict[tuple[int, Done], tuple[int, Done]] = {}
         queue = [(0, *begin)]
@@ -118,6 +144,8 @@ class Flow:
                     return self._way((start, done), before)
                 continue
             for following in self.followers(start):
+                if (start, following) in repeats:
+                    continue
                 key = following, so_far
                 further = length + self.blocks[start] - start
                 if first <= following <= goal and further < best.get(key, sys.maxsize):
@@ -170,7 +198,7 @@ def costs(kernel: Kernel) -> dict[str, Cost]:
     if kernel.flags[0] == "true":
         asked = {"and samples": 0, "and one histogram": elements, "and both": 2 * elements}
     for what, counts in asked.items():
-        done = Done(loads, counts, 2 * elements * size // 4)
+        done = Done(loads, counts, 2 * elements * size // 4, 5 * (elements - 1))
         ways = [way for loop in reading if (way := flow.shortest(*loop, done)) is not None]
         if ways:
             way = min(ways, key=len)

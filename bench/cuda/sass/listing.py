@@ -24,7 +24,7 @@ PIPES = {
         *("BRA", "BSSY", "BSYNC", "CALL", "RET", "EXIT", "NOP", "WARPSYNC", "BRX", "BREAK"),
         *("YIELD", "JMP"),
     ),
-    "uniform": ("R2UR", "S2UR"),
+    "uniform": ("R2UR", "S2UR", "LDCU"),
 }
 """The mnemonics of each execution pipe; those that begin with U are uniform, the rest ALU's."""
 
@@ -65,8 +65,12 @@ class Instruction(NamedTuple):
 
     @property
     def is_rare(self) -> bool:
-        """Whether it is for what happens seldom: a call, an addition to memory."""
-        return self.mnemonic in ("CALL", "RED", "ATOMG", "ATOM")
+        """Whether it is for what happens seldom: a call, an addition to memory.
+
+        A call by a predicate is the end of a loop where it is taken, and nothing where it is not.
+        """
+        is_call = self.mnemonic == "CALL" and not self.text.startswith("@")
+        return is_call or self.mnemonic in ("RED", "ATOMG", "ATOM")
 
 
 class Kernel(NamedTuple):
@@ -81,6 +85,9 @@ class Kernel(NamedTuple):
 
     @property
     def agent(self) -> str:
+        """What walks through the tensor; short rows are those of maps."""
+        if "maps<" in self.name:
+            return "short rows"
         return "runs" if "runs<" in self.name else "columns"
 
     @property

@@ -41,9 +41,9 @@ class Case(NamedTuple):
 
     @property
     def agent(self) -> str:
-        """Which kernels read it."""
-        channels, elements, dim = LAYOUTS[self.layout]
-        return "columns" if dim == 1 and channels > 1 and elements == 1 else "runs"
+        """Which kernels read it; maps are read as columns are, with as many registers."""
+        channels, _, dim = LAYOUTS[self.layout]
+        return "columns" if dim == 1 and channels > 1 else "runs"
 
     @property
     def channel_dim(self) -> int:

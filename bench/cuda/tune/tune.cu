@@ -24,6 +24,7 @@ void launch_agent(const Table<kItems>& table, AgentKind agent, bool, const Launc
     const Common& common = table.common;
     const bool counts =
         common.tensor_bins.kind != BinKind::kNone || common.channel_bins.kind != BinKind::kNone;
+    if (agent == AgentKind::kMaps) return launch_maps<Source>(table, counts, config);
     if (agent != AgentKind::kSkewedColumns) {
       return counts ? launch_one<Source, true, false>(table, agent, config)
                     : launch_one<Source, false, false>(table, agent, config);
@@ -116,7 +117,9 @@ class Tuner {
     const cuda::Plan plan = cuda::make_plan(with(policy_of(request)), params(c, 0), true);
     const cuda::Item& item = plan.item;
     const cuda::Shared& shared = plan.shared;
-    std::string text = plan.agent == cuda::AgentKind::kRuns ? "runs" : "columns";
+    std::string text = plan.agent == cuda::AgentKind::kRuns   ? "runs"
+                       : plan.agent == cuda::AgentKind::kMaps ? "maps"
+                                                              : "columns";
     for (const int64_t number :
          {int64_t{item.blocks}, int64_t{item.teams}, item.row_step, item.inner_step,
           int64_t{item.slots.divisor}, int64_t{item.groups}, int64_t{shared.counters_size},

@@ -1,0 +1,120 @@
+// Rows in which each channel has a few elements side by side: maps, of 7x7 say. Threads walk down
+// the rows as those of columns do, whatever the channels are; in the end what they saw of a channel
+// is merged. A block has the maps of several channels, or a part of a larger one.
+#pragma once
+
+#include "cuda/columns_sum.cuh"
+#include "cuda/fold.cuh"
+
+namespace hookstats::cuda {
+
+template <class Source, bool kCounts, bool kHigher>
+class Maps : ColumnsSum<Source, kCounts, kHigher> {
+  using Sum = ColumnsSum<Source, kCounts, kHigher>;
+  using Sum::item_, Sum::channels_, Sum::sum_again;
+  using Sum::map_, Sum::elements_, Sum::channel_, Sum::first_channel_, Sum::next_;
+  using Sum::width_, Sum::down_, Sum::column_, Sum::row_, Sum::rows_, Sum::skew_, Sum::exist_;
+  using typename Sum::Real;
+
+ public:
+  using typename Sum::From;
+  using typename Sum::Seen;
+
+  // Counters of a slot, in the table that each channel of the block has.
+  static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item&) {
+    return common.shared.channel_copies;
+  }
+
+  HOOKSTATS_DEVICE Maps(const Common& common, const Item& item, const Dim* outer,
+                        const Histogram& tensor, const Histogram& channels)
+      : Sum(common, item, outer, tensor, channels) {}
+
+  // The pieces of this block, the `block`-th of the item's blocks.
+  HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
+    const int64_t pieces = int64_t{item_.groups} * item_.splits();
+    for (int64_t piece = block; piece < pieces; piece += item_.blocks) {
+      const int group = static_cast<int>(piece % item_.groups);
+      const int split = static_cast<int>(piece / item_.groups);
+      Sum::begin(group, split, scratch);
+      run_piece(group, split, scratch);
+    }
+  }
+
+ private:
+  HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
+    const int maps = width_ / map_, entries = most_sharing(map_, kOwned) * down_;
+    Sums<Real, kHigher> sums[kOwned];
+    Real shift[kOwned];
+    Sum::find_shift(shift, reinterpret_cast<Real*>(scratch));
+    for (int i = thread_index(); i < entries * maps; i += block_threads()) scratch[i] = Seen{};
+    if (exist_ != 0) Sum::sum(sums, shift);
+    sync_block();
+    if (kCounts && channels_.table != nullptr) add_channel_tables(maps);
+    HOOKSTATS_NO_UNROLL
+    for (int map = 0; map < 2; ++map) {
+      const uint32_t which = exist_ & (map == 0 ? ~next_ : next_);
+      if (which != 0) scratch[entry(map) * maps + channel_ + map] = seen_of(which, sums, shift);
+    }
+    const int row = thread_index() / maps, column = thread_index() % maps;
+    merge_entries(scratch, row, column, maps, entries);
+    const int64_t channel = first_channel_ + column;
+    if (row == 0 && channel < item_.channels) {
+      Seen seen = scratch[column];
+      const int64_t size = map_ < elements_ ? map_ : elements_;
+      seen.nan = rows_ * size - seen.count - seen.posinf - seen.neginf;
+      if (item_.splits() == 1) {
+        fold(item_, channel, seen);
+      } else {
+        partials<Seen>(item_)[split * item_.channels + channel] = seen;
+      }
+    }
+    sync_block();  // before scratch is used again
+    if (item_.splits() == 1) return;
+    if (last_of(item_.tickets + group, item_.splits())) {
+      const int64_t left = item_.channels - first_channel_;
+      fold_partials(item_, first_channel_, left < maps ? static_cast<int>(left) : maps, scratch);
+    }
+  }
+
+  // Of the entries of a channel, this thread's: it is of the first channel that the thread has
+  // elements of, or (`map` is 1) of the next one, of which it has the first elements.
+  HOOKSTATS_DEVICE int entry(int map) const {
+    const int across = map == 0 ? column_ - (channel_ * map_ + skew_) / kOwned : 0;
+    return across * down_ + row_;
+  }
+
+  // What the thread saw in the elements that `which` has a bit for, all of one channel.
+  HOOKSTATS_DEVICE Seen seen_of(uint32_t which, const Sums<Real, kHigher> (&sums)[kOwned],
+                                const Real (&shift)[kOwned]) const {
+    Sums<Real, kHigher> total;
+    Real of_channel = 0;
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) {
+      if ((which >> c & 1) == 0) continue;
+      total.add(sums[c]);
+      of_channel = shift[c];
+    }
+    double wide_shift = static_cast<double>(of_channel);
+    if (!total.trusted()) {
+      wide_shift = total.mean(wide_shift);
+      WideSums<kHigher> again;
+      HOOKSTATS_NO_UNROLL
+      for (int c = 0; c < kOwned; ++c) {
+        if ((which >> c & 1) != 0) again.add(sum_again(c, wide_shift));
+      }
+      again.replace(total);
+    }
+    return total.channel(wide_shift);
+  }
+
+  // A warp takes a channel.
+  HOOKSTATS_DEVICE void add_channel_tables(int maps) const {
+    const int64_t slots = channels_.bins.slots(), pitch = channels_.pitch;
+    for (int map = warp(); map < maps && first_channel_ + map < item_.channels; map += kWarps) {
+      add_table(channels_.table + map * slots * pitch, slots, channels_.pitch,
+                item_.channel_counts + (first_channel_ + map) * slots, item_.repeat, lane(), kWarp);
+    }
+  }
+};
+
+}  // namespace hookstats::cuda
