@@ -62,15 +62,15 @@ class Lock:
             "token": token,
             "beat": 0,
         }
-        released = Flag()
+        released, ended = Flag(), Flag()
         thread = threading.Thread(
             target=_beat,
-            args=(path, content, rank, released, beat),
+            args=(path, content, rank, released, ended, beat),
             name="hookstats-lock",
             daemon=True,
         )
         # Before the file is there, so that an interrupt leaves none.
-        self._release = partial(_release, path, content, released, thread, beat)
+        self._release = partial(_release, path, content, released, ended, thread, beat)
         self._end = weakref.finalize(self, self._release)
         while True:
             try:
@@ -87,24 +87,36 @@ class Lock:
         self._end.detach()
 
 
-def _beat(path: Path, content: dict[str, Any], rank: int, released: Flag, seconds: float) -> None:
+def _beat(
+    path: Path, content: dict[str, Any], rank: int, released: Flag, ended: Flag, seconds: float
+) -> None:
     """Count `beat` up until the lock is released, or somebody took it."""
-    # No token: the file cannot be read now, such as while a network file system is away.
-    while not released.wait(seconds) and _token(path) in (content["token"], None):
-        content["beat"] += 1
-        with suppress(OSError):  # the disk may be full; nobody can write then
-            write_file(path, to_json("lock", content), rank)
-    _remove(path, content["token"])
+    try:
+        # No token: the file cannot be read now, such as while a network file system is away.
+        while not released.wait(seconds) and _token(path) in (content["token"], None):
+            content["beat"] += 1
+            with suppress(OSError):  # the disk may be full; nobody can write then
+                write_file(path, to_json("lock", content), rank)
+        _remove(path, content["token"])
+    finally:
+        ended.set()
 
 
 def _release(
-    path: Path, content: dict[str, Any], released: Flag, thread: threading.Thread, seconds: float
+    path: Path,
+    content: dict[str, Any],
+    released: Flag,
+    ended: Flag,
+    thread: threading.Thread,
+    seconds: float,
 ) -> None:
     if content["process"] != os.getpid():
         return  # not a child's, which was forked with the lock
     released.set()
-    if thread.is_alive() and thread is not threading.current_thread():
-        thread.join(seconds)  # it may be writing the file
+    if thread.ident is not None and thread is not threading.current_thread():
+        # It may be writing the file. No join: after one that an interrupt ended, CPython takes the
+        # thread for ended.
+        ended.wait(seconds)
     _remove(path, content["token"])
 
 

@@ -104,6 +104,7 @@ class Flusher:
         self._closed = False
         # Not the thread's is_alive, which an interrupted join may make false too early.
         self._ended = Flag()
+        self._is_threadless = False  # whether no other thread could be started
 
     def submit(
         self,
@@ -232,7 +233,9 @@ class Flusher:
                 if answered.wait(0.1) or self._ended.is_set():
                     return
                 self.overtake()
-                if self._served != served:
+                if self._is_threadless:
+                    self._serve_until(answered)
+                elif self._served != served:
                     served, since = self._served, time.monotonic()
                 elif time.monotonic() > since + self.disk_patience:
                     why = f"nothing was done for {self.disk_patience:g} s; what waits may be lost"
@@ -254,10 +257,17 @@ class Flusher:
         self._sinks.end(what, f"no return within {self.patience:g} s; the sink is disabled")
 
     def _replace_thread(self) -> None:
-        thread = self._new_thread()
-        self._start(thread)  # it waits for the lock
-        if not self._ended.is_set():
-            self._thread = thread
+        self._thread = self._new_thread()
+        try:
+            self._thread.start()  # it waits for the lock
+        except RuntimeError:  # from Python 3.12 on, none starts once the interpreter ends
+            self._is_threadless = True
+
+    def _serve_until(self, answered: Flag) -> None:
+        """Do the thread's work, but for sinks: another one that hangs would never be overtaken."""
+        self._sinks.leave_all_out("no thread can be started for it; the sink is disabled")
+        while not (answered.is_set() or self._ended.is_set()):
+            self._attempt("recording a step", "the step is lost", self._serve)
 
     def _start_first(self) -> None:
         """Start the thread, unless an interrupt has had this called already."""

@@ -86,6 +86,12 @@ class Sinks:
         self._leave_out(call.sink)
         return call
 
+    def leave_all_out(self, why: str) -> None:
+        """Call no sink any more, with a warning of each."""
+        left, self._sinks = self._sinks, []
+        for sink in left:
+            self._retries.end(self._name(sink), why)
+
     def _has(self, sink: Sink) -> bool:
         return any(other is sink for other in self._sinks)
 

@@ -212,4 +212,8 @@ def test_a_close_that_an_interrupt_ended_is_done_by_the_next_one(
     with pytest.raises(KeyboardInterrupt):
         writer.close()
     writer.close()
-    RunWriter(tmp_path, {}, locked=True, append=True).close()
+    after = RunWriter(tmp_path, {}, locked=True, append=True)
+    content = (tmp_path / "lock-00000.json").read_text()
+    time.sleep(0.6)  # by then the first one's file would be there
+    assert (tmp_path / "lock-00000.json").read_text() == content
+    after.close()

@@ -170,6 +170,21 @@ class FullMemoryAt:
         return look
 
 
+def _ask_for_instructions() -> None:
+    """Trace once: from Python 3.12 on, a trace is told of instructions if one asked before it."""
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        frame.f_trace_opcodes = True
+        return trace
+
+    sys.settrace(trace)
+    (lambda: None)()
+    sys.settrace(None)
+
+
+_ask_for_instructions()
+
+
 class _Tracing:
     """Context: threads that begin in it are watched by a FullMemoryAt."""
 

@@ -63,7 +63,9 @@ def test_a_forked_child_ends_and_leaves_the_run_alone(tmp_path: Path) -> None:
         unstarted = Flusher(RunWriter(sys.argv[1] + "/a", HEADER, seconds_per_part=0))
         flusher = Flusher(RunWriter(sys.argv[1] + "/b", HEADER, seconds_per_part=0))
         flusher.submit(Closed(), 0)
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+            child = os.fork()
         step = 1 if child else 100
         steps = [Closed() for _ in range(4)]
         with warnings.catch_warnings(record=True) as caught:
@@ -130,4 +132,33 @@ def test_a_sink_that_hangs_does_not_keep_the_interpreter(tmp_path: Path) -> None
     assert ended.returncode == 3
     assert "<lambda> failed: no return within 0.3 s; the sink is disabled" in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert open_run(tmp_path).steps == list(range(5))
+
+
+def test_where_no_thread_starts_any_more_all_is_written(tmp_path: Path) -> None:
+    """As from Python 3.12 on, while the interpreter ends."""
+    script = """
+        import atexit, threading
+
+        def refuse(thread):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        def given(record):
+            print(record.step)
+
+        hangs = threading.Event()
+        sinks = [lambda record: hangs.wait(), given]
+        flusher = Flusher(RunWriter(sys.argv[1], HEADER), sinks)
+        flusher.patience = 0.3
+        for step in range(5):
+            flusher.submit(Closed(), step)
+        atexit.register(setattr, threading.Thread, "start", refuse)
+        raise SystemExit(3)
+    """
+    ended = run_script(script, tmp_path)
+    assert ended.returncode == 3, ended.stderr
+    assert "<lambda> failed: no return within 0.3 s; the sink is disabled" in ended.stderr
+    assert "given failed: no thread can be started for it; the sink is disabled" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
     assert open_run(tmp_path).steps == list(range(5))
