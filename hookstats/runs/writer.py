@@ -168,7 +168,7 @@ class RunWriter:
         try:
             self._claim(append, overwrite, ranks)
         except BaseException as error:
-            self._unlock()
+            self.unlock()
             if isinstance(error, OSError) and error.filename is not None:
                 raise self._unwritable(error) from error
             raise  # one of ours says all there is to say
@@ -242,7 +242,8 @@ class RunWriter:
         if self._locked and self._lock is None:
             self._lock = Lock(self.path, self.rank)
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Let other writers of the rank in, as `close` does, also where that failed."""
         if self._lock is not None:
             self._lock.release()
 
@@ -413,7 +414,7 @@ class RunWriter:
             self._run.update(coverage=coverage, closed=now())
             self._write_rank_json()
             self._open = False
-        self._unlock()
+        self.unlock()
 
     def _write_rank_json(self, *, new: bool = False) -> None:
         content = to_json("coverage", self._run)

@@ -93,4 +93,5 @@ class Disk:
                 writer.close({**told, "failures": {**told.get("failures", {}), what: why}})
 
         self._attempt(what, lost, act)
-        self._writer = None  # with its lock, also where it failed
+        self._attempt(what, "no other watch may write the run", writer.unlock)
+        self._writer = None

@@ -257,11 +257,12 @@ class Flusher:
         self._sinks.end(what, f"no return within {self.patience:g} s; the sink is disabled")
 
     def _replace_thread(self) -> None:
-        self._thread = self._new_thread()
+        thread = self._new_thread()
         try:
-            self._thread.start()  # it waits for the lock
+            thread.start()  # it waits for the lock
         except RuntimeError:  # from Python 3.12 on, none starts once the interpreter ends
             self._is_threadless = True
+        self._thread = thread
 
     def _serve_until(self, answered: Flag) -> None:
         """Do the thread's work, but for sinks: another one that hangs would never be overtaken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -217,3 +218,22 @@ def test_a_close_that_an_interrupt_ended_is_done_by_the_next_one(
     time.sleep(0.6)  # by then the first one's file would be there
     assert (tmp_path / "lock-00000.json").read_text() == content
     after.close()
+
+
+def test_a_close_that_fails_gives_the_lock_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if somebody, such as a traceback in garbage, still has the writer."""
+    model = nn.Linear(2, 2)
+    w = watch(model, out=tmp_path, rules=())
+    writer = w._flusher._disk._writer
+    assert writer is not None
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_write_rank_json", full)
+        with pytest.warns(RuntimeWarning, match="No space left on device"):
+            w.close()
+    watch(model, out=tmp_path, append=True, rules=()).close()
