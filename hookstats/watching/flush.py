@@ -258,10 +258,7 @@ class Flusher:
 
     def _replace_thread(self) -> None:
         thread = self._new_thread()
-        try:
-            thread.start()  # it waits for the lock
-        except RuntimeError:  # from Python 3.12 on, none starts once the interpreter ends
-            self._is_threadless = True
+        self._start(thread)  # it waits for the lock
         self._thread = thread
 
     def _serve_until(self, answered: Flag) -> None:
@@ -278,8 +275,8 @@ class Flusher:
     def _start(self, thread: threading.Thread) -> None:
         try:
             thread.start()
-        except RuntimeError:  # the interpreter ends
-            self._ended.set()
+        except RuntimeError:  # from Python 3.12 on, none starts once the interpreter ends
+            self._is_threadless = True
             self._running.set()
 
     def is_current_thread(self) -> bool:

@@ -15,6 +15,7 @@
 #include "cases.h"
 #include "check.h"
 #include "cpu/update.h"
+#include "cuda/plan.h"
 #include "cuda/update.h"
 #include "simt.h"
 
@@ -226,6 +227,15 @@ inline std::vector<Shape> all_shapes() {
   };
   shapes.insert(shapes.end(), more.begin(), more.end());
   return shapes;
+}
+
+// Those that are read in vectors.
+constexpr DType kVectorTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+
+inline cuda::Plan plan_of(const Case& c, const TestBins& tensor, const TestBins& channel,
+                          const cuda::Device& device) {
+  State state(channels_of(c), tensor.host, channel.host);
+  return cuda::make_plan(device, params_of(c, state, tensor.device, channel.device), true);
 }
 
 }  // namespace kernel_cases

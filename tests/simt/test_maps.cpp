@@ -7,21 +7,12 @@
 #include <vector>
 
 #include "check.h"
-#include "cuda/plan.h"
 #include "kernel_cases.h"
 #include "simt.h"
 
 using namespace kernel_cases;
 
 namespace {
-
-constexpr DType kVectorTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-
-cuda::Plan plan_of(const Case& c, const TestBins& tensor, const TestBins& channel,
-                   const cuda::Device& device) {
-  State state(channels_of(c), tensor.host, channel.host);
-  return cuda::make_plan(device, params_of(c, state, tensor.device, channel.device), true);
-}
 
 // [rows, channels, size], with `gap` elements between rows.
 Shape maps(int64_t rows, int64_t channels, int64_t size, int64_t gap = 0) {

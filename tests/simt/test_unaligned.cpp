@@ -9,21 +9,12 @@
 #include <vector>
 
 #include "check.h"
-#include "cuda/plan.h"
 #include "kernel_cases.h"
 #include "simt.h"
 
 using namespace kernel_cases;
 
 namespace {
-
-constexpr DType kVectorTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-
-cuda::Plan plan_of(const Case& c, const TestBins& tensor, const TestBins& channel,
-                   const cuda::Device& device) {
-  State state(channels_of(c), tensor.host, channel.host);
-  return cuda::make_plan(device, params_of(c, state, tensor.device, channel.device), true);
-}
 
 // Tall enough for whole tiles, of every residue of sizes, strides and offsets.
 std::vector<Shape> columns() {
