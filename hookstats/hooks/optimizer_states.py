@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from itertools import chain
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -45,7 +44,7 @@ class OptimizerStates:
 
     def fold(self, optimizer: Optimizer) -> None:
         """Fold in the states that `optimizer` has for its watched parameters."""
-        with self._arena.lock, own_dispatch(), torch.no_grad():
+        with self._arena.lock, own_dispatch():
             self._fold(optimizer)
 
     def _fold(self, optimizer: Optimizer) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from itertools import chain
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -46,7 +45,7 @@ class Updates:
 
     def keep(self, optimizer: Optimizer) -> None:
         """Copy the watched ones of the parameters that `optimizer` is about to change."""
-        with self._arena.lock, own_dispatch(), torch.no_grad():
+        with self._arena.lock, own_dispatch():
             by_id = {id(watched.tensor()): watched for watched in self._watched}
             kept = self._kept[id(optimizer)] = []
             parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -58,7 +57,7 @@ class Updates:
     def fold(self, optimizer: Optimizer) -> None:
         """Fold in what `optimizer` changed since `keep`."""
         kept = self._kept.pop(id(optimizer), [])
-        with self._arena.lock, own_dispatch(), torch.no_grad():
+        with self._arena.lock, own_dispatch():
             self._fold(kept)
 
     def _fold(self, kept: list[_Kept]) -> None:

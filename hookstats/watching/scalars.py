@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -74,8 +73,7 @@ def as_scalar(name: str, value: Any) -> float | OnDevice:
     if isinstance(value, Tensor):
         found = local_shard(value) if is_dtensor(value) and _is_replica(value) else value
         if is_plain(found) and found.numel() == 1 and not found.is_complex():
-            with torch.no_grad():
-                return float(found) if found.is_cpu else OnDevice(found)
+            return float(found.detach()) if found.is_cpu else OnDevice(found)
     else:
         try:
             return float(value)

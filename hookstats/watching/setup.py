@@ -69,14 +69,16 @@ def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
 
 
 def _read(values: Tensor) -> tuple[Tensor, bool]:
-    """The rms of each row, float64 [rows] on the CPU, and whether all values are equal."""
-    with torch.no_grad():
-        rows = values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)
-        wide = torch.promote_types(values.dtype, torch.float32)
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) / rows.shape[1] ** 0.5
-        found = norms.double().cpu()
-        alike = values.numel() > 1 and bool(found.max() <= 1.00001 * found.min())
-        return found, alike and bool(torch.eq(*torch.aminmax(rows)))  # another pass over values
+    """The rms of each row, float64 [rows] on the CPU, and whether all values are equal.
+
+    values: detached.
+    """
+    rows = values.reshape(len(values), -1) if values.dim() > 1 else values.reshape(1, -1)
+    wide = torch.promote_types(values.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) / rows.shape[1] ** 0.5
+    found = norms.double().cpu()
+    alike = values.numel() > 1 and bool(found.max() <= 1.00001 * found.min())
+    return found, alike and bool(torch.eq(*torch.aminmax(rows)))  # another pass over values
 
 
 def _unlike(rms: Tensor, width: int) -> Rows | None:

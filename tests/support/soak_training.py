@@ -98,6 +98,7 @@ class Session:
         except FaultError:
             self.alarm.off()
         except KeyboardInterrupt:
+            torch.set_grad_enabled(True)  # which torch's optimizers may leave off
             self.net.truth.disturbed = True
             self.say(interrupted=number)
         self._settle(number)
