@@ -1,5 +1,9 @@
 """Raises an error at one chosen call by which hookstats asks torch, NumPy or Arrow for memory, on
-any thread, as these do where there is none."""
+any thread, as these do where there is none.
+
+Calls are found by tracing instructions, which Python 3.11 does as it says: 3.12.1 crashes where two
+threads are traced, and 3.13.0 leaves out the first call of each function.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ import pyarrow as pa
 
 import hookstats
 
+TRACES_INSTRUCTIONS = sys.version_info[:2] == (3, 11)
 _PACKAGE = Path(hookstats.__file__).parent
 _ARROW = ("require_pyarrow().", "pa.", "parquet.")
 # Functions that only describe, ask, or share memory.
@@ -168,21 +173,6 @@ class FullMemoryAt:
             return look
 
         return look
-
-
-def _ask_for_instructions() -> None:
-    """Trace once: from Python 3.12 on, a trace is told of instructions if one asked before it."""
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        frame.f_trace_opcodes = True
-        return trace
-
-    sys.settrace(trace)
-    (lambda: None)()
-    sys.settrace(None)
-
-
-_ask_for_instructions()
 
 
 class _Tracing:

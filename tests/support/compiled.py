@@ -173,3 +173,9 @@ def left_by_close() -> list[str]:
             break
         time.sleep(0.1)
     return left + [name for name, found in alive.items() if found() is not None]
+
+
+def ours(warnings: pytest.WarningsRecorder) -> list[str]:
+    """The warnings that hookstats gave."""
+    texts = [str(one.message) for one in warnings]
+    return [text for text in texts if "hookstats" in text]

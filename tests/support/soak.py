@@ -22,8 +22,8 @@ from support.soak_check import check
 
 from hookstats.runs.format import require_pyarrow
 
-SIZE = "512m"
-"""Of the file system for the run."""
+MIB, MIB_PER_STEP = 512, 0.005
+"""Of the file system for the run: at least so much, and enough for all its steps."""
 SESSIONS = 10
 """Among which the steps are divided; every second one is killed before its end."""
 
@@ -79,7 +79,8 @@ def main(steps: int, minutes: float, directory: Path) -> int:
     for path in (disk, room):
         path.mkdir(parents=True, exist_ok=True)
     if "HOOKSTATS_SOAK" not in os.environ:  # in a mount namespace of its own
-        mount = f'mount -t tmpfs -o size={SIZE} tmpfs "{disk}" && exec "$@"'
+        size = max(MIB, int(steps * MIB_PER_STEP))
+        mount = f'mount -t tmpfs -o size={size}m tmpfs "{disk}" && exec "$@"'
         again = [sys.executable, "-m", "support.soak", *sys.argv[1:]]
         os.environ["HOOKSTATS_SOAK"] = "mounted"
         os.execvp(

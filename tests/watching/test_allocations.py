@@ -5,7 +5,6 @@ is counted."""
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support.allocations import FullMemoryAt, Place
+from support.allocations import TRACES_INSTRUCTIONS, FullMemoryAt, Place
 from support.samples import assert_same
 from torch import distributed, nn
 
@@ -29,7 +28,7 @@ from hookstats.watching.watch import watch
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions say no columns"),
+    pytest.mark.skipif(not TRACES_INSTRUCTIONS, reason="only Python 3.11 traces instructions well"),
     # What is lost is warned of.
     pytest.mark.filterwarnings("ignore:hookstats:RuntimeWarning"),
 ]
