@@ -143,10 +143,14 @@ class Flusher:
             self._fail("recording in a forked process", "no flush thread; its steps are lost")
             return
         if not self._begun:
-            atexit.register(self._at_exit)
             # Thread.start waits for the new thread, in a way that an interrupt can break.
-            start_new_thread(self._start_first, ())
+            try:
+                start_new_thread(self._start_first, ())
+            except RuntimeError as error:  # of a limit; the next request tries again
+                self._fail("starting the flush thread", f"{error}; steps are lost until it starts")
+                return
             self._begun = True
+            atexit.register(self._at_exit)
             self._running.wait(self.patience)
         self.mailbox.put(request)
 

@@ -61,27 +61,6 @@ def test_steps_reach_latest_the_writer_and_every_sink_in_order(tmp_path: Path) -
     assert flusher.failures == {}
 
 
-def test_the_thread_starts_once_however_often_an_interrupt_has_it_started() -> None:
-    failed: list[threading.ExceptHookArgs] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading, "excepthook", failed.append)
-        for _ in range(30):
-            flusher, together = Flusher(None), threading.Barrier(4)
-
-            def start(flusher: Flusher = flusher, together: threading.Barrier = together) -> None:
-                together.wait()
-                flusher._start_first()
-
-            threads = [threading.Thread(target=start) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            record(flusher, Closed())
-            for thread in threads:
-                thread.join()
-            flusher.close()
-    assert failed == []
-
-
 def test_the_thread_lives_from_the_first_step_to_close() -> None:
     before = threading.enumerate()
     flusher = Flusher(None)
