@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
@@ -10,10 +10,14 @@ if TYPE_CHECKING:
     from hookstats import _hooks
 
 
+Chain: TypeAlias = "tuple[Tensor | None, Chain | None]"
+"""The mask of a call, and what the call is in."""
+
+
 class MaskOfCalls:
     """Which rows of the tensors of calls count now."""
 
-    __slots__ = ("_is_changing", "_native", "expected", "is_missed", "now")
+    __slots__ = ("_is_changing", "_native", "expected", "now", "traced")
 
     def __init__(self, native: _hooks.Arena | None) -> None:
         self._native = native
@@ -22,9 +26,13 @@ class MaskOfCalls:
         """bool [batch, time] or [rows], contiguous; None where all rows count. It says nothing of
         tensors on other devices than its own."""
         self.expected = False
-        """Whether there may be masks, which compiled code does not know."""
-        self.is_missed = False
-        """Whether somebody was warned of such code."""
+        """Whether there may be masks."""
+        self.traced: Chain | None = None
+        """In compiled code, and where its graph breaks: the calls of models that are under way."""
+
+    def in_trace(self) -> Tensor | None:
+        """What holds where dynamo traces: of calls in compiled code, or else `now`."""
+        return self.now if self.traced is None else self.traced[0]
 
     def set(self, mask: Tensor | None) -> None:
         """Have rows of the calls from now on count as `mask` says."""

@@ -21,9 +21,11 @@ from torch.utils.hooks import RemovableHandle
 
 from hookstats._torch import DisableTorchFunction, has_storage
 from hookstats.arena.arena import Arena
+from hookstats.arena.mask import Chain
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.readable import detour, unreadable
+from hookstats.hooks.traced_masks import TracedMasks
 from hookstats.records import reasons
 from hookstats.records.alike import did_you_mean
 from hookstats.stats.mask import EXPECTED, unfit
@@ -42,6 +44,8 @@ class _Begun(NamedTuple):
     """Which one began it."""
     frame: FrameType | None
     """Of a call: what runs as long as it does."""
+    traced: Chain | None
+    """The calls that it is in, where their graph broke."""
 
 
 class Masks:
@@ -57,6 +61,7 @@ class Masks:
         # Of no rows: under it, `coverage` counts every tensor as `unmasked`. Made before any call,
         # since what a transform makes is no plain tensor.
         self._unfit = torch.ones(0, dtype=torch.bool, device="cpu")
+        self.traced = TracedMasks(arena, self._warn_once, self._unfit)
 
     def attach(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
         """Register the hooks that find the mask among the arguments of a call; before all others.
@@ -98,7 +103,7 @@ class Masks:
 
     def begin(self, context: AbstractContextManager[None], mask: Tensor) -> None:
         """A context begins; `mask` is as `MaskOfCalls.now`."""
-        self._begin(_Begun(ref(context), mask, get_ident(), None))
+        self._begin(_Begun(ref(context), mask, get_ident(), None, self._arena.mask.traced))
 
     def begin_call(self, model: nn.Module, given: object, frame: FrameType) -> None:
         """A call of a model begins, which was `given` a mask; None: it has that of what it is in.
@@ -106,7 +111,8 @@ class Masks:
         frame: runs as long as the call does.
         """
         mask = None if given is None else self.of_argument(given)
-        self._begin(_Begun(ref(model), mask, get_ident(), frame), is_given=given is not None)
+        one = _Begun(ref(model), mask, get_ident(), frame, self._arena.mask.traced)
+        self._begin(one, is_given=given is not None)
 
     def _begin(self, one: _Begun, *, is_given: bool = True) -> None:
         with self._arena.lock:
@@ -114,12 +120,15 @@ class Masks:
             if not is_given:
                 one = one._replace(mask=self._mask_around(one.thread))
             self._begun.append(one)
+            self._arena.mask.traced = None
             overlap = self._choose()
         if overlap:
             self._warn_once(overlap)
 
     def _mask_around(self, thread: int) -> Tensor | None:
         """The mask for calls of a thread: of contexts, those of all threads count."""
+        if self._arena.mask.traced is not None:
+            return self._arena.mask.traced[0]
         around = (
             one.mask for one in reversed(self._begun) if one.thread == thread or not one.frame
         )
@@ -130,6 +139,7 @@ class Masks:
         if self._arena.mask.expected:
             with self._arena.lock:
                 self._forget_ended()
+                self._arena.mask.traced = None
                 self._choose()  # an interrupt may have come before it
 
     def _forget_ended(self) -> None:
@@ -149,6 +159,7 @@ class Masks:
             for place in reversed(range(len(self._begun))):
                 if self._begun[place].by() is by and self._begun[place].thread == thread:
                     inner = self._begun[place:]
+                    self._arena.mask.traced = inner[0].traced
                     self._begun[place:] = [one for one in inner if one.thread != thread]
                     break
             self._choose()
@@ -268,12 +279,15 @@ class _Begin(Hook):
         args: tuple[object, ...],
         kwargs: Mapping[str, object] | None = None,  # `calls` tells when there are none
     ) -> None:
-        if kwargs is None or is_dynamo_compiling():
+        if kwargs is None:
             return
         given = kwargs.get(self._name)
         if given is None and self._place is not None and self._place < len(args):
             given = args[self._place]
-        self._masks.begin_call(module, given, sys._getframe(1))
+        if is_dynamo_compiling():
+            self._masks.traced.begin_call(given)
+        else:
+            self._masks.begin_call(module, given, sys._getframe(1))
 
 
 class _End(Hook):
@@ -285,7 +299,9 @@ class _End(Hook):
         self._masks = masks
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if not is_dynamo_compiling():
+        if is_dynamo_compiling():
+            self._masks.traced.end_call()
+        else:
             self._masks.end(module)
 
 

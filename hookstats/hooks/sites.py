@@ -297,6 +297,7 @@ class Site:
         """The site's row of the coverage."""
         skipped = self.graph.totals()
         came, late = skipped.pop(FOLDED, 0), skipped.pop(reasons.NOT_RECORDED, 0)
+        unmasked = self.counts.unmasked + skipped.pop(reasons.MASK_UNFIT, 0)
         of_gradients = AWAITED in skipped
         calls = skipped.pop(AWAITED) if of_gradients else came
         forwards = calls + skipped.total()
@@ -304,9 +305,6 @@ class Site:
         late = min(late, answered)
         skipped[reasons.NOT_RECORDED] = late
         in_graphs = answered - late
-        unmasked = {reasons.MASK_UNFIT: self.counts.unmasked}
-        if self._arena.mask.expected:
-            unmasked[reasons.COMPILED] = in_graphs
         return SiteCoverage(
             name=self.name,
             kind=self.kind,
@@ -316,7 +314,7 @@ class Site:
             backwards=self.counts.backwards + (came if of_gradients else 0),
             missing=self.counts.missing + calls - answered,
             error=self.error,
-            unmasked={reason: calls for reason, calls in unmasked.items() if calls},
+            unmasked={reasons.MASK_UNFIT: unmasked} if unmasked else {},
         )
 
 

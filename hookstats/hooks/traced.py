@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -32,7 +32,6 @@ from hookstats._torch import (
 )
 from hookstats.arena.arena import Arena
 from hookstats.arena.graph_states import AWAITED
-from hookstats.arena.mask import MaskOfCalls
 from hookstats.hooks.dynamo import look_at_tracer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
@@ -47,11 +46,13 @@ from hookstats.records.reasons import (
     EMPTY_SHARD,
     EVALUATION,
     LEAF,
+    MASK_UNFIT,
     NO_GRADIENT,
     OLD_COMPILER,
     PARTIAL,
     RECOMPUTATION,
 )
+from hookstats.stats.mask import covered_dims
 from hookstats.stats.state import State
 from hookstats.stats.warning import warn
 
@@ -103,6 +104,7 @@ class TracedHook:
         # Dynamo guards on what this reads; in training it reads no `training`.
         may_evaluate = not torch.is_grad_enabled() and not module.training
         key = _hookstats_key(self.key, self.phases.now, may_evaluate)
+        mask = self.arena.mask.in_trace()
         for path, tensor in found:
             spread = _is_dtensor(tensor)
             dtensor: Any = tensor
@@ -125,13 +127,14 @@ class TracedHook:
                 dtensor.device_mesh if spread else None,
                 dtensor.placements if spread else None,
                 tuple(tensor.shape) if spread else None,
+                mask is not None,
             )
             for counter, recomputed in plan.skipped:
                 _count(counter, recomputed)
             if plan.value is not None:
-                _fold(tensor, *plan.value)
+                _fold(tensor, mask, *plan.value)
             if plan.gradient is not None:
-                _await_gradient(tensor, *plan.gradient)
+                _await_gradient(tensor, mask, *plan.gradient)
 
 
 def _is_dtensor(tensor: Tensor) -> bool:
@@ -149,9 +152,10 @@ class _Plan:
 
     def __init__(self) -> None:
         self.skipped: tuple[tuple[Tensor, Tensor | None], ...] = ()
-        self.value: tuple[int | None, State, Tensor, Tensor | None] | None = None
+        self.value: tuple[int | None, State, Tensor, Tensor | None, Tensor | None] | None = None
         self.gradient: (
-            tuple[int | None, State, Tensor, Tensor, Tensor | None, Tensor | None] | None
+            tuple[int | None, State, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
+            | None
         ) = None
 
 
@@ -182,7 +186,6 @@ def _hookstats_key(key: str, phase: str, may_evaluate: bool) -> str:
     phase, may_evaluate: what the result depends on, for the guards of dynamo.
     """
     hook = _traced_hooks[key]
-    _warn_of_masks(hook.arena.mask)
     next_key = hook.for_call()
     return key if next_key is None else next_key()
 
@@ -201,6 +204,7 @@ def _hookstats_plan(
     mesh: Any,
     placements: Any,
     whole: tuple[int, ...] | None,
+    masked: bool,
 ) -> _Plan:
     look_at_tracer()
     hook = _traced_hooks[key]
@@ -227,7 +231,8 @@ def _hookstats_plan(
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
             else:
                 dim = site.channel_dim(len(shape), dtype)
-                plan.value = dim, found.state, found.folded, recomputed
+                unmasked = site.graph.counter(MASK_UNFIT, device) if masked else None
+                plan.value = dim, found.state, found.folded, unmasked, recomputed
         if hook.gradients is not None:
             site = _site(hook.gradients[path], shape, dtype, device)
             recomputed = site.graph.counter(RECOMPUTATION, device) if in_checkpoint else None
@@ -239,18 +244,10 @@ def _hookstats_plan(
                 awaited = site.graph.counter(AWAITED, device)
                 dim = site.channel_dim(len(shape), dtype)
                 partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
-                plan.gradient = dim, found.state, found.folded, awaited, partial, recomputed
+                unmasked = site.graph.counter(MASK_UNFIT, device) if masked else None
+                counters = found.folded, unmasked, awaited, partial, recomputed
+                plan.gradient = dim, found.state, *counters
     return plan
-
-
-def _warn_of_masks(mask: MaskOfCalls) -> None:
-    """Say once per watch that compiled code knows no masks."""
-    if mask.expected and not mask.is_missed:
-        mask.is_missed = True
-        warn(
-            "hookstats: mask: compiled code does not know the mask, and the statistics of its "
-            "tensors are of all rows"
-        )
 
 
 def _without_gradient(requires_grad: bool, is_leaf: bool) -> str | None:
@@ -288,12 +285,39 @@ def _count(counter: Tensor, recomputed: Tensor | None) -> None:
 
 @_in_graph
 def _fold(
-    x: Tensor, dim: int | None, state: State, folded: Tensor, recomputed: Tensor | None
+    x: Tensor,
+    mask: Tensor | None,
+    dim: int | None,
+    state: State,
+    folded: Tensor,
+    unmasked: Tensor | None,
+    recomputed: Tensor | None,
 ) -> None:
     _count(folded, recomputed)
     x = _local(x.detach())
+    fitting = _fitting(mask, x, dim)
+    if unmasked is not None and fitting is None:
+        _count_unmasked(unmasked, recomputed)
     once = recomputed is not None or _is_run(folded)
-    (update_once_ if once else update_)(x, dim, *state)
+    (update_once_ if once else update_)(x, dim, *state, fitting)
+
+
+def _count_unmasked(counter: Tensor, recomputed: Tensor | None) -> None:
+    """Count a tensor that is folded in with all its rows; a recomputation is no such tensor."""
+    if recomputed is not None or _is_run(counter):
+        count_once_(counter)
+    else:
+        counter.add_(1)
+
+
+def _fitting(mask: Tensor | None, x: Tensor, dim: int | None) -> Tensor | None:
+    """The mask, if it says which rows of `x` count."""
+    if mask is None or mask.device != x.device:
+        return None
+    try:
+        return mask if covered_dims(mask.shape, x.shape, dim) else None
+    except RuntimeError:  # a size that only the run of the graph will know
+        return None
 
 
 def _local(x: Tensor) -> Tensor:
@@ -303,9 +327,11 @@ def _local(x: Tensor) -> Tensor:
 @_in_graph
 def _await_gradient(
     x: Tensor,
+    mask: Tensor | None,
     dim: int | None,
     state: State,
     came: Tensor,
+    unmasked: Tensor | None,
     awaited: Tensor,
     partial: Tensor | None,
     recomputed: Tensor | None,
@@ -313,14 +339,15 @@ def _await_gradient(
     _count(awaited, recomputed)
     if _is_run(came) and current_graph_task_id() != -1:
         return  # a recomputation: the hooks of the first call get the gradient
-    save_without_version((*state, came, awaited, partial))
+    save_without_version((*state, came, unmasked, awaited, partial))
     refused = None if partial is None else (awaited, partial)
+    into = _Into(dim, state, came, mask, unmasked)
     base = awaited_base(x)
     view = None if base is None else View(x, base)
     if base is not None:
-        on_base = _Gradient(dim, state, came, view, None, of_base=True)
+        on_base = _Gradient(into, view, None, of_base=True)
         base.register_hook(on_base)  # type: ignore[no-untyped-call]
-    x.register_hook(_Gradient(dim, state, came, view, refused, of_base=False))  # type: ignore[no-untyped-call]
+    x.register_hook(_Gradient(into, view, refused, of_base=False))  # type: ignore[no-untyped-call]
 
 
 def _is_run(counter: Tensor) -> bool:
@@ -331,18 +358,36 @@ def _is_run(counter: Tensor) -> bool:
     return type(counter) is Tensor
 
 
+class _Into(NamedTuple):
+    """What takes the gradients of a tensor."""
+
+    dim: int | None
+    state: State
+    came: Tensor
+    mask: Tensor | None
+    """That of the call which had the tensor."""
+    unmasked: Tensor | None
+    """How many gradients the mask does not fit."""
+
+    def fold(self, gradient: Tensor) -> None:
+        """Fold a gradient in, and count it."""
+        fitting = _fitting(self.mask, gradient, self.dim)
+        update_(gradient, self.dim, *self.state, fitting)
+        _add(self.came, 1)
+        if self.unmasked is not None and fitting is None:
+            _add(self.unmasked, 1)
+
+
 class _Gradient(Hook):
     """Tensor hook of a tensor or of its base, as `GradientHook` and `BaseHook` are, which counts on
     the device."""
 
-    __slots__ = ("_came", "_dim", "_of_base", "_refused", "_state", "_view")
+    __slots__ = ("_into", "_of_base", "_refused", "_view")
     __torch_unserializable__ = True
 
     def __init__(
         self,
-        dim: int | None,
-        state: State,
-        came: Tensor,
+        into: _Into,
         view: View | None,
         refused: tuple[Tensor, Tensor] | None,
         *,
@@ -350,9 +395,7 @@ class _Gradient(Hook):
     ) -> None:
         """refused: where gradients are counted of which each rank has a summand: how many are
         awaited, and how many were refused."""
-        self._dim = dim
-        self._state = state
-        self._came = came
+        self._into = into
         self._view = view
         self._refused = refused
         self._of_base = of_base
@@ -368,8 +411,7 @@ class _Gradient(Hook):
             for counter, change in zip(self._refused, (-1, 1), strict=True):
                 _add(counter, change)
             return
-        update_(_local(gradient), self._dim, *self._state)
-        _add(self._came, 1)
+        self._into.fold(_local(gradient))
 
 
 def _add(counter: Tensor, change: int) -> None:

@@ -50,8 +50,6 @@ SHAPE_INFERENCE: Final = "shape inference"
 MASK_UNFIT: Final = "mask does not fit"
 """The tensor is in the statistics with all its rows: its first dimensions are not those of the
 mask, one of them has the channels, or the mask is on another device."""
-COMPILED: Final = "compiled code"
-"""The tensor is in the statistics with all its rows: compiled code does not know the mask."""
 NOT_SAMPLED: Final = "not sampled"
 """`capture` keeps a sample of the calls, and this call is not in it."""
 MAX_BYTES: Final = "max_bytes"

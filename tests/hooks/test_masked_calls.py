@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hookstats.arena.arena import Arena
 from hookstats.hooks.masks import Masks
-from hookstats.records.reasons import COMPILED, MASK_UNFIT
+from hookstats.records.reasons import MASK_UNFIT
 from hookstats.runs.run import open_run
 from hookstats.watching.watch import watch
 
@@ -337,24 +337,6 @@ def test_where_the_argument_is() -> None:
             w.step()
             (name,) = [key for key in w.latest if key[0].endswith("wide") and key[1] == "output"]
             assert int(w.latest[name].count[0]) == MASK.sum()
-
-
-def test_compiled_code_says_that_it_knows_no_mask() -> None:
-    model = Model()
-    x = torch.randn(BATCH, TIME, WIDTH)
-    with watch(model, kinds=("output",), mask="padding", rules=()) as w:
-        compiled = torch.compile(model, backend="aot_eager")
-        with pytest.warns(RuntimeWarning, match="compiled code does not know the mask"):
-            compiled(x, MASK).sum().backward()
-        w.step()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            compiled(x, MASK).sum().backward()
-        w.step()
-        assert int(w.latest["wide", "output"].count[0]) == BATCH * TIME
-        row = w.coverage()["wide", "output"]
-        assert row.observed == 2
-        assert row.unmasked == {COMPILED: 2}
 
 
 def test_runs_say_which_argument_was_the_mask(tmp_path: Path) -> None:

@@ -8,6 +8,13 @@ from mutants.native import NATIVE
 MUTANTS = (
     *NATIVE,
     Mutant(
+        "gradients in compiled code are of all rows",
+        "hookstats/hooks/traced.py",
+        "fitting = _fitting(self.mask, gradient, self.dim)",
+        "fitting = None",
+        "tests/hooks/test_compiled_masks.py",
+    ),
+    Mutant(
         "the mask of an interrupted call stays",
         "hookstats/hooks/masks.py",
         "(not one.frame or id(one.frame) in running)",
