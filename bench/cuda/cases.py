@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.cuda import tables
-from bench.states import CHANNEL_BINS, EVERYTHING, What
+from bench.states import BINS, EVERYTHING, What
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Layout:
         return (1, prod(self.shape)) if self.channel_dim is None else self.shape
 
 
-WHATS = dict(zip(tables.WHATS, (What(), What(CHANNEL_BINS), EVERYTHING), strict=True))
+WHATS = dict(zip(tables.WHATS, (What(), What(bins=BINS), EVERYTHING), strict=True))
 
 
 def layouts(elements: int) -> list[Layout]:

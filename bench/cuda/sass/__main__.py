@@ -3,7 +3,8 @@
 FILE: objects or cubins of nvcc. In each kernel the loop that reads the tensor is found, and the
 shortest way through that loop which does all of its loads, sums and counts: finite data, whole
 vectors. `--check` compares with the ceilings in ceilings.json, `--store` writes them anew,
-`--write` puts the table into docs/cuda.md.
+`--write` puts the table into docs/cuda.md, and what
+follows from it for an H200.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.cuda.sass import predicted
 from bench.cuda.sass.flow import costs
 from bench.cuda.sass.listing import kernels
 
 CEILINGS = Path(__file__).with_name("ceilings.json")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cuda.md"
-BEGIN, END = "<!-- the table of bench.cuda.sass -->\n", "<!-- end of the table -->\n"
+TABLE, PREDICTED = "<!-- the table of bench.cuda.sass -->\n", "<!-- what follows from it -->\n"
+END = "<!-- end of the table -->\n"
 SLACK = 1.02
 """Of a ceiling: another patch release of nvcc schedules a little differently."""
 
@@ -40,6 +43,10 @@ class Row(NamedTuple):
     def key(self) -> str:
         """What a ceiling is stored under."""
         return f"{self.architecture} {self.kernel} {self.what}"
+
+    @property
+    def is_hopper(self) -> bool:
+        return self.architecture == "sm_90"
 
     @property
     def share(self) -> float:
@@ -129,8 +136,10 @@ def main(given: Sequence[str] | None = None) -> int:
         kept = {row.key: [round(row.instructions, 2), row.registers, row.stack] for row in found}
         CEILINGS.write_text(json.dumps(kept, indent=1) + "\n")
     if options.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2])
+        shares = {(row.kernel, row.what): row.share for row in found if row.is_hopper}
+        for begin, text in ((TABLE, table(found)), (PREDICTED, predicted.table(shares))):
+            before, _, rest = PAGE.read_text().partition(begin)
+            PAGE.write_text(before + begin + text + END + rest.partition(END)[2])
     problems = list(above(found, json.loads(CEILINGS.read_text()))) if options.check else []
     for problem in problems:
         print(f"bench.cuda.sass: {problem}", file=sys.stderr)
