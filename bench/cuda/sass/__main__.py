@@ -3,8 +3,7 @@
 FILE: objects or cubins of nvcc. In each kernel the loop that reads the tensor is found, and the
 shortest way through that loop which does all of its loads, sums and counts: finite data, whole
 vectors. `--check` compares with the ceilings in ceilings.json, `--store` writes them anew,
-`--write` puts the table into docs/cuda.md, and what
-follows from it for an H200.
+`--write` puts the table into docs/cuda.md, and what follows from it for an H200.
 """
 
 from __future__ import annotations
