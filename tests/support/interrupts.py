@@ -203,7 +203,9 @@ def _leaves(code: CodeType) -> frozenset[int]:
         found = [
             group[0].offset
             for group in three
-            if all(i.opname == "LOAD_CONST" and i.argval is None for i in group)
+            if group[0].opname == "LOAD_CONST"
+            and all(i.argval is None for i in group)
+            and all(i.opname in ("LOAD_CONST", "DUP_TOP") for i in group[1:])  # Python 3.10's
         ]
         _leaving[id(code)] = code, frozenset(found)
     return _leaving[id(code)][1]
