@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from bench.cuda.sections import SECTIONS, Scale, Section, free
+from bench.cuda.cases import Scale
+from bench.cuda.sections import SECTIONS, Section, free
+from bench.cuda.tables import SMOKE
 from bench.machine import device_facts
 from bench.measured import Results
 from bench.report import text, write
@@ -61,7 +63,7 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTI
     results = (earlier(path, machine) if options.resume else None) or Results(machine)
     notes = list(options.note)
     if options.smoke:
-        notes.append("a smoke run: tiny tensors, and no figure here is a measurement")
+        notes.append(SMOKE)
         scale = Scale(device, 1 << 18, 2, 2, False, 20, 1 << 16, 128, 64, 10)
     results.notes += [note for note in notes if note not in results.notes]
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What is measured: layouts of tensors, what is in them, and what is asked of them."""
+"""What is measured: how much, layouts of tensors, what is in them, and what is asked of them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,30 @@ class Layout:
 
 
 WHATS = dict(zip(tables.WHATS, (What(), What(bins=BINS), EVERYTHING), strict=True))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    device: torch.device
+    elements: int = 1 << 28
+    """Of one tensor: 1 GB in float32, beside which what a launch costs at least is nothing."""
+    rounds: int = 15
+    inputs: int | None = None
+    """None for as many as keep each cold."""
+    every_layout: bool = True
+    """Or else the few that also other things are measured of."""
+    gradients: int = 2000
+    greatest_gradient: int = 64 << 20  # bytes
+    width: int = 4096
+    tokens: int = 16384
+    steps: int = 10
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is trained."""
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
 
 def layouts(elements: int) -> list[Layout]:

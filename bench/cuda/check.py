@@ -283,7 +283,10 @@ def main(given: Sequence[str] | None = None) -> int:
     said = options.out / "gpu-check.txt"
     if said.is_file():
         print(said.read_text())
-        print(f"gpu-check: {options.out}/gpu-check.json and .txt; see bench/results/README.md")
+        print(
+            f"gpu-check: {options.out}/gpu-check.json and .txt: keep them in bench/results, as its "
+            "README.md says; python -m bench.cuda.read writes them into docs/cuda.md"
+        )
     return int(failed)
 
 

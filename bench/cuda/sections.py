@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import hookstats as hs
 from bench.cuda import peers, tables
-from bench.cuda.cases import WHATS, Layout, layouts, values
-from bench.cuda.timing import Calls, clock, inputs_for, synchronize
+from bench.cuda.cases import WHATS, Layout, Scale, layouts, values
+from bench.cuda.timing import Calls, clock, inputs_for
+from bench.cuda.transformer import makers as transformer_peers
 from bench.measure import measure
 from bench.measured import Case, Table
 from bench.states import BINS, State, What
@@ -26,25 +24,6 @@ from hookstats.kernels import ops
 
 Makers = Mapping[str, Callable[[], Peer]]
 """What makes the peers of a case, as `measure` takes it."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured."""
-
-    device: torch.device
-    elements: int = 1 << 28
-    """Of one tensor: 1 GB in float32, beside which what a launch costs at least is nothing."""
-    rounds: int = 15
-    inputs: int | None = None
-    """None for as many as keep each cold."""
-    every_layout: bool = True
-    """Or else the few that also other things are measured of."""
-    gradients: int = 2000
-    greatest_gradient: int = 64 << 20  # bytes
-    width: int = 4096
-    tokens: int = 16384
-    steps: int = 10
 
 
 FEW = ("whole tensor", "(N, L, 1024)", "(N, 256, H, W)", "rows of 4096")
@@ -243,83 +222,9 @@ def host(scale: Scale) -> Iterator[Case]:
         yield _on_host(tables.HOST, "64 x 64 fp32", calls, makers)
 
 
-class _Block(nn.Module):
-    """A transformer's block, without norms: they are not what is watched."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.heads = max(1, width // 128)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(gelu(self.up(x)))
-
-
-class _Steps:
-    """A Peer: training steps of a model, watched every so many steps, or not."""
-
-    def __init__(self, scale: Scale, model: nn.Module, x: Tensor, every: int | None) -> None:
-        self._scale = scale
-        self._model = model
-        self._x = x
-        self._every = every
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-
-    def prepare(self) -> None:
-        self._watch: hs.Watch | None = None
-        if self._every is not None:
-            kinds = ("output", "grad_output")
-            self._watch = hs.watch(
-                self._model, self._optimizer, kinds, include=nn.Linear, every=self._every
-            )
-        self._train(self._every or 1)
-
-    def run(self) -> float:
-        """The seconds of all steps, without what becomes of the watch."""
-        began = perf_counter()
-        self._train(self._scale.steps)
-        seconds = perf_counter() - began
-        if self._watch is not None:
-            self._assert_recorded(self._watch)
-            self._watch.close()
-        return seconds
-
-    def _train(self, steps: int) -> None:
-        for _ in range(steps):
-            self._optimizer.zero_grad()
-            self._model(self._x).float().square().mean().backward()
-            self._optimizer.step()
-        synchronize(self._scale.device)
-
-    def _assert_recorded(self, w: hs.Watch) -> None:
-        scale, every = self._scale, self._every or 1
-        assert w.latest.step == (scale.steps + every - 1) // every * every
-        stats = w.latest["0.qkv", "grad_output"]
-        assert int(stats.count.sum()) == scale.tokens * scale.width * 3
-        assert all(row.error is None and not row.missing for row in w.coverage())
-
-    def check(self) -> None:
-        """Every run asserts what was recorded."""
-
-
 def transformer(scale: Scale) -> Iterator[Case]:
     """Training steps of two blocks, each Linear's output and its gradient observed."""
-    torch.manual_seed(0)
-    short = "bf16" if scale.device.type == "cuda" else "fp32"
-    device, dtype = scale.device, DTYPES[short]
-    model = nn.Sequential(_Block(scale.width), _Block(scale.width)).to(device, dtype)
-    length = min(4096, scale.tokens)
-    x = torch.randn(scale.tokens // length, length, scale.width, device=device, dtype=dtype)
-    every = {"not watched": None, "every=1": 1, "every=10": 10}
-    makers = {peer: partial(_Steps, scale, model, x, each) for peer, each in every.items()}
-    name = f"{scale.width} wide, {scale.tokens} tokens, {short}"
+    name, makers = transformer_peers(scale)
     yield _on_host(tables.TRANSFORMER, name, scale.steps, makers, rounds=5)
 
 

@@ -15,14 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.cuda.page import INSTRUCTIONS, PAGE, PREDICTED, filled
 from bench.cuda.sass import predicted
 from bench.cuda.sass.flow import costs
 from bench.cuda.sass.listing import kernels
 
 CEILINGS = Path(__file__).with_name("ceilings.json")
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "cuda.md"
-TABLE, PREDICTED = "<!-- the table of bench.cuda.sass -->\n", "<!-- what follows from it -->\n"
-END = "<!-- end of the table -->\n"
 SLACK = 1.02
 """Of a ceiling: another patch release of nvcc schedules a little differently."""
 
@@ -136,9 +134,8 @@ def main(given: Sequence[str] | None = None) -> int:
         CEILINGS.write_text(json.dumps(kept, indent=1) + "\n")
     if options.write:
         shares = {(row.kernel, row.what): row.share for row in found if row.is_hopper}
-        for begin, text in ((TABLE, table(found)), (PREDICTED, predicted.table(shares))):
-            before, _, rest = PAGE.read_text().partition(begin)
-            PAGE.write_text(before + begin + text + END + rest.partition(END)[2])
+        page = filled(PAGE.read_text(), INSTRUCTIONS, table(found))
+        PAGE.write_text(filled(page, PREDICTED, predicted.table(shares)))
     problems = list(above(found, json.loads(CEILINGS.read_text()))) if options.check else []
     for problem in problems:
         print(f"bench.cuda.sass: {problem}", file=sys.stderr)
