@@ -64,9 +64,9 @@ class DeadChannels(Rule):
             return
         where = np.searchsorted(record.offsets, rows, "right") - 1
         gradients = "grad_output" in history.plain_kinds
-        for site, first, count in zip(
-            *np.unique(where, return_index=True, return_counts=True), strict=True
-        ):
+        before = np.append(0, np.cumsum(history.dead))[record.offsets]
+        found = np.unique(where, return_index=True, return_counts=True)
+        for site, first, count in zip(*(each.tolist() for each in found), strict=True):
             info = record.sites[site]
             kind = parse_kind(info.kind)
             many = count >= max(2, self.share * info.channels)
@@ -82,11 +82,11 @@ class DeadChannels(Rule):
             else:
                 continue
             channel = int(rows[first] - record.offsets[site])
-            dead = int(history.dead[slice(*record.offsets[site : site + 2])].sum())
+            dead = int(before[site + 1] - before[site])
             those = "their values" if dead == count else f"the values of {count} of them"
             yield self.alert(
                 record,
-                int(site),
+                site,
                 f"has {dead} dead channels of {info.channels}, the first is channel {channel}: "
                 f"all {those} have been zero for {self.steps} steps or more, so they {what}",
                 count / info.channels,

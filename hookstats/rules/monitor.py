@@ -52,7 +52,7 @@ class Monitor:
         self._retries = Retries(self.failures)
         self._history = History(setup)
         self._grouping = Grouping()
-        self._findings: dict[tuple[int, Hashable], _Finding] = {}
+        self._findings: dict[int, dict[Hashable, _Finding]] = {}  # by rule, then what it is about
         self._live: set[int] = set()  # rules with findings that may end, by id
         self._unknown: set[int] = set()  # rules whose `suspects` failed, or was left out
         self._of_scalars = {id(rule) for rule in self._rules if looks_at_scalars(rule)}
@@ -289,27 +289,27 @@ class Monitor:
         may_show: Callable[[Rule, Any], bool],
     ) -> list[Alert]:
         """The findings that were not reported yet."""
-        self._live.discard(id(rule))
-        now = {(id(rule), _key(rule, alert)): alert for alert in reversed(found)}
-        for key, finding in self._findings.items():
-            if key[0] == id(rule) and key not in now and may_show(rule, key[1]):
-                finding.streak, finding.open = 0, False
-            if key[0] == id(rule) and (finding.streak or finding.open):
-                self._live.add(id(rule))
-        alerts = []
+        now: dict[Hashable, Alert] = {}
         for alert in found:
-            key = id(rule), _key(rule, alert)
-            if now.get(key) is not alert:
-                continue
-            finding = self._findings.setdefault(key, _Finding())
+            now.setdefault(_key(rule, alert), alert)
+        findings = self._findings.setdefault(id(rule), {})
+        for key, finding in findings.items():
+            if finding.is_live and key not in now and may_show(rule, key):
+                finding.streak, finding.open = 0, False
+        alerts = []
+        for key, alert in now.items():
+            finding = findings.setdefault(key, _Finding())
             finding.streak += 1
-            self._live.add(id(rule))
             # Before the last alert: the training went back to a checkpoint.
             waited = finding.told is None or not 0 <= step - finding.told < rule.every
             is_worse = alert.level > finding.level
             if finding.streak >= rule.patience and (is_worse or (waited and not finding.open)):
                 finding.told, finding.open, finding.level = step, True, alert.level
                 alerts.append(alert)
+        if any(finding.is_live for finding in findings.values()):
+            self._live.add(id(rule))
+        else:
+            self._live.discard(id(rule))
         return alerts
 
 
@@ -347,6 +347,11 @@ class _Finding:
     """The step of the last alert."""
     level: int = -1
     """How bad that was."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a step without the finding would change anything."""
+        return self.open or self.streak > 0
 
 
 def _key(rule: Rule, alert: Alert) -> Hashable:

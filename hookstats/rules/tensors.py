@@ -147,17 +147,27 @@ class Vanishing(Rule):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         norms = np.where(history.columns("count") > 0, l2_norm(history.columns), np.nan)
         for sites in history.sites.once(_in_backward_order):
-            norm = norms[sites]
+            places = np.array(sites, np.int64)
+            norm = norms[places]
             largest = np.fmax.accumulate(norm)
-            for i in np.flatnonzero(norm < self.ratio * largest).tolist():
-                of = record.sites[sites[int(np.flatnonzero(norm == largest[i])[0])]].name
+            rises = np.append(True, ~(largest[1:] <= largest[:-1]))
+            of = np.maximum.accumulate(np.where(rises, np.arange(len(norm)), 0))
+            small = np.flatnonzero(norm < self.ratio * largest)
+            # As plain numbers, which are faster to put into words than NumPy's.
+            for site, peer, size, most in zip(
+                places[small].tolist(),
+                places[of[small]].tolist(),
+                norm[small].tolist(),
+                largest[small].tolist(),
+                strict=True,
+            ):
+                name = record.sites[peer].name
                 says = (
-                    f"has an l2 norm of {norm[i]:.3g}, {norm[i] / largest[i]:.2g} times that of "
-                    f"{of!r}"
-                    if norm[i]
-                    else f"is exactly zero, while that of {of!r} has an l2 norm of {largest[i]:.3g}"
+                    f"has an l2 norm of {size:.3g}, {size / most:.2g} times that of {name!r}"
+                    if size
+                    else f"is exactly zero, while that of {name!r} has an l2 norm of {most:.3g}"
                 )
-                yield self.alert(record, sites[i], says, norm[i] / largest[i])
+                yield self.alert(record, site, says, size / most)
 
 
 @dataclass(frozen=True, kw_only=True)
