@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookstats.insight.channels import MARGIN, saturation
 from hookstats.insight.layers import per_tensor
@@ -49,13 +50,16 @@ class DeadChannels(Rule):
         fraction(self, "share", "few")
         at_least(self, 1, "width", "steps", "values")
 
-    def suspects(self, steps: Steps) -> Flags:
+    def by_site(self, steps: Steps) -> NDArray[np.int8]:
         lasting = (steps.dead_steps >= self.steps) & (steps.dead_values >= self.values)
-        found = steps.dead & lasting
+        found, channels = steps.dead & lasting, steps.sites.channels
         if not found.any():
-            return steps.none
-        counts, least = steps.over_sites(np.add, found.astype(np.int64)), min(self.share, self.few)
-        return in_steps(counts >= np.maximum(2, least * steps.sites.channels))
+            return np.zeros((len(steps), len(channels)), np.int8)
+        counts = steps.over_sites(np.add, found.astype(np.int64))
+        many = counts >= np.maximum(2, self.share * channels)
+        some = (channels >= self.width) & (counts >= np.maximum(2, self.few * channels))
+        level: NDArray[np.int8] = many.astype(np.int8) + (many | some)
+        return level
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         lasting = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)

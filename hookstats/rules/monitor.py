@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookstats.records.alerts import SCALAR, Alert, Grouping, Incident
 from hookstats.records.keys import plain_kind
@@ -16,7 +26,7 @@ from hookstats.rules.defaults import Rules, as_rules
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
-from hookstats.rules.steps import runs
+from hookstats.rules.steps import Sites, in_steps, runs
 from hookstats.runs.alerts import Told
 from hookstats.stats.retries import Retries
 from hookstats.stats.warning import warn
@@ -55,6 +65,9 @@ class Monitor:
         self._findings: dict[int, dict[Hashable, _Finding]] = {}  # by rule, then what it is about
         self._live: set[int] = set()  # rules with findings that may end, by id
         self._unknown: set[int] = set()  # rules whose `suspects` failed, or was left out
+        self._settled: set[int] = set()  # rules that last found nothing but what is reported
+        self._rows: dict[int, NDArray[Any]] = {}  # what `by_site` gave of the last steps, by rule
+        self._before: dict[int, tuple[Sites, bytes]] = {}  # what it gave of the step before
         self._of_scalars = {id(rule) for rule in self._rules if looks_at_scalars(rule)}
         self._to_raise: Alert | None = None
         self._seen: dict[int, Collection[str]] = {}  # the scalars that a record had, by step
@@ -165,11 +178,15 @@ class Monitor:
     def _suspects(self, alike: Sequence[StepRecord]) -> dict[int, list[bool]]:
         """Add steps to the history; by the rule's id, in which of them it may find something."""
         steps = self._history.extend(alike)
+        self._rows = {}
 
         def flags(rule: Rule) -> list[bool]:
-            found: list[bool] = rule.suspects(steps).tolist()
+            rows = rule.by_site(steps)
+            found: list[bool] = (rule.suspects(steps) if rows is None else in_steps(rows)).tolist()
             if len(found) != len(steps):
                 raise ValueError(f"suspects gives {len(found)} flags, expected {len(steps)}")
+            if rows is not None:
+                self._rows[id(rule)] = rows
             return found
 
         with np.errstate(all="ignore"):
@@ -198,8 +215,15 @@ class Monitor:
         def may_show(rule: Rule, key: Any) -> bool:
             return rule.scope != "site" or key in record or _is_of(key, values)
 
-        looking = {*suspects, *self._of_scalars} - self._unknown
-        return self._check(look, record.step, may_show, looking)
+        sites = self._history.sites
+        rows = {rule: (sites, found[place].tobytes()) for rule, found in self._rows.items()}
+        before, self._before = self._before, {}
+        same = {rule for rule in rows if before.get(rule) == rows[rule]}
+        lasting = (same & self._settled) - self._of_scalars
+        looking = {*suspects, *self._of_scalars} - self._unknown - lasting
+        given = self._check(look, record.step, may_show, looking, lasting)
+        self._before = rows
+        return given
 
     def _examine_scalars(self, step: int, values: Mapping[str, float]) -> _Given:
         self._history.push_scalars(values)
@@ -248,13 +272,17 @@ class Monitor:
         step: int,
         may_show: Callable[[Rule, Any], bool],
         looking: Collection[int],
+        lasting: Set[int] = frozenset(),
     ) -> _Given:
-        """What `looking` rules, by id, find in a step; of others, findings may end."""
+        """What `looking` rules, by id, find in a step; of others that are not `lasting`, findings
+        may end."""
         given: _Given = []
         told: list[Told] = []
+        ending = self._live - self._unknown - lasting
         for rule in self._rules.copy():
-            if (key := id(rule)) not in looking and key not in self._live - self._unknown:
+            if (key := id(rule)) not in looking and key not in ending:
                 continue
+            self._settled.discard(key)
             found = self._found(rule, look(rule))
             if found is None or not (found or key in self._live):
                 continue
@@ -306,10 +334,10 @@ class Monitor:
             if finding.streak >= rule.patience and (is_worse or (waited and not finding.open)):
                 finding.told, finding.open, finding.level = step, True, alert.level
                 alerts.append(alert)
-        if any(finding.is_live for finding in findings.values()):
-            self._live.add(id(rule))
-        else:
-            self._live.discard(id(rule))
+        live = [finding for finding in findings.values() if finding.is_live]
+        (self._live.add if live else self._live.discard)(id(rule))
+        if all(finding.open for finding in live):
+            self._settled.add(id(rule))
         return alerts
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from numpy.typing import NDArray
+
 from hookstats.records.alerts import SCALAR, Alert, Severity
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
@@ -85,6 +87,15 @@ class Rule(ABC):
         may in every step.
         """
         return steps.all
+
+    def by_site(self, steps: Steps) -> NDArray[Any] | None:
+        """What `check` finds in each site, [B, S], zero where it finds nothing; None: not known.
+
+        In steps with equal rows, `check` finds the same tensors and severities, so that it is not
+        called where all of that was reported before. It is called where any of a row is not zero;
+        `suspects` is not asked.
+        """
+        return None
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History

@@ -136,12 +136,12 @@ class Vanishing(Rule):
         super().__post_init__()
         fraction(self, "ratio")
 
-    def suspects(self, steps: Steps) -> Flags:
-        found: Flags = steps.none
+    def by_site(self, steps: Steps) -> Flags:
         norms = np.where(steps.columns("count") > 0, l2_norm(steps.columns), np.nan)
+        found = np.zeros(norms.shape, bool)
         for sites in steps.sites.once(_in_backward_order):
             norm = norms[:, sites]
-            found = found | in_steps(norm < self.ratio * np.fmax.accumulate(norm, axis=1))
+            found[:, sites] = norm < self.ratio * np.fmax.accumulate(norm, axis=1)
         return found
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:

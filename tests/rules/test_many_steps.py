@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
-from hookstats.rules import Monitor, NonFinite, Rule, beginnings, default_rules
+from hookstats.rules import Monitor, NonFinite, Rule, Vanishing, beginnings, default_rules
 from hookstats.rules.defaults import _DEFAULT
+from hookstats.rules.history import History
 from hookstats.rules.setup import Group, Setup, Weight
 from hookstats.rules.steps import Flags, Sites, Steps
 
@@ -102,6 +103,7 @@ def test_alerts_are_those_of_rules_that_see_every_step(
     found = given(Monitor(quiet_rules(), SETUP), batches)
     for rule in _DEFAULT:
         monkeypatch.setattr(rule, "suspects", Rule.suspects)
+        monkeypatch.setattr(rule, "by_site", Rule.by_site)
     everything = given(Monitor(quiet_rules(), SETUP), [[record] for record in records])
     assert found == everything
     assert len({alert.rule for alert in found}) >= 8
@@ -120,6 +122,23 @@ def test_rules_without_suspicion_are_not_asked() -> None:
 
     Monitor(Odd()).write_records(list(training(0))[:9])
     assert seen == [1, 3, 5, 7]
+
+
+def test_what_lasts_is_looked_at_until_it_was_reported() -> None:
+    seen: list[int] = []
+
+    class Counted(Vanishing):
+        def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+            seen.append(record.step)
+            yield from super().check(record, history)
+
+    faults = ["vanishes"] * 10 + [""] * 2 + ["vanishes"] * 6
+    monitor = Monitor(Counted(patience=3, every=5, action=lambda alert: None))
+    monitor.write_records(
+        [record_of(tensors(step, fault), step) for step, fault in enumerate(faults)]
+    )
+    assert seen == [0, 1, 2, 12, 13, 14]
+    assert {alert.step for alert in monitor.alerts} == {2, 14}
 
 
 @pytest.mark.filterwarnings("ignore:hookstats. rule 'non-finite' failed")
