@@ -74,8 +74,8 @@ class Steps:
         """int64 [S + 1]: site s owns rows offsets[s]:offsets[s + 1]."""
         steps, rows = len(records), int(self.offsets[-1])
         # Transposed, as an arena's records have their columns one after the other in memory.
-        moments = np.concatenate([r.moments.T for r in records], axis=1)
-        tallies = np.concatenate([r.tallies.T for r in records], axis=1)
+        moments = _side_by_side([r.moments.T for r in records])
+        tallies = _side_by_side([r.tallies.T for r in records])
         starts = np.arange(steps)[:, None] * rows
         self._ends = np.append((starts + self.offsets[:-1]).ravel(), steps * rows)
         whole = wholes(records, moments.T, tallies.T, self._ends)
@@ -155,6 +155,11 @@ class Steps:
         if some.any():
             out[some] = ufunc.reduceat(flat, starts[some])
         return out.reshape(len(self), -1)
+
+
+def _side_by_side(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """[C, R] of each record as [C, B * R]; of one record, its own, which may be megabytes."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
 
 
 def in_steps(found: Any) -> Flags:
