@@ -135,7 +135,7 @@ class BuildLibraries(build_ext):
 
         using = f"with {compiler} against torch {found.version}"
         of_cpu, of_hooks, of_cuda = self.extensions
-        joined.join(of_hooks, ROOT, Path(self.build_temp))
+        joined.join(of_hooks, ROOT, Path(self.build_temp), found.version)
         for remark in (limited, None if cpp_extension.is_ninja_available() else _NO_NINJA):
             if remark is not None:
                 print(f"hookstats: {remark}")

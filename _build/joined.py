@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from setuptools import Extension
 
 
-def join(extension: Extension, root: Path, folder: Path) -> None:
+def join(extension: Extension, root: Path, folder: Path, torch: str) -> None:
     """Has `extension` compile one file of `folder` that includes its files.
+
+    It names the version of torch, for which it is compiled again: compilers do not tell which system
+    headers they read, and torch's are system headers here.
 
     Sources are relative to `root`, which `folder` lies in, and below the first of the include
     directories. A file whose text would stay is not written again: what was compiled of it may
@@ -22,7 +25,7 @@ def join(extension: Extension, root: Path, folder: Path) -> None:
     files = [str(file) for file in extension.sources]
     within = extension.include_dirs[0]
     names = [(root / file).relative_to(within).as_posix() for file in files]
-    text = "".join(f'#include "{name}"\n' for name in names)
+    text = f"// for torch {torch}\n" + "".join(f'#include "{name}"\n' for name in names)
     whole = folder / f"{extension.name.rpartition('.')[2]}.cpp"
     if not whole.is_file() or whole.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)

@@ -151,15 +151,16 @@ def test_an_nvcc_newer_than_torch_is_named(
 
 
 def test_joined_files_are_compiled_at_once_and_again_where_one_changed(tmp_path: Path) -> None:
+    """And for another torch, too: compilers do not name system headers, which torch's are here."""
     first, second = (tmp_path / "csrc" / name for name in ("first.cpp", "second.cpp"))
     first.parent.mkdir()
     first.write_text("constexpr int kFirst = 1;\n")
     second.write_text("static_assert(kFirst == 1);\n")
 
-    def join() -> Path:
+    def join(torch: str = "2.10.0") -> Path:
         names = [str(file.relative_to(tmp_path)) for file in (first, second)]
         extension = Extension("some.library", names, include_dirs=[str(first.parent)])
-        joined.join(extension, tmp_path, tmp_path / "build")
+        joined.join(extension, tmp_path, tmp_path / "build", torch)
         assert extension.depends == names  # without ninja, setuptools looks there
         (whole,) = extension.sources
         return tmp_path / whole
@@ -177,6 +178,8 @@ def test_joined_files_are_compiled_at_once_and_again_where_one_changed(tmp_path:
     first.rename(first.with_name("before.cpp"))
     first = first.with_name("before.cpp")
     assert join().stat().st_mtime > 1
+    os.utime(whole, (1, 1))
+    assert join("2.10.0+cu128").stat().st_mtime > 1
 
 
 @pytest.fixture
