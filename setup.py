@@ -164,6 +164,19 @@ class BuildLibraries(build_ext):
                 print(f"hookstats: {newer}")
             made_cuda = partial(self._compile_cuda, of_cuda, toolkit)
             self._attempt(of_cuda, what, "the PyTorch fallback", made_cuda, strict)
+        self._remove_others(Path(self.build_lib))
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        self._remove_others(ROOT)
+
+    def _remove_others(self, folder: Path) -> None:
+        """Removes what an earlier build left of libraries that this one did not build: it would be
+        packed, and loaded."""
+        left_out = {extension.name for extension in self.distribution.ext_modules or ()}
+        for name in left_out - {extension.name for extension in self.extensions}:
+            file: str = self.get_ext_filename(name)  # type: ignore[no-untyped-call]
+            (folder / file).unlink(missing_ok=True)
 
     def _start(self, extension: Extension, lacking: str | None) -> Callable[[], None]:
         """Compiles beside what is compiled next: one file, which would keep one core alone.

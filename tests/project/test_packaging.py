@@ -327,13 +327,23 @@ def test_where_the_hooks_do_not_compile_the_python_hooks_serve(
 ) -> None:
     for source in (project / "csrc" / "hooks").glob("*.cpp"):
         source.write_text('#error "torch has changed"\n')
+    # What a build before left would be packed and loaded: these are removed.
+    stale = [
+        folder / f"_hooks{sysconfig.get_config_var('EXT_SUFFIX')}"
+        for folder in (project / "hookstats", tmp_path / "built" / "hookstats")
+    ]
+    for file in stale:
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.touch()
     command = (sys.executable, "setup.py", "build_ext", "--inplace")
+    command += ("--build-lib", str(tmp_path / "built"))
     compiler = unoptimized(tmp_path / "compiler")
     build = run(*command, cwd=project, HOOKSTATS_WERROR="0", **compiler)
     assert build.returncode == 0, build.stdout + build.stderr
     assert "hookstats: built the CPU operators with " in build.stdout
     assert "hookstats: C++ hooks: not built, the Python hooks will serve (" in build.stdout
     assert 'error: #error "torch has changed")' in build.stdout
+    assert not [file for file in stale if file.exists()]
     use = (
         "import sys\n"  # an editable install would find what is missing here
         "editable = lambda finder: '__editable__' in getattr(finder, '__module__', '')\n"
