@@ -25,8 +25,11 @@ MINIMUM_SETUPTOOLS = 77  # the first that reads pyproject.toml's license
 TORCH_REQUIREMENT = "torch>=2.10"
 
 MEMORY_OF_A_COMPILER = 1.0
-"""GB (10^9 bytes) that are counted for each compiler. g++ 12 takes 0.53 for a kernel's file, and 1.22
-for that of the C++ hooks, which is compiled beside the others where there are at least two jobs."""
+"""GB (10^9 bytes) that are counted for each compiler. g++ 12 takes 0.53 for a kernel's file."""
+
+MEMORY_BESIDE = 0.5
+"""GB that are kept for what else runs. The compiler of the C++ hooks, 1.22 GB, is one more where there
+are at least two jobs: the peak of two is 2.45."""
 
 # Rejects what parses -std=c++20 but lacks parts of it, and g++ before __builtin_shufflevector.
 _CXX20_PROBE = """
@@ -89,7 +92,8 @@ def limit_jobs() -> str | None:
         return None
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     free = _free_memory()
-    jobs = cores if free is None else max(1, min(cores, int(free / MEMORY_OF_A_COMPILER)))
+    fitting = cores if free is None else int((free - MEMORY_BESIDE) / MEMORY_OF_A_COMPILER)
+    jobs = max(1, min(cores, fitting))
     os.environ["MAX_JOBS"] = str(jobs)
     if free is None or jobs == cores:
         return None
@@ -107,7 +111,10 @@ def _free_memory(
         limit = (cgroup / "memory.max").read_text().strip()
         if limit != "max":
             used = int((cgroup / "memory.current").read_text())
-            found.append(int(limit) - used)
+            # Files that were read, such as torch's, are let go where memory is needed.
+            stat = (cgroup / "memory.stat").read_text()
+            files = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+            found.append(int(limit) - used + (int(files[1]) if files else 0))
     except OSError:
         pass  # no Linux, or a system without such limits
     return min(found) / 1e9 if found else None
