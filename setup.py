@@ -113,6 +113,8 @@ class BuildLibraries(build_ext):
         # Editable installs name a temporary folder, where nothing would be left to build upon.
         python = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
         self.build_temp = str(ROOT / "build" / f"temp.{python}")
+        os.environ["LC_ALL"] = "C"  # errors are looked for in what compilers say
+        os.environ.setdefault("CXX", "c++")  # or else Python's own would link
 
     def build_extensions(self) -> None:
         found = toolchain.expose_torch()

@@ -303,6 +303,19 @@ def test_uv_builds_without_isolation_and_names_what_is_missing(
     assert "Traceback" not in done.stderr
 
 
+def speaking_german(compiler: Path) -> Path:
+    """A compiler that says in German what is wrong, where the environment is German."""
+    compiler.write_text(
+        "#!/bin/sh\n"
+        f'[ "$LC_ALL" != C ] || exec {os.environ.get("CXX", "c++")} "$@"\n'
+        f'{os.environ.get("CXX", "c++")} "$@" 2>"{compiler}.said" || failed=$?\n'
+        f"sed 's/error:/Fehler:/' \"{compiler}.said\" >&2\n"
+        "exit $failed\n"
+    )
+    compiler.chmod(0o755)
+    return compiler
+
+
 def test_what_the_compiler_refused_is_said_in_one_line(project: Path, tmp_path: Path) -> None:
     for source in (project / "csrc").glob("*/*.cpp"):
         source.write_text('#error "out of order"\n')
@@ -312,13 +325,32 @@ def test_what_the_compiler_refused_is_said_in_one_line(project: Path, tmp_path: 
     no_ninja.chmod(0o755)
     path = f"{no_ninja.parent}{os.pathsep}{os.environ['PATH']}"
     command = (sys.executable, "setup.py", "build_ext")
-    build = run(*command, cwd=project, PATH=path)
+    german = speaking_german(tmp_path / "german")
+    build = run(*command, cwd=project, PATH=path, CXX=str(german), LC_ALL="de_DE.UTF-8")
     assert build.returncode == 1
     assert "hookstats: no ninja: the files are compiled one by one; `pip ins" in build.stdout
     last = build.stderr.splitlines()[-1]
     assert last.startswith("hookstats: CPU operators: not built (csrc/")
     assert '.cpp:1:2: error: #error "out of order"' in last
     assert "Traceback" not in build.stderr
+
+
+def test_the_compiler_that_was_asked_links_too(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own is the one that Python was built with, which need not be there."""
+    for source in (project / "csrc").glob("*/*.cpp"):
+        source.write_text("")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("c++", "sh", "ninja", "as", "ld"):
+        found = shutil.which(tool)
+        assert found is not None
+        (tools / tool).symlink_to(found)
+    monkeypatch.delenv("CXX", raising=False)
+    build = run(sys.executable, "setup.py", "build_ext", cwd=project, PATH=str(tools))
+    assert build.returncode == 0, build.stderr
+    assert "hookstats: built the CPU operators with c++ " in build.stdout
 
 
 @pytest.mark.slow
