@@ -28,13 +28,6 @@ HOOKSTATS_HOST_DEVICE uint32_t extreme_word(uint32_t a, uint32_t b, bool greater
   }
 }
 
-// All bits of those elements of a word that are zero.
-template <class T>
-HOOKSTATS_HOST_DEVICE uint32_t zeros_in_word(uint32_t word) {
-  if constexpr (sizeof(T) == 4) return float_from_bits(word) == 0 ? ~0u : 0;
-  return ((word & 0x7fffu) == 0 ? 0xffffu : 0) | ((word & 0x7fff0000u) == 0 ? 0xffff0000u : 0);
-}
-
 }  // namespace hookstats::cuda
 
 #if defined(HOOKSTATS_SIMT)
@@ -106,7 +99,8 @@ uint32_t greatest_word(uint32_t a, uint32_t b) {
 }
 template <class T>
 uint32_t zero_mask(uint32_t word) {
-  return zeros_in_word<T>(word);
+  if constexpr (sizeof(T) == 4) return float_from_bits(word) == 0 ? ~0u : 0;
+  return ((word & 0x7fffu) == 0 ? 0xffffu : 0) | ((word & 0x7fff0000u) == 0 ? 0xffff0000u : 0);
 }
 
 }  // namespace hookstats::cuda
@@ -315,7 +309,7 @@ HOOKSTATS_DEVICE uint32_t greatest_word(uint32_t a, uint32_t b) {
   return extreme_word<T>(a, b, true);
 }
 
-// Both formats of 16 bits have the same zeros.
+// All bits of those elements of a word that are zero. Both formats of 16 bits have the same zeros.
 template <class T>
 HOOKSTATS_DEVICE uint32_t zero_mask(uint32_t word) {
   uint32_t mask;
