@@ -11,14 +11,13 @@ namespace hookstats::cuda {
 template <class Source, bool kCounts, bool kHigher>
 class Columns : ColumnsSum<Source, kCounts, kHigher> {
   using Sum = ColumnsSum<Source, kCounts, kHigher>;
-  using Sum::across_, Sum::width_, Sum::down_, Sum::column_, Sum::row_;
-  using Sum::begin_, Sum::rows_, Sum::kept_, Sum::skew_, Sum::exist_;
-  using Sum::item_, Sum::channels_;
+  using Sum::item_, Sum::channels_, Sum::place_;
   using Sum::owned, Sum::exists, Sum::sum, Sum::sum_again;
   using typename Sum::Real;
 
  public:
   using typename Sum::From;
+  using typename Sum::Place;
   using typename Sum::Seen;
   // Counters of a slot: one per channel of the block.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common&, const Item& item) {
@@ -26,8 +25,8 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   }
 
   HOOKSTATS_DEVICE Columns(const Common& common, const Item& item, const Dim* outer,
-                           const Histogram& tensor, const Histogram& channels)
-      : Sum(common, item, outer, tensor, channels) {}
+                           const Histogram& tensor, const Histogram& channels, Place& place)
+      : Sum(common, item, outer, tensor, channels, place) {}
 
   // The pieces of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
@@ -45,7 +44,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
     Sums<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
     Sum::find_shift(shift, reinterpret_cast<Real*>(scratch));
-    if (exist_ != 0) sum(sums, shift);
+    if (place_.exist != 0) sum(sums, shift);
     if (kCounts && channels_.table != nullptr) {
       sync_block();
       add_channel_tables();
@@ -54,21 +53,22 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
     for (int step = 0; step < kOwned; ++step) {
       // Of one channel in four at a time: which of its own that is differs with a thread's skew.
       if constexpr (Source::kSkewed) sync_block();  // another thread read this one's entry
-      const int c = (step + skew_) % kOwned;
+      const int c = (step + place_.skew) % kOwned;
       const bool is_read = !Source::kSkewed || exists(c);
-      const int column = column_ - (step + skew_ >= kOwned ? 1 : 0);
+      const int column = place_.column - (step + place_.skew >= kOwned ? 1 : 0);
       Sums<Real, kHigher> channel_sums = pick(sums, c);
       double wide_shift = static_cast<double>(pick(shift, c));
       if (is_read && !channel_sums.trusted()) {
         wide_shift = channel_sums.mean(wide_shift);
         sum_again(c, wide_shift).replace(channel_sums);
       }
-      merge_rows(scratch, channel_sums.channel(wide_shift), is_read ? row_ : block_threads(),
-                 column, width_ / kOwned, down_);
-      const int64_t channel = begin_ + owned(c);
-      if (row_ != 0 || !is_read || channel >= item_.channels) continue;
+      merge_rows(scratch, channel_sums.channel(wide_shift), is_read ? place_.row : block_threads(),
+                 column, place_.width / kOwned, place_.down);
+      const int64_t channel = place_.begin + owned(c);
+      if (place_.row != 0 || !is_read || channel >= item_.channels) continue;
       Seen seen = scratch[column];
-      seen.nan = (Source::kMasked ? kept_ : rows_) - seen.count - seen.posinf - seen.neginf;
+      seen.nan =
+          (Source::kMasked ? place_.kept : place_.rows) - seen.count - seen.posinf - seen.neginf;
       if (item_.row_splits == 1) {
         fold(item_, channel, seen);
       } else {
@@ -78,8 +78,9 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
     sync_block();  // before scratch is used again
     if (item_.row_splits == 1) return;
     if (last_of(item_.tickets + group, item_.row_splits)) {
-      const int64_t left = item_.channels - begin_;
-      fold_partials(item_, begin_, left < width_ ? static_cast<int>(left) : width_, scratch);
+      const int64_t left = item_.channels - place_.begin;
+      fold_partials(item_, place_.begin,
+                    left < place_.width ? static_cast<int>(left) : place_.width, scratch);
     }
   }
 
@@ -87,7 +88,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   HOOKSTATS_DEVICE void add_channel_tables() const {
     constexpr int kTogether = 4;
     const int slots = static_cast<int>(channels_.bins.slots());
-    const int places = across_ * kOwned;
+    const int places = place_.across * kOwned;
     const int all = (slots + kTogether - 1) / kTogether * kTogether * places;
     for (int i = thread_index(); i < all; i += block_threads()) {
       const int slot = i / (kTogether * places) * kTogether + i % kTogether;
@@ -95,10 +96,10 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
       if (slot >= slots) continue;
       uint32_t& counter = channels_.table[slot * places + place];
       if (counter == 0) continue;
-      const int across = place % across_, down = place / across_;
+      const int across = place % place_.across, down = place / place_.across;
       const int of_block = Source::kVectors ? across * kOwned + down : place;
-      const int64_t channel = begin_ + of_block;
-      if (!Source::kSkewed || (of_block < width_ && channel < item_.channels)) {
+      const int64_t channel = place_.begin + of_block;
+      if (!Source::kSkewed || (of_block < place_.width && channel < item_.channels)) {
         add_global(item_.channel_counts + channel * slots + slot, int64_t{counter} * item_.repeat);
       }
       counter = 0;

@@ -11,13 +11,12 @@ namespace hookstats::cuda {
 template <class Source, bool kCounts, bool kHigher>
 class Maps : ColumnsSum<Source, kCounts, kHigher> {
   using Sum = ColumnsSum<Source, kCounts, kHigher>;
-  using Sum::item_, Sum::channels_, Sum::sum_again;
-  using Sum::map_, Sum::elements_, Sum::channel_, Sum::first_channel_, Sum::next_;
-  using Sum::width_, Sum::down_, Sum::column_, Sum::row_, Sum::rows_, Sum::skew_, Sum::exist_;
+  using Sum::item_, Sum::channels_, Sum::place_, Sum::sum_again;
   using typename Sum::Real;
 
  public:
   using typename Sum::From;
+  using typename Sum::Place;
   using typename Sum::Seen;
 
   // Counters of a slot, in the table that each channel of the block has.
@@ -26,8 +25,8 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   }
 
   HOOKSTATS_DEVICE Maps(const Common& common, const Item& item, const Dim* outer,
-                        const Histogram& tensor, const Histogram& channels)
-      : Sum(common, item, outer, tensor, channels) {}
+                        const Histogram& tensor, const Histogram& channels, Place& place)
+      : Sum(common, item, outer, tensor, channels, place) {}
 
   // The pieces of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
@@ -42,26 +41,28 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
 
  private:
   HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
-    const int maps = width_ / map_, entries = most_sharing(map_, kOwned) * down_;
+    const int maps = place_.width / place_.map;
+    const int entries = most_sharing(place_.map, kOwned) * place_.down;
     Sums<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
     Sum::find_shift(shift, reinterpret_cast<Real*>(scratch));
     for (int i = thread_index(); i < entries * maps; i += block_threads()) scratch[i] = Seen{};
-    if (exist_ != 0) Sum::sum(sums, shift);
+    if (place_.exist != 0) Sum::sum(sums, shift);
     sync_block();
     if (kCounts && channels_.table != nullptr) add_channel_tables(maps);
     HOOKSTATS_NO_UNROLL
     for (int map = 0; map < 2; ++map) {
-      const uint32_t which = exist_ & (map == 0 ? ~next_ : next_);
-      if (which != 0) scratch[entry(map) * maps + channel_ + map] = seen_of(which, sums, shift);
+      const uint32_t which = place_.exist & (map == 0 ? ~place_.next : place_.next);
+      if (which == 0) continue;
+      scratch[entry(map) * maps + place_.channel + map] = seen_of(which, sums, shift);
     }
     const int row = thread_index() / maps, column = thread_index() % maps;
     merge_entries(scratch, row, column, maps, entries);
-    const int64_t channel = first_channel_ + column;
+    const int64_t channel = place_.first_channel + column;
     if (row == 0 && channel < item_.channels) {
       Seen seen = scratch[column];
-      const int64_t size = map_ < elements_ ? map_ : elements_;
-      seen.nan = rows_ * size - seen.count - seen.posinf - seen.neginf;
+      const int64_t size = place_.map < place_.elements ? place_.map : place_.elements;
+      seen.nan = place_.rows * size - seen.count - seen.posinf - seen.neginf;
       if (item_.splits() == 1) {
         fold(item_, channel, seen);
       } else {
@@ -71,16 +72,18 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
     sync_block();  // before scratch is used again
     if (item_.splits() == 1) return;
     if (last_of(item_.tickets + group, item_.splits())) {
-      const int64_t left = item_.channels - first_channel_;
-      fold_partials(item_, first_channel_, left < maps ? static_cast<int>(left) : maps, scratch);
+      const int64_t left = item_.channels - place_.first_channel;
+      fold_partials(item_, place_.first_channel, left < maps ? static_cast<int>(left) : maps,
+                    scratch);
     }
   }
 
   // Of the entries of a channel, this thread's: it is of the first channel that the thread has
   // elements of, or (`map` is 1) of the next one, of which it has the first elements.
   HOOKSTATS_DEVICE int entry(int map) const {
-    const int across = map == 0 ? column_ - (channel_ * map_ + skew_) / kOwned : 0;
-    return across * down_ + row_;
+    const int across =
+        map == 0 ? place_.column - (place_.channel * place_.map + place_.skew) / kOwned : 0;
+    return across * place_.down + place_.row;
   }
 
   // What the thread saw in the elements that `which` has a bit for, all of one channel.
@@ -110,9 +113,11 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   // A warp takes a channel.
   HOOKSTATS_DEVICE void add_channel_tables(int maps) const {
     const int64_t slots = channels_.bins.slots(), pitch = channels_.pitch;
-    for (int map = warp(); map < maps && first_channel_ + map < item_.channels; map += kWarps) {
+    for (int map = warp(); map < maps && place_.first_channel + map < item_.channels;
+         map += kWarps) {
       add_table(channels_.table + map * slots * pitch, slots, channels_.pitch,
-                item_.channel_counts + (first_channel_ + map) * slots, item_.repeat, lane(), kWarp);
+                item_.channel_counts + (place_.first_channel + map) * slots, item_.repeat, lane(),
+                kWarp);
     }
   }
 };

@@ -14,10 +14,12 @@ class Runs {
   using Real = typename Source::Real;
   static constexpr int kElements = Source::kElements;
   using Values = typename Source::template Values<kElements>;
+  using Tile = Real[kInFlight * kElements];
 
  public:
   using Seen = ChannelOf<kHigher>;
   using From = Source;
+  struct Place {};  // columns have one
 
   // Counters of a slot of a channel's table: one if every warp has a table, which leaves no room.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item& item) {
@@ -25,7 +27,7 @@ class Runs {
   }
 
   HOOKSTATS_DEVICE Runs(const Common& common, const Item& item, const Dim* outer,
-                        const Histogram& tensor, const Histogram& channels)
+                        const Histogram& tensor, const Histogram& channels, Place&)
       : common_(common),
         item_(item),
         outer_(outer),
@@ -202,54 +204,31 @@ class Runs {
 
   // Sums the tile as if all its values were finite, and counts nothing; false, with nothing summed,
   // if some value of the warp is not.
-  HOOKSTATS_DEVICE bool add_finite(const Values (&values)[kInFlight], Real shift,
+  HOOKSTATS_DEVICE bool add_finite(const Tile& x, uint32_t zeros, Real shift,
                                    Sums<Real, kHigher>& sums) const {
     TileSums tile;
-    typename Source::template Extremes<1> extremes;
-    Real x[kElements];
     HOOKSTATS_UNROLL
-    for (int i = 0; i < kInFlight; ++i) {
-      widen_all(values[i], x);
-      HOOKSTATS_UNROLL
-      for (int e = 0; e < kElements; ++e) tile.add(x[e], shift);
-      HOOKSTATS_UNROLL
-      for (const uint32_t word : values[i].words) extremes.add(0, word);
-    }
+    for (const Real each : x) tile.add(each, shift);
     if (any_in_warp(!tile.finite())) return false;
-    Real least, greatest;
-    extremes.scaled(scale_, 0, least, greatest);
-    HOOKSTATS_UNROLL
-    for (int e = 1; e < Source::kElementsAWord; ++e) {
-      Real other_least, other_greatest;
-      extremes.scaled(scale_, e, other_least, other_greatest);
-      least = std::fmin(least, other_least);
-      greatest = std::fmax(greatest, other_greatest);
-    }
-    sums.add(tile, least, greatest, kInFlight * kElements);
+    sums.add(tile, zeros, kInFlight * kElements);
     return true;
   }
 
   // Sums the tile's finite values, and tallies the others. Whether all were finite.
-  HOOKSTATS_DEVICE bool add_any(Values (&values)[kInFlight], Real shift,
-                                Sums<Real, kHigher>& sums) const {
-    Real x[kElements];
+  HOOKSTATS_DEVICE bool add_any(const Tile& x, Real shift, Sums<Real, kHigher>& sums,
+                                Sums<Real, kHigher>& rare) const {
+    Sums<Real, kHigher> tile;
     HOOKSTATS_UNROLL
-    for (int i = 0; i < kInFlight; ++i) {
-      widen_all(values[i], x);
+    for (const Real each : x) tile.add(each, shift);
+    const bool all_finite = tile.finite == kInFlight * kElements;
+    tile.spill();
+    if (!all_finite) {
       HOOKSTATS_UNROLL
-      for (int e = 0; e < kElements; ++e) sums.add(x[e], shift);
+      for (const Real each : x) tile.add_infinity(each);
     }
-    const bool all_finite = sums.finite == kInFlight * kElements;
-    sums.spill();
-    if (all_finite) return true;
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kInFlight; ++i) {
-      Source::forget_widened(values[i]);
-      widen_all(values[i], x);
-      HOOKSTATS_UNROLL
-      for (int e = 0; e < kElements; ++e) sums.add_infinity(x[e]);
-    }
-    return false;
+    sums.add_wide(tile);
+    rare.add_others(tile);
+    return all_finite;
   }
 
   // The sums of this warp's part of the piece, for every lane. The caller counts NaNs. A tile with
@@ -257,7 +236,9 @@ class Runs {
   template <int kTeam>
   HOOKSTATS_DEVICE Seen sum(const Piece& p) {
     constexpr bool kTiles = Source::kVectors && !kHigher;
-    Sums<Real, kHigher> sums;
+    Sums<Real, kHigher> sums, rare;  // what is no sum is in `rare`
+    if constexpr (kTiles) keep_in_memory(rare);
+    [[maybe_unused]] typename Source::template Extremes<1> extremes;
     Real shift = 0;
     bool finite = true;
     [[maybe_unused]] bool begun = false;
@@ -277,18 +258,37 @@ class Runs {
         widen_all(values[0], x);
         shift = warp_mean(tree_mean(x));
       }
+      Tile x;
       bool added = false;
       if constexpr (kTiles) {
-        if (finite) added = add_finite(values, shift, sums);
+        auto with = extremes;
+        typename Source::template Zeros<1> zeros;
+        HOOKSTATS_UNROLL
+        for (int i = 0; i < kInFlight; ++i) {
+          HOOKSTATS_UNROLL
+          for (const uint32_t word : values[i].words) with.add(0, word);
+        }
+        Source::widen_tile(scale_, values, x, zeros);
+        if (finite) added = add_finite(x, zeros.all(), shift, sums);
+        if (added) extremes = with;
+      } else {
+        Source::widen_tile(common_, scale_, values, x);
       }
-      if (!added) finite = !any_in_warp(!add_any(values, shift, sums));
+      if (!added) finite = !any_in_warp(!add_any(x, shift, sums, rare));
       if constexpr (kCounts) {
-        if (counts_) count_tile(p, values, finite);
+        if (counts_) count_tile(p, x, finite);
+      }
+    }
+    sums.add_others(rare);
+    if constexpr (kTiles) {
+      HOOKSTATS_UNROLL
+      for (int e = 0; e < Source::kElementsAWord; ++e) {
+        extremes.put(scale_, e, sums.least, sums.greatest);
       }
     }
     sums.reduce_warp();
     // Which the table of patterns has among the tiniest positive values.
-    if (kCounts && tensor_.patterns && lane() == 0) {
+    if (kCounts && tensor_.patterns() && lane() == 0) {
       add_shared(tensor_.unread + 1, sums.wide_zero);
     }
     double wide_shift = static_cast<double>(shift);
@@ -316,38 +316,17 @@ class Runs {
     return sums;
   }
 
-  // Tiles that are not finite take a loop: they are rarer, and their code is as long. The vectors
-  // move up in it: what an index chooses would be in memory.
-  HOOKSTATS_DEVICE void count_tile(const Piece& p, Values (&values)[kInFlight], bool finite) const {
-    if (Source::kVectors && finite) {
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        Real x[kElements];
-        Source::forget_widened(values[i]);
-        widen_all(values[i], x);
-        count_all<true>(p, x);
-      }
-    } else {
-      HOOKSTATS_NO_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        Real x[kElements];
-        widen_all(values[0], x);
-        count_all<false>(p, x);
-        HOOKSTATS_UNROLL
-        for (int j = 1; j < kInFlight; ++j) values[j - 1] = values[j];
-      }
-    }
+  HOOKSTATS_DEVICE void count_tile(const Piece& p, const Tile& tile, bool finite) const {
+    count_in<true>(tensor_, item_.tensor_counts, tile, finite);
+    count_in<false>(channels_, state(p), tile, finite);
   }
 
-  template <bool kFinite>
-  HOOKSTATS_DEVICE void count_all(const Piece& p, const Real (&x)[kElements]) const {
-    const auto count_in = [&](const Histogram& h, int64_t* state) {
-      if (!h.on()) return;
-      const int32_t copy = lane() & (h.pitch - 1);
-      count<kFinite>(h, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
-    };
-    count_in(tensor_, item_.tensor_counts);
-    count_in(channels_, state(p));
+  template <bool kTensor>
+  HOOKSTATS_DEVICE void count_in(const Histogram& h, int64_t* state, const Tile& tile,
+                                 bool finite) const {
+    if (!h.on()) return;
+    const int32_t copy[] = {lane() & (h.pitch - 1)};
+    count<kTensor>(h, tile, finite, item_.repeat, copy, [=](int) { return state; });
   }
 
   HOOKSTATS_DEVICE int64_t* state(const Piece& p) const {

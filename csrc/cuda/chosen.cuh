@@ -20,9 +20,8 @@ HOOKSTATS_DEVICE Sample sample_of(const Common& common, const Item& item, Sampli
 HOOKSTATS_DEVICE Histogram of_all(const Histogram& histogram, const Sample& sample) {
   Histogram h = histogram;
   if (!sample.all()) {
-    h.bins.kind = BinKind::kNone;
     h.table = nullptr;
-    h.patterns = false;
+    h.way = Way::kNone;
   }
   return h;
 }
@@ -38,11 +37,11 @@ class Chosen {
   // Counts the block's share of the tensor's sample.
   HOOKSTATS_DEVICE void count_tensor(const Histogram& h, const Sample& sample) const {
     if (!h.on() || sample.all()) return;
-    const int32_t copy = lane() & (h.pitch - 1);
+    const int32_t copy[] = {lane() & (h.pitch - 1)};
     int64_t* const state = item_.tensor_counts;
     each(sample, [&](int64_t, const Real(&x)[1]) {
-      if (h.patterns && x[0] == 0) add_shared(h.unread + 1, 1);
-      count<false>(h, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
+      if (h.patterns() && x[0] == 0) add_shared(h.unread + 1, 1);
+      count<true>(h, x, is_finite(x[0]), item_.repeat, copy, [=](int) { return state; });
     });
   }
 

@@ -8,27 +8,52 @@
 
 namespace hookstats::cuda {
 
+// Where a thread and its piece are. Whoever reads tiles has this in memory, as the registers are
+// needed for sums, and copies what it uses.
+template <class Source>
+struct ColumnsPlace {
+  int across, width, down, column, row;
+  int64_t row_stride, row_bytes;
+  // The piece at hand.
+  int64_t begin = 0, first_row = 0, offset = 0, stride = 0;
+  uintptr_t address = 0, down_bytes = 0;
+  uint32_t rows = 0, exist = 0;
+  uint32_t kept = 0;  // rows, of a mask
+  // Of rows that begin anywhere: how many elements its vectors begin before the thread's channels
+  // do, what of a vector is the thread's, and which rows are read whole.
+  int skew = 0;
+  typename Source::template Values<kOwned> keeps{};
+  uint32_t whole_from = 0, whole_to = 0;
+  // Of maps: the block's elements of a row, and of one map; see begin_elements and find_maps.
+  int elements = 0, map = 0, channel = 0, copies = 1;
+  int64_t first_channel = 0;
+  uint32_t next = 0;
+};
+
 template <class Source>
 class ColumnsPiece {
+ public:
+  using Place = ColumnsPlace<Source>;
+
  protected:
   using Real = typename Source::Real;
   static constexpr int kRows = Source::kRows;
   using Values = typename Source::template Values<kOwned>;
 
-  HOOKSTATS_DEVICE ColumnsPiece(const Common& common, const Item& item, const Dim* outer)
-      : common_(common),
-        item_(item),
-        outer_(outer),
-        scale_(common),
-        across_(static_cast<int>(item.slots.divisor)),
-        width_(Source::kMapped ? static_cast<int>(item.inner_step)
-                               : (across_ - (Source::kSkewed ? 1 : 0)) * kOwned),
-        down_(block_threads() / across_),
-        column_(thread_index() % across_),
-        row_(thread_index() / across_),
-        row_stride_(item.outer_dims == 1 ? outer[0].stride : 0),
-        row_bytes_(row_stride_ * Source::element_size(common)) {
-    if constexpr (Source::kSkewed) down_ -= down_ % rows_alike(row_bytes_, kVectorBytes);
+  HOOKSTATS_DEVICE ColumnsPiece(const Common& common, const Item& item, const Dim* outer,
+                                Place& place)
+      : common_(common), item_(item), outer_(outer), scale_(common), place_(place) {
+    place_.across = static_cast<int>(item.slots.divisor);
+    place_.width = Source::kMapped ? static_cast<int>(item.inner_step)
+                                   : (place_.across - (Source::kSkewed ? 1 : 0)) * kOwned;
+    place_.down = block_threads() / place_.across;
+    place_.column = thread_index() % place_.across;
+    place_.row = thread_index() / place_.across;
+    place_.row_stride = item.outer_dims == 1 ? outer[0].stride : 0;
+    place_.row_bytes = place_.row_stride * Source::element_size(common);
+    if constexpr (Source::kSkewed) {
+      place_.down -= place_.down % rows_alike(place_.row_bytes, kVectorBytes);
+    }
   }
 
   // Begins a piece: a split of the rows of a group of channels. All threads of the block call it.
@@ -37,50 +62,52 @@ class ColumnsPiece {
       begin_elements(group, split % item_.inner_splits);
       split /= item_.inner_splits;
     } else {
-      begin_ = int64_t{group} * width_;
+      place_.begin = int64_t{group} * place_.width;
     }
-    first_row_ = split * item_.row_step;
-    const int64_t left = item_.outer_size - first_row_;
-    rows_ = static_cast<uint32_t>(left < item_.row_step ? left : item_.row_step);
+    place_.first_row = split * item_.row_step;
+    const int64_t left = item_.outer_size - place_.first_row;
+    place_.rows = static_cast<uint32_t>(left < item_.row_step ? left : item_.row_step);
     if constexpr (Source::kMasked) find_rows(static_cast<KeptIndices*>(scratch));
     find_channels();
   }
 
   // Whether channel i of the thread is one of the block's.
-  HOOKSTATS_DEVICE bool exists(int i) const { return (exist_ >> i & 1) != 0; }
+  HOOKSTATS_DEVICE bool exists(int i) const { return (place_.exist >> i & 1) != 0; }
 
   // Channel i of the thread, in the block: side by side in a vector, else across the threads, so
   // that neighbours read neighbours.
   HOOKSTATS_DEVICE int64_t owned(int i) const {
-    return Source::kVectors ? column_ * kOwned + i - skew_ : i * across_ + column_;
+    return Source::kVectors ? place_.column * kOwned + i - place_.skew
+                            : i * place_.across + place_.column;
   }
 
   // Of maps: which elements are the block's, those of several channels or a part of one.
   HOOKSTATS_DEVICE void begin_elements(int group, int part) {
-    const int64_t size = item_.inner_size, together = size < width_ ? width_ : size;
-    begin_ = group * together + int64_t{part} * width_;
-    const int64_t of_group = together - int64_t{part} * width_;
-    const int64_t of_all = item_.channels * size - begin_;
+    const int64_t size = item_.inner_size, together = size < place_.width ? place_.width : size;
+    place_.begin = group * together + int64_t{part} * place_.width;
+    const int64_t of_group = together - int64_t{part} * place_.width;
+    const int64_t of_all = item_.channels * size - place_.begin;
     const int64_t left = of_group < of_all ? of_group : of_all;
-    elements_ = left < width_ ? static_cast<int>(left) : width_;
-    map_ = size < width_ ? static_cast<int>(size) : width_;
-    first_channel_ = int64_t{group} * (width_ / map_);
+    place_.elements = left < place_.width ? static_cast<int>(left) : place_.width;
+    place_.map = size < place_.width ? static_cast<int>(size) : place_.width;
+    place_.first_channel = int64_t{group} * (place_.width / place_.map);
   }
 
   // Of maps: the channel, from the block's first one on, of the thread's first element; and which
   // of its elements are of the next one. Those of a thread are of no third: a map has no fewer.
   HOOKSTATS_DEVICE void find_maps() {
-    const int first = column_ * kOwned < skew_ ? 0 : static_cast<int>(owned(0));
-    channel_ = first / map_;
-    const int own = (channel_ + 1) * map_ - static_cast<int>(owned(0));
-    next_ = own < kOwned ? 0xfu << own & 0xfu : 0;
-    copies_ = common_.shared.channel_copies;
+    const int first = place_.column * kOwned < place_.skew ? 0 : static_cast<int>(owned(0));
+    place_.channel = first / place_.map;
+    const int own = (place_.channel + 1) * place_.map - static_cast<int>(owned(0));
+    place_.next = own < kOwned ? 0xfu << own & 0xfu : 0;
+    place_.copies = common_.shared.channel_copies;
   }
 
   // The channel of the thread's element i.
   HOOKSTATS_DEVICE int64_t channel(int i) const {
-    if constexpr (Source::kMapped) return first_channel_ + channel_ + (next_ >> i & 1);
-    return begin_ + owned(i);
+    if constexpr (Source::kMapped)
+      return place_.first_channel + place_.channel + (place_.next >> i & 1);
+    return place_.begin + owned(i);
   }
 
   // Where the counters of the channel of element i are in a row of a table: neighbouring threads
@@ -89,40 +116,42 @@ class ColumnsPiece {
   HOOKSTATS_DEVICE int counter(int i) const {
     if constexpr (Source::kMapped) {
       const int slots = static_cast<int>(common_.channel_bins.slots());
-      const int table = channel_ + static_cast<int>(next_ >> i & 1);
-      return table * slots * copies_ + (column_ & (copies_ - 1));
+      const int table = place_.channel + static_cast<int>(place_.next >> i & 1);
+      return table * slots * place_.copies + (place_.column & (place_.copies - 1));
     }
-    if constexpr (!Source::kSkewed) return i * across_ + column_;
+    if constexpr (!Source::kSkewed) return i * place_.across + place_.column;
     const int channel = static_cast<int>(owned(i));
-    return (channel & (kOwned - 1)) * across_ + (channel < 0 ? across_ - 1 : channel / kOwned);
+    return (channel & (kOwned - 1)) * place_.across +
+           (channel < 0 ? place_.across - 1 : channel / kOwned);
   }
 
   // Cuts the piece to the rows from the first one that a mask keeps to the last.
   HOOKSTATS_DEVICE void find_rows(KeptIndices* scratch) {
-    const KeptIndices kept = kept_by_block(common_.rows, first_row_, rows_, scratch);
-    kept_ = kept.count;
-    rows_ = kept.count == 0 ? 0 : kept.end - kept.first;
-    if (kept.count > 0) first_row_ += kept.first;
+    const KeptIndices kept = kept_by_block(common_.rows, place_.first_row, place_.rows, scratch);
+    place_.kept = kept.count;
+    place_.rows = kept.count == 0 ? 0 : kept.end - kept.first;
+    if (kept.count > 0) place_.first_row += kept.first;
   }
 
   // Whether a row of the piece is there to be read.
   HOOKSTATS_DEVICE bool has_row(uint32_t row) const {
-    if constexpr (!Source::kMasked) return row < rows_;
-    return row < rows_ && (kept_ == rows_ || keeps(common_.rows, first_row_ + row));
+    if constexpr (!Source::kMasked) return row < place_.rows;
+    return row < place_.rows &&
+           (place_.kept == place_.rows || keeps(common_.rows, place_.first_row + row));
   }
 
   // Of this thread's rows from row `first` on, the end of as many tiles as the mask keeps whole, at
   // most `kAdditions` rows; `first` if it does not keep the first tile.
   HOOKSTATS_DEVICE uint32_t kept_until(uint32_t first) const {
-    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
+    const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     uint32_t end = first;
     bool whole = true;
     HOOKSTATS_NO_UNROLL
     for (int tile = 0; tile < kAdditions / kRows && whole; ++tile) {
-      whole = end + step <= rows_;
+      whole = end + step <= place_.rows;
       HOOKSTATS_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        whole = has_row(end + static_cast<uint32_t>(i * down_ + row_)) && whole;
+        whole = has_row(end + static_cast<uint32_t>(i * place_.down + place_.row)) && whole;
       }
       if (whole) end += step;
     }
@@ -134,7 +163,7 @@ class ColumnsPiece {
     bool some = false;
     HOOKSTATS_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      some |= has_row(first + static_cast<uint32_t>(i * down_ + row_));
+      some |= has_row(first + static_cast<uint32_t>(i * place_.down + place_.row));
     }
     return some;
   }
@@ -144,24 +173,27 @@ class ColumnsPiece {
     const uintptr_t data = reinterpret_cast<uintptr_t>(item_.data);
     if constexpr (Source::kSkewed) {
       const uintptr_t row =
-          data + static_cast<uintptr_t>(begin_ * size + (first_row_ + row_) * row_bytes_);
-      skew_ = static_cast<int>(row % kVectorBytes) / static_cast<int>(size);
+          data + static_cast<uintptr_t>(place_.begin * size +
+                                        (place_.first_row + place_.row) * place_.row_bytes);
+      place_.skew = static_cast<int>(row % kVectorBytes) / static_cast<int>(size);
     }
-    exist_ = 0;
+    place_.exist = 0;
     HOOKSTATS_UNROLL
     for (int i = 0; i < kOwned; ++i) {
       const int64_t channel = owned(i);
-      const bool in_block = !Source::kSkewed || (channel >= 0 && channel < width_);
+      const bool in_block = !Source::kSkewed || (channel >= 0 && channel < place_.width);
       const bool in_tensor =
-          Source::kMapped ? channel < elements_ : begin_ + channel < item_.channels;
-      if (row_ < down_ && in_block && in_tensor) exist_ |= 1u << i;
+          Source::kMapped ? channel < place_.elements : place_.begin + channel < item_.channels;
+      if (place_.row < place_.down && in_block && in_tensor) place_.exist |= 1u << i;
     }
     const int64_t step = Source::kMapped ? 1 : item_.channel_stride;
-    offset_ = (begin_ + owned(0)) * step;
-    stride_ = (Source::kVectors ? 1 : across_) * step;
+    place_.offset = (place_.begin + owned(0)) * step;
+    place_.stride = (Source::kVectors ? 1 : place_.across) * step;
     // Of the thread's first row, and from one of its rows to the next.
-    down_bytes_ = static_cast<uintptr_t>(down_ * row_bytes_);
-    address_ = data + static_cast<uintptr_t>(offset_ * size + (first_row_ + row_) * row_bytes_);
+    place_.down_bytes = static_cast<uintptr_t>(place_.down * place_.row_bytes);
+    place_.address =
+        data + static_cast<uintptr_t>(place_.offset * size +
+                                      (place_.first_row + place_.row) * place_.row_bytes);
     if constexpr (Source::kSkewed) find_whole_rows();
     if constexpr (Source::kMapped) find_maps();
   }
@@ -169,13 +201,14 @@ class ColumnsPiece {
   // Which of this thread's rows have their vectors within the tensor: all but the tensor's first or
   // last one.
   HOOKSTATS_DEVICE void find_whole_rows() {
-    Source::keep_elements(exist_, keeps_);
-    whole_from_ = is_inside(address_) ? 0 : 1;
-    whole_to_ = rows_;
-    const uint32_t row = static_cast<uint32_t>(row_), down = static_cast<uint32_t>(down_);
-    if (exist_ == 0 || row >= rows_) return;
-    const uint32_t last = (rows_ - 1 - row) / down;
-    if (!is_inside(address_ + last * down_bytes_)) whole_to_ = last * down;
+    Source::keep_elements(place_.exist, place_.keeps);
+    place_.whole_from = is_inside(place_.address) ? 0 : 1;
+    place_.whole_to = place_.rows;
+    const uint32_t row = static_cast<uint32_t>(place_.row);
+    const uint32_t down = static_cast<uint32_t>(place_.down);
+    if (place_.exist == 0 || row >= place_.rows) return;
+    const uint32_t last = (place_.rows - 1 - row) / down;
+    if (!is_inside(place_.address + last * place_.down_bytes)) place_.whole_to = last * down;
   }
 
   HOOKSTATS_DEVICE bool is_inside(uintptr_t vector) const {
@@ -185,38 +218,47 @@ class ColumnsPiece {
 
   HOOKSTATS_DEVICE Values read(uint32_t row) const {
     if constexpr (Source::kSkewed) {
-      const int64_t ahead = (int64_t{row} - row_) * row_bytes_;
-      const uintptr_t at = address_ + static_cast<uintptr_t>(ahead);
-      return Source::read_some_channels(at, row < rows_ ? exist_ : 0, is_inside(at));
+      const int64_t ahead = (int64_t{row} - place_.row) * place_.row_bytes;
+      const uintptr_t at = place_.address + static_cast<uintptr_t>(ahead);
+      return Source::read_some_channels(at, row < place_.rows ? place_.exist : 0, is_inside(at));
     }
-    const int64_t index = first_row_ + row;
-    int64_t offset = offset_ + index * row_stride_;
+    const int64_t index = place_.first_row + row;
+    int64_t offset = place_.offset + index * place_.row_stride;
     if constexpr (!Source::kVectors) {
       if (item_.outer_dims > 1) offset += offset_of_many(outer_, item_.outer_dims, index);
     }
-    return Source::read_channels(common_, item_.data, offset, stride_, has_row(row) ? exist_ : 0);
+    return Source::read_channels(common_, item_.data, offset, place_.stride,
+                                 has_row(row) ? place_.exist : 0);
   }
 
-  // The rows of this thread from row `first` on; whole vectors of rows that exist.
-  HOOKSTATS_DEVICE void read_whole(uint32_t first, Values (&values)[kRows]) const {
-    uintptr_t at = address_ + uint64_t{first} * static_cast<uint64_t>(row_bytes_);
+  // Of the first of this thread's rows in the tile from row `first` on.
+  HOOKSTATS_DEVICE uintptr_t row_address(uint32_t first) const {
+    return place_.address + uint64_t{first} * static_cast<uint64_t>(place_.row_bytes);
+  }
+
+  // The rows of this thread in a tile, from an address on; whole vectors of rows that exist.
+  // Returns the next tile's address.
+  static HOOKSTATS_DEVICE uintptr_t read_whole(uintptr_t at, uintptr_t down_bytes,
+                                               const Values& keeps, Values (&values)[kRows]) {
     HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows; ++i, at += down_bytes_) {
+    for (int i = 0; i < kRows; ++i, at += down_bytes) {
       values[i] = Source::read_whole_channels(at);
-      if constexpr (Source::kSkewed) Source::keep(keeps_, values[i]);
+      if constexpr (Source::kSkewed) Source::keep(keeps, values[i]);
     }
+    return at;
   }
 
   HOOKSTATS_DEVICE void read_tile(uint32_t first, Values (&values)[kRows]) const {
     if constexpr (Source::kVectors && !Source::kMasked) {
-      const uint32_t to = Source::kSkewed ? whole_to_ : rows_;
-      if (first >= whole_from_ && first + static_cast<uint32_t>(kRows * down_) <= to) {
-        return read_whole(first, values);
+      const uint32_t to = Source::kSkewed ? place_.whole_to : place_.rows;
+      if (first >= place_.whole_from && first + static_cast<uint32_t>(kRows * place_.down) <= to) {
+        read_whole(row_address(first), place_.down_bytes, place_.keeps, values);
+        return;
       }
     }
     HOOKSTATS_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      values[i] = read(first + static_cast<uint32_t>(i * down_ + row_));
+      values[i] = read(first + static_cast<uint32_t>(i * place_.down + place_.row));
     }
   }
 
@@ -226,27 +268,28 @@ class ColumnsPiece {
 
   // Of element i of the thread, in a row of samples.
   HOOKSTATS_DEVICE int sampled_place(int i) const {
-    return kApart ? static_cast<int>(owned(i)) : i * across_ + column_;
+    return kApart ? static_cast<int>(owned(i)) : i * place_.across + place_.column;
   }
 
   // In a row of samples, the `sample`-th that the shift of the thread's element i is made of: that
   // element's column, or of maps columns from all over the map, the same for all of its elements.
   HOOKSTATS_DEVICE int place_for(int i, int sample) const {
     if constexpr (!Source::kMapped) return sampled_place(i);
-    const int map = channel_ + static_cast<int>(next_ >> i & 1);
-    const int size = map_ < elements_ ? map_ : elements_;
-    return map * map_ + sample * size / kSampled;
+    const int map = place_.channel + static_cast<int>(place_.next >> i & 1);
+    const int size = place_.map < place_.elements ? place_.map : place_.elements;
+    return map * place_.map + sample * size / kSampled;
   }
 
   // The mean of each channel over the first rows of some of the block's threads; all call it.
   HOOKSTATS_DEVICE void find_shift(Real (&shift)[kOwned], Real* samples) const {
     int sampled = 1;
-    while (2 * sampled <= down_ && sampled < kSampled) sampled *= 2;
-    if (row_ < sampled) {
+    while (2 * sampled <= place_.down && sampled < kSampled) sampled *= 2;
+    if (place_.row < sampled) {
       Real rows[kOwned][kRows], x[kOwned];
       Values values[kRows];
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows; ++i) values[i] = read(static_cast<uint32_t>(i * down_ + row_));
+      for (int i = 0; i < kRows; ++i)
+        values[i] = read(static_cast<uint32_t>(i * place_.down + place_.row));
       Source::scale_in_place(scale_, values);
       HOOKSTATS_UNROLL
       for (int i = 0; i < kRows; ++i) {
@@ -257,7 +300,7 @@ class ColumnsPiece {
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) {
         if (!kApart || exists(c)) {
-          samples[row_ * width_ + sampled_place(c)] = tree_mean(rows[c]);
+          samples[place_.row * place_.width + sampled_place(c)] = tree_mean(rows[c]);
         }
       }
     }
@@ -268,7 +311,8 @@ class ColumnsPiece {
       if (kApart && !exists(c)) continue;
       Real all[kSampled];
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kSampled; ++i) all[i] = samples[place_for(c, i) + i % sampled * width_];
+      for (int i = 0; i < kSampled; ++i)
+        all[i] = samples[place_for(c, i) + i % sampled * place_.width];
       const Real mean = tree_mean(all);
       if (is_finite(mean)) shift[c] = mean;
     }
@@ -284,22 +328,7 @@ class ColumnsPiece {
   const Item& item_;
   const Dim* outer_;
   Scale scale_;
-  int across_, width_, down_, column_, row_;
-  int64_t row_stride_, row_bytes_;
-  // The piece at hand.
-  int64_t begin_ = 0, first_row_ = 0, offset_ = 0, stride_ = 0;
-  uintptr_t address_ = 0, down_bytes_ = 0;
-  uint32_t rows_ = 0, exist_ = 0;
-  uint32_t kept_ = 0;  // rows, of a mask
-  // Of rows that begin anywhere: how many elements its vectors begin before the thread's channels
-  // do, what of a vector is the thread's, and which rows are read whole.
-  int skew_ = 0;
-  Values keeps_{};
-  uint32_t whole_from_ = 0, whole_to_ = 0;
-  // Of maps: the block's elements of a row, and of one map; see begin_elements and find_maps.
-  int elements_ = 0, map_ = 0, channel_ = 0, copies_ = 1;
-  int64_t first_channel_ = 0;
-  uint32_t next_ = 0;
+  Place& place_;
 };
 
 }  // namespace hookstats::cuda

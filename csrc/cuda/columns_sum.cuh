@@ -12,20 +12,21 @@ class ColumnsSum : protected ColumnsPiece<Source> {
  public:
   using Seen = ChannelOf<kHigher>;
   using From = Source;
+  using Place = ColumnsPlace<Source>;
 
  protected:
   using Piece = ColumnsPiece<Source>;
-  using Piece::common_, Piece::item_, Piece::scale_;
-  using Piece::down_, Piece::row_, Piece::rows_, Piece::kRows;
+  using Piece::common_, Piece::item_, Piece::place_, Piece::scale_;
   using Piece::exists, Piece::channel, Piece::counter, Piece::kept_until, Piece::keeps_tile;
+  using Piece::kRows;
   using Piece::read, Piece::read_whole, Piece::read_tile, Piece::widen_all;
-  using Piece::whole_from_, Piece::whole_to_;
   using typename Piece::Real;
   using typename Piece::Values;
+  using Tile = Real[kRows * kOwned];
 
   HOOKSTATS_DEVICE ColumnsSum(const Common& common, const Item& item, const Dim* outer,
-                              const Histogram& tensor, const Histogram& channels)
-      : Piece(common, item, outer),
+                              const Histogram& tensor, const Histogram& channels, Place& place)
+      : Piece(common, item, outer, place),
         tensor_(tensor),
         channels_(channels),
         counts_(kCounts && (tensor.on() || channels.on())) {}
@@ -34,34 +35,45 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   // were not, once more, and the rows after them once, until all are finite.
   HOOKSTATS_DEVICE void sum(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned]) {
     constexpr bool kTiles = Source::kVectors && !kHigher;
-    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
+    if constexpr (kTiles) {
+      keep_in_memory(sums);
+      keep_in_memory(place_);
+    }
+    int32_t counters[kOwned];
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) counters[c] = kCounts && channels_.on() ? counter(c) : 0;
+    const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     bool finite = true;
-    for (uint32_t first = 0; first < rows_;) {
+    for (uint32_t first = 0; first < place_.rows;) {
       uint32_t counted = first;  // the rows before it are
       if constexpr (kTiles) {
         const uint32_t whole = Source::kMasked   ? kept_until(first)
-                               : Source::kSkewed ? whole_to_
-                                                 : rows_;
-        if (finite && first >= whole_from_ && first + step <= whole &&
-            add_finite(sums, shift, counted, whole)) {
+                               : Source::kSkewed ? place_.whole_to
+                                                 : place_.rows;
+        if (finite && first >= place_.whole_from && first + step <= whole &&
+            add_finite(sums, shift, counters, counted, whole)) {
           first = counted;
           continue;
         }
       }
       finite = true;
+      Sums<Real, kHigher> tiles[kOwned];
       HOOKSTATS_NO_UNROLL
-      for (int tile = 0; tile < kAdditions / kRows && first < rows_; ++tile, first += step) {
+      for (int tile = 0; tile < kAdditions / kRows && first < place_.rows; ++tile, first += step) {
         if constexpr (Source::kMasked) {
           if (!keeps_tile(first)) continue;
         }
-        const bool all_finite = add_any(sums, shift, first, counts_ && first >= counted);
+        const bool all_finite = add_any(tiles, shift, counters, first, counts_ && first >= counted);
         finite = finite && all_finite;
       }
       HOOKSTATS_UNROLL
-      for (int c = 0; c < kOwned; ++c) sums[c].spill();
+      for (int c = 0; c < kOwned; ++c) {
+        tiles[c].spill();
+        sums[c].add(tiles[c]);
+      }
     }
     if constexpr (kCounts && Source::kSkewed) take_back_zeros();
-    if (!kCounts || !tensor_.patterns) return;
+    if (!kCounts || !tensor_.patterns()) return;
     // Which the table of patterns has among the tiniest positive values.
     uint32_t zeros = 0;
     HOOKSTATS_UNROLL
@@ -74,8 +86,8 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   HOOKSTATS_DEVICE WideSums<kHigher> sum_again(int c, double shift) const {
     WideSums<kHigher> sums;
     HOOKSTATS_NO_UNROLL
-    for (uint32_t row = static_cast<uint32_t>(row_); row < rows_;
-         row += static_cast<uint32_t>(down_)) {
+    for (uint32_t row = static_cast<uint32_t>(place_.row); row < place_.rows;
+         row += static_cast<uint32_t>(place_.down)) {
       Real x[kOwned];
       Values values[] = {read(row)};
       Source::scale_in_place(scale_, values);
@@ -91,50 +103,53 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   // Of the tensor's histogram, the zeros that were counted instead of the neighbours' elements.
   HOOKSTATS_DEVICE void take_back_zeros() const {
     const Real zero = scale_(Real{0});
-    const uint32_t row = static_cast<uint32_t>(row_), down = static_cast<uint32_t>(down_);
-    if (!tensor_.on() || row >= rows_ || !is_finite(zero)) return;
+    const uint32_t row = static_cast<uint32_t>(place_.row);
+    const uint32_t down = static_cast<uint32_t>(place_.down);
+    if (!tensor_.on() || row >= place_.rows || !is_finite(zero)) return;
     uint32_t others = 0;
     HOOKSTATS_UNROLL
     for (int i = 0; i < kOwned; ++i) others += exists(i) ? 0 : 1;
-    const uint32_t rows = (rows_ - row + down - 1) / down;
+    const uint32_t rows = (place_.rows - row + down - 1) / down;
     take_back(tensor_, zero, rows * others, item_);
   }
 
   // Sums whole tiles from row `first` on, to which it adds them, up to row `end`, as if all values
   // were finite, and counts them; false, with nothing summed, if some value is not.
   HOOKSTATS_DEVICE bool add_finite(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
-                                   uint32_t& first, uint32_t end) const {
+                                   const int32_t (&counters)[kOwned], uint32_t& first,
+                                   uint32_t end) const {
     constexpr int kWords = sizeof(Values) / sizeof(uint32_t);
-    const uint32_t step = static_cast<uint32_t>(down_ * kRows);
+    const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     TileSums tiles[kOwned];
     typename Source::template Extremes<kWords> extremes;
-    int rows = 0;
-    bool finite = true;
+    typename Source::template Zeros<kWords> zeros;
+    const uintptr_t down_bytes = place_.down_bytes;
+    const Values keeps = place_.keeps;
+    uintptr_t at = Piece::row_address(first);
+    int all = 0;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kAdditions / kRows; ++i) all += first + step * (i + 1u) <= end ? 1 : 0;
     HOOKSTATS_NO_UNROLL
-    for (; rows < kAdditions && finite && first + step <= end; rows += kRows, first += step) {
+    for (int i = 0; i < all; ++i) {
       Values values[kRows];
-      Real x[kOwned];
-      read_whole(first, values);
+      Tile x;
+      at = read_whole(at, down_bytes, keeps, values);
       Source::scale_in_place(scale_, values);
+      Source::widen_tile(scale_, values, x, zeros);
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        widen_all(values[i], x);
-        HOOKSTATS_UNROLL
-        for (int c = 0; c < kOwned; ++c) tiles[c].add(x[c], shift[c]);
-        HOOKSTATS_UNROLL
-        for (int w = 0; w < kWords; ++w) extremes.add(w, values[i].words[w]);
+      for (int i = 0; i < kRows * kWords; ++i) {
+        extremes.add(i % kWords, values[i / kWords].words[i % kWords]);
       }
-      if (kCounts && counts_) {
-        finite = are_finite(tiles);
-        count_tile(values, finite);
-      }
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kRows * kOwned; ++i) tiles[i % kOwned].add(x[i], shift[i % kOwned]);
+      if (kCounts && counts_) count_tile(x, are_finite(tiles), counters);
     }
+    first += step * static_cast<uint32_t>(all);
     if (!are_finite(tiles)) return false;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) {
-      Real least, greatest;
-      extremes.scaled(scale_, c, least, greatest);
-      sums[c].add(tiles[c], least, greatest, rows);
+      extremes.put(scale_, c, sums[c].least, sums[c].greatest);
+      sums[c].add(tiles[c], zeros.of(c), all * kRows);
     }
     return true;
   }
@@ -148,29 +163,22 @@ class ColumnsSum : protected ColumnsPiece<Source> {
 
   // Sums the finite values of a tile, and tallies the others. Whether all are finite.
   HOOKSTATS_DEVICE bool add_any(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
-                                uint32_t first, bool counts) const {
+                                const int32_t (&counters)[kOwned], uint32_t first,
+                                bool counts) const {
     Values values[kRows];
-    Real x[kOwned];
+    Tile x;
     read_tile(first, values);
     Source::scale_in_place(scale_, values);
+    Source::widen_tile(common_, scale_, values, x);
     const Real finite_before = finite(sums);
     HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      widen_all(values[i], x);
-      HOOKSTATS_UNROLL
-      for (int c = 0; c < kOwned; ++c) sums[c].add(x[c], shift[c]);
-    }
+    for (int i = 0; i < kRows * kOwned; ++i) sums[i % kOwned].add(x[i], shift[i % kOwned]);
     const bool all_finite = finite(sums) - finite_before == kRows * kOwned;
     if (!all_finite) {
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        Source::forget_widened(values[i]);
-        widen_all(values[i], x);
-        HOOKSTATS_UNROLL
-        for (int c = 0; c < kOwned; ++c) sums[c].add_infinity(x[c]);
-      }
+      for (int i = 0; i < kRows * kOwned; ++i) sums[i % kOwned].add_infinity(x[i]);
     }
-    if (kCounts && counts) count_tile(values, kHigher && all_finite);
+    if (kCounts && counts) count_tile(x, kHigher && all_finite, counters);
     return all_finite;
   }
 
@@ -181,41 +189,17 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     return finite;
   }
 
-  // Tiles that are not finite take a loop: they are rarer, and their code is as long. The rows move
-  // up in it: what an index chooses would be in memory.
-  HOOKSTATS_DEVICE void count_tile(Values (&values)[kRows], bool finite) const {
-    if (Source::kVectors && finite) {
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        Real x[kOwned];
-        Source::forget_widened(values[i]);
-        widen_all(values[i], x);
-        count_all<true>(x);
-      }
-    } else {
-      HOOKSTATS_NO_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        Real x[kOwned];
-        widen_all(values[0], x);
-        count_all<false>(x);
-        HOOKSTATS_UNROLL
-        for (int j = 1; j < kRows; ++j) values[j - 1] = values[j];
-      }
-    }
-  }
-
-  template <bool kFinite>
-  HOOKSTATS_DEVICE void count_all(const Real (&x)[kOwned]) const {
+  HOOKSTATS_DEVICE void count_tile(const Tile& tile, bool finite,
+                                   const int32_t (&counters)[kOwned]) const {
     if (tensor_.on()) {
-      const int32_t copy = lane() & (tensor_.pitch - 1);
-      int64_t* const state = item_.tensor_counts;
-      count<kFinite>(
-          tensor_, x, item_.repeat, [=](int) { return copy; }, [=](int) { return state; });
+      const int32_t copy[] = {lane() & (tensor_.pitch - 1)};
+      count<true>(tensor_, tile, finite, item_.repeat, copy,
+                  [&](int) { return item_.tensor_counts; });
     }
     if (channels_.on()) {
-      count<kFinite>(
-          channels_, x, item_.repeat, [&](int c) { return counter(c); },
-          [&](int c) { return item_.channel_counts + channel(c) * channels_.bins.slots(); });
+      count<false>(channels_, tile, finite, item_.repeat, counters, [&](int c) {
+        return item_.channel_counts + channel(c) * channels_.bins.slots();
+      });
     }
   }
 

@@ -8,6 +8,10 @@
 
 namespace hookstats::cuda {
 
+// How values are counted: not at all, by their top bits, by slots of a table that take no search,
+// or by any slots, perhaps in the state itself.
+enum class Way : int32_t { kNone, kPatterns, kLog, kUniform, kAny };
+
 // One histogram, of the tensor or of each channel. Its table is in shared memory if there is room:
 // 32-bit counters, `pitch` of them per slot; else values are counted in the state itself.
 struct Histogram {
@@ -16,10 +20,19 @@ struct Histogram {
   uint32_t* table = nullptr;
   int32_t pitch = 1;
   uint32_t* unread = nullptr;  // a counter of no slot; the next is of all zeros, for patterns
-  bool patterns = false;       // the table is of the values' top bits, not of slots
+  Way way = Way::kNone;        // asked once, not once a value
 
-  HOOKSTATS_DEVICE bool on() const { return bins.kind != BinKind::kNone; }
+  HOOKSTATS_DEVICE bool on() const { return way != Way::kNone; }
+  HOOKSTATS_DEVICE bool patterns() const { return way == Way::kPatterns; }
 };
+
+HOOKSTATS_DEVICE Way way_of(const Bins& bins, bool has_table, bool patterns) {
+  if (bins.kind == BinKind::kNone) return Way::kNone;
+  if (!has_table) return Way::kAny;
+  if (patterns) return Way::kPatterns;
+  if (bins.kind == BinKind::kLog) return Way::kLog;
+  return bins.uniform ? Way::kUniform : Way::kAny;
+}
 
 HOOKSTATS_DEVICE float next_float(float x) {
   const uint32_t bits = bits_from_float(x);
@@ -65,7 +78,8 @@ constexpr float kMagic = 12582912.0f;
 constexpr uint32_t kMagicBits = 0x4b400000u;
 
 HOOKSTATS_DEVICE uint32_t edge_bits(const Bins& b, float x) {
-  const float bins = static_cast<float>(b.bins), share_a_unit = b.scale / bins;
+  const float bins = static_cast<float>(static_cast<int32_t>(b.bins));
+  const float share_a_unit = b.scale / bins;
   const float share = saturate(std::fma(x, share_a_unit, -b.lo * share_a_unit));
   return bits_from_float(std::fma(share, bins, kMagic));
 }
@@ -123,78 +137,129 @@ HOOKSTATS_DEVICE int64_t slot_of_any(const Bins& b, bool in_memory, Real x) {
   return in_memory ? slot_in_memory(b, x) : block_slot(b, x);
 }
 
-// Any finite value into any table, or without one into the state itself.
-template <class Real>
-HOOKSTATS_DEVICE void count_any(const Bins& bins, uint32_t* counters, int32_t pitch, Real x,
-                                int64_t* state, int64_t repeat) {
-  const int64_t at = slot_of_any(bins, counters == nullptr, x);
-  if (counters != nullptr) {
-    add_shared(counters + at * pitch, 1);
-  } else {
-    add_global(state + at, repeat);
+// Counts the finite ones of N values, if not all are known to be `kFinite`, in a way that is not
+// kAny. Value i goes to counter `offsets[i % M]` of its slot; patterns are the tensor's alone.
+// Non-finite values are counted too, by patterns that `add_patterns` passes over, or in a counter
+// that nobody reads: a select costs less than a branch.
+template <bool kFinite, bool kTensor, int N, int M>
+HOOKSTATS_DEVICE void count_quickly(const Histogram& h, const float (&x)[N],
+                                    const int32_t (&offsets)[M]) {
+  const uint32_t table = shared_place(h.table), row = static_cast<uint32_t>(h.pitch) * 4;
+  if (kTensor && h.patterns()) {
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < N; ++i) {  // zeros have the pattern of +0
+      add_at(table + (bits_from_float(x[i] + 0.0f) >> h.bins.shift) * 4, 1);
+    }
+    return;
   }
-}
-HOOKSTATS_OUT_OF_LINE void count_double(Bins bins, uint32_t* counters, int32_t pitch, double x,
-                                        int64_t* state, int64_t repeat) {
-  count_any(bins, counters, pitch, x, state, repeat);
+  const auto add = [&](int i, uint32_t at) {
+    add_at(kFinite || is_finite(x[i]) ? at : shared_place(h.unread), 1);
+  };
+  // The places of slot 0 of a log histogram are those of zero; else those of the slot whose bits
+  // are 0, which are kMagicBits off.
+  const bool is_log = h.way == Way::kLog;
+  const uint32_t first_edge = is_log ? 0 : edge_bits(h.bins, h.bins.lo);
+  const uint32_t slot = is_log ? static_cast<uint32_t>(h.bins.magnitudes + 1) : 0 - first_edge;
+  uint32_t from[M];
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < M; ++i) {
+    from[i] = table + static_cast<uint32_t>(offsets[i]) * 4 + slot * row;
+    hide(from[i]);  // the compiler would add each part of it to each place
+  }
+  if (is_log) {
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < N; ++i) {
+      add(i, from[i % M] + static_cast<uint32_t>(log_slot_from_zero(h.bins, x[i])) * row);
+    }
+    return;
+  }
+  uint32_t edges = shared_place(h.edges) - first_edge * 4;
+  hide(edges);
+  constexpr int kTogether = N < 4 ? N : 4;  // loads of edges that are waited for
+  HOOKSTATS_UNROLL
+  for (int first = 0; first < N; first += kTogether) {
+    uint32_t at[kTogether];
+    float edge[kTogether];
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const uint32_t bits = edge_bits(h.bins, x[first + i]);
+      edge[i] = load_at(edges + bits * 4);
+      at[i] = from[(first + i) % M] + bits * row;
+    }
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      add_if_reached(x[first + i], edge[i], row, at[i]);
+      add(first + i, at[i]);
+    }
+  }
 }
 
-// Counts the finite ones of N values, if not all are known to be `kFinite`. Value i goes to counter
-// `offset(i)` of its slot, or without a table to `state(i)`.
-template <bool kFinite, class Real, int N, class Offset, class State>
-HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], int64_t repeat, Offset&& offset,
-                            State&& state) {
-  if constexpr (sizeof(Real) == sizeof(float)) {
-    // Non-finite values are counted too, by patterns that `add_patterns` passes over, or in a
-    // counter that nobody reads: a select costs less than a branch.
-    const uint32_t table = shared_place(h.table), row = static_cast<uint32_t>(h.pitch) * 4;
-    const auto add = [&](int i, uint32_t at) {
-      const uint32_t counter = at + static_cast<uint32_t>(offset(i)) * 4;
-      add_shared(kFinite || is_finite(x[i]) ? at_place<uint32_t>(counter) : h.unread, 1);
-    };
-    if (h.patterns) {
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < N; ++i) {  // zeros have the pattern of +0
-        const uint32_t pattern = bits_from_float(x[i] + 0.0f) >> h.bins.shift;
-        add_shared(at_place<uint32_t>(table + pattern * 4), 1);
-      }
-      return;
-    }
-    if (h.table != nullptr && h.bins.kind == BinKind::kLog) {
-      const uint32_t zeros = table + static_cast<uint32_t>(h.bins.magnitudes + 1) * row;
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < N; ++i) {
-        add(i, zeros + static_cast<uint32_t>(log_slot_from_zero(h.bins, x[i])) * row);
-      }
-      return;
-    }
-    if (h.table != nullptr && h.bins.uniform) {
-      const uint32_t edges = shared_place(h.edges) - kMagicBits * 4;
-      const uint32_t rows = table - kMagicBits * row;
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < N; ++i) {
-        const uint32_t edge = edge_bits(h.bins, x[i]), at = rows + edge * row;
-        add(i, x[i] >= *at_place<const float>(edges + edge * 4) ? at + row : at);
-      }
-      return;
-    }
-  }
+// N values that are counted out of line: value i in counter `offsets[i % M]` of its slot, or
+// without a table in a state.
+template <class Real, int N, int M>
+struct Counted {
+  Histogram h;
+  int64_t repeat;
+  Real x[N];
+  int32_t offsets[M];
+  int64_t* states[M];
+};
+
+// Counts the finite ones, by any histogram. Out of line and from memory, as it is rare, and takes
+// registers that the loops around it have no room for.
+template <class Real, int N, int M>
+HOOKSTATS_OUT_OF_LINE void count_any(const Counted<Real, N, M>& given) {
+  constexpr int kTogether = N < kOwned ? N : kOwned;
+  const Histogram& h = given.h;
   HOOKSTATS_NO_UNROLL
-  for (int i = 0; i < N; ++i) {
-    const Real value = pick(x, i);
-    if (!is_finite(value)) continue;
-    uint32_t* const counters = h.table == nullptr ? nullptr : h.table + offset(i);
+  for (int first = 0; first < N; first += kTogether) {
     if constexpr (sizeof(Real) == sizeof(float)) {
-      count_any(h.bins, counters, h.pitch, value, state(i), repeat);
-    } else {
-      count_double(h.bins, counters, h.pitch, value, state(i), repeat);
+      if (h.way != Way::kAny) {
+        Real some[kTogether];
+        HOOKSTATS_UNROLL
+        for (int i = 0; i < kTogether; ++i) some[i] = given.x[first + i];
+        count_quickly<false, true>(h, some, given.offsets);
+        continue;
+      }
+    }
+    HOOKSTATS_NO_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const Real value = given.x[first + i];
+      if (!is_finite(value)) continue;
+      const int64_t at = slot_of_any(h.bins, h.table == nullptr, value);
+      if (h.table != nullptr) {
+        add_shared(h.table + at * h.pitch + given.offsets[i % M], 1);
+      } else {
+        add_global(given.states[i % M] + at, given.repeat);
+      }
     }
   }
+}
+
+// Counts the finite ones of N values, all of which may be known to be `finite`. Value i goes to
+// counter `offsets[i % M]` of its slot, or without a table to `state(i % M)`.
+template <bool kTensor, class Real, int N, int M, class State>
+HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], bool finite, int64_t repeat,
+                            const int32_t (&offsets)[M], State&& state) {
+  if constexpr (sizeof(Real) == sizeof(float)) {
+    if (finite && h.way != Way::kAny) return count_quickly<true, kTensor>(h, x, offsets);
+  }
+  Counted<Real, N, M> given;
+  given.h = h;
+  given.repeat = repeat;
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < N; ++i) given.x[i] = x[i];
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < M; ++i) {
+    given.offsets[i] = offsets[i];
+    given.states[i] = state(i);
+  }
+  count_any(given);
 }
 
 // Counts a finite value `n` times less, where this thread has counted it.
 HOOKSTATS_DEVICE void take_back(const Histogram& h, float x, uint32_t n, const Item& item) {
-  if (h.patterns) {
+  if (h.patterns()) {
     add_shared(h.table + (bits_from_float(x + 0.0f) >> h.bins.shift), 0 - n);
     return;
   }

@@ -44,25 +44,21 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
     uint32_t* const counters = shared_at<uint32_t>(shared.counters);
     float* const tensor_edges = shared_at<float>(shared.tensor_edges);
     float* const channel_edges = shared_at<float>(shared.channel_edges);
-    tensor = {block_bins(common.tensor_bins, tensor_edges),
-              tensor_edges,
-              shared_at<uint32_t>(shared.tensor_table),
-              shared.tensor_copies,
-              counters,
-              shared.tensor_patterns != 0};
-    channels = {block_bins(common.channel_bins, channel_edges),
-                channel_edges,
-                shared_at<uint32_t>(shared.channel_table),
-                Agent::channel_pitch(common, item),
-                counters,
-                false};
+    tensor = {block_bins(common.tensor_bins, tensor_edges), tensor_edges,
+              shared_at<uint32_t>(shared.tensor_table), shared.tensor_copies, counters};
+    tensor.way = way_of(tensor.bins, tensor.table != nullptr, shared.tensor_patterns != 0);
+    channels = {block_bins(common.channel_bins, channel_edges), channel_edges,
+                shared_at<uint32_t>(shared.channel_table), Agent::channel_pitch(common, item),
+                counters};
+    channels.way = way_of(channels.bins, channels.table != nullptr, false);
     tensor_sample = sample_of(common, item, kTensorEvery);
     channel_sample = sample_of(common, item, kChannelEvery);
     clear(counters, shared.counters_size);
     sync_block();
   }
+  typename Agent::Place place;
   Agent agent(common, item, table.outer + index * Table<kItems>::kDims,
-              of_all(tensor, tensor_sample), of_all(channels, channel_sample));
+              of_all(tensor, tensor_sample), of_all(channels, channel_sample), place);
   agent.run(block_index() - item.first_block, shared_at<typename Agent::Seen>(shared.scratch));
   if constexpr (kCounts) {
     const Chosen<typename Agent::From> chosen(common, item, table.placed);
@@ -71,7 +67,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   }
   if (!kCounts || tensor.table == nullptr) return;
   sync_block();
-  if (tensor.patterns) {
+  if (tensor.patterns()) {
     add_patterns(tensor, item.tensor_counts, item.repeat);
   } else {
     add_table(tensor.table, tensor.bins.slots(), tensor.pitch, item.tensor_counts, item.repeat,

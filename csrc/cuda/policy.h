@@ -5,10 +5,9 @@
 // gives 4.3 TB/s, which is 18.6 bytes per clock and multiprocessor: 4.7 fp32 elements or 9.3 of 16
 // bits. A multiprocessor issues 128 instructions per clock, 64 of them to the unit that compares,
 // selects and adds integers. What an element takes of both, as compiled, is in docs/cuda.md: memory
-// is the limit of the moments, and of fp32 with one histogram; instructions are the limit of 16-bit
-// elements with histograms, and of fp32 with both. Beside the tensor, memory sees 80 bytes for a
-// piece of a channel and 8 for a slot that a block counted in: below 3% of the reading where pieces
-// have the sizes planned below.
+// is the limit of all but 16-bit elements with both histograms, whose limit is instructions. Beside
+// the tensor, memory sees 80 bytes for a piece of a channel and 8 for a slot that a block counted
+// in: below 3% of the reading where pieces have the sizes planned below.
 //
 // Whole tensors, channels first: a block takes a piece of a channel. Six pieces per multiprocessor
 // are two waves; merging them takes the last block a few microseconds.

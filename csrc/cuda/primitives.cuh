@@ -48,9 +48,11 @@ inline uint32_t shared_place(const void* address) {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) -
                                reinterpret_cast<uintptr_t>(shared_memory()));
 }
-template <class T>
-T* at_place(uint32_t place) {
-  return reinterpret_cast<T*>(shared_memory() + place);
+inline void add_at(uint32_t place, uint32_t n) {
+  add_shared(reinterpret_cast<uint32_t*>(shared_memory() + place), n);
+}
+inline float load_at(uint32_t place) {
+  return load(reinterpret_cast<const float*>(shared_memory() + place));
 }
 
 // What other blocks wrote in this launch.
@@ -59,7 +61,12 @@ T load_fresh(const T* address) {
   return *address;  // seen by the race detector, as load() is not
 }
 inline uint64_t load8(const void* address) { return load(static_cast<const uint64_t*>(address)); }
-inline void forget(uint32_t&) {}
+inline void hide(uint32_t&) {}
+template <class T>
+void keep_in_memory(T&) {}
+inline void add_if_reached(float x, float edge, uint32_t step, uint32_t& sum) {
+  if (x >= edge) sum += step;
+}
 inline float saturate(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
 inline void add_if_finite(float x, float shift, float& s1, float& s2, float& l1, float& least,
                           float& greatest, float& finite) {
@@ -89,6 +96,11 @@ uint32_t least_word(uint32_t a, uint32_t b) {
 template <class T>
 uint32_t greatest_word(uint32_t a, uint32_t b) {
   return extreme_word<T>(a, b, true);
+}
+template <class T>
+uint32_t zero_mask(uint32_t word) {
+  if constexpr (sizeof(T) == 4) return float_from_bits(word) == 0 ? ~0u : 0;
+  return ((word & 0x7fffu) == 0 ? 0xffffu : 0) | ((word & 0x7fff0000u) == 0 ? 0xffff0000u : 0);
 }
 
 }  // namespace hookstats::cuda
@@ -139,19 +151,26 @@ HOOKSTATS_DEVICE char* shared_memory() {
   return dynamic_shared;
 }
 
-// Shared memory by its bytes from the first one on, 32 bits: of a pointer the compiler does not
-// always know that it is to shared memory, and then adds to counters as if they were anywhere.
+// Shared memory by its own addresses of 32 bits: of a pointer the compiler does not always know
+// that it is to shared memory, and where it does, it finds out for each access where that memory
+// begins.
 HOOKSTATS_DEVICE uint32_t shared_place(const void* address) {
-  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) -
-                               reinterpret_cast<uintptr_t>(shared_memory()));
+  return static_cast<uint32_t>(__cvta_generic_to_shared(address));
 }
-template <class T>
-HOOKSTATS_DEVICE T* at_place(uint32_t place) {
-  return reinterpret_cast<T*>(shared_memory() + place);
+// Without a result: the hardware then merges a warp's additions to one counter.
+HOOKSTATS_DEVICE void add_at(uint32_t place, uint32_t n) {
+  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(place), "r"(n) : "memory");
+}
+// What no thread writes while others may load it: the compiler may move this.
+HOOKSTATS_DEVICE float load_at(uint32_t place) {
+  float x;
+  asm("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(place));
+  return x;
 }
 
-// Without a result: the hardware then merges a warp's additions to one counter.
-HOOKSTATS_DEVICE void add_shared(uint32_t* counter, uint32_t n) { atomicAdd(counter, n); }
+HOOKSTATS_DEVICE void add_shared(uint32_t* counter, uint32_t n) {
+  add_at(shared_place(counter), n);
+}
 HOOKSTATS_DEVICE void add_global(int64_t* counter, int64_t n) {
   atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(n));
 }
@@ -186,8 +205,15 @@ HOOKSTATS_DEVICE T load_fresh(const T* address) {
   return __ldcg(address);
 }
 
-// Has the compiler compute values from `word` again rather than keep them in registers.
-HOOKSTATS_DEVICE void forget(uint32_t& word) { asm("" : "+r"(word)); }
+// Hides from the compiler what a value is made of.
+HOOKSTATS_DEVICE void hide(uint32_t& value) { asm("" : "+r"(value)); }
+
+// Has the compiler keep a value in memory, from where registers would be short in a loop that has
+// no use for it: it would rather move there what the loop uses.
+template <class T>
+HOOKSTATS_DEVICE void keep_in_memory(T& value) {
+  asm volatile("" ::"l"(&value) : "memory");
+}
 
 // One step of shifted sums, which skips non-finite values by predicates, at no cost. The compiler
 // would make branches of the same in C++.
@@ -234,6 +260,17 @@ HOOKSTATS_DEVICE void add_powers_if_finite(float x, float shift, float& s1, floa
       : "f"(x), "f"(shift));
 }
 
+// Adds `step` to `sum` if x has reached an edge: in C++, a select and an addition.
+HOOKSTATS_DEVICE void add_if_reached(float x, float edge, uint32_t step, uint32_t& sum) {
+  asm("{\n"
+      ".reg .pred p;\n"
+      "setp.ge.f32 p, %1, %2;\n"
+      "@p add.u32 %0, %0, %3;\n"
+      "}"
+      : "+r"(sum)
+      : "f"(x), "f"(edge), "r"(step));
+}
+
 // Both in one instruction; NaN saturates to 0.
 HOOKSTATS_DEVICE float saturate(float x) { return __saturatef(x); }
 HOOKSTATS_DEVICE float widen_half(uint16_t bits) {
@@ -270,6 +307,18 @@ HOOKSTATS_DEVICE uint32_t greatest_word(uint32_t a, uint32_t b) {
   }
 #endif
   return extreme_word<T>(a, b, true);
+}
+
+// All bits of those elements of a word that are zero. Both formats of 16 bits have the same zeros.
+template <class T>
+HOOKSTATS_DEVICE uint32_t zero_mask(uint32_t word) {
+  uint32_t mask;
+  if constexpr (sizeof(T) == 4) {
+    asm("set.eq.u32.f32 %0, %1, 0f00000000;" : "=r"(mask) : "f"(float_from_bits(word)));
+  } else {
+    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(word), "r"(0));
+  }
+  return mask;
 }
 
 }  // namespace hookstats::cuda

@@ -40,9 +40,6 @@ struct Scale {
   HOOKSTATS_DEVICE double operator()(double x) const { return x / static_cast<double>(divisor); }
 };
 
-// Out of line, as it is rare.
-HOOKSTATS_OUT_OF_LINE float divided(float x, float divisor) { return x / divisor; }
-
 // Every source reads N elements at a time: along a run, or of neighbouring channels. A NaN stands
 // for a missing element: it is in no sum and no histogram, and `seen` does not count it.
 
@@ -178,16 +175,37 @@ struct Vectors {
       least[i] = least_word<T>(least[i], word);
       greatest[i] = greatest_word<T>(greatest[i], word);
     }
-    // Those of element `i` of the words, scaled if the words are not: a negative scale turns them
-    // around.
-    HOOKSTATS_DEVICE void scaled(const Scale& scale, int i, float& low, float& high) const {
+    // Puts those of element `i` of the words into the bounds, scaled if the words are not: a
+    // negative scale turns them around.
+    HOOKSTATS_DEVICE void put(const Scale& scale, int i, float& low, float& high) const {
       float a = element(least, i), b = element(greatest, i);
+      if (a > b) return;  // nothing was added
       if constexpr (sizeof(T) < 4) {
         a = scale(a);
         b = scale(b);
       }
-      low = std::fmin(a, b);
-      high = std::fmax(a, b);
+      low = std::fmin(low, std::fmin(a, b));
+      high = std::fmax(high, std::fmax(a, b));
+    }
+  };
+
+  // How many zeros there are, of each element of `kWords` words side by side: fewer than 65536.
+  template <int kWords>
+  struct Zeros {
+    uint32_t masks[kWords] = {};  // sums of all bits of the zeros
+
+    // Of element `i` of the words.
+    HOOKSTATS_DEVICE uint32_t of(int i) const {
+      if constexpr (sizeof(T) == 4) return 0 - masks[i];
+      const uint32_t sum = masks[i / 2], first = (0 - sum) & 0xffffu;
+      return i % 2 == 0 ? first : (first - ((sum + first) >> 16)) & 0xffffu;
+    }
+    // Of all elements of one word.
+    HOOKSTATS_DEVICE uint32_t all() const {
+      static_assert(kWords == 1);
+      const uint32_t zeros = 0 - masks[0];
+      if constexpr (sizeof(T) == 4) return zeros;
+      return (2 * zeros + (zeros >> 16)) & 0xffffu;
     }
   };
 
@@ -199,13 +217,6 @@ struct Vectors {
   static HOOKSTATS_DEVICE float widen_one(const Common&, const Scale& scale, Bits bits) {
     const uint32_t words[] = {bits};
     return scale(element(words, 0));
-  }
-
-  // Widened elements are widened again rather than kept.
-  template <int N>
-  static HOOKSTATS_DEVICE void forget_widened(Values<N>& values) {
-    HOOKSTATS_UNROLL
-    for (uint32_t& word : values.words) forget(word);
   }
 
   // fp32 is scaled where it is, by one test for all of it; what is narrower when it is widened.
@@ -232,13 +243,46 @@ struct Vectors {
     for (int i = 0; i < N; ++i) x[i] = element(values.words, i);
     if (sizeof(T) < 4 && scale.scales) scale_all(scale, x);
   }
+  template <int N, int M>
+  static HOOKSTATS_DEVICE void widen_tile(const Common&, const Scale& scale,
+                                          const Values<N> (&values)[M], Real (&x)[M * N]) {
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < M * N; ++i) x[i] = element(values[i / N].words, i % N);
+    if (sizeof(T) < 4 && scale.scales) scale_all(scale, x);
+  }
+
+  // The same, and adds the tile's zeros, whose words belong to one after another of kWords.
+  template <int N, int M, int kWords>
+  static HOOKSTATS_DEVICE void widen_tile(const Scale& scale, const Values<N> (&values)[M],
+                                          Real (&x)[M * N], Zeros<kWords>& zeros) {
+    constexpr int kOfOne = N / kElementsAWord;
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < M * N; ++i) x[i] = element(values[i / N].words, i % N);
+    if (sizeof(T) == 4 || !scale.scales) {
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < M * kOfOne; ++i) {
+        zeros.masks[i % kWords] += zero_mask<T>(values[i / kOfOne].words[i % kOfOne]);
+      }
+      return;
+    }
+    scale_all(scale, x);
+    HOOKSTATS_UNROLL
+    for (int i = 0; i < M * N; ++i) {
+      const uint32_t bits = i % 2 == 0 ? 0xffffu : 0xffff0000u;
+      zeros.masks[i / kElementsAWord % kWords] += x[i] == 0 ? bits : 0;
+    }
+  }
 
  private:
   template <int N>
   static HOOKSTATS_DEVICE void scale_all(const Scale& scale, Real (&x)[N]) {
     if (scale.divides) {
-      HOOKSTATS_UNROLL
-      for (int i = 0; i < N; ++i) x[i] = divided(x[i], scale.divisor);
+      HOOKSTATS_NO_UNROLL
+      for (int i = 0; i < N; ++i) {
+        Real first[1];
+        move_up(x, first);
+        x[N - 1] = first[0] / scale.divisor;
+      }
       return;
     }
     HOOKSTATS_UNROLL
@@ -337,6 +381,9 @@ struct Scalars {
     return values;
   }
 
+  template <int kWords>
+  struct Extremes {};  // Sums have them
+
   using Bits = uint64_t;
   static HOOKSTATS_DEVICE Bits bits_at(const Common& common, uintptr_t address) {
     return read_bits(common.element_size, address);
@@ -346,9 +393,6 @@ struct Scalars {
   }
 
   static HOOKSTATS_DEVICE void leave_out(uint32_t, Values<1>&) {}
-
-  template <int N>
-  static HOOKSTATS_DEVICE void forget_widened(Values<N>&) {}
 
   template <int N, int M>
   static HOOKSTATS_DEVICE void scale_in_place(const Scale&, Values<N> (&)[M]) {}
@@ -360,6 +404,17 @@ struct Scalars {
     HOOKSTATS_UNROLL
     for (int i = 0; i < N; ++i) {
       x[i] = (values.exist >> i & 1) == 0 ? kNaN<double> : widen_bits(dtype, scale, values.bits[i]);
+    }
+  }
+  template <int N, int M>
+  static HOOKSTATS_DEVICE void widen_tile(const Common& common, const Scale& scale,
+                                          const Values<N> (&values)[M], Real (&x)[M * N]) {
+    HOOKSTATS_UNROLL
+    for (int m = 0; m < M; ++m) {
+      Real row[N];
+      widen_all(common, scale, values[m], row);
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < N; ++i) x[m * N + i] = row[i];
     }
   }
 

@@ -39,6 +39,16 @@ HOOKSTATS_DEVICE void put(T (&x)[N], int i, T value) {
   }
 }
 
+// Takes the first N of M values away, and moves the others up: where a loop does that as often as
+// there are N, nothing is chosen by an index.
+template <class T, int M, int N>
+HOOKSTATS_DEVICE void move_up(T (&x)[M], T (&first)[N]) {
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < N; ++i) first[i] = x[i];
+  HOOKSTATS_UNROLL
+  for (int i = N; i < M; ++i) x[i - N] = x[i];
+}
+
 template <class Real>
 HOOKSTATS_DEVICE bool is_finite(Real x) {
   return std::fabs(x) < kInfinity<Real>;
@@ -59,16 +69,16 @@ struct HigherSums<Real, true> : HigherWideSums<true> {
 };
 
 // Sums of a few values, all of which are finite if the sum of squares is: half the instructions of
-// sums that leave out what is not. The least and greatest values are found in memory's own words.
+// sums that leave out what is not. The least and greatest values, and zeros, are found in memory's
+// own words.
 struct TileSums {
-  float s1 = 0, s2 = 0, l1 = 0, zero = 0;
+  float s1 = 0, s2 = 0, l1 = 0;
 
   HOOKSTATS_DEVICE void add(float x, float shift) {
     const float d = x - shift;
     s1 += d;
     s2 = std::fma(d, d, s2);
     l1 += std::fabs(x);
-    zero += x == 0 ? 1.0f : 0.0f;
   }
   HOOKSTATS_DEVICE bool finite() const { return s2 < kInfinity<float>; }
 };
@@ -104,18 +114,20 @@ struct Sums : HigherSums<Real, kHigher> {
   }
 
   // Adds the sums of `count` finite values, about the same shift.
-  HOOKSTATS_DEVICE void add(const TileSums& tile, Real tile_least, Real tile_greatest, int count) {
+  HOOKSTATS_DEVICE void add(const TileSums& tile, uint32_t zeros, int count) {
     wide_s1 += static_cast<double>(tile.s1);
     wide_s2 += static_cast<double>(tile.s2);
     wide_l1 += static_cast<double>(tile.l1);
-    least = std::fmin(least, tile_least);
-    greatest = std::fmax(greatest, tile_greatest);
     wide_finite += static_cast<uint32_t>(count);
-    wide_zero += static_cast<uint32_t>(tile.zero);
+    wide_zero += zeros;
   }
 
   // Adds sums that are spilled, about the same shift.
   HOOKSTATS_DEVICE void add(const Sums& other) {
+    add_wide(other);
+    add_others(other);
+  }
+  HOOKSTATS_DEVICE void add_wide(const Sums& other) {
     wide_s1 += other.wide_s1;
     wide_s2 += other.wide_s2;
     wide_l1 += other.wide_l1;
@@ -123,10 +135,12 @@ struct Sums : HigherSums<Real, kHigher> {
       this->wide_s3 += other.wide_s3;
       this->wide_s4 += other.wide_s4;
     }
-    least = std::fmin(least, other.least);
-    greatest = std::fmax(greatest, other.greatest);
     wide_finite += other.wide_finite;
     wide_zero += other.wide_zero;
+  }
+  HOOKSTATS_DEVICE void add_others(const Sums& other) {
+    least = std::fmin(least, other.least);
+    greatest = std::fmax(greatest, other.greatest);
     posinf += other.posinf;
     neginf += other.neginf;
   }

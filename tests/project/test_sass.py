@@ -33,7 +33,7 @@ def kernel(*lines: str, name: str = NAME) -> Kernel:
 
 LOADS = ["LDG.E.128 R4, desc[UR4][R2.64]"] * in_flight()
 SUMS = [
-    *["FADD R8, R4, R5"] * 4,
+    *["FADD R8, R4, R5"] * 3,
     "FFMA R8, R4, R4, R8",
     "FMNMX R9, R9, R4, PT",
     "FMNMX R10, R10, R4, !PT",
@@ -46,13 +46,19 @@ def test_a_loop_costs_what_is_between_its_ends() -> None:
     lines = [*HEAD, *LOADS, *SUMS, "@P0 BRA {1}", "EXIT"]
     (cost,) = costs(kernel(*lines)).values()
     assert cost.instructions == (LOOP + 1) / (4 * in_flight())
-    assert cost.by_pipe["fma"] == 5.0
+    assert cost.by_pipe["fma"] == 4.0
     assert cost.by_pipe["alu"] == 2.0
+
+
+def test_what_a_loop_has_in_local_memory_is_counted() -> None:
+    lines = ["STL [R1], R2", *LOADS, *SUMS, "LDL R2, [R1]", "STL.64 [R1], R2", "@P0 BRA {1}"]
+    (cost,) = costs(kernel(*lines, "LDL R2, [R1]", "EXIT")).values()
+    assert cost.local == 2 / (4 * in_flight())
 
 
 @pytest.mark.parametrize("least", [["HMNMX2 R9, R9, R4, PT"] * 2, ["VHMNMX R9, R9, R4, R5, PT"]])
 def test_two_elements_of_a_word_are_compared_at_once(least: list[str]) -> None:
-    sums = [*["FFMA R8, R4, R4, R8"] * 10, *least] * 4 * in_flight()
+    sums = [*["FFMA R8, R4, R4, R8"] * 8, *least] * 4 * in_flight()
     lines = [*HEAD, *LOADS, *sums, "@P0 BRA {1}", "EXIT"]
     (cost,) = costs(kernel(*lines, name=NAME.replace("float", "hookstats::BFloat16"))).values()
     assert cost.instructions == (len(LOADS) + len(sums) + 1) / (8 * in_flight())
@@ -100,10 +106,10 @@ def test_a_call_by_a_predicate_is_passed_by() -> None:
 
 
 def test_architectures_stand_side_by_side() -> None:
-    rows = [Row("runs fp32", f"sm_{n}", "moments", n / 8, 5.0, 80, n) for n in (100, 80, 90)]
+    rows = [Row("runs fp32", f"sm_{n}", "moments", n / 8, 5.0, 80, n, 0.25) for n in (100, 80, 90)]
     head, _, line = table(rows).splitlines()
     assert head.startswith("| kernel | what | sm_80 | sm_90 | sm_100 | registers |")
-    cells = "10.0 (5.0) | 11.2 (5.0) | 12.5 (5.0) | 80 | 80 / 90 / 100 | 0.69"
+    cells = "10.0 (5.0) | 11.2 (5.0) | 12.5 (5.0) | 80 | 80 / 90 / 100 | 0.25 | 0.69"
     assert line == f"| runs fp32 | moments | {cells} |".replace("0.69", f"{rows[2].share:.2f}")
     assert "| - | " in table([*rows, rows[0]._replace(what="and both")])
 
@@ -115,17 +121,19 @@ def test_loops_that_merge_are_not_taken_for_those_that_read() -> None:
 
 
 def test_what_is_above_a_ceiling_is_named() -> None:
-    row = Row("runs fp32", "sm_90", "moments", 13.0, 5.0, 80, 72)
-    assert list(above([row], {row.key: [13.0, 80, 72]})) == []
-    assert list(above([row], {row.key: [12.0, 80, 64]})) == [
+    row = Row("runs fp32", "sm_90", "moments", 13.0, 5.0, 80, 72, 0.5)
+    assert list(above([row], {row.key: [13.0, 80, 72, 0.5]})) == []
+    assert list(above([row], {row.key: [12.0, 80, 64, 0]})) == [
         "sm_90 runs fp32 moments: 13 instructions an element; expected at most 12",
         "sm_90 runs fp32 moments: 72 bytes of local memory; expected at most 64",
+        "sm_90 runs fp32 moments: 0.5 loads and stores of local memory an element; "
+        "expected at most 0",
     ]
     assert "no ceiling is stored" in next(above([row], {}))
 
 
 def test_shares_are_of_the_bandwidth_that_instructions_leave() -> None:
-    row = Row("runs bf16", "sm_90", "moments", 20.0, 5.0, 80, 72)
+    row = Row("runs bf16", "sm_90", "moments", 20.0, 5.0, 80, 72, 0.0)
     assert row.share == pytest.approx(128 / 20 * 2 / 18.6)
     assert row._replace(alu=16.0).share == pytest.approx(64 / 16 * 2 / 18.6)
     assert row._replace(instructions=2.0, alu=1.0).share == 1.0

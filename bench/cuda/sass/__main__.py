@@ -35,6 +35,7 @@ class Row(NamedTuple):
     alu: float
     registers: int
     stack: int
+    local: float
 
     @property
     def key(self) -> str:
@@ -74,6 +75,7 @@ def rows(files: Iterable[Path], only: str | None = None) -> list[Row]:
                         cost.by_pipe.get("alu", 0.0),
                         kernel.registers,
                         kernel.stack,
+                        cost.local,
                     )
                 )
     return sorted(found, key=lambda row: (row.architecture, row.kernel))
@@ -82,7 +84,8 @@ def rows(files: Iterable[Path], only: str | None = None) -> list[Row]:
 def table(found: Sequence[Row]) -> str:
     """As Markdown, with the architectures side by side."""
     architectures = sorted({row.architecture for row in found}, key=lambda each: int(each[3:]))
-    names = [*architectures, "registers", "local memory, bytes", "of an H200's bandwidth, at most"]
+    names = [*architectures, "registers", "local memory, bytes", "its loads and stores"]
+    names.append("of an H200's bandwidth, at most")
     text = f"| kernel | what | {' | '.join(names)} |\n|{'---|' * (len(names) + 2)}\n"
     by_case: dict[tuple[str, str], dict[str, Row]] = {}
     for row in found:
@@ -90,8 +93,8 @@ def table(found: Sequence[Row]) -> str:
     for (kernel, what), rows in by_case.items():
         of_each = [rows.get(each) for each in architectures]
         cells = [f"{row.instructions:.1f} ({row.alu:.1f})" if row else "-" for row in of_each]
-        for kept in ("registers", "stack"):
-            numbers = [str(getattr(row, kept)) if row else "-" for row in of_each]
+        for kept, form in (("registers", "d"), ("stack", "d"), ("local", ".2g")):
+            numbers = [format(getattr(row, kept), form) if row else "-" for row in of_each]
             cells.append(" / ".join(numbers if len(set(numbers)) > 1 else numbers[:1]))
         hopper = rows.get("sm_90")
         cells.append(f"{hopper.share:.2f}" if hopper else "-")
@@ -106,8 +109,11 @@ def above(found: Sequence[Row], ceilings: dict[str, list[float]]) -> Iterator[st
             yield f"{row.key}: no ceiling is stored; run with --store"
             continue
         for name, value, most in zip(
-            ("instructions an element", "registers", "bytes of local memory"),
-            (row.instructions, row.registers, row.stack),
+            (
+                *("instructions an element", "registers", "bytes of local memory"),
+                "loads and stores of local memory an element",
+            ),
+            (row.instructions, row.registers, row.stack, row.local),
             ceilings[row.key],
             strict=True,
         ):
@@ -130,7 +136,10 @@ def main(given: Sequence[str] | None = None) -> int:
     if not found:
         raise SystemExit("bench.cuda.sass: no kernel reads vectors in any of the files")
     if options.store:
-        kept = {row.key: [round(row.instructions, 2), row.registers, row.stack] for row in found}
+        kept = {
+            row.key: [round(row.instructions, 2), row.registers, row.stack, round(row.local, 3)]
+            for row in found
+        }
         CEILINGS.write_text(json.dumps(kept, indent=1) + "\n")
     if options.write:
         shares = {(row.kernel, row.what): row.share for row in found if row.is_hopper}

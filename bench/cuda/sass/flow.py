@@ -27,6 +27,8 @@ class Cost(NamedTuple):
 
     instructions: float
     by_pipe: dict[str, float]
+    local: float
+    """Loads from local memory and stores to it, of the instructions."""
 
 
 class Done(NamedTuple):
@@ -39,9 +41,9 @@ class Done(NamedTuple):
     compared: int
     """Minima and maxima: two a word, whether it has one element or two."""
     sums: int
-    """Additions, plain and fused. Of each element five: the difference, its square, three sums.
+    """Additions, plain and fused. Of each element four: the difference, its square, two sums.
 
-    The first ones, to zero, are none.
+    The first ones, to zero, are none. Zeros are counted by masks, two elements or more at a time.
     """
 
     @classmethod
@@ -198,11 +200,12 @@ def costs(kernel: Kernel) -> dict[str, Cost]:
     if kernel.flags[0] == "true":
         asked = {"and samples": 0, "and one histogram": elements, "and both": 2 * elements}
     for what, counts in asked.items():
-        done = Done(loads, counts, 2 * elements * size // 4, 5 * (elements - 1))
+        done = Done(loads, counts, 2 * elements * size // 4, 4 * (elements - 1))
         ways = [way for loop in reading if (way := flow.shortest(*loop, done)) is not None]
         if ways:
             way = min(ways, key=len)
             pipes = Counter(each.pipe for each in way)
             by_pipe = {pipe: n / elements for pipe, n in sorted(pipes.items())}
-            found[what] = Cost(len(way) / elements, by_pipe)
+            local = sum(each.is_local for each in way) / elements
+            found[what] = Cost(len(way) / elements, by_pipe, local)
     return found

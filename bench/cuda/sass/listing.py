@@ -64,6 +64,11 @@ class Instruction(NamedTuple):
         return bool(re.search(r"\bLDG\.E\.(128|64)\b", self.text)) and "CONSTANT" not in self.text
 
     @property
+    def is_local(self) -> bool:
+        """Whether it loads from local memory, or stores to it."""
+        return self.mnemonic in ("LDL", "STL")
+
+    @property
     def is_rare(self) -> bool:
         """Whether it is for what happens seldom: a call, an addition to memory.
 
