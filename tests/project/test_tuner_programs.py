@@ -24,7 +24,7 @@ from bench.cuda.tune.ledger import Ledger, Machine, Measured
 from bench.cuda.tune.policy import AXES, TUNED, Code, Plan, Policy, header, read
 from bench.cuda.tune.programs import CrashedError, Programs
 from bench.cuda.tune.search import OUT_OF_TIME, Compared, Found, Search
-from bench.cuda.tune.variants import MOST, Builder, Usage, Variant, usage, worth_measuring
+from bench.cuda.tune.variants import MOST, Builder, Usage, Variant, nvcc, usage, worth_measuring
 
 pytestmark = pytest.mark.check
 
@@ -34,6 +34,7 @@ OTHER = Policy(Code(128, 2, 6, 4), Plan(*range(3, 3 + len(Plan._fields))))
 TINY = 1 / 32
 """Megabytes."""
 MACHINE = Machine("a GPU", "9.0", "1.2", "abc")
+FOUND = nvcc.find_nvcc()
 
 
 def compiled(*options: str | Path) -> None:
@@ -152,14 +153,14 @@ def test_without_nvcc_the_build_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         Builder(tmp_path, "9.0", 1).build([DEFAULT.code])
 
 
-def emulated_program(folder: Path, code: Code) -> Path:
+def emulated_program(folder: Path, code: Code, name: str = "tune") -> Path:
     """The program of a variant, with the kernels' own sources."""
     simt, theirs = ROOT / "tests" / "simt", folder / "tuned.h"
     theirs.write_text(header(Policy(code, DEFAULT.plan), ["For a test."]))
     options = [f'-DHOOKSTATS_TUNED="{theirs}"', "-DHOOKSTATS_SIMT", f"-I{simt}", f"-I{TUNE}"]
-    sources = ["-O1", "-xc++", TUNE / "tune.cu", simt / "simt.cpp"]
-    compiled(*options, *sources, "-o", folder / "tune")
-    return folder / "tune"
+    sources = ["-O1", "-xc++", TUNE / f"{name}.cu", simt / "simt.cpp"]
+    compiled(*options, *sources, "-o", folder / name)
+    return folder / name
 
 
 @pytest.fixture(scope="module")
@@ -318,6 +319,36 @@ def test_what_bounds_the_kernels_is_measured_once(tmp_path: Path) -> None:
         assert bounds(program, path, machine, 60) == expected
     assert path.read_text().endswith(",1.2,abc,read,4.25,TB/s,1755\n")
     assert bounds(program, path, MACHINE, 60) == ["read: 4.25 TB/s"]
+
+
+def test_all_that_bounds_the_kernels_is_reported(tmp_path: Path) -> None:
+    """In the emulator, on tiny memory: whatever the times are, and of 0 MHz."""
+    program = tmp_path / "quick"
+    micro = emulated_program(tmp_path, DEFAULT.code, "micro")
+    program.write_text(f"#!/bin/sh\nexec {micro} 65536 1 1\n")
+    program.chmod(0o755)
+    said = bounds(program, tmp_path / "tune-micro.csv", MACHINE, 120)
+    units = {what: value.split()[1] for what, value in (each.split(": ") for each in said)}
+    assert len(units) == len(said)
+    beginnings = {"read": 1, "copy": 1, "empty launch": 1, "launch behind": 1, "a dependent": 1}
+    beginnings |= {"additions to": 9, "loads from": 9, "merge of": 4}
+    for begins, count in beginnings.items():
+        assert sum(what.startswith(begins) for what in units) == count, begins
+    assert len(units) == sum(beginnings.values())
+    assert units["launch behind a copy of 16 MB"] == "us"
+    assert units["a dependent launch saves of it"] == "us"
+
+
+@pytest.mark.skipif(FOUND is None, reason="no nvcc")
+@pytest.mark.parametrize(("architecture", "waits"), [("sm_80", 0), ("sm_90", 1)])
+def test_a_dependent_kernel_waits_where_it_can(
+    tmp_path: Path, architecture: str, waits: int
+) -> None:
+    assert FOUND is not None
+    options = ["-std=c++20", "-ptx", f"-arch={architecture}", f"-I{ROOT / 'csrc'}", f"-I{TUNE}"]
+    command = [FOUND.command, *options, TUNE / "micro.cu", "-o", tmp_path / "ptx"]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "ptx").read_text().count("griddepcontrol.wait;") == waits
 
 
 def test_a_wrong_result_is_a_point(tmp_path: Path) -> None:

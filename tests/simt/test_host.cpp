@@ -277,6 +277,25 @@ void test_an_update_is_one_launch() {
   }
 }
 
+// The outputs of one call, of which docs/decisions.md says who would share a launch.
+void test_one_launch_has_tensors_of_one_agent() {
+  const Observed attention[] = {{"output", {2, 64, 768}, {49152, 768, 1}, 2, 0},
+                                {"weights", {2, 12, 64, 64}, {49152, 4096, 64, 1}, 1, 0}};
+  const Observed lstm[] = {{"output", {4, 32, 512}, {16384, 512, 1}, 2, 0},
+                           {"h", {2, 4, 512}, {2048, 512, 1}, 2, 0},
+                           {"c", {2, 4, 512}, {2048, 512, 1}, 2, 0}};
+  const auto launches = [](const auto& outputs) {
+    driver::reset();
+    OfStreams lender;
+    std::vector<hookstats::UpdateParams> params;
+    for (const Observed& output : outputs) params.push_back(output.params(false));
+    update_many(kH200, params.data(), std::ssize(params), lender, stream(1));
+    return driver::state.kernels[stream(1)];
+  };
+  CHECK(launches(attention) == 2, "%d launches of an attention", launches(attention));
+  CHECK(launches(lstm) == 1, "%d launches of an LSTM", launches(lstm));
+}
+
 // What an update takes of the host's time beside a bare launch, and what of it cuts the tensor; of
 // a driver that does nothing. Of the fastest of many rounds: others may have the processor.
 void print_times() {
@@ -318,6 +337,7 @@ int main() {
   test_a_destroyed_stream();
   test_threads();
   test_an_update_is_one_launch();
+  test_one_launch_has_tensors_of_one_agent();
   print_times();
   return check::finish("test_host");
 }

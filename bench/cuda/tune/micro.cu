@@ -1,5 +1,6 @@
-// What bounds the kernels, each by itself: reading, copying, an empty launch, additions to shared
-// memory and loads from it, and the merge by the block that comes last.
+// What bounds the kernels, each by itself: reading, copying, an empty launch, a launch behind
+// another kernel, additions to shared memory and loads from it, and the merge by the block that
+// comes last.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -80,6 +81,12 @@ HOOKSTATS_KERNEL void use_shared(const int32_t* places, int rounds, uint32_t* us
   add_global(reinterpret_cast<int64_t*>(used), all);
 }
 
+// What an observation can do before it reads: it has a histogram cleared.
+HOOKSTATS_KERNEL void follow(int) {
+  cuda::clear(reinterpret_cast<uint32_t*>(cuda::shared_memory()), kWords);
+  await_kernel_before();
+}
+
 // `splits` pieces of `width` channels, of which the last block merges the results, or not.
 HOOKSTATS_KERNEL void merge_last(cuda::Item item, int width, bool merges) {
   Channel* const scratch = reinterpret_cast<Channel*>(cuda::shared_memory());
@@ -97,7 +104,8 @@ HOOKSTATS_KERNEL void merge_last(cuda::Item item, int width, bool merges) {
 
 class Bench {
  public:
-  Bench(int64_t bytes, int rounds) : bytes_(bytes), rounds_(rounds) {}
+  Bench(int64_t bytes, int rounds, int replays)
+      : bytes_(bytes), rounds_(rounds), replays_(replays) {}
 
   void run() {
     constexpr int kLaunches = 100;
@@ -109,6 +117,7 @@ class Bench {
                1e6,
            "us");
     reading();
+    if (device_.major >= 9) following();
     shared("one address", [](int, int) { return 0; });
     shared("two addresses", [](int lane, int) { return lane % 2; });
     shared("a bank each", [](int lane, int i) { return lane + 32 * i; });
@@ -127,9 +136,9 @@ class Bench {
   }
 
  private:
-  template <class Launch>
+  template <template <class> class Timed = Replay, class Launch>
   Times timed(int launches, Launch launch) {
-    return times(7, launches, [=] {
+    return times<Timed>(replays_, launches, [=] {
       for (int i = 0; i < launches; ++i) launch(i);
     });
   }
@@ -158,6 +167,31 @@ class Bench {
                            }).median;
     report("read", static_cast<double>(bytes_) / of_read * 1e-12, "TB/s");
     report("copy", 2.0 * static_cast<double>(bytes_) / of_copy * 1e-12, "TB/s");
+  }
+
+  // Behind a copy, which takes some 10 us and, as torch's kernels, lets nothing begin before its
+  // end.
+  void following() {
+    constexpr int kCopies = 100;
+    const int64_t bytes = bytes_ / 16, vectors = bytes / 16;
+    const Memory memory(static_cast<size_t>(2 * bytes));
+    char* const data = static_cast<char*>(memory.data());
+    const int blocks = device_.multiprocessors * 2;
+    const LaunchConfig of_copy{blocks, kThreads, 0, stream(), 0, 0};
+    const LaunchConfig config{blocks, kThreads, kWords * sizeof(uint32_t), stream(), 0, 0};
+    const auto seconds = [&](auto launch) {
+      return timed<Queued>(kCopies,
+                           [=](int) {
+                             cuda::launch(copy, of_copy, data, data + bytes, vectors);
+                             launch();
+                           })
+          .median;
+    };
+    const double alone = seconds([] {});
+    const double plain = seconds([=] { cuda::launch(follow, config, 0); });
+    const double dependent = seconds([=] { launch_dependent(follow, config, 0); });
+    report("launch behind a copy of 16 MB", (plain - alone) * 1e6, "us");
+    report("a dependent launch saves of it", (plain - dependent) * 1e6, "us");
   }
 
   // Clocks that an instruction of a warp takes of a multiprocessor, all of its warps at work.
@@ -227,7 +261,7 @@ class Bench {
   }
 
   int64_t bytes_;
-  int rounds_;
+  int rounds_, replays_;
   cuda::DeviceLimits limits_ = cuda::device_limits(0);
   cuda::Device device_{0, limits_.multiprocessors, static_cast<size_t>(limits_.shared_bytes),
                        limits_.major, limits_.minor};
@@ -239,7 +273,8 @@ int main(int count, char** given) {
   try {
     const int64_t bytes = count > 1 ? std::atoll(given[1]) : int64_t{256} << 20;
     const int rounds = count > 2 ? std::atoi(given[2]) : 500;
-    hookstats::tune::Bench(bytes, rounds).run();
+    const int replays = count > 3 ? std::atoi(given[3]) : 7;
+    hookstats::tune::Bench(bytes, rounds, replays).run();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "micro: %s\n", error.what());
     return 1;

@@ -61,6 +61,15 @@ class Replay {
  private:
   Work work_;
 };
+template <class Work>
+using Queued = Replay<Work>;
+
+template <class... Parameters>
+void launch_dependent(void (*kernel)(Parameters...), const cuda::LaunchConfig& config,
+                      Parameters... arguments) {
+  cuda::launch(kernel, config, arguments...);
+}
+inline void await_kernel_before() {}
 
 #else
 
@@ -125,14 +134,87 @@ class Memory {
   std::unique_ptr<void, Free> data_;
 };
 
-// The clock right now, as a kernel finds it.
-inline double megahertz() {
+// Has the device wait, and returns where it says how long.
+inline const void* launch_wait() {
   static const Memory passed(2 * sizeof(int64_t));
   cuda::launch(wait_a_while, {1, 1, 0, stream(), 0, 0}, static_cast<int64_t*>(passed.data()));
+  return passed.data();
+}
+
+// The clock right now, as a kernel finds it.
+inline double megahertz() {
   int64_t found[2];
-  copy_out(found, passed.data(), sizeof found);
+  copy_out(found, launch_wait(), sizeof found);
   return 1e3 * static_cast<double>(found[0]) / static_cast<double>(found[1]);
 }
+
+// Launches a kernel whose blocks may begin as soon as those of the kernel before have ended; what
+// these wrote is there after await_kernel_before().
+template <class... Parameters>
+void launch_dependent(void (*kernel)(Parameters...), const cuda::LaunchConfig& config,
+                      Parameters... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t dependent{};
+  dependent.gridDim = dim3(static_cast<unsigned>(config.grid));
+  dependent.blockDim = dim3(static_cast<unsigned>(config.block));
+  dependent.dynamicSmemBytes = config.shared_bytes;
+  dependent.stream = static_cast<cudaStream_t>(config.stream);
+  dependent.attrs = &attribute;
+  dependent.numAttrs = 1;
+  check(cudaLaunchKernelEx(&dependent, kernel, arguments...), "a dependent launch");
+}
+
+// Older devices have no dependent launches, and nothing to wait for.
+__device__ inline void await_kernel_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The device's time from one place of the stream to another.
+class Stopwatch {
+ public:
+  Stopwatch() {
+    check(cudaEventCreate(&began_), "cudaEventCreate");
+    check(cudaEventCreate(&ended_), "cudaEventCreate");
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+  ~Stopwatch() {
+    cudaEventDestroy(began_);
+    cudaEventDestroy(ended_);
+  }
+  template <class Work>
+  double seconds(Work& work) {
+    check(cudaEventRecord(began_, stream()), "cudaEventRecord");
+    work();
+    check(cudaEventRecord(ended_, stream()), "cudaEventRecord");
+    finish();
+    float milliseconds = 0.0f;
+    check(cudaEventElapsedTime(&milliseconds, began_, ended_), "cudaEventElapsedTime");
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  cudaEvent_t began_ = nullptr, ended_ = nullptr;
+};
+
+// As a training launches; the device has something else to do until the host is ahead.
+template <class Work>
+class Queued {
+ public:
+  explicit Queued(Work work) : work_(std::move(work)) {}
+  double seconds() {
+    launch_wait();
+    return stopwatch_.seconds(work_);
+  }
+
+ private:
+  Work work_;
+  Stopwatch stopwatch_;
+};
 
 // As a graph, so that the host's time is no part of the launches'.
 template <class Work>
@@ -143,31 +225,24 @@ class Replay {
     work();
     check(cudaStreamEndCapture(stream(), &graph_), "a capture");
     check(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
-    check(cudaEventCreate(&began_), "cudaEventCreate");
-    check(cudaEventCreate(&ended_), "cudaEventCreate");
   }
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
   ~Replay() {
     cudaGraphExecDestroy(executable_);
     cudaGraphDestroy(graph_);
-    cudaEventDestroy(began_);
-    cudaEventDestroy(ended_);
   }
   double seconds() {
-    check(cudaEventRecord(began_, stream()), "cudaEventRecord");
-    check(cudaGraphLaunch(executable_, stream()), "cudaGraphLaunch");
-    check(cudaEventRecord(ended_, stream()), "cudaEventRecord");
-    finish();
-    float milliseconds = 0.0f;
-    check(cudaEventElapsedTime(&milliseconds, began_, ended_), "cudaEventElapsedTime");
-    return milliseconds * 1e-3;
+    const auto launch = [this] {
+      check(cudaGraphLaunch(executable_, stream()), "cudaGraphLaunch");
+    };
+    return stopwatch_.seconds(launch);
   }
 
  private:
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
-  cudaEvent_t began_ = nullptr, ended_ = nullptr;
+  Stopwatch stopwatch_;
 };
 
 #endif
@@ -178,12 +253,12 @@ struct Times {
   double least, median, most;
 };
 
-template <class Work>
+template <template <class> class Timed = Replay, class Work>
 Times times(int replays, int launches, Work work) {
-  Replay<Work> replay(std::move(work));
-  replay.seconds();
+  Timed<Work> timed(std::move(work));
+  timed.seconds();
   std::vector<double> all;
-  for (int i = 0; i < replays; ++i) all.push_back(replay.seconds() / launches);
+  for (int i = 0; i < replays; ++i) all.push_back(timed.seconds() / launches);
   std::sort(all.begin(), all.end());
   return {all.front(), all[all.size() / 2], all.back()};
 }
