@@ -1,10 +1,6 @@
 // One pass over the rows of a step, which transposes what is dense and compacts what is sparse.
 #include "cpu/take.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -16,28 +12,12 @@ namespace hookstats::cpu {
 
 namespace {
 
-// Past the caches, since the data are read later: a store would fetch the line that it fills.
-template <class T>
-void stream(T* to, const T& value) {
-#if defined(__x86_64__)
-  long long bits;
-  static_assert(sizeof bits == sizeof value);
-  std::memcpy(&bits, &value, sizeof bits);
-  _mm_stream_si64(reinterpret_cast<long long*>(to), bits);
-#else
-  *to = value;
-#endif
-}
-
 template <int kColumns, class T>
 void take_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns, int64_t total) {
   for (int64_t r = 0; r < count; ++r, rows += kColumns) {
-    for (int c = 0; c < kColumns; ++c) stream(columns + c * total + r, rows[c]);
+    for (int c = 0; c < kColumns; ++c) columns[c * total + r] = rows[c];
     std::memcpy(rows, empty, sizeof empty);
   }
-#if defined(__x86_64__)
-  _mm_sfence();  // before another thread is told that the data are there
-#endif
 }
 
 // Calls f(begin, end) on the slots of each mark; marks past the last slot are ignored.
