@@ -33,17 +33,22 @@ def per_site(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64,
     all means are equal, the result is that mean to the last bit.
     """
     columns = moment_columns(moments.shape[1])
-    count, mean = tallies[:, COUNT], moments[:, MEAN]
-    total = over_site(np.add, tallies, offsets, 0)
+    count, mean = tallies[:, COUNT].astype(np.float64), moments[:, MEAN]
+    total = np.stack([over_site(np.add, column, offsets, 0) for column in tallies.T], 1)
     rows = np.diff(offsets)
+    none = np.flatnonzero(count == 0)
     out = np.empty((len(rows), len(columns)))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # 0 / 0; infinite moments
-        shift = over_site(np.maximum, np.where(count > 0, mean, -np.inf), offsets, -np.inf)
-        away = np.where(count > 0, mean - np.repeat(shift, rows), 0.0)
+        if len(none):
+            mean = mean.copy()
+            mean[none] = -np.inf
+        shift = over_site(np.maximum, mean, offsets, -np.inf)
+        away = mean - np.repeat(shift, rows)
+        away[none] = 0.0
         offset = over_site(np.add, count * away, offsets, 0.0) / total[:, COUNT]
+        away -= np.repeat(offset, rows)
+        away[none] = 0.0
         sums = [moments[:, i] for i, c in enumerate(columns) if c.merge == "central"]
-        away = away - np.repeat(offset, rows)
-        moved = (count > 0) & (away != 0)  # else nothing is added, where 0 * inf would be NaN
         added = iter(between(count, away, sums))
         for i, column in enumerate(columns):
             values = moments[:, i]
@@ -51,7 +56,9 @@ def per_site(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64,
                 out[:, i] = shift + offset
                 continue
             if column.merge == "central":
-                values = values + np.where(moved, next(added), 0.0)
+                more = next(added)
+                more[away == 0] = 0.0  # where it may be 0 * inf
+                values = np.add(values, more, out=more)
             out[:, i] = over_site(_MERGED[column.merge], values, offsets, column.identity)
     out[total[:, COUNT] == 0] = IDENTITY[: len(columns)]
     return out, total

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hookstats.insight.channels import MARGIN, saturation
 from hookstats.insight.layers import per_tensor
 from hookstats.records.alerts import Alert
+from hookstats.records.groups import over_site
 from hookstats.records.keys import parse_kind
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
@@ -63,14 +64,19 @@ class DeadChannels(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         lasting = (history.dead_steps >= self.steps) & (history.dead_values >= self.values)
-        rows = np.flatnonzero(history.dead & lasting)
+        found = history.dead & lasting
+        rows = np.flatnonzero(found)
         if not len(rows):
             return
-        where = np.searchsorted(record.offsets, rows, "right") - 1
         gradients = "grad_output" in history.plain_kinds
-        before = np.append(0, np.cumsum(history.dead))[record.offsets]
-        found = np.unique(where, return_index=True, return_counts=True)
-        for site, first, count in zip(*(each.tolist() for each in found), strict=True):
+        counts, dead_channels = (
+            over_site(np.add, flags.astype(np.int64), record.offsets, 0)
+            for flags in (found, history.dead)
+        )
+        sites = np.flatnonzero(counts)
+        firsts = rows[np.searchsorted(rows, record.offsets[sites])]
+        for site, first in zip(sites.tolist(), firsts.tolist(), strict=True):
+            count = int(counts[site])
             info = record.sites[site]
             kind = parse_kind(info.kind)
             many = count >= max(2, self.share * info.channels)
@@ -85,8 +91,8 @@ class DeadChannels(Rule):
                 what = "receive no gradient"
             else:
                 continue
-            channel = int(rows[first] - record.offsets[site])
-            dead = int(before[site + 1] - before[site])
+            channel = int(first - record.offsets[site])
+            dead = int(dead_channels[site])
             those = "their values" if dead == count else f"the values of {count} of them"
             yield self.alert(
                 record,

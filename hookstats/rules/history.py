@@ -236,24 +236,28 @@ class History:
         self._all_rms[self._at] = steps.past.before(len(steps))
 
     def _add_dead(self, steps: Steps) -> None:
-        count, rows = steps.channels("count"), self._rows
+        count = steps.channels("count")
         alive = ~steps.dead & (count > 0)  # without finite values nothing is known
         steps.dead_steps = np.zeros(steps.dead.shape, np.int64)
         steps.dead_values = np.zeros(steps.dead.shape, np.int64)
+        in_order = self._rows_in_order
+        rows: Int64 | slice = slice(0, len(self._rows)) if in_order else self._rows
         # All others are alive, and were.
         found = np.flatnonzero(~alive.all(0) | (self._all_dead_steps[rows] > 0))
+        if not len(found):
+            return
         some: Int64 | slice = found
-        at: Int64 | slice = rows[found]
-        if self._rows_in_order and len(found) > len(rows) // 4:  # cheaper than to pick them
-            some = at = slice(0, len(rows))
-        for i in range(len(steps) if len(found) else 0):
+        at: Int64 | slice = found if in_order else self._rows[found]
+        if in_order and len(found) > len(self._rows) // 4:  # cheaper than to pick them
+            some = at = rows
+        streak, values = self._all_dead_steps[at], self._all_dead_values[at]
+        for i in range(len(steps)):
             known = alive[i, some]
-            streak = self._all_dead_steps[at] + steps.dead[i, some]
-            values = self._all_dead_values[at] + count[i, some]
-            self._all_dead_steps[at] = np.where(known, 0, streak)
-            self._all_dead_values[at] = np.where(known, 0, values)
-            steps.dead_steps[i, some] = self._all_dead_steps[at]
-            steps.dead_values[i, some] = self._all_dead_values[at]
+            streak += steps.dead[i, some]
+            values += count[i, some]
+            streak[known] = values[known] = 0
+            steps.dead_steps[i, some], steps.dead_values[i, some] = streak, values
+        self._all_dead_steps[at], self._all_dead_values[at] = streak, values
 
     def _place(self, record: StepRecord) -> None:
         """Find where the sites of `record` are, and make room for those that are new."""

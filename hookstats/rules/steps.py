@@ -6,7 +6,7 @@ computed for many steps together, and `Rule.suspects` says at which of them a ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ class Sites:
 
     def __init__(self, sites: tuple[SiteInfo, ...]) -> None:
         self.sites = sites
-        self._found: dict[Callable[[Sites], Any], Any] = {}
+        self._found: dict[Hashable, Any] = {}
         self.kinds: tuple[Kind, ...] = tuple([parse_kind(site.kind) for site in sites])
         self.plain_kinds = tuple([kind.plain for kind in self.kinds])
         self.gradient: Flags = np.array([kind.is_gradient for kind in self.kinds], bool)
@@ -54,11 +54,17 @@ class Sites:
 
     def of_kind(self, kind: str) -> Flags:
         """bool [S]: which sites are of a plain kind."""
-        return np.array([plain == kind for plain in self.plain_kinds], bool)
+        return self._flags(("kind", kind), lambda: [plain == kind for plain in self.plain_kinds])
 
     def of_type(self, dtype: str) -> Flags:
         """bool [S]: which sites have tensors of this dtype."""
-        return np.array([site.dtype == dtype for site in self.sites], bool)
+        return self._flags(("dtype", dtype), lambda: [site.dtype == dtype for site in self.sites])
+
+    def _flags(self, key: tuple[str, str], find: Callable[[], list[bool]]) -> Flags:
+        if key not in self._found:
+            self._found[key] = np.array(find(), bool)
+        found: Flags = self._found[key]
+        return found
 
 
 class Steps:

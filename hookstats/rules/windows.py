@@ -34,7 +34,8 @@ class Windows:
         """The least and the greatest value before each step, [B, S] each; NaN without any."""
         counts = self._counts[:-1]
         series = np.arange(counts.shape[1])
-        least, most = (each.reduce(self._windows, 2) for each in (np.fmin, np.fmax))
+        windows = self._windows[:, : len(counts)]  # the one after is of the next steps
+        least, most = (each.reduce(windows, 2) for each in (np.fmin, np.fmax))
         return least[series, counts], most[series, counts]
 
     @property
