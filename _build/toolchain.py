@@ -84,11 +84,12 @@ def missing_headers() -> str | None:
 
 
 def limit_jobs() -> str | None:
-    """Sets MAX_JOBS, where it is not set, to as many compilers as there are cores and memory for.
+    """Sets MAX_JOBS, where it is no number of compilers, to as many as there are cores and memory for.
 
     Returns what to tell if the memory is what limits them.
     """
-    if os.environ.get("MAX_JOBS", "").isdigit():
+    asked = os.environ.get("MAX_JOBS", "")
+    if asked.isdigit() and int(asked) > 0:  # ninja takes 0 for no limit
         return None
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     free = _free_memory()

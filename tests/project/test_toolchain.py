@@ -98,6 +98,9 @@ def test_as_many_compilers_as_fit_the_memory(
     told = toolchain.limit_jobs()
     assert os.environ["MAX_JOBS"] == str(jobs)
     assert (told is None) == (jobs == 4)
+    monkeypatch.setenv("MAX_JOBS", "0")  # without a limit, ninja would say
+    assert toolchain.limit_jobs() == told
+    assert os.environ["MAX_JOBS"] == str(jobs)
     monkeypatch.setenv("MAX_JOBS", "9")
     assert toolchain.limit_jobs() is None
     assert os.environ["MAX_JOBS"] == "9"

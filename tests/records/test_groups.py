@@ -1,0 +1,76 @@
+"""per_site: the rows of each site merged as `stats.state.combine` merges groups, site by site."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookstats.records.groups import per_site
+from hookstats.records.sparse import Float64, Int64
+from hookstats.stats.state import COUNT, IDENTITY, L1, M2, M3, M4, MAX, MEAN, MIN, combine
+
+CHANNELS = st.lists(st.integers(0, 9), max_size=9)
+
+
+def _rows(rng: np.random.Generator, rows: int, width: int) -> tuple[Float64, Int64]:
+    """Channels of one to forty values, or of none: as an arena's records have them."""
+    moments, tallies = np.empty((width, rows)), rng.integers(0, 3, (5, rows))
+    moments[:] = np.array(IDENTITY[:width])[:, None]
+    tallies[COUNT] = rng.integers(0, 41, rows) * (rng.random(rows) < 0.7)
+    for row in np.flatnonzero(tallies[COUNT]).tolist():
+        values = rng.standard_normal(tallies[COUNT, row]) + rng.choice([0.0, 3.0])
+        away = values - values.mean()
+        moments[[MEAN, MIN, MAX, L1], row] = (
+            values.mean(),
+            values.min(),
+            values.max(),
+            np.abs(values).sum(),
+        )
+        moments[M2, row] = (away**2).sum()
+        if width > M3:
+            moments[[M3, M4], row] = (away**3).sum(), (away**4).sum()
+    return moments.T, tallies.T
+
+
+@given(CHANNELS, st.sampled_from([5, 7]), st.integers(0, 2**32 - 1))
+def test_sites_are_merged_as_groups_are(channels: list[int], width: int, seed: int) -> None:
+    offsets = np.append(0, np.cumsum(channels, dtype=np.int64))
+    moments, tallies = _rows(np.random.default_rng(seed), int(offsets[-1]), width)
+    before = moments.tobytes(), tallies.tobytes()
+
+    merged, total = per_site(moments, tallies, offsets)
+
+    assert (moments.tobytes(), tallies.tobytes()) == before
+    assert merged.shape == (len(channels), width)
+    for site, (first, last) in enumerate(pairwise(offsets)):
+        assert total[site].tolist() == tallies[first:last].sum(0).tolist()
+        if total[site, COUNT] == 0:
+            assert merged[site].tolist() == list(IDENTITY[:width])
+            continue
+        expected, _ = combine(
+            torch.from_numpy(moments[first:last].copy())[:, None],
+            torch.from_numpy(tallies[first:last].copy())[:, None],
+        )
+        np.testing.assert_allclose(merged[site], expected[0].numpy(), rtol=1e-10, atol=1e-10)
+
+
+def test_equal_means_stay_equal_and_infinite_moments_add_nothing_that_is_no_number() -> None:
+    offsets = np.array([0, 3, 5])
+    moments = np.array([IDENTITY] * 5)
+    moments[:, MEAN] = 0.1
+    moments[2, MEAN] = 0.0  # of a channel without values
+    moments[3, [M2, M3, M4]] = np.inf
+    tallies = np.zeros((5, 5), np.int64)
+    tallies[:, COUNT] = 7, 3, 0, 5, 5
+
+    merged, total = per_site(moments, tallies, offsets)
+
+    assert merged[:, MEAN].tolist() == [0.1, 0.1]
+    assert merged[:, M2].tolist() == [0.0, np.inf]
+    assert merged[:, M3].tolist() == [0.0, np.inf]
+    assert merged[:, M4].tolist() == [0.0, np.inf]
+    assert total[:, COUNT].tolist() == [10, 10]
