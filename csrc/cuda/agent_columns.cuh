@@ -26,7 +26,9 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
 
   HOOKSTATS_DEVICE Columns(const Common& common, const Item& item, const Dim* outer,
                            const Histogram& tensor, const Histogram& channels, Place& place)
-      : Sum(common, item, outer, tensor, channels, place) {}
+      : Sum(common, item, outer, tensor, channels, place) {
+    Sum::find_threads();
+  }
 
   // The pieces of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
@@ -41,7 +43,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
 
  private:
   HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
-    Sums<Real, kHigher> sums[kOwned];
+    Totals<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
     Sum::find_shift(shift, reinterpret_cast<Real*>(scratch));
     if (place_.exist != 0) sum(sums, shift);
@@ -56,7 +58,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
       const int c = (step + place_.skew) % kOwned;
       const bool is_read = !Source::kSkewed || exists(c);
       const int column = place_.column - (step + place_.skew >= kOwned ? 1 : 0);
-      Sums<Real, kHigher> channel_sums = pick(sums, c);
+      Totals<Real, kHigher> channel_sums = pick(sums, c);
       double wide_shift = static_cast<double>(pick(shift, c));
       if (is_read && !channel_sums.trusted()) {
         wide_shift = channel_sums.mean(wide_shift);

@@ -40,17 +40,20 @@ class ColumnsPiece {
   static constexpr int kRows = Source::kRows;
   using Values = typename Source::template Values<kOwned>;
 
+  // `place` is of a piece at hand.
   HOOKSTATS_DEVICE ColumnsPiece(const Common& common, const Item& item, const Dim* outer,
                                 Place& place)
-      : common_(common), item_(item), outer_(outer), scale_(common), place_(place) {
-    place_.across = static_cast<int>(item.slots.divisor);
-    place_.width = Source::kMapped ? static_cast<int>(item.inner_step)
+      : common_(common), item_(item), outer_(outer), scale_(common), place_(place) {}
+
+  HOOKSTATS_DEVICE void find_threads() {
+    place_.across = static_cast<int>(item_.slots.divisor);
+    place_.width = Source::kMapped ? static_cast<int>(item_.inner_step)
                                    : (place_.across - (Source::kSkewed ? 1 : 0)) * kOwned;
     place_.down = block_threads() / place_.across;
     place_.column = thread_index() % place_.across;
     place_.row = thread_index() / place_.across;
-    place_.row_stride = item.outer_dims == 1 ? outer[0].stride : 0;
-    place_.row_bytes = place_.row_stride * Source::element_size(common);
+    place_.row_stride = item_.outer_dims == 1 ? outer_[0].stride : 0;
+    place_.row_bytes = place_.row_stride * Source::element_size(common_);
     if constexpr (Source::kSkewed) {
       place_.down -= place_.down % rows_alike(place_.row_bytes, kVectorBytes);
     }
