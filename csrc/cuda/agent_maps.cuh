@@ -43,7 +43,7 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
 
  private:
   HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
-    const int maps = place_.width / place_.map;
+    const int maps = Sum::width() / place_.map;
     const int entries = most_sharing(place_.map, kOwned) * place_.down;
     Totals<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
