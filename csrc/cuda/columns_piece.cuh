@@ -135,8 +135,7 @@ class ColumnsPiece {
     }
     if constexpr (!Source::kSkewed) return i * across() + place_.column;
     const int channel = static_cast<int>(owned(i));
-    return (channel & (kOwned - 1)) * across() +
-           (channel < 0 ? across() - 1 : channel / kOwned);
+    return (channel & (kOwned - 1)) * across() + (channel < 0 ? across() - 1 : channel / kOwned);
   }
 
   // Cuts the piece to the rows from the first one that a mask keeps to the last.
@@ -203,9 +202,8 @@ class ColumnsPiece {
     place_.offset = (place_.begin + owned(0)) * channel_step();
     // Of the thread's first row, and from one of its rows to the next.
     place_.down_bytes = static_cast<uintptr_t>(place_.down * row_bytes());
-    place_.address =
-        data + static_cast<uintptr_t>(place_.offset * size +
-                                      (place_.first_row + place_.row) * row_bytes());
+    place_.address = data + static_cast<uintptr_t>(place_.offset * size +
+                                                   (place_.first_row + place_.row) * row_bytes());
     if constexpr (Source::kSkewed) find_whole_rows();
     if constexpr (Source::kMapped) find_maps();
   }
@@ -239,7 +237,8 @@ class ColumnsPiece {
     if constexpr (!Source::kVectors) {
       if (item_.outer_dims > 1) offset += offset_of_many(outer_, item_.outer_dims, index);
     }
-    return Source::read_channels(common_, item_.data, offset, channel_step() * (Source::kVectors ? 1 : across()),
+    return Source::read_channels(common_, item_.data, offset,
+                                 channel_step() * (Source::kVectors ? 1 : across()),
                                  has_row(row) ? place_.exist : 0);
   }
 
@@ -323,8 +322,7 @@ class ColumnsPiece {
       if (kApart && !exists(c)) continue;
       Real all[kSampled];
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kSampled; ++i)
-        all[i] = samples[place_for(c, i) + i % sampled * width()];
+      for (int i = 0; i < kSampled; ++i) all[i] = samples[place_for(c, i) + i % sampled * width()];
       const Real mean = tree_mean(all);
       if (is_finite(mean)) shift[c] = mean;
     }

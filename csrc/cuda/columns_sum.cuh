@@ -116,9 +116,9 @@ class ColumnsSum : protected ColumnsPiece<Source> {
 
   // Sums whole tiles from row `first` on, to which it adds them, up to row `end`, as if all values
   // were finite, and counts them; false, with nothing summed, if some value is not.
-  HOOKSTATS_DEVICE bool add_finite(Totals<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
-                                   const int32_t (&counters)[kOwned], uint32_t& first,
-                                   uint32_t end) const {
+  HOOKSTATS_DEVICE bool add_finite(Totals<Real, kHigher> (&sums)[kOwned],
+                                   const Real (&shift)[kOwned], const int32_t (&counters)[kOwned],
+                                   uint32_t& first, uint32_t end) const {
     constexpr int kWords = sizeof(Values) / sizeof(uint32_t);
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     TileSums tiles[kOwned];

@@ -97,11 +97,10 @@ template <class T>
 uint32_t greatest_word(uint32_t a, uint32_t b) {
   return extreme_word<T>(a, b, true);
 }
-template <class T>
-uint32_t zero_mask(uint32_t word) {
-  if constexpr (sizeof(T) == 4) return float_from_bits(word) == 0 ? ~0u : 0;
+inline uint32_t zero_mask(uint32_t word) {
   return ((word & 0x7fffu) == 0 ? 0xffffu : 0) | ((word & 0x7fff0000u) == 0 ? 0xffff0000u : 0);
 }
+inline float one_if_zero(float x) { return x == 0 ? 1.0f : 0.0f; }
 
 }  // namespace hookstats::cuda
 
@@ -309,16 +308,17 @@ HOOKSTATS_DEVICE uint32_t greatest_word(uint32_t a, uint32_t b) {
   return extreme_word<T>(a, b, true);
 }
 
-// All bits of those elements of a word that are zero. Both formats of 16 bits have the same zeros.
-template <class T>
+// All bits of those of the two elements of a word that are zero: both formats have the same zeros.
 HOOKSTATS_DEVICE uint32_t zero_mask(uint32_t word) {
   uint32_t mask;
-  if constexpr (sizeof(T) == 4) {
-    asm("set.eq.u32.f32 %0, %1, 0f00000000;" : "=r"(mask) : "f"(float_from_bits(word)));
-  } else {
-    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(word), "r"(0));
-  }
+  asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(word), "r"(0));
   return mask;
+}
+// In C++, a comparison and a select.
+HOOKSTATS_DEVICE float one_if_zero(float x) {
+  float one;
+  asm("set.eq.f32.f32 %0, %1, 0f00000000;" : "=f"(one) : "f"(x));
+  return one;
 }
 
 }  // namespace hookstats::cuda
