@@ -27,7 +27,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   HOOKSTATS_DEVICE Columns(const Common& common, const Item& item, const Dim* outer,
                            const Histogram& tensor, const Histogram& channels, Place& place)
       : Sum(common, item, outer, tensor, channels, place) {
-    Sum::find_threads();
+    Sum::find_thread();
   }
 
   // The pieces of this block, the `block`-th of the item's blocks.

@@ -237,6 +237,7 @@ class Runs {
     Totals<Real, kHigher> sums;
     Others<Real> rare;  // of tiles that are not summed as finite ones
     if constexpr (kTiles) keep_in_memory(rare);
+    if constexpr (kTiles && Source::kMasked) keep_in_memory(p);
     [[maybe_unused]] typename Source::template Extremes<1> extremes;
     Real shift = 0;
     bool finite = true;
@@ -368,6 +369,7 @@ class Runs {
     }
   }
 
+  // The counter with which the `table`-th of a histogram's tables begins.
   static HOOKSTATS_DEVICE int32_t first_counter(const Histogram& h, int table) {
     return table * static_cast<int32_t>(h.bins.slots()) * h.pitch;
   }

@@ -39,12 +39,13 @@ class ColumnsPiece {
   static constexpr int kRows = Source::kRows;
   using Values = typename Source::template Values<kOwned>;
 
-  // `place` is of a piece at hand.
+  // `place` is that of a piece at hand, or is to be found.
   HOOKSTATS_DEVICE ColumnsPiece(const Common& common, const Item& item, const Dim* outer,
                                 Place& place)
       : common_(common), item_(item), outer_(outer), scale_(common), place_(place) {}
 
-  HOOKSTATS_DEVICE void find_threads() {
+  // Where the thread is in any of the pieces.
+  HOOKSTATS_DEVICE void find_thread() {
     place_.down = block_threads() / across();
     place_.column = thread_index() % across();
     place_.row = thread_index() / across();

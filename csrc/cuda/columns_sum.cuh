@@ -211,6 +211,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     }
   }
 
+  // Any number of rows of the thread, in the tensor's histogram or in those of its channels.
   template <int N>
   HOOKSTATS_DEVICE void count_of_tensor(const Histogram& h, const Real (&x)[N]) const {
     const int32_t copy[] = {lane() & (h.pitch - 1)};

@@ -264,7 +264,7 @@ HOOKSTATS_DEVICE void add_table(uint32_t* table, int64_t slots, int32_t copies, 
   }
 }
 
-// The same of a table of patterns. Each belongs to one slot, but for the first one's zeros, of
+// The same for a table of patterns. Each belongs to one slot, but for the first one's zeros, of
 // which there are `unread[1]`.
 HOOKSTATS_DEVICE void add_patterns(const Histogram& h, int64_t* state, int64_t repeat) {
   const uint32_t patterns = 1u << (32 - h.bins.shift);

@@ -197,31 +197,19 @@ struct Vectors {
     using Sum = std::conditional_t<sizeof(T) == 4, float, uint32_t>;
     Sum sums[kWords] = {};
 
-    HOOKSTATS_DEVICE void add(int i, uint32_t word) {
-      if constexpr (sizeof(T) == 4) {
-        sums[i] += one_if_zero(float_from_bits(word));
-      } else {
-        sums[i] += zero_mask(word);
-      }
-    }
+    HOOKSTATS_DEVICE void add(int i, uint32_t word) { sums[i] += zeros_of<T>(word); }
     // Of element `i` of the words.
     HOOKSTATS_DEVICE uint32_t of(int i) const {
-      if constexpr (sizeof(T) == 4) {
-        return static_cast<uint32_t>(sums[i]);
-      } else {
-        const uint32_t sum = sums[i / 2], first = (0 - sum) & 0xffffu;
-        return i % 2 == 0 ? first : (first - ((sum + first) >> 16)) & 0xffffu;
-      }
+      if constexpr (sizeof(T) == 4) return static_cast<uint32_t>(sums[i]);
+      const uint32_t sum = static_cast<uint32_t>(sums[i / 2]), first = (0 - sum) & 0xffffu;
+      return i % 2 == 0 ? first : (first - ((sum + first) >> 16)) & 0xffffu;
     }
     // Of all elements of one word.
     HOOKSTATS_DEVICE uint32_t all() const {
       static_assert(kWords == 1);
-      if constexpr (sizeof(T) == 4) {
-        return static_cast<uint32_t>(sums[0]);
-      } else {
-        const uint32_t zeros = 0 - sums[0];
-        return (2 * zeros + (zeros >> 16)) & 0xffffu;
-      }
+      if constexpr (sizeof(T) == 4) return of(0);
+      const uint32_t zeros = 0 - static_cast<uint32_t>(sums[0]);
+      return (2 * zeros + (zeros >> 16)) & 0xffffu;
     }
   };
 
