@@ -26,7 +26,9 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
 
   HOOKSTATS_DEVICE Columns(const Common& common, const Item& item, const Dim* outer,
                            const Histogram& tensor, const Histogram& channels, Place& place)
-      : Sum(common, item, outer, tensor, channels, place) {}
+      : Sum(common, item, outer, tensor, channels, place) {
+    Sum::find_thread();
+  }
 
   // The pieces of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
@@ -41,7 +43,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
 
  private:
   HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
-    Sums<Real, kHigher> sums[kOwned];
+    Totals<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
     Sum::find_shift(shift, reinterpret_cast<Real*>(scratch));
     if (place_.exist != 0) sum(sums, shift);
@@ -56,14 +58,14 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
       const int c = (step + place_.skew) % kOwned;
       const bool is_read = !Source::kSkewed || exists(c);
       const int column = place_.column - (step + place_.skew >= kOwned ? 1 : 0);
-      Sums<Real, kHigher> channel_sums = pick(sums, c);
+      Totals<Real, kHigher> channel_sums = pick(sums, c);
       double wide_shift = static_cast<double>(pick(shift, c));
       if (is_read && !channel_sums.trusted()) {
         wide_shift = channel_sums.mean(wide_shift);
         sum_again(c, wide_shift).replace(channel_sums);
       }
       merge_rows(scratch, channel_sums.channel(wide_shift), is_read ? place_.row : block_threads(),
-                 column, place_.width / kOwned, place_.down);
+                 column, Sum::width() / kOwned, place_.down);
       const int64_t channel = place_.begin + owned(c);
       if (place_.row != 0 || !is_read || channel >= item_.channels) continue;
       Seen seen = scratch[column];
@@ -80,7 +82,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
     if (last_of(item_.tickets + group, item_.row_splits)) {
       const int64_t left = item_.channels - place_.begin;
       fold_partials(item_, place_.begin,
-                    left < place_.width ? static_cast<int>(left) : place_.width, scratch);
+                    left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);
     }
   }
 
@@ -88,7 +90,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   HOOKSTATS_DEVICE void add_channel_tables() const {
     constexpr int kTogether = 4;
     const int slots = static_cast<int>(channels_.bins.slots());
-    const int places = place_.across * kOwned;
+    const int places = Sum::across() * kOwned;
     const int all = (slots + kTogether - 1) / kTogether * kTogether * places;
     for (int i = thread_index(); i < all; i += block_threads()) {
       const int slot = i / (kTogether * places) * kTogether + i % kTogether;
@@ -96,10 +98,10 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
       if (slot >= slots) continue;
       uint32_t& counter = channels_.table[slot * places + place];
       if (counter == 0) continue;
-      const int across = place % place_.across, down = place / place_.across;
+      const int across = place % Sum::across(), down = place / Sum::across();
       const int of_block = Source::kVectors ? across * kOwned + down : place;
       const int64_t channel = place_.begin + of_block;
-      if (!Source::kSkewed || (of_block < place_.width && channel < item_.channels)) {
+      if (!Source::kSkewed || (of_block < Sum::width() && channel < item_.channels)) {
         add_global(item_.channel_counts + channel * slots + slot, int64_t{counter} * item_.repeat);
       }
       counter = 0;

@@ -26,7 +26,9 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
 
   HOOKSTATS_DEVICE Maps(const Common& common, const Item& item, const Dim* outer,
                         const Histogram& tensor, const Histogram& channels, Place& place)
-      : Sum(common, item, outer, tensor, channels, place) {}
+      : Sum(common, item, outer, tensor, channels, place) {
+    Sum::find_thread();
+  }
 
   // The pieces of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
@@ -41,9 +43,9 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
 
  private:
   HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
-    const int maps = place_.width / place_.map;
+    const int maps = Sum::width() / place_.map;
     const int entries = most_sharing(place_.map, kOwned) * place_.down;
-    Sums<Real, kHigher> sums[kOwned];
+    Totals<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
     Sum::find_shift(shift, reinterpret_cast<Real*>(scratch));
     for (int i = thread_index(); i < entries * maps; i += block_threads()) scratch[i] = Seen{};
@@ -87,9 +89,9 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   }
 
   // What the thread saw in the elements that `which` has a bit for, all of one channel.
-  HOOKSTATS_DEVICE Seen seen_of(uint32_t which, const Sums<Real, kHigher> (&sums)[kOwned],
+  HOOKSTATS_DEVICE Seen seen_of(uint32_t which, const Totals<Real, kHigher> (&sums)[kOwned],
                                 const Real (&shift)[kOwned]) const {
-    Sums<Real, kHigher> total;
+    Totals<Real, kHigher> total;
     Real of_channel = 0;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) {

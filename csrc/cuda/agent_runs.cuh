@@ -38,10 +38,9 @@ class Runs {
         team_(thread_index() / team_threads_),
         thread_(thread_index() % team_threads_),
         element_size_(Source::element_size(common)),
-        counts_(kCounts && (tensor.on() || channels.on())) {
-    if (kCounts && channels_.table != nullptr) {
-      channels_.table += team_ * channels_.bins.slots() * channels_.pitch;
-    }
+        counts_(kCounts && (tensor.on() || channels.on())),
+        quickly_(Source::kVectors && tensor.way != Way::kAny && channels.way != Way::kAny) {
+    team_counter_ = kCounts && channels_.on() ? first_counter(channels_, team_) : 0;
   }
 
   // The pieces of this block, the `block`-th of the item's; there are fewer than 2^31 blocks.
@@ -205,7 +204,7 @@ class Runs {
   // Sums the tile as if all its values were finite, and counts nothing; false, with nothing summed,
   // if some value of the warp is not.
   HOOKSTATS_DEVICE bool add_finite(const Tile& x, uint32_t zeros, Real shift,
-                                   Sums<Real, kHigher>& sums) const {
+                                   Totals<Real, kHigher>& sums) const {
     TileSums tile;
     HOOKSTATS_UNROLL
     for (const Real each : x) tile.add(each, shift);
@@ -215,18 +214,17 @@ class Runs {
   }
 
   // Sums the tile's finite values, and tallies the others. Whether all were finite.
-  HOOKSTATS_DEVICE bool add_any(const Tile& x, Real shift, Sums<Real, kHigher>& sums,
-                                Sums<Real, kHigher>& rare) const {
+  HOOKSTATS_DEVICE bool add_any(const Tile& x, Real shift, Totals<Real, kHigher>& sums,
+                                Others<Real>& rare) const {
     Sums<Real, kHigher> tile;
     HOOKSTATS_UNROLL
     for (const Real each : x) tile.add(each, shift);
     const bool all_finite = tile.finite == kInFlight * kElements;
-    tile.spill();
     if (!all_finite) {
       HOOKSTATS_UNROLL
       for (const Real each : x) tile.add_infinity(each);
     }
-    sums.add_wide(tile);
+    sums.add_sums(tile);
     rare.add_others(tile);
     return all_finite;
   }
@@ -236,8 +234,10 @@ class Runs {
   template <int kTeam>
   HOOKSTATS_DEVICE Seen sum(const Piece& p) {
     constexpr bool kTiles = Source::kVectors && !kHigher;
-    Sums<Real, kHigher> sums, rare;  // what is no sum is in `rare`
+    Totals<Real, kHigher> sums;
+    Others<Real> rare;  // of tiles that are not summed as finite ones
     if constexpr (kTiles) keep_in_memory(rare);
+    if constexpr (kTiles && Source::kMasked) keep_in_memory(p);
     [[maybe_unused]] typename Source::template Extremes<1> extremes;
     Real shift = 0;
     bool finite = true;
@@ -276,7 +276,7 @@ class Runs {
       }
       if (!added) finite = !any_in_warp(!add_any(x, shift, sums, rare));
       if constexpr (kCounts) {
-        if (counts_) count_tile(p, x, finite);
+        if (counts_) count_tile<kTeam>(p, first, x, finite);
       }
     }
     sums.add_others(rare);
@@ -316,27 +316,72 @@ class Runs {
     return sums;
   }
 
-  HOOKSTATS_DEVICE void count_tile(const Piece& p, const Tile& tile, bool finite) const {
-    count_in<true>(tensor_, item_.tensor_counts, tile, finite);
-    count_in<false>(channels_, state(p), tile, finite);
+  // Counts a tile from slot `first` on, of which all values may be known to be `finite`.
+  template <int kTeam>
+  HOOKSTATS_DEVICE void count_tile(const Piece& p, uint32_t first, const Tile& tile,
+                                   bool finite) const {
+    if constexpr (Source::kVectors) {
+      if (!finite || !quickly_) {
+        count_again<kTeam>(common_, item_, outer_, p, first, tensor_.on(), channels_.on());
+        return;
+      }
+      if (tensor_.table != nullptr) {
+        const int32_t copy[] = {lane() & (tensor_.pitch - 1)};
+        count_quickly<true, true>(tensor_, tile, copy);
+      }
+      if (channels_.table != nullptr) {
+        const int32_t copy[] = {team_counter_ + (lane() & (channels_.pitch - 1))};
+        count_quickly<true, false>(channels_, tile, copy);
+      }
+    } else {
+      if (tensor_.on()) count_in(tensor_, item_.tensor_counts, 0, tile);
+      if (channels_.on()) count_in(channels_, state(p, channels_), team_, tile);
+    }
   }
 
-  template <bool kTensor>
-  HOOKSTATS_DEVICE void count_in(const Histogram& h, int64_t* state, const Tile& tile,
-                                 bool finite) const {
-    if (!h.on()) return;
-    const int32_t copy[] = {lane() & (h.pitch - 1)};
-    count<kTensor>(h, tile, finite, item_.repeat, copy, [=](int) { return state; });
+  // In the `table`-th of a histogram's tables, or without one in its state.
+  template <int N>
+  HOOKSTATS_DEVICE void count_in(const Histogram& h, int64_t* state, int table,
+                                 const Real (&x)[N]) const {
+    const int32_t copy[] = {first_counter(h, table) + (lane() & (h.pitch - 1))};
+    count_any(h, x, item_.repeat, copy, [=](int) { return state; });
   }
 
-  HOOKSTATS_DEVICE int64_t* state(const Piece& p) const {
-    return item_.channel_counts + p.channel * channels_.bins.slots();
+  // Counts the finite values of a tile, by any histograms, from what it reads once more. Out of
+  // line, as it is rare, and takes registers that the loops have no room for.
+  template <int kTeam>
+  static HOOKSTATS_OUT_OF_LINE void count_again(const Common& common, const Item& item,
+                                                const Dim* outer, const Piece& p, uint32_t first,
+                                                bool of_tensor, bool of_channels) {
+    const Histogram* const h = block_histograms(common);
+    Place place;
+    const Runs runs(common, item, outer, {}, {}, place);
+    Values values[kInFlight], some[1];
+    runs.template read_tile<kTeam>(p, first, runs.whole_slots(p), values);
+    Source::scale_in_place(runs.scale_, values);
+    HOOKSTATS_NO_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      Real x[kElements];
+      move_up(values, some);
+      runs.widen_all(some[0], x);
+      if (of_tensor) runs.count_in(h[0], item.tensor_counts, 0, x);
+      if (of_channels) runs.count_in(h[1], runs.state(p, h[1]), runs.team_, x);
+    }
+  }
+
+  // The counter with which the `table`-th of a histogram's tables begins.
+  static HOOKSTATS_DEVICE int32_t first_counter(const Histogram& h, int table) {
+    return table * static_cast<int32_t>(h.bins.slots()) * h.pitch;
+  }
+
+  HOOKSTATS_DEVICE int64_t* state(const Piece& p, const Histogram& channels) const {
+    return item_.channel_counts + p.channel * channels.bins.slots();
   }
 
   HOOKSTATS_DEVICE void add_channel_table(const Piece& p) const {
     if (!kCounts || channels_.table == nullptr) return;
-    add_table(channels_.table, channels_.bins.slots(), channels_.pitch, state(p), item_.repeat,
-              thread_, team_threads_);
+    add_table(channels_.table + team_counter_, channels_.bins.slots(), channels_.pitch,
+              state(p, channels_), item_.repeat, thread_, team_threads_);
   }
 
   HOOKSTATS_DEVICE void count_nan(const Piece& p, Channel& seen) const {
@@ -382,7 +427,8 @@ class Runs {
   Histogram tensor_, channels_;
   int team_threads_, team_, thread_;
   int64_t element_size_;
-  bool counts_;
+  int32_t team_counter_;  // where the team's table begins
+  bool counts_, quickly_;
 };
 
 }  // namespace hookstats::cuda

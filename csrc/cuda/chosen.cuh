@@ -41,7 +41,7 @@ class Chosen {
     int64_t* const state = item_.tensor_counts;
     each(sample, [&](int64_t, const Real(&x)[1]) {
       if (h.patterns() && x[0] == 0) add_shared(h.unread + 1, 1);
-      count<true>(h, x, is_finite(x[0]), item_.repeat, copy, [=](int) { return state; });
+      count_any(h, x, item_.repeat, copy, [=](int) { return state; });
     });
   }
 

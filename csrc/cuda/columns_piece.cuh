@@ -12,10 +12,9 @@ namespace hookstats::cuda {
 // needed for sums, and copies what it uses.
 template <class Source>
 struct ColumnsPlace {
-  int across, width, down, column, row;
-  int64_t row_stride, row_bytes;
+  int down, column, row;
   // The piece at hand.
-  int64_t begin = 0, first_row = 0, offset = 0, stride = 0;
+  int64_t begin = 0, first_row = 0, offset = 0;
   uintptr_t address = 0, down_bytes = 0;
   uint32_t rows = 0, exist = 0;
   uint32_t kept = 0;  // rows, of a mask
@@ -25,7 +24,7 @@ struct ColumnsPlace {
   typename Source::template Values<kOwned> keeps{};
   uint32_t whole_from = 0, whole_to = 0;
   // Of maps: the block's elements of a row, and of one map; see begin_elements and find_maps.
-  int elements = 0, map = 0, channel = 0, copies = 1;
+  int elements = 0, map = 0, channel = 0;
   int64_t first_channel = 0;
   uint32_t next = 0;
 };
@@ -40,20 +39,36 @@ class ColumnsPiece {
   static constexpr int kRows = Source::kRows;
   using Values = typename Source::template Values<kOwned>;
 
+  // `place` is that of a piece at hand, or is to be found.
   HOOKSTATS_DEVICE ColumnsPiece(const Common& common, const Item& item, const Dim* outer,
                                 Place& place)
-      : common_(common), item_(item), outer_(outer), scale_(common), place_(place) {
-    place_.across = static_cast<int>(item.slots.divisor);
-    place_.width = Source::kMapped ? static_cast<int>(item.inner_step)
-                                   : (place_.across - (Source::kSkewed ? 1 : 0)) * kOwned;
-    place_.down = block_threads() / place_.across;
-    place_.column = thread_index() % place_.across;
-    place_.row = thread_index() / place_.across;
-    place_.row_stride = item.outer_dims == 1 ? outer[0].stride : 0;
-    place_.row_bytes = place_.row_stride * Source::element_size(common);
+      : common_(common), item_(item), outer_(outer), scale_(common), place_(place) {}
+
+  // Where the thread is in any of the pieces.
+  HOOKSTATS_DEVICE void find_thread() {
+    place_.down = block_threads() / across();
+    place_.column = thread_index() % across();
+    place_.row = thread_index() / across();
     if constexpr (Source::kSkewed) {
-      place_.down -= place_.down % rows_alike(place_.row_bytes, kVectorBytes);
+      place_.down -= place_.down % rows_alike(row_bytes(), kVectorBytes);
     }
+  }
+
+  // Threads side by side, and elements of a row that are the block's.
+  HOOKSTATS_DEVICE int across() const { return static_cast<int>(item_.slots.divisor); }
+  HOOKSTATS_DEVICE int width() const {
+    return Source::kMapped ? static_cast<int>(item_.inner_step)
+                           : (across() - (Source::kSkewed ? 1 : 0)) * kOwned;
+  }
+  // From one row, or one channel, to the next.
+  HOOKSTATS_DEVICE int64_t row_stride() const {
+    return item_.outer_dims == 1 ? outer_[0].stride : 0;
+  }
+  HOOKSTATS_DEVICE int64_t row_bytes() const {
+    return row_stride() * Source::element_size(common_);
+  }
+  HOOKSTATS_DEVICE int64_t channel_step() const {
+    return Source::kMapped ? 1 : item_.channel_stride;
   }
 
   // Begins a piece: a split of the rows of a group of channels. All threads of the block call it.
@@ -62,7 +77,7 @@ class ColumnsPiece {
       begin_elements(group, split % item_.inner_splits);
       split /= item_.inner_splits;
     } else {
-      place_.begin = int64_t{group} * place_.width;
+      place_.begin = int64_t{group} * width();
     }
     place_.first_row = split * item_.row_step;
     const int64_t left = item_.outer_size - place_.first_row;
@@ -78,19 +93,19 @@ class ColumnsPiece {
   // that neighbours read neighbours.
   HOOKSTATS_DEVICE int64_t owned(int i) const {
     return Source::kVectors ? place_.column * kOwned + i - place_.skew
-                            : i * place_.across + place_.column;
+                            : i * across() + place_.column;
   }
 
   // Of maps: which elements are the block's, those of several channels or a part of one.
   HOOKSTATS_DEVICE void begin_elements(int group, int part) {
-    const int64_t size = item_.inner_size, together = size < place_.width ? place_.width : size;
-    place_.begin = group * together + int64_t{part} * place_.width;
-    const int64_t of_group = together - int64_t{part} * place_.width;
+    const int64_t size = item_.inner_size, together = size < width() ? width() : size;
+    place_.begin = group * together + int64_t{part} * width();
+    const int64_t of_group = together - int64_t{part} * width();
     const int64_t of_all = item_.channels * size - place_.begin;
     const int64_t left = of_group < of_all ? of_group : of_all;
-    place_.elements = left < place_.width ? static_cast<int>(left) : place_.width;
-    place_.map = size < place_.width ? static_cast<int>(size) : place_.width;
-    place_.first_channel = int64_t{group} * (place_.width / place_.map);
+    place_.elements = left < width() ? static_cast<int>(left) : width();
+    place_.map = size < width() ? static_cast<int>(size) : width();
+    place_.first_channel = int64_t{group} * (width() / place_.map);
   }
 
   // Of maps: the channel, from the block's first one on, of the thread's first element; and which
@@ -100,7 +115,6 @@ class ColumnsPiece {
     place_.channel = first / place_.map;
     const int own = (place_.channel + 1) * place_.map - static_cast<int>(owned(0));
     place_.next = own < kOwned ? 0xfu << own & 0xfu : 0;
-    place_.copies = common_.shared.channel_copies;
   }
 
   // The channel of the thread's element i.
@@ -116,13 +130,13 @@ class ColumnsPiece {
   HOOKSTATS_DEVICE int counter(int i) const {
     if constexpr (Source::kMapped) {
       const int slots = static_cast<int>(common_.channel_bins.slots());
+      const int copies = common_.shared.channel_copies;
       const int table = place_.channel + static_cast<int>(place_.next >> i & 1);
-      return table * slots * place_.copies + (place_.column & (place_.copies - 1));
+      return table * slots * copies + (place_.column & (copies - 1));
     }
-    if constexpr (!Source::kSkewed) return i * place_.across + place_.column;
+    if constexpr (!Source::kSkewed) return i * across() + place_.column;
     const int channel = static_cast<int>(owned(i));
-    return (channel & (kOwned - 1)) * place_.across +
-           (channel < 0 ? place_.across - 1 : channel / kOwned);
+    return (channel & (kOwned - 1)) * across() + (channel < 0 ? across() - 1 : channel / kOwned);
   }
 
   // Cuts the piece to the rows from the first one that a mask keeps to the last.
@@ -174,26 +188,23 @@ class ColumnsPiece {
     if constexpr (Source::kSkewed) {
       const uintptr_t row =
           data + static_cast<uintptr_t>(place_.begin * size +
-                                        (place_.first_row + place_.row) * place_.row_bytes);
+                                        (place_.first_row + place_.row) * row_bytes());
       place_.skew = static_cast<int>(row % kVectorBytes) / static_cast<int>(size);
     }
     place_.exist = 0;
     HOOKSTATS_UNROLL
     for (int i = 0; i < kOwned; ++i) {
       const int64_t channel = owned(i);
-      const bool in_block = !Source::kSkewed || (channel >= 0 && channel < place_.width);
+      const bool in_block = !Source::kSkewed || (channel >= 0 && channel < width());
       const bool in_tensor =
           Source::kMapped ? channel < place_.elements : place_.begin + channel < item_.channels;
       if (place_.row < place_.down && in_block && in_tensor) place_.exist |= 1u << i;
     }
-    const int64_t step = Source::kMapped ? 1 : item_.channel_stride;
-    place_.offset = (place_.begin + owned(0)) * step;
-    place_.stride = (Source::kVectors ? 1 : place_.across) * step;
+    place_.offset = (place_.begin + owned(0)) * channel_step();
     // Of the thread's first row, and from one of its rows to the next.
-    place_.down_bytes = static_cast<uintptr_t>(place_.down * place_.row_bytes);
-    place_.address =
-        data + static_cast<uintptr_t>(place_.offset * size +
-                                      (place_.first_row + place_.row) * place_.row_bytes);
+    place_.down_bytes = static_cast<uintptr_t>(place_.down * row_bytes());
+    place_.address = data + static_cast<uintptr_t>(place_.offset * size +
+                                                   (place_.first_row + place_.row) * row_bytes());
     if constexpr (Source::kSkewed) find_whole_rows();
     if constexpr (Source::kMapped) find_maps();
   }
@@ -218,22 +229,23 @@ class ColumnsPiece {
 
   HOOKSTATS_DEVICE Values read(uint32_t row) const {
     if constexpr (Source::kSkewed) {
-      const int64_t ahead = (int64_t{row} - place_.row) * place_.row_bytes;
+      const int64_t ahead = (int64_t{row} - place_.row) * row_bytes();
       const uintptr_t at = place_.address + static_cast<uintptr_t>(ahead);
       return Source::read_some_channels(at, row < place_.rows ? place_.exist : 0, is_inside(at));
     }
     const int64_t index = place_.first_row + row;
-    int64_t offset = place_.offset + index * place_.row_stride;
+    int64_t offset = place_.offset + index * row_stride();
     if constexpr (!Source::kVectors) {
       if (item_.outer_dims > 1) offset += offset_of_many(outer_, item_.outer_dims, index);
     }
-    return Source::read_channels(common_, item_.data, offset, place_.stride,
+    return Source::read_channels(common_, item_.data, offset,
+                                 channel_step() * (Source::kVectors ? 1 : across()),
                                  has_row(row) ? place_.exist : 0);
   }
 
   // Of the first of this thread's rows in the tile from row `first` on.
   HOOKSTATS_DEVICE uintptr_t row_address(uint32_t first) const {
-    return place_.address + uint64_t{first} * static_cast<uint64_t>(place_.row_bytes);
+    return place_.address + uint64_t{first} * static_cast<uint64_t>(row_bytes());
   }
 
   // The rows of this thread in a tile, from an address on; whole vectors of rows that exist.
@@ -268,7 +280,7 @@ class ColumnsPiece {
 
   // Of element i of the thread, in a row of samples.
   HOOKSTATS_DEVICE int sampled_place(int i) const {
-    return kApart ? static_cast<int>(owned(i)) : i * place_.across + place_.column;
+    return kApart ? static_cast<int>(owned(i)) : i * across() + place_.column;
   }
 
   // In a row of samples, the `sample`-th that the shift of the thread's element i is made of: that
@@ -300,7 +312,7 @@ class ColumnsPiece {
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) {
         if (!kApart || exists(c)) {
-          samples[place_.row * place_.width + sampled_place(c)] = tree_mean(rows[c]);
+          samples[place_.row * width() + sampled_place(c)] = tree_mean(rows[c]);
         }
       }
     }
@@ -311,8 +323,7 @@ class ColumnsPiece {
       if (kApart && !exists(c)) continue;
       Real all[kSampled];
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kSampled; ++i)
-        all[i] = samples[place_for(c, i) + i % sampled * place_.width];
+      for (int i = 0; i < kSampled; ++i) all[i] = samples[place_for(c, i) + i % sampled * width()];
       const Real mean = tree_mean(all);
       if (is_finite(mean)) shift[c] = mean;
     }

@@ -19,7 +19,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   using Piece::common_, Piece::item_, Piece::place_, Piece::scale_;
   using Piece::exists, Piece::channel, Piece::counter, Piece::kept_until, Piece::keeps_tile;
   using Piece::kRows;
-  using Piece::read, Piece::read_whole, Piece::read_tile, Piece::widen_all;
+  using Piece::outer_, Piece::read, Piece::read_whole, Piece::read_tile, Piece::widen_all;
   using typename Piece::Real;
   using typename Piece::Values;
   using Tile = Real[kRows * kOwned];
@@ -29,11 +29,12 @@ class ColumnsSum : protected ColumnsPiece<Source> {
       : Piece(common, item, outer, place),
         tensor_(tensor),
         channels_(channels),
-        counts_(kCounts && (tensor.on() || channels.on())) {}
+        counts_(kCounts && (tensor.on() || channels.on())),
+        quickly_(Source::kVectors && tensor.way != Way::kAny && channels.way != Way::kAny) {}
 
   // Sums this thread's rows, kAdditions at a time: as if all their values were finite, and if some
   // were not, once more, and the rows after them once, until all are finite.
-  HOOKSTATS_DEVICE void sum(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned]) {
+  HOOKSTATS_DEVICE void sum(Totals<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned]) {
     constexpr bool kTiles = Source::kVectors && !kHigher;
     if constexpr (kTiles) {
       keep_in_memory(sums);
@@ -68,8 +69,8 @@ class ColumnsSum : protected ColumnsPiece<Source> {
       }
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) {
-        tiles[c].spill();
-        sums[c].add(tiles[c]);
+        sums[c].add_sums(tiles[c]);
+        sums[c].add_others(tiles[c]);
       }
     }
     if constexpr (kCounts && Source::kSkewed) take_back_zeros();
@@ -115,9 +116,9 @@ class ColumnsSum : protected ColumnsPiece<Source> {
 
   // Sums whole tiles from row `first` on, to which it adds them, up to row `end`, as if all values
   // were finite, and counts them; false, with nothing summed, if some value is not.
-  HOOKSTATS_DEVICE bool add_finite(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
-                                   const int32_t (&counters)[kOwned], uint32_t& first,
-                                   uint32_t end) const {
+  HOOKSTATS_DEVICE bool add_finite(Totals<Real, kHigher> (&sums)[kOwned],
+                                   const Real (&shift)[kOwned], const int32_t (&counters)[kOwned],
+                                   uint32_t& first, uint32_t end) const {
     constexpr int kWords = sizeof(Values) / sizeof(uint32_t);
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     TileSums tiles[kOwned];
@@ -137,12 +138,14 @@ class ColumnsSum : protected ColumnsPiece<Source> {
       Source::scale_in_place(scale_, values);
       Source::widen_tile(scale_, values, x, zeros);
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows * kWords; ++i) {
-        extremes.add(i % kWords, values[i / kWords].words[i % kWords]);
+      for (int w = 0; w < kRows * kWords; ++w) {
+        extremes.add(w % kWords, values[w / kWords].words[w % kWords]);
       }
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kRows * kOwned; ++i) tiles[i % kOwned].add(x[i], shift[i % kOwned]);
-      if (kCounts && counts_) count_tile(x, are_finite(tiles), counters);
+      for (int e = 0; e < kRows * kOwned; ++e) tiles[e % kOwned].add(x[e], shift[e % kOwned]);
+      if (kCounts && counts_) {
+        count_tile(x, are_finite(tiles), counters, first + step * static_cast<uint32_t>(i));
+      }
     }
     first += step * static_cast<uint32_t>(all);
     if (!are_finite(tiles)) return false;
@@ -178,7 +181,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
       HOOKSTATS_UNROLL
       for (int i = 0; i < kRows * kOwned; ++i) sums[i % kOwned].add_infinity(x[i]);
     }
-    if (kCounts && counts) count_tile(x, kHigher && all_finite, counters);
+    if (kCounts && counts) count_tile(x, kHigher && all_finite, counters, first);
     return all_finite;
   }
 
@@ -189,21 +192,61 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     return finite;
   }
 
-  HOOKSTATS_DEVICE void count_tile(const Tile& tile, bool finite,
-                                   const int32_t (&counters)[kOwned]) const {
-    if (tensor_.on()) {
-      const int32_t copy[] = {lane() & (tensor_.pitch - 1)};
-      count<true>(tensor_, tile, finite, item_.repeat, copy,
-                  [&](int) { return item_.tensor_counts; });
-    }
-    if (channels_.on()) {
-      count<false>(channels_, tile, finite, item_.repeat, counters, [&](int c) {
-        return item_.channel_counts + channel(c) * channels_.bins.slots();
-      });
+  // Counts a tile from row `first` on, of which all values may be known to be `finite`.
+  HOOKSTATS_DEVICE void count_tile(const Tile& tile, bool finite, const int32_t (&counters)[kOwned],
+                                   uint32_t first) const {
+    if constexpr (Source::kVectors) {
+      if (!finite || !quickly_) {
+        count_again(common_, item_, outer_, place_, first, tensor_.on(), channels_.on());
+        return;
+      }
+      if (tensor_.table != nullptr) {
+        const int32_t copy[] = {lane() & (tensor_.pitch - 1)};
+        count_quickly<true, true>(tensor_, tile, copy);
+      }
+      if (channels_.table != nullptr) count_quickly<true, false>(channels_, tile, counters);
+    } else {
+      if (tensor_.on()) count_of_tensor(tensor_, tile);
+      if (channels_.on()) count_of_channels(channels_, tile);
     }
   }
 
-  bool counts_;
+  // Any number of rows of the thread, in the tensor's histogram or in those of its channels.
+  template <int N>
+  HOOKSTATS_DEVICE void count_of_tensor(const Histogram& h, const Real (&x)[N]) const {
+    const int32_t copy[] = {lane() & (h.pitch - 1)};
+    count_any(h, x, item_.repeat, copy, [&](int) { return item_.tensor_counts; });
+  }
+  template <int N>
+  HOOKSTATS_DEVICE void count_of_channels(const Histogram& h, const Real (&x)[N]) const {
+    int32_t counters[kOwned];
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) counters[c] = counter(c);
+    count_any(h, x, item_.repeat, counters,
+              [&](int c) { return item_.channel_counts + channel(c) * h.bins.slots(); });
+  }
+
+  // Counts the finite values of a tile, by any histograms, from what it reads once more. Out of
+  // line, as it is rare, and takes registers that the loops have no room for.
+  static HOOKSTATS_OUT_OF_LINE void count_again(const Common& common, const Item& item,
+                                                const Dim* outer, Place& place, uint32_t first,
+                                                bool of_tensor, bool of_channels) {
+    const ColumnsSum sum(common, item, outer, {}, {}, place);
+    const Histogram* const h = block_histograms(common);
+    Values values[kRows], row[1];
+    sum.read_tile(first, values);
+    Source::scale_in_place(sum.scale_, values);
+    HOOKSTATS_NO_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      Real x[kOwned];
+      move_up(values, row);
+      sum.widen_all(row[0], x);
+      if (of_tensor) sum.count_of_tensor(h[0], x);
+      if (of_channels) sum.count_of_channels(h[1], x);
+    }
+  }
+
+  bool counts_, quickly_;
 };
 
 }  // namespace hookstats::cuda

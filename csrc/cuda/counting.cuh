@@ -26,6 +26,14 @@ struct Histogram {
   HOOKSTATS_DEVICE bool patterns() const { return way == Way::kPatterns; }
 };
 
+// Those of a block, in its shared memory: the tensor's and the channels'. Loops have copies, as far
+// as they use them.
+HOOKSTATS_DEVICE Histogram* block_histograms(const Common& common) {
+  return reinterpret_cast<Histogram*>(shared_memory() + common.shared.histograms);
+}
+
+static_assert(2 * sizeof(Histogram) <= kHistogramBytes);
+
 HOOKSTATS_DEVICE Way way_of(const Bins& bins, bool has_table, bool patterns) {
   if (bins.kind == BinKind::kNone) return Way::kNone;
   if (!has_table) return Way::kAny;
@@ -194,67 +202,33 @@ HOOKSTATS_DEVICE void count_quickly(const Histogram& h, const float (&x)[N],
   }
 }
 
-// N values that are counted out of line: value i in counter `offsets[i % M]` of its slot, or
-// without a table in a state.
-template <class Real, int N, int M>
-struct Counted {
-  Histogram h;
-  int64_t repeat;
-  Real x[N];
-  int32_t offsets[M];
-  int64_t* states[M];
-};
-
-// Counts the finite ones, by any histogram. Out of line and from memory, as it is rare, and takes
-// registers that the loops around it have no room for.
-template <class Real, int N, int M>
-HOOKSTATS_OUT_OF_LINE void count_any(const Counted<Real, N, M>& given) {
+// Counts the finite ones of N values, by any histogram. Value i goes to counter `offsets[i % M]` of
+// its slot, or without a table to `state(i % M)`.
+template <class Real, int N, int M, class State>
+HOOKSTATS_DEVICE void count_any(const Histogram& h, const Real (&x)[N], int64_t repeat,
+                                const int32_t (&offsets)[M], State&& state) {
+  if constexpr (sizeof(Real) == sizeof(float)) {
+    if (h.way != Way::kAny) return count_quickly<false, true>(h, x, offsets);
+  }
   constexpr int kTogether = N < kOwned ? N : kOwned;
-  const Histogram& h = given.h;
+  Real rest[N], some[kTogether];
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < N; ++i) rest[i] = x[i];
   HOOKSTATS_NO_UNROLL
   for (int first = 0; first < N; first += kTogether) {
-    if constexpr (sizeof(Real) == sizeof(float)) {
-      if (h.way != Way::kAny) {
-        Real some[kTogether];
-        HOOKSTATS_UNROLL
-        for (int i = 0; i < kTogether; ++i) some[i] = given.x[first + i];
-        count_quickly<false, true>(h, some, given.offsets);
-        continue;
-      }
-    }
+    move_up(rest, some);
     HOOKSTATS_NO_UNROLL
     for (int i = 0; i < kTogether; ++i) {
-      const Real value = given.x[first + i];
+      const Real value = pick(some, i);
       if (!is_finite(value)) continue;
       const int64_t at = slot_of_any(h.bins, h.table == nullptr, value);
       if (h.table != nullptr) {
-        add_shared(h.table + at * h.pitch + given.offsets[i % M], 1);
+        add_shared(h.table + at * h.pitch + pick(offsets, i % M), 1);
       } else {
-        add_global(given.states[i % M] + at, given.repeat);
+        add_global(state(i % M) + at, repeat);
       }
     }
   }
-}
-
-// Counts the finite ones of N values, all of which may be known to be `finite`. Value i goes to
-// counter `offsets[i % M]` of its slot, or without a table to `state(i % M)`.
-template <bool kTensor, class Real, int N, int M, class State>
-HOOKSTATS_DEVICE void count(const Histogram& h, const Real (&x)[N], bool finite, int64_t repeat,
-                            const int32_t (&offsets)[M], State&& state) {
-  if constexpr (sizeof(Real) == sizeof(float)) {
-    if (finite && h.way != Way::kAny) return count_quickly<true, kTensor>(h, x, offsets);
-  }
-  Counted<Real, N, M> given;
-  given.h = h;
-  given.repeat = repeat;
-  HOOKSTATS_UNROLL
-  for (int i = 0; i < N; ++i) given.x[i] = x[i];
-  HOOKSTATS_UNROLL
-  for (int i = 0; i < M; ++i) {
-    given.offsets[i] = offsets[i];
-    given.states[i] = state(i);
-  }
-  count_any(given);
 }
 
 // Counts a finite value `n` times less, where this thread has counted it.
@@ -306,6 +280,13 @@ HOOKSTATS_DEVICE void add_patterns(const Histogram& h, int64_t* state, int64_t r
   if (thread_index() == 0 && h.unread[1] != 0) {
     add_global(state + h.bins.magnitudes + 1, int64_t{h.unread[1]} * repeat);
   }
+}
+
+// Adds the table of the tensor's histogram to its state; all threads of the block call it.
+HOOKSTATS_DEVICE void add_tensor_table(const Histogram& h, const Item& item) {
+  if (h.patterns()) return add_patterns(h, item.tensor_counts, item.repeat);
+  add_table(h.table, h.bins.slots(), h.pitch, item.tensor_counts, item.repeat, thread_index(),
+            block_threads());
 }
 
 }  // namespace hookstats::cuda

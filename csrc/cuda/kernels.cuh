@@ -54,6 +54,11 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
     tensor_sample = sample_of(common, item, kTensorEvery);
     channel_sample = sample_of(common, item, kChannelEvery);
     clear(counters, shared.counters_size);
+    if (thread_index() == 0) {
+      Histogram* const of_block = block_histograms(common);
+      of_block[0] = tensor;
+      of_block[1] = channels;
+    }
     sync_block();
   }
   typename Agent::Place place;
@@ -62,16 +67,12 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   agent.run(block_index() - item.first_block, shared_at<typename Agent::Seen>(shared.scratch));
   if constexpr (kCounts) {
     const Chosen<typename Agent::From> chosen(common, item, table.placed);
-    chosen.count_tensor(tensor, tensor_sample);
-    chosen.count_channels(channels, channel_sample);
-  }
-  if (!kCounts || tensor.table == nullptr) return;
-  sync_block();
-  if (tensor.patterns()) {
-    add_patterns(tensor, item.tensor_counts, item.repeat);
-  } else {
-    add_table(tensor.table, tensor.bins.slots(), tensor.pitch, item.tensor_counts, item.repeat,
-              thread_index(), block_threads());
+    const Histogram* const of_block = block_histograms(common);
+    chosen.count_tensor(of_block[0], tensor_sample);
+    chosen.count_channels(of_block[1], channel_sample);
+    if (of_block[0].table == nullptr) return;
+    sync_block();
+    add_tensor_table(of_block[0], item);
   }
 }
 

@@ -95,7 +95,7 @@ inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vect
                           int64_t channel_counters, int64_t scratch = kBlock) {
   constexpr int64_t kBytes = sizeof(uint32_t);
   const int64_t room = static_cast<int64_t>(device.shared_bytes) -
-                       scratch * static_cast<int64_t>(channel_bytes(p.higher));
+                       scratch * static_cast<int64_t>(channel_bytes(p.higher)) - kHistogramBytes;
   Shared shared;
   int64_t edges = 0, counters = 4;
   const auto add = [&](const Bins& bins, int64_t more, int32_t& edges_at, int32_t& table_at) {
@@ -122,7 +122,8 @@ inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vect
   shared.counters_size = static_cast<int32_t>(counters);
   if (shared.channel_table >= 0) shared.channel_table += shared.counters;
   if (shared.tensor_table >= 0) shared.tensor_table += shared.counters;
-  shared.scratch = static_cast<int32_t>(ceil_div((edges + counters) * kBytes, 16) * 16);
+  shared.histograms = static_cast<int32_t>(ceil_div((edges + counters) * kBytes, 16) * 16);
+  shared.scratch = shared.histograms + static_cast<int32_t>(kHistogramBytes);
   return shared;
 }
 

@@ -95,6 +95,7 @@ struct PlanPolicy {
 };
 
 constexpr int64_t kLeastMapBytes = 256;           // of a row that a block of maps reads
+constexpr int64_t kHistogramBytes = 256;          // of both histograms, as a block sees them
 constexpr int64_t kMostPatterns = 8192;           // 32 KB: up to 4 subdivision bits
 constexpr int kMostWarpTables = 65536;            // bytes of the tables of all warps of a block
 constexpr int64_t kMostPiece = int64_t{1} << 26;  // slots: what 32-bit counters and indices take

@@ -98,9 +98,12 @@ uint32_t greatest_word(uint32_t a, uint32_t b) {
   return extreme_word<T>(a, b, true);
 }
 template <class T>
-uint32_t zero_mask(uint32_t word) {
-  if constexpr (sizeof(T) == 4) return float_from_bits(word) == 0 ? ~0u : 0;
-  return ((word & 0x7fffu) == 0 ? 0xffffu : 0) | ((word & 0x7fff0000u) == 0 ? 0xffff0000u : 0);
+auto zeros_of(uint32_t word) {
+  if constexpr (sizeof(T) == 4) {
+    return float_from_bits(word) == 0 ? 1.0f : 0.0f;
+  } else {
+    return ((word & 0x7fffu) == 0 ? 0xffffu : 0) | ((word & 0x7fff0000u) == 0 ? 0xffff0000u : 0);
+  }
 }
 
 }  // namespace hookstats::cuda
@@ -161,7 +164,8 @@ HOOKSTATS_DEVICE uint32_t shared_place(const void* address) {
 HOOKSTATS_DEVICE void add_at(uint32_t place, uint32_t n) {
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(place), "r"(n) : "memory");
 }
-// What no thread writes while others may load it: the compiler may move this.
+// What no thread writes while others may load it: the compiler may move this, but not to before
+// where the place was hidden.
 HOOKSTATS_DEVICE float load_at(uint32_t place) {
   float x;
   asm("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(place));
@@ -205,8 +209,9 @@ HOOKSTATS_DEVICE T load_fresh(const T* address) {
   return __ldcg(address);
 }
 
-// Hides from the compiler what a value is made of.
-HOOKSTATS_DEVICE void hide(uint32_t& value) { asm("" : "+r"(value)); }
+// Hides from the compiler what a value is made of. Volatile, so that what takes the value stays
+// behind the barriers that are before this.
+HOOKSTATS_DEVICE void hide(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
 // Has the compiler keep a value in memory, from where registers would be short in a loop that has
 // no use for it: it would rather move there what the loop uses.
@@ -309,16 +314,19 @@ HOOKSTATS_DEVICE uint32_t greatest_word(uint32_t a, uint32_t b) {
   return extreme_word<T>(a, b, true);
 }
 
-// All bits of those elements of a word that are zero. Both formats of 16 bits have the same zeros.
+// Of a word of fp32, 1 if it is zero: in C++, a comparison and a select. Of two elements, all bits
+// of those that are zero; both formats of 16 bits have the same zeros.
 template <class T>
-HOOKSTATS_DEVICE uint32_t zero_mask(uint32_t word) {
-  uint32_t mask;
+HOOKSTATS_DEVICE auto zeros_of(uint32_t word) {
   if constexpr (sizeof(T) == 4) {
-    asm("set.eq.u32.f32 %0, %1, 0f00000000;" : "=r"(mask) : "f"(float_from_bits(word)));
+    float one;
+    asm("set.eq.f32.f32 %0, %1, 0f00000000;" : "=f"(one) : "f"(float_from_bits(word)));
+    return one;
   } else {
+    uint32_t mask;
     asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(word), "r"(0));
+    return mask;
   }
-  return mask;
 }
 
 }  // namespace hookstats::cuda

@@ -192,19 +192,23 @@ struct Vectors {
   // How many zeros there are, of each element of `kWords` words side by side: fewer than 65536.
   template <int kWords>
   struct Zeros {
-    uint32_t masks[kWords] = {};  // sums of all bits of the zeros
+    // Of words of two elements, sums of all bits of the zeros; of fp32 numbers, for which additions
+    // are the cheaper ones.
+    using Sum = std::conditional_t<sizeof(T) == 4, float, uint32_t>;
+    Sum sums[kWords] = {};
 
+    HOOKSTATS_DEVICE void add(int i, uint32_t word) { sums[i] += zeros_of<T>(word); }
     // Of element `i` of the words.
     HOOKSTATS_DEVICE uint32_t of(int i) const {
-      if constexpr (sizeof(T) == 4) return 0 - masks[i];
-      const uint32_t sum = masks[i / 2], first = (0 - sum) & 0xffffu;
+      if constexpr (sizeof(T) == 4) return static_cast<uint32_t>(sums[i]);
+      const uint32_t sum = static_cast<uint32_t>(sums[i / 2]), first = (0 - sum) & 0xffffu;
       return i % 2 == 0 ? first : (first - ((sum + first) >> 16)) & 0xffffu;
     }
     // Of all elements of one word.
     HOOKSTATS_DEVICE uint32_t all() const {
       static_assert(kWords == 1);
-      const uint32_t zeros = 0 - masks[0];
-      if constexpr (sizeof(T) == 4) return zeros;
+      if constexpr (sizeof(T) == 4) return of(0);
+      const uint32_t zeros = 0 - static_cast<uint32_t>(sums[0]);
       return (2 * zeros + (zeros >> 16)) & 0xffffu;
     }
   };
@@ -261,15 +265,17 @@ struct Vectors {
     if (sizeof(T) == 4 || !scale.scales) {
       HOOKSTATS_UNROLL
       for (int i = 0; i < M * kOfOne; ++i) {
-        zeros.masks[i % kWords] += zero_mask<T>(values[i / kOfOne].words[i % kOfOne]);
+        zeros.add(i % kWords, values[i / kOfOne].words[i % kOfOne]);
       }
       return;
     }
-    scale_all(scale, x);
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < M * N; ++i) {
-      const uint32_t bits = i % 2 == 0 ? 0xffffu : 0xffff0000u;
-      zeros.masks[i / kElementsAWord % kWords] += x[i] == 0 ? bits : 0;
+    if constexpr (sizeof(T) < 4) {
+      scale_all(scale, x);
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < M * N; ++i) {
+        const uint32_t bits = i % 2 == 0 ? 0xffffu : 0xffff0000u;
+        zeros.sums[i / kElementsAWord % kWords] += x[i] == 0 ? bits : 0;
+      }
     }
   }
 

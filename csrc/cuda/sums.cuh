@@ -55,17 +55,17 @@ HOOKSTATS_DEVICE bool is_finite(Real x) {
 }
 
 // The sums of third and fourth powers, where they are asked for.
+template <class Real, bool kHigher>
+struct HigherSums {};
+template <class Real>
+struct HigherSums<Real, true> {
+  Real s3 = 0, s4 = 0;
+};
 template <bool kHigher>
 struct HigherWideSums {};
 template <>
 struct HigherWideSums<true> {
   double wide_s3 = 0, wide_s4 = 0;
-};
-template <class Real, bool kHigher>
-struct HigherSums {};
-template <class Real>
-struct HigherSums<Real, true> : HigherWideSums<true> {
-  Real s3 = 0, s4 = 0;
 };
 
 // Sums of a few values, all of which are finite if the sum of squares is: half the instructions of
@@ -83,16 +83,33 @@ struct TileSums {
   HOOKSTATS_DEVICE bool finite() const { return s2 < kInfinity<float>; }
 };
 
-// Sums in Real since the last spill, in fp64 before it.
-template <class Real, bool kHigher>
-struct Sums : HigherSums<Real, kHigher> {
-  Real s1 = 0, s2 = 0, l1 = 0;  // of x - shift, its square, |x|
+// What is no sum: the least and greatest finite values, and how many are infinite.
+template <class Real>
+struct Others {
   Real least = kInfinity<Real>, greatest = -kInfinity<Real>;
-  Real finite = 0, zero = 0;  // counted in Real, whose additions are the cheaper ones
-  uint32_t wide_finite = 0, wide_zero = 0, posinf = 0, neginf = 0;
-  double wide_s1 = 0, wide_s2 = 0, wide_l1 = 0;
+  uint32_t posinf = 0, neginf = 0;
+
+  HOOKSTATS_DEVICE void add_infinity(Real x) {
+    posinf += x == kInfinity<Real>;
+    neginf += x == -kInfinity<Real>;
+  }
+  HOOKSTATS_DEVICE void add_others(const Others& other) {
+    least = std::fmin(least, other.least);
+    greatest = std::fmax(greatest, other.greatest);
+    posinf += other.posinf;
+    neginf += other.neginf;
+  }
+};
+
+// Sums in Real of at most kAdditions values, of which those that are not finite take no part.
+template <class Real, bool kHigher>
+struct Sums : Others<Real>, HigherSums<Real, kHigher> {
+  Real s1 = 0, s2 = 0, l1 = 0;  // of x - shift, its square, |x|
+  Real finite = 0, zero = 0;    // counted in Real, whose additions are the cheaper ones
 
   HOOKSTATS_DEVICE void add(Real x, Real shift) {
+    Real& least = this->least;
+    Real& greatest = this->greatest;
     if constexpr (sizeof(Real) == sizeof(float) && kHigher) {
       add_powers_if_finite(x, shift, s1, s2, this->s3, this->s4, l1, least, greatest, finite);
     } else if constexpr (sizeof(Real) == sizeof(float)) {
@@ -112,6 +129,13 @@ struct Sums : HigherSums<Real, kHigher> {
     }
     zero += x == 0 ? Real{1} : Real{0};
   }
+};
+
+// Sums of all of a thread's values, in fp64.
+template <class Real, bool kHigher>
+struct Totals : Others<Real>, HigherWideSums<kHigher> {
+  double wide_s1 = 0, wide_s2 = 0, wide_l1 = 0;
+  uint32_t wide_finite = 0, wide_zero = 0;
 
   // Adds the sums of `count` finite values, about the same shift.
   HOOKSTATS_DEVICE void add(const TileSums& tile, uint32_t zeros, int count) {
@@ -122,12 +146,21 @@ struct Sums : HigherSums<Real, kHigher> {
     wide_zero += zeros;
   }
 
-  // Adds sums that are spilled, about the same shift.
-  HOOKSTATS_DEVICE void add(const Sums& other) {
-    add_wide(other);
-    add_others(other);
+  // Adds sums about the same shift, but for what is no sum.
+  HOOKSTATS_DEVICE void add_sums(const Sums<Real, kHigher>& sums) {
+    wide_s1 += static_cast<double>(sums.s1);
+    wide_s2 += static_cast<double>(sums.s2);
+    wide_l1 += static_cast<double>(sums.l1);
+    wide_finite += static_cast<uint32_t>(sums.finite);
+    wide_zero += static_cast<uint32_t>(sums.zero);
+    if constexpr (kHigher) {
+      this->wide_s3 += static_cast<double>(sums.s3);
+      this->wide_s4 += static_cast<double>(sums.s4);
+    }
   }
-  HOOKSTATS_DEVICE void add_wide(const Sums& other) {
+
+  // Adds totals about the same shift.
+  HOOKSTATS_DEVICE void add(const Totals& other) {
     wide_s1 += other.wide_s1;
     wide_s2 += other.wide_s2;
     wide_l1 += other.wide_l1;
@@ -137,31 +170,7 @@ struct Sums : HigherSums<Real, kHigher> {
     }
     wide_finite += other.wide_finite;
     wide_zero += other.wide_zero;
-  }
-  HOOKSTATS_DEVICE void add_others(const Sums& other) {
-    least = std::fmin(least, other.least);
-    greatest = std::fmax(greatest, other.greatest);
-    posinf += other.posinf;
-    neginf += other.neginf;
-  }
-
-  HOOKSTATS_DEVICE void add_infinity(Real x) {
-    posinf += x == kInfinity<Real>;
-    neginf += x == -kInfinity<Real>;
-  }
-
-  HOOKSTATS_DEVICE void spill() {
-    wide_s1 += static_cast<double>(s1);
-    wide_s2 += static_cast<double>(s2);
-    wide_l1 += static_cast<double>(l1);
-    wide_finite += static_cast<uint32_t>(finite);
-    wide_zero += static_cast<uint32_t>(zero);
-    s1 = s2 = l1 = finite = zero = 0;
-    if constexpr (kHigher) {
-      this->wide_s3 += static_cast<double>(this->s3);
-      this->wide_s4 += static_cast<double>(this->s4);
-      this->s3 = this->s4 = 0;
-    }
+    this->add_others(other);
   }
 
   // Every lane gets the sums of all lanes of its warp, which have one shift.
@@ -175,12 +184,12 @@ struct Sums : HigherSums<Real, kHigher> {
         this->wide_s3 += shuffle_xor(this->wide_s3, mask);
         this->wide_s4 += shuffle_xor(this->wide_s4, mask);
       }
-      least = std::fmin(least, shuffle_xor(least, mask));
-      greatest = std::fmax(greatest, shuffle_xor(greatest, mask));
+      this->least = std::fmin(this->least, shuffle_xor(this->least, mask));
+      this->greatest = std::fmax(this->greatest, shuffle_xor(this->greatest, mask));
       wide_finite += shuffle_xor(wide_finite, mask);
       wide_zero += shuffle_xor(wide_zero, mask);
-      posinf += shuffle_xor(posinf, mask);
-      neginf += shuffle_xor(neginf, mask);
+      this->posinf += shuffle_xor(this->posinf, mask);
+      this->neginf += shuffle_xor(this->neginf, mask);
     }
   }
 
@@ -189,7 +198,7 @@ struct Sums : HigherSums<Real, kHigher> {
     constexpr bool kSingle = sizeof(Real) == sizeof(float);
     if (wide_finite == 0) return true;
     if (!(wide_s2 < kInfinity<double>) || !(wide_l1 < kInfinity<double>)) return false;
-    if (wide_s2 == 0.0 && least == greatest) return true;  // constant
+    if (wide_s2 == 0.0 && this->least == this->greatest) return true;  // constant
     const double n = static_cast<double>(wide_finite);
     // Squares below the normal range of fp32 lose digits.
     if (kSingle && wide_s2 < n * 1e-30) return false;
@@ -213,8 +222,8 @@ struct Sums : HigherSums<Real, kHigher> {
   HOOKSTATS_DEVICE ChannelOf<kHigher> channel(double shift) const {
     ChannelOf<kHigher> c;
     c.count = wide_finite;
-    c.posinf = posinf;
-    c.neginf = neginf;
+    c.posinf = this->posinf;
+    c.neginf = this->neginf;
     if (wide_finite == 0) return c;
     c.zero = wide_zero;
     const double ahead = wide_s1 / static_cast<double>(wide_finite);
@@ -222,8 +231,8 @@ struct Sums : HigherSums<Real, kHigher> {
     c.m2 = wide_s2 - wide_s1 * ahead;
     // Rounding may leave m2 just below zero; fp64 squares that overflowed leave inf - inf.
     if (!(c.m2 > 0.0)) c.m2 = wide_s2 < kInfinity<double> ? 0.0 : wide_s2;
-    c.min = static_cast<double>(least);
-    c.max = static_cast<double>(greatest);
+    c.min = static_cast<double>(this->least);
+    c.max = static_cast<double>(this->greatest);
     c.l1 = wide_l1;
     if constexpr (kHigher) {
       // About the mean, from the powers about the shift, by Horner's rule. A constant keeps zeros.
@@ -275,13 +284,13 @@ struct WideSums : HigherWideSums<kHigher> {
     }
   }
   template <class Real>
-  HOOKSTATS_DEVICE void replace(Sums<Real, kHigher>& sums) const {
-    sums.wide_s1 = s1;
-    sums.wide_s2 = s2;
-    sums.wide_l1 = l1;
+  HOOKSTATS_DEVICE void replace(Totals<Real, kHigher>& totals) const {
+    totals.wide_s1 = s1;
+    totals.wide_s2 = s2;
+    totals.wide_l1 = l1;
     if constexpr (kHigher) {
-      sums.wide_s3 = this->wide_s3;
-      sums.wide_s4 = this->wide_s4;
+      totals.wide_s3 = this->wide_s3;
+      totals.wide_s4 = this->wide_s4;
     }
   }
 };

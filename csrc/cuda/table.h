@@ -76,6 +76,7 @@ struct Shared {
   int32_t tensor_table = -1, channel_table = -1;
   int32_t counters = 0, counters_size = 0;  // both tables, after four that nobody reads
   int32_t tensor_patterns = 0;  // the tensor's table is of patterns (see counting.cuh): how many
+  int32_t histograms = 0;       // two, as a block sees them; see counting.cuh
   int32_t scratch = 0;          // of merges
   int32_t tensor_copies = 1, channel_copies = 1;  // counters of a slot of a run, a power of two
 };

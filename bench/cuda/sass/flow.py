@@ -43,7 +43,8 @@ class Done(NamedTuple):
     sums: int
     """Additions, plain and fused. Of each element four: the difference, its square, two sums.
 
-    The first ones, to zero, are none. Zeros are counted by masks, two elements or more at a time.
+    The first ones, to zero, are none. The zeros of fp32 are a fifth; those of two elements are
+    counted by masks.
     """
 
     @classmethod
@@ -200,7 +201,8 @@ def costs(kernel: Kernel) -> dict[str, Cost]:
     if kernel.flags[0] == "true":
         asked = {"and samples": 0, "and one histogram": elements, "and both": 2 * elements}
     for what, counts in asked.items():
-        done = Done(loads, counts, 2 * elements * size // 4, 4 * (elements - 1))
+        sums = 5 if size == 4 else 4
+        done = Done(loads, counts, 2 * elements * size // 4, sums * (elements - 1))
         ways = [way for loop in reading if (way := flow.shortest(*loop, done)) is not None]
         if ways:
             way = min(ways, key=len)
