@@ -34,7 +34,7 @@ def per_site(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64,
     """
     columns = moment_columns(moments.shape[1])
     count, mean = tallies[:, COUNT].astype(np.float64), moments[:, MEAN]
-    total = np.stack([over_site(np.add, column, offsets, 0) for column in tallies.T], 1)
+    total = over_site(np.add, tallies, offsets, 0)
     rows = np.diff(offsets)
     none = np.flatnonzero(count == 0)
     out = np.empty((len(rows), len(columns)))
