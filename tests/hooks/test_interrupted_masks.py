@@ -90,7 +90,7 @@ def test_an_interrupt_in_an_inner_call_leaves_the_outer_mask(model: Model) -> No
         assert count(w) == 2 * MASK.sum() + OTHER.sum()
 
 
-@pytest.mark.usefixtures("hooks_in")
+@pytest.mark.usefixtures("hooks_in", "no_collections")
 def test_an_interrupt_at_any_line_leaves_no_mask(model: Model) -> None:
     with watch(model, mask="padding", kinds=("output",), rules=()) as w:
         model(batch(), OTHER)
@@ -111,7 +111,7 @@ def test_an_interrupt_at_any_line_leaves_no_mask(model: Model) -> None:
             assert count(w) == 2 * ROWS * TIME, interrupt.where
 
 
-@pytest.mark.usefixtures("hooks_in")
+@pytest.mark.usefixtures("hooks_in", "no_collections")
 def test_an_interrupt_where_a_context_begins_or_ends_leaves_no_mask(model: Model) -> None:
     with watch(model, kinds=("output",), rules=()) as w:
 
