@@ -61,7 +61,8 @@ BENCH ?=
 RESULTS ?= build/bench.json
 BASELINE ?= bench/results/baseline.json
 BENCHMARKS := $(BIN)/python -m pytest bench/$(BENCH)
-PYTEST := $(WAITING) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
+WORKERS := $(JOBS)
+PYTEST = $(WAITING) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 # run_parts(name,stamp,parts): builds and installs first, then runs the parts side by side.
 define run_parts
@@ -136,6 +137,8 @@ build: $(STAMPS)/dev  ## Build the operators and install the package, editable, 
 pytest: $(STAMPS)/test | $(LOGS)
 	$(PYTEST) 2>&1 | tee $(LOGS)/pytest.log
 
+# One more than there are cores: of these tests many wait for disks, ranks and other processes.
+pytest-check: WORKERS := $(shell echo $$(( $(JOBS) + 1 )))
 pytest-check: $(STAMPS)/dev | $(LOGS)
 	$(PYTEST) -m "(check or slow) and not full" --durations=30 --durations-min=5 2>&1 | tee $(LOGS)/pytest-check.log
 
