@@ -381,6 +381,18 @@ def current_trace() -> object:
     return None
 
 
+def traced_operators() -> Iterator[str]:
+    """The names of the higher-order operators in whose bodies dynamo traces on this thread,
+    innermost first (2.13, 2.15; none without dynamo's parts)."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        tracer = InstructionTranslator.current_tx().output.current_tracer
+        while tracer.parent is not None:
+            yield getattr(tracer.source_target, "__name__", "")
+            tracer = tracer.parent
+
+
 def guard_identity(variable: str) -> None:
     """Have the traced function's code serve this object in `variable` alone (all; without
     it: dynamo counts the graphs of like modules as recompilations of one function, up to 8)."""

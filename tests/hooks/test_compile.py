@@ -270,3 +270,13 @@ def test_reduce_overhead() -> None:
     with watch(model) as w:
         torch.compile(model, mode="reduce-overhead")(data()).sum().backward()
         assert w.coverage()["linear", "grad_output"].observed == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_meta_tensors_are_counted_as_skipped(backend: str) -> None:
+    model = Small().to("meta")
+    with watch(model, kinds=("output", "grad_output")) as w:
+        torch.compile(model, fullgraph=True, backend=backend)(data().to("meta"))
+        w.step()
+        rows = [w.coverage()["linear", kind] for kind in ("output", "grad_output")]
+    assert [row.skipped for row in rows] == [{"meta tensor": 1}] * 2
