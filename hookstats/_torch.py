@@ -28,6 +28,7 @@ from torch._C import (
     _get_dispatch_mode,
     _get_tracing_state,
     _has_storage,
+    _is_torch_function_enabled,
     _TorchDispatchModeKey,
 )
 from torch._C._autograd import _get_sequence_nr, _top_saved_tensors_default_hooks
@@ -46,6 +47,12 @@ __all__ = [
 
 # DisableTorchFunction keeps subclasses' __torch_function__ out; maybe_current_level and
 # is_functorch_wrapped_tensor tell of torch.func transforms, FakeTensor of no data (all; required).
+
+
+def torch_function_off() -> int:
+    """1 where DisableTorchFunction is entered on this thread, else 0 (2.13, 2.15; required)."""
+    return int(not _is_torch_function_enabled())
+
 
 DisableTorchDispatch = _DisableTorchDispatch
 """Context: neither modes nor subclasses see the operators that are called (all; required)."""

@@ -6,6 +6,7 @@ watch different sites.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 import torch
@@ -24,8 +25,10 @@ from hookstats._torch import (
     jit_tracing_state,
     local_shard,
     maybe_current_level,
+    torch_function_off,
     wait_for,
 )
+from hookstats.arena.lock import IS_NEEDED, Whole
 from hookstats.kernels.backends import backend_of
 from hookstats.records import reasons
 
@@ -96,13 +99,23 @@ def detour() -> str | None:
     return reasons.SHAPE_INFERENCE if infers_shapes() else None
 
 
+def _without_torch_function() -> AbstractContextManager[object]:
+    return Whole(DisableTorchFunction(), torch_function_off)
+
+
+without_torch_function: Callable[[], AbstractContextManager[object]] = (
+    _without_torch_function if IS_NEEDED else DisableTorchFunction
+)
+"""Context in which no __torch_function__ is called on this thread."""
+
+
 def own_dispatch() -> AbstractContextManager[object]:
     """Context of what hooks do with tensors: no __torch_function__ of the user's sees it, and it
     computes values where a FakeTensorMode is on, too."""
     if not is_faking():
-        return DisableTorchFunction()
+        return without_torch_function()
     context = ExitStack()
-    context.enter_context(DisableTorchFunction())
+    context.enter_context(without_torch_function())
     context.enter_context(DisableTorchDispatch())
     return context
 
