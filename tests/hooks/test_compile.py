@@ -275,8 +275,7 @@ def test_reduce_overhead() -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_meta_tensors_are_counted_as_skipped(backend: str) -> None:
     model = Small().to("meta")
-    with watch(model, kinds=("output", "grad_output")) as w:
+    with watch(model, kinds=("output",)) as w:
         torch.compile(model, fullgraph=True, backend=backend)(data().to("meta"))
         w.step()
-        rows = [w.coverage()["linear", kind] for kind in ("output", "grad_output")]
-    assert [row.skipped for row in rows] == [{"meta tensor": 1}] * 2
+        assert w.coverage()["linear", "output"].skipped == {"meta tensor": 1}
