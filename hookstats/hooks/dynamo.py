@@ -51,8 +51,9 @@ def look_at_tracer() -> None:
     traced = _torch.current_translation()
     if traced is None:
         return
-    _scopes[id(traced.scope)] = traced.scope
-    for name, value in traced.variables.items():
+    scope, variables = traced
+    _scopes[id(scope)] = scope
+    for name, value in variables.items():
         if isinstance(value, nn.Module):
             _torch.guard_identity(name)
 

@@ -22,10 +22,10 @@ from hookstats._torch import (
     is_forward_mode,
     is_pending,
     is_plain,
+    is_torch_function_enabled,
     jit_tracing_state,
     local_shard,
     maybe_current_level,
-    torch_function_off,
     wait_for,
 )
 from hookstats.arena.lock import IS_NEEDED, Whole
@@ -100,7 +100,7 @@ def detour() -> str | None:
 
 
 def _without_torch_function() -> AbstractContextManager[object]:
-    return Whole(DisableTorchFunction(), torch_function_off)
+    return Whole(DisableTorchFunction(), lambda: not is_torch_function_enabled())
 
 
 without_torch_function: Callable[[], AbstractContextManager[object]] = (
@@ -115,7 +115,7 @@ def own_dispatch() -> AbstractContextManager[object]:
     if not is_faking():
         return without_torch_function()
     context = ExitStack()
-    context.enter_context(without_torch_function())
+    context.enter_context(DisableTorchFunction())
     context.enter_context(DisableTorchDispatch())
     return context
 

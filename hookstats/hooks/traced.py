@@ -170,12 +170,8 @@ _keys = itertools.count()
 _traced_hooks: WeakValueDictionary[str, TracedHook] = WeakValueDictionary()
 
 
-_PURE = frozenset(
-    {
-        *("cond", "switch", "while_loop", "while_loop_stack_output"),
-        *("scan", "associative_scan", "map_impl", "invoke_subgraph", "local_map_hop"),
-    }
-)
+_PURE = {"cond", "switch", "while_loop", "while_loop_stack_output", "scan", "associative_scan"}
+_PURE |= {"map_impl", "invoke_subgraph", "local_map_hop"}
 """The operators whose bodies may not fold anything into states outside of them."""
 
 
@@ -185,9 +181,8 @@ def hookstats_leaves_out() -> bool:
     may change nothing outside."""
     _allow_in_graph()  # here, since a trace runs this function first
     # Dynamo itself takes is_exporting() for True before torch 2.12, whatever it traces for.
-    if is_exporting() or maybe_current_level() is not None:
-        return True
-    return not _PURE.isdisjoint(traced_operators())
+    transformed = is_exporting() or maybe_current_level() is not None
+    return transformed or not _PURE.isdisjoint(traced_operators())
 
 
 @_while_tracing

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 import pytest
 from support.interrupts import Alarm
 
-from hookstats._torch import torch_function_off
+from hookstats._torch import is_torch_function_enabled
 from hookstats.arena.arena import Arena
 from hookstats.arena.lock import Whole, lock
 from hookstats.hooks.readable import without_torch_function
@@ -61,7 +61,7 @@ def test_interrupts_leave_torch_functions_on() -> None:
             pass
 
     interrupt(enter)
-    assert torch_function_off() == 0
+    assert is_torch_function_enabled()
 
 
 class Interrupted:
