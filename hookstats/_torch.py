@@ -30,6 +30,7 @@ from torch._C import (
     _has_storage,
     _TorchDispatchModeKey,
 )
+from torch._C import _is_torch_function_enabled as is_torch_function_enabled
 from torch._C._autograd import _get_sequence_nr, _top_saved_tensors_default_hooks
 from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
 from torch._subclasses.fake_tensor import FakeTensor
@@ -41,6 +42,7 @@ __all__ = [
     "DisableTorchFunction",
     "FakeTensor",
     "is_functorch_wrapped_tensor",
+    "is_torch_function_enabled",
     "maybe_current_level",
 ]
 
@@ -345,40 +347,38 @@ def mark_constant(function: Callable[..., object]) -> None:
 
 
 def has_static_value(size: int) -> bool:
-    """Whether a size is the same in every run of the graph that is traced (all; required
-    where dynamo traces)."""
+    """Whether a size is the same in every run of the graph (all; required where dynamo traces)."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return has_static_value(size)
 
 
-class Translation(NamedTuple):
-    """The function that dynamo traces."""
-
-    scope: dict[str, Any]
-    """The globals in which dynamo leaves its results."""
-    variables: Mapping[str, Any]
-    """The arguments, by their names."""
-
-
-def current_translation() -> Translation | None:
-    """What dynamo traces on this thread (all; None without dynamo's parts)."""
+def _output() -> Any:
+    """What dynamo's trace on this thread puts out (all; None without dynamo's parts)."""
     with suppress(ImportError, AttributeError):
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
-        output = InstructionTranslator.current_tx().output
-        return Translation(output.global_scope, output.root_tx.f_locals)
+        return InstructionTranslator.current_tx().output
     return None
+
+
+def current_translation() -> tuple[dict[str, Any], Mapping[str, Any]] | None:
+    """The globals where dynamo leaves results of what it traces here, and the arguments by name."""
+    output = _output()
+    return output and (output.global_scope, output.root_tx.f_locals)
 
 
 def current_trace() -> object:
-    """What stands for the graph that dynamo traces on this thread (all; None without dynamo's
-    parts)."""
-    with suppress(ImportError, AttributeError):
-        from torch._dynamo.symbolic_convert import InstructionTranslator
+    """What stands for the graph that dynamo traces on this thread."""
+    return getattr(_output(), "tracing_context", None)
 
-        return InstructionTranslator.current_tx().output.tracing_context
-    return None
+
+def traced_operators() -> Iterator[str]:
+    """The operators in whose bodies dynamo traces on this thread, innermost first (2.10, 2.15)."""
+    tracer: Any = getattr(_output(), "current_tracer", None)
+    while getattr(tracer, "parent", None) is not None:
+        yield getattr(tracer.source_target, "__name__", "")
+        tracer = tracer.parent
 
 
 def guard_identity(variable: str) -> None:

@@ -37,6 +37,13 @@ class TimedMutex {
     if (--depth_ == 0) held_ += Clock::now() - since_;
     mutex_.unlock();
   }
+  // How often this thread holds the mutex.
+  int depth() {
+    if (!mutex_.try_lock()) return 0;
+    const int depth = depth_;
+    mutex_.unlock();
+    return depth;
+  }
   // The seconds so far; the caller holds the mutex, and the time since then is not included.
   double seconds() const { return std::chrono::duration<double>(held_).count(); }
 

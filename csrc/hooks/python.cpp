@@ -99,6 +99,7 @@ PYBIND11_MODULE(_hooks, m) {
             a.mask = made;
           },
           py::arg("mask"))
+      .def("depth", [](Arena& a) { return a.mutex.depth(); })
       // Python uses an arena as it would use a threading.RLock.
       .def("__enter__", [](Arena& a) { LockWithGil::lock(a); })
       .def("__exit__", [](Arena& a, const py::args&) { a.mutex.unlock(); });

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from hookstats.arena.flag import Flag
 from hookstats.arena.graph_states import GraphSite, GraphState
+from hookstats.arena.lock import lock, whole
 from hookstats.arena.mask import MaskOfCalls
 from hookstats.arena.rows import Counters, offsets_of
 from hookstats.arena.shelf import Shelf
@@ -101,7 +101,7 @@ class Arena:
         if native.hooks is not None:
             self.native = native.hooks.Arena(entries(native.hooks.PARAMS_SIZE))
         self.mask = MaskOfCalls(self.native)
-        self.lock: AbstractContextManager[object] = self.native or threading.RLock()
+        self.lock = lock() if self.native is None else whole(self.native, self.native.depth)
         """Held during a fold, which neither a swap nor another thread may interrupt."""
         self._half: _hooks.Arena | _PythonHalf = self.native or _PythonHalf()
         self._placed: list[_Placed] = []

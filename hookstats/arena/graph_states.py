@@ -36,6 +36,8 @@ class GraphSite:
 
     def counter(self, outcome: str, device: torch.device) -> Tensor:
         """The counter of an outcome, for graphs on `device`."""
+        if device.type == "meta":  # where nothing is counted
+            device = torch.device("cpu")
         key = outcome, device
         if key not in self._counters:
             with torch.inference_mode(False):

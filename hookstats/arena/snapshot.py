@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookstats.arena.flag import Flag
+from hookstats.arena.lock import lock
 from hookstats.arena.rows import Counters, offsets_of
 from hookstats.arena.shelf import Reading, Shelf
 from hookstats.records.merge import joined
@@ -84,7 +84,7 @@ class Snapshot:
         self._small_bytes = small_bytes
         self.is_free = Flag()
         """Whether the buffer is empty and given back."""
-        self._reader = threading.Lock()  # held while the step is read out
+        self._reader = lock()  # held while the step is read out
         self._readings: list[Reading] = []  # by part, once it is to be read
         self._in_graphs: list[Tensor] = []  # of the parts that were read: what `Shelf.take` gave
         self._by_site = calls.first(len(layout.infos), buffer)

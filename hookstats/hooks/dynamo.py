@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from types import CodeType
 from typing import Any
@@ -25,6 +26,9 @@ def break_graphs(function: Callable[..., object], reason: str) -> None:
     run_untraced(function)
 
 
+_KEY = re.compile(r"\.traced\.key == '(\d+)'")
+"""A guard on the key of a hook that is in the graph; see `TracedHook.observe`."""
+
 _scopes: dict[int, dict[str, Any]] = {}
 """By id, the globals in which dynamo left results of our functions."""
 
@@ -47,8 +51,9 @@ def look_at_tracer() -> None:
     traced = _torch.current_translation()
     if traced is None:
         return
-    _scopes[id(traced.scope)] = traced.scope
-    for name, value in traced.variables.items():
+    scope, variables = traced
+    _scopes[id(scope)] = scope
+    for name, value in variables.items():
         if isinstance(value, nn.Module):
             _torch.guard_identity(name)
 
@@ -75,6 +80,14 @@ def compiled_callers(
         called = {cls for cls in types if any(f", {id(cls)})" in text for text in guards)}
         if called:
             yield code, called
+
+
+def compiled_hooks() -> Iterator[tuple[CodeType, set[str]]]:
+    """The code that dynamo compiled with our hooks in it, and the hooks' keys."""
+    for code, guards in _torch.compiled_functions():
+        keys = {key for text in guards for key in _KEY.findall(text)}
+        if keys:
+            yield code, keys
 
 
 def described(code: CodeType) -> str:

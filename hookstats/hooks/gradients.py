@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import DisableTorchFunction, is_plain
+from hookstats._torch import is_plain
 from hookstats.hooks.inert import Hook
-from hookstats.hooks.readable import is_distributed, unreadable
+from hookstats.hooks.readable import is_distributed, unreadable, without_torch_function
 from hookstats.hooks.views import View, awaited_base
 from hookstats.records import reasons
 
@@ -73,7 +73,7 @@ class BaseHook(Hook):
         if gradient is None or not view.is_replaced():
             return
         try:
-            with DisableTorchFunction():
+            with without_torch_function():
                 taken = is_plain(gradient) and not unreadable(gradient)
                 part = view.part_of(gradient.detach()) if taken else gradient
         except Exception as error:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import DisableTorchFunction, has_storage
+from hookstats._torch import has_storage
 from hookstats.arena.arena import Arena
 from hookstats.arena.mask import Chain
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
-from hookstats.hooks.readable import detour, unreadable
+from hookstats.hooks.readable import detour, unreadable, without_torch_function
 from hookstats.hooks.traced_masks import TracedMasks
 from hookstats.records import reasons
 from hookstats.records.alike import did_you_mean
@@ -187,7 +187,7 @@ class Masks:
         """
         if not self._arena.recording or detour() is not None:
             return None
-        with DisableTorchFunction():
+        with without_torch_function():
             return self._of_given(given)
 
     def _of_given(self, given: object) -> Tensor:

@@ -6,6 +6,7 @@ watch different sites.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 import torch
@@ -21,11 +22,13 @@ from hookstats._torch import (
     is_forward_mode,
     is_pending,
     is_plain,
+    is_torch_function_enabled,
     jit_tracing_state,
     local_shard,
     maybe_current_level,
     wait_for,
 )
+from hookstats.arena.lock import IS_NEEDED, Whole
 from hookstats.kernels.backends import backend_of
 from hookstats.records import reasons
 
@@ -96,11 +99,21 @@ def detour() -> str | None:
     return reasons.SHAPE_INFERENCE if infers_shapes() else None
 
 
+def _without_torch_function() -> AbstractContextManager[object]:
+    return Whole(DisableTorchFunction(), lambda: not is_torch_function_enabled())
+
+
+without_torch_function: Callable[[], AbstractContextManager[object]] = (
+    _without_torch_function if IS_NEEDED else DisableTorchFunction
+)
+"""Context in which no __torch_function__ is called on this thread."""
+
+
 def own_dispatch() -> AbstractContextManager[object]:
     """Context of what hooks do with tensors: no __torch_function__ of the user's sees it, and it
     computes values where a FakeTensorMode is on, too."""
     if not is_faking():
-        return DisableTorchFunction()
+        return without_torch_function()
     context = ExitStack()
     context.enter_context(DisableTorchFunction())
     context.enter_context(DisableTorchDispatch())

@@ -29,6 +29,7 @@ from hookstats._torch import (
     placed,
     save_without_version,
     top_saved_tensors_hooks,
+    traced_operators,
 )
 from hookstats.arena.arena import Arena
 from hookstats.arena.graph_states import AWAITED
@@ -91,15 +92,21 @@ class TracedHook:
         self.arena = arena
         self.values = values
         self.gradients = gradients
+        for sites in self.sites():
+            sites.key = self.key
         self.phases = Phases()
         """Tells the phase of a call, on which dynamo guards."""
         self.for_call: Callable[[], Callable[[], str] | None] = lambda: None
         """A weak reference to what gives the key of the hook for the next call of the module; None
         where this hook takes all calls."""
 
+    def sites(self) -> list[Sites]:
+        """What the hook feeds."""
+        return [sites for sites in (self.values, self.gradients) if sites is not None]
+
     def observe(self, module: nn.Module, found: Iterable[Leaf]) -> None:
         """Put into the graph the calls that fold in the tensors `found`, and their gradients."""
-        if hookstats_leaves_out():
+        if _hookstats_leaves_call_out(self.key):
             return
         # Dynamo guards on what this reads; in training it reads no `training`.
         may_evaluate = not torch.is_grad_enabled() and not module.training
@@ -163,12 +170,34 @@ _keys = itertools.count()
 _traced_hooks: WeakValueDictionary[str, TracedHook] = WeakValueDictionary()
 
 
+_PURE = {"cond", "switch", "while_loop", "while_loop_stack_output", "scan", "associative_scan"}
+_PURE |= {"map_impl", "invoke_subgraph", "local_map_hop"}
+"""The operators whose bodies may not fold anything into states outside of them."""
+
+
 @_while_tracing
 def hookstats_leaves_out() -> bool:
-    """Whether the code is exported, or torch.func transforms it: nothing outside may be changed."""
+    """Whether the code is exported, torch.func transforms it, or it is the body of an operator that
+    may change nothing outside."""
     _allow_in_graph()  # here, since a trace runs this function first
     # Dynamo itself takes is_exporting() for True before torch 2.12, whatever it traces for.
-    return is_exporting() or maybe_current_level() is not None
+    transformed = is_exporting() or maybe_current_level() is not None
+    return transformed or not _PURE.isdisjoint(traced_operators())
+
+
+@_while_tracing
+def _hookstats_leaves_call_out(key: str) -> bool:
+    """Whether a call of the module whose hook has `key` is left out; dynamo guards on the key."""
+    if not hookstats_leaves_out():
+        return False
+    if not is_exporting():
+        _note_trace(_traced_hooks[key])
+    return True
+
+
+def _note_trace(hook: TracedHook) -> None:
+    for sites in hook.sites():
+        sites.traced = True
 
 
 @_while_tracing
@@ -208,6 +237,7 @@ def _hookstats_plan(
 ) -> _Plan:
     look_at_tracer()
     hook = _traced_hooks[key]
+    _note_trace(hook)
     plan = _Plan()
     unreadable = None if layout is torch.strided else f"layout {short(layout)}"
     dtensor = None if whole is None else Placed(mesh, tuple(placements), whole)

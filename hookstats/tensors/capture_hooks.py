@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import DisableTorchFunction, current_graph_task_id
+from hookstats._torch import current_graph_task_id
 from hookstats.hooks.calls import after_call, before_call
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.gradients import register, why_no_gradient
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
-from hookstats.hooks.readable import detour
+from hookstats.hooks.readable import detour, without_torch_function
 from hookstats.records.reasons import CHANGED_VIEW, LEAF
 from hookstats.tensors.captured import MISSING, CapturedCall
 from hookstats.tensors.recorder import Recorder
@@ -74,7 +74,7 @@ class CallHooks:
         recorder = self._recorder()
         if recorder is None or recorder.closed:
             return
-        with recorder.lock, DisableTorchFunction():
+        with recorder.lock, without_torch_function():
             call, backwards = self._begin(recorder), None
             if call is not None:
                 backwards = self._take(recorder, call, "input", argument_leaves(args, kwargs))
@@ -89,7 +89,7 @@ class CallHooks:
         recorder = self._recorder()
         if recorder is None or recorder.closed:
             return
-        with recorder.lock, DisableTorchFunction():
+        with recorder.lock, without_torch_function():
             call, backwards = self._end(recorder, id(kwargs))
             if call is not None and recorder.keeps(call):
                 self._take(recorder, call, "output", leaves(output), backwards)
@@ -237,7 +237,7 @@ class _Receiver:
         recorder, call = self._recorder(), self._call()
         if self._kind is None or recorder is None or call is None:
             return
-        with recorder.lock, DisableTorchFunction():
+        with recorder.lock, without_torch_function():
             if recorder.keeps(call):
                 taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)
                 call.add(self._kind, self._path, taken, backward)
@@ -270,7 +270,7 @@ class BackwardReceiver:
         recorder = self._recorder()
         if recorder is None or recorder.closed:
             return
-        with recorder.lock, DisableTorchFunction():
+        with recorder.lock, without_torch_function():
             call = recorder.begin(TENSOR)
             if call is not None:
                 taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)

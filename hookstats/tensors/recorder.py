@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import warnings
 from collections import Counter
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookstats._torch import DisableTorchDispatch, has_storage, is_plain
+from hookstats.arena.lock import lock
 from hookstats.hooks.readable import local_part, unreadable
 from hookstats.records.reasons import DISABLED, MAX_BYTES, NO_STORAGE, NOT_SAMPLED
 from hookstats.tensors.captured import CapturedCall
@@ -57,7 +57,7 @@ class Recorder:
     """
 
     def __init__(self, kinds: tuple[str, ...], limits: Limits) -> None:
-        self.lock = threading.RLock()
+        self.lock = lock()
         self.kinds = kinds
         self.closed = False
         self.nbytes = 0

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import DisableTorchFunction, forget_global_hook
+from hookstats._torch import forget_global_hook
 from hookstats.hooks.attach import check_model, make_reachable, select
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import argument_leaves, leaves
-from hookstats.hooks.readable import detour
+from hookstats.hooks.readable import detour, without_torch_function
 from hookstats.hooks.selection import Selection, Selector, check_selector
 from hookstats.records.keys import label
 from hookstats.stats.arguments import check_optional_integer
@@ -243,7 +243,7 @@ class _Before(_TraceHook):
 
     def __call__(self, module: nn.Module, args: tuple[object, ...]) -> None:
         if detour() is None:
-            with DisableTorchFunction():
+            with without_torch_function():
                 self._trace._began(module, args)
 
 
@@ -256,7 +256,7 @@ class _After(_TraceHook):
         if detour() is None:
             # When the forward has raised, torch calls the global hooks without kwargs.
             kwargs, output = rest if len(rest) == 2 else ({}, *rest)
-            with DisableTorchFunction():
+            with without_torch_function():
                 self._trace._ended(module, args, kwargs, output)
 
 
@@ -276,7 +276,7 @@ class _ParameterHook(_TraceHook):
 
     def __call__(self, gradient: Tensor | None) -> None:
         if gradient is not None:
-            with DisableTorchFunction():
+            with without_torch_function():
                 self._trace.gradients.append(TracedTensor.of(self._name, gradient, read=True))
 
 

@@ -72,7 +72,7 @@ class Observers:
         if isinstance(module, torch.jit.ScriptModule):
             return
         if made:
-            self.silence.add(module, made)
+            self.silence.add(name, module, made)
         if before is not None:
             yield module.register_forward_pre_hook(before, with_kwargs=True)
         if after is not None:

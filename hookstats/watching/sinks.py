@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from hookstats.arena.lock import lock
 from hookstats.records.record import StepRecord
 from hookstats.rules.monitor import Monitor
 from hookstats.stats.retries import Retries
@@ -41,7 +41,7 @@ class Sinks:
     ) -> None:
         """failures: gets what is known of the sinks that failed. error_of: runs an action, and
         returns its error."""
-        self.ending = threading.Lock()
+        self.ending = lock()
         """Held while a call ends or is overtaken."""
         self._sinks = list(sinks)
         self._retries = Retries(failures)

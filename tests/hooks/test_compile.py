@@ -270,3 +270,12 @@ def test_reduce_overhead() -> None:
     with watch(model) as w:
         torch.compile(model, mode="reduce-overhead")(data()).sum().backward()
         assert w.coverage()["linear", "grad_output"].observed == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_meta_tensors_are_counted_as_skipped(backend: str) -> None:
+    model = Small().to("meta")
+    with watch(model, kinds=("output",)) as w:
+        torch.compile(model, fullgraph=True, backend=backend)(data().to("meta"))
+        w.step()
+        assert w.coverage()["linear", "output"].skipped == {"meta tensor": 1}

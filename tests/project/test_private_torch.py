@@ -172,8 +172,8 @@ def test_dynamo_says_what_it_traces_and_what_it_compiled() -> None:
     compiled = torch.compile(double, backend="eager")
     assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
     translation, trace = found
-    assert isinstance(translation, _torch.Translation)
-    assert "given" in translation.variables
+    assert isinstance(translation, tuple)
+    assert "given" in translation[1]
     assert trace is not None
     guards = dict(_torch.compiled_functions())[double.__code__]
     assert len(guards) == 1
@@ -182,3 +182,22 @@ def test_dynamo_says_what_it_traces_and_what_it_compiled() -> None:
     assert not dict(_torch.compiled_functions()).get(double.__code__)
     assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
     assert len(found) == 4
+
+
+def test_dynamo_says_in_which_operators_it_traces() -> None:
+    found: list[list[str]] = []
+
+    @torch.compiler.assume_constant_result
+    def look() -> int:
+        found.append(list(_torch.traced_operators()))
+        return 1
+
+    def outer(given: torch.Tensor) -> torch.Tensor:
+        def inner(given: torch.Tensor) -> torch.Tensor:
+            return given * look()
+
+        return torch.cond(given.sum() > 0, inner, torch.neg, (given * look(),))
+
+    assert not list(_torch.traced_operators())
+    torch.compile(outer, backend="eager", fullgraph=True)(torch.ones(2))
+    assert found == [[], ["cond"]]
