@@ -11,6 +11,7 @@ import torch
 from support.interrupts import Interrupt, Line
 from torch import Tensor, nn
 
+from hookstats._torch import is_torch_function_enabled
 from hookstats.records.reasons import MASK_UNFIT
 from hookstats.watching.watch import watch
 
@@ -104,6 +105,7 @@ def test_an_interrupt_at_any_line_leaves_no_mask(model: Model) -> None:
                 model(batch(), MASK)
             assert interrupt.reached, line
             assert torch.is_grad_enabled(), interrupt.where
+            assert is_torch_function_enabled(), interrupt.where
             w.step()
             model.wide(batch())
             model(batch())

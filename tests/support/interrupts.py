@@ -199,10 +199,11 @@ def _leaves(code: CodeType) -> frozenset[int]:
     """
     if id(code) not in _leaving:
         every = list(dis.get_instructions(code))
-        three = zip(every, every[1:], every[2:], strict=False)
+        four = zip(every, every[1:], every[2:], every[3:], strict=False)
         found = [
-            group[0].offset
-            for group in three
+            # What is returned is put aside first.
+            (before if before.opname in ("SWAP", "ROT_TWO") else group[0]).offset
+            for before, *group in four
             if group[0].opname == "LOAD_CONST"
             and all(i.argval is None for i in group)
             and all(i.opname in ("LOAD_CONST", "DUP_TOP") for i in group[1:])  # Python 3.10's
