@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.interrupts import Interrupt, Line
 from torch import Tensor, nn
-from torch._C import _is_torch_function_enabled as is_torch_function_enabled
 
+from hookstats._torch import is_torch_function_enabled
 from hookstats.records.reasons import MASK_UNFIT
 from hookstats.watching.watch import watch
 

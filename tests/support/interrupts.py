@@ -199,17 +199,14 @@ def _leaves(code: CodeType) -> frozenset[int]:
     """
     if id(code) not in _leaving:
         every = list(dis.get_instructions(code))
-        found = []
-        for i, group in enumerate(zip(every, every[1:], every[2:], strict=False)):
-            if (
-                group[0].opname == "LOAD_CONST"
-                and all(each.argval is None for each in group)
-                # DUP_TOP is Python 3.10's.
-                and all(each.opname in ("LOAD_CONST", "DUP_TOP") for each in group[1:])
-            ):
-                found.append(group[0].offset)
-                # Where a return ends the with, its value is moved out of the way before.
-                if i > 0 and every[i - 1].opname in ("SWAP", "ROT_TWO"):
-                    found.append(every[i - 1].offset)
+        four = zip(every, every[1:], every[2:], every[3:], strict=False)
+        found = [
+            # What is returned is put aside first.
+            (before if before.opname in ("SWAP", "ROT_TWO") else group[0]).offset
+            for before, *group in four
+            if group[0].opname == "LOAD_CONST"
+            and all(i.argval is None for i in group)
+            and all(i.opname in ("LOAD_CONST", "DUP_TOP") for i in group[1:])  # Python 3.10's
+        ]
         _leaving[id(code)] = code, frozenset(found)
     return _leaving[id(code)][1]

@@ -17,8 +17,8 @@ import torch
 from support.interrupts import FullMemory, Interrupt, Line
 from support.modules import Lambda
 from torch import nn
-from torch._C import _is_torch_function_enabled as is_torch_function_enabled
 
+from hookstats._torch import is_torch_function_enabled
 from hookstats.records.record import StepRecord
 from hookstats.stats.bins import LinearBins
 from hookstats.watching.handle import Watch
