@@ -302,6 +302,14 @@ def test_history_counts_steps_of_zeros() -> None:
         assert history.dead_values.tolist() == [5 * n for n in dead_steps]
 
 
+def test_dead_gradients_of_parameters_are_nothing_to_look_at() -> None:
+    rule, history = DeadChannels(), History()
+    tensors = {("a", kind): (torch.zeros(200, 2), 1) for kind in ("output", "param_grad")}
+    for step in range(rule.steps):
+        steps = history.extend([record_of(tensors, step)])
+    assert rule.by_site(steps).tolist() == [[2, 0]]
+
+
 def test_saturation_agrees_with_the_values() -> None:
     x = (5 * torch.randn(500, 2)).tanh()
     (alert,) = alerts(Saturation(share=0.5, patience=1), [{("a", "output"): x}])
