@@ -24,18 +24,33 @@ def gradient_norm(record: StepRecord) -> float | None:
     and none a NaN; None where the record has no gradients of parameters. A record of one rank has
     the gradients, or the shards of these, that the rank has.
     """
-    rows = _of_gradients(record.sites)
-    if rows is None:
-        return None
-    moments, tallies = record.moments.T[:, rows], record.tallies.T[:, rows]
-    if tallies[NAN].any():
-        return math.nan
-    if tallies[[POSINF, NEGINF]].any():
-        return math.inf
-    count, mean = tallies[COUNT], moments[MEAN]
-    with np.errstate(over="ignore"):
-        squares = moments[M2].sum() + (count * mean * mean).sum()
-    return math.sqrt(squares)
+    return GradientNorm()(record)
+
+
+class GradientNorm:
+    """`gradient_norm` of steps of which most have equal sites: the rows are looked for once, as to
+    hash a thousand sites takes longer than the norm."""
+
+    def __init__(self) -> None:
+        self._sites: tuple[SiteInfo, ...] = ()
+        self._rows: slice | Int64 | None = None
+
+    def __call__(self, record: StepRecord) -> float | None:
+        """See `gradient_norm`."""
+        if record.sites != self._sites:
+            self._rows, self._sites = _of_gradients(record.sites), record.sites
+        rows = self._rows
+        if rows is None:
+            return None
+        moments, tallies = record.moments.T[:, rows], record.tallies.T[:, rows]
+        if tallies[NAN].any():
+            return math.nan
+        if tallies[[POSINF, NEGINF]].any():
+            return math.inf
+        count, mean = tallies[COUNT], moments[MEAN]
+        with np.errstate(over="ignore"):
+            squares = moments[M2].sum() + (count * mean * mean).sum()
+        return math.sqrt(squares)
 
 
 @lru_cache(maxsize=8)
@@ -51,12 +66,8 @@ def has_parts(sites: tuple[SiteInfo, ...]) -> bool:
     )
 
 
-@lru_cache(maxsize=8)
 def _of_gradients(sites: tuple[SiteInfo, ...]) -> slice | Int64 | None:
-    """The rows of gradients of parameters, a slice where they follow each other; None without any.
-
-    They are kept, since most steps have equal sites.
-    """
+    """The rows of gradients of parameters, a slice where they follow each other; or None."""
     chosen = np.array([plain_kind(site.kind) == "param_grad" for site in sites], np.bool_)
     rows = np.flatnonzero(np.repeat(chosen, [site.channels for site in sites]))
     if not chosen.any():

@@ -56,9 +56,11 @@ class DeadChannels(Rule):
         found, channels = steps.dead & lasting, steps.sites.channels
         if not found.any():
             return np.zeros((len(steps), len(channels)), np.int8)
-        counts = steps.over_sites(np.add, found.astype(np.int64))
+        counts = steps.in_sites(found)
+        outputs = steps.sites.of_kind("output")
         many = counts >= np.maximum(2, self.share * channels)
-        some = (channels >= self.width) & (counts >= np.maximum(2, self.few * channels))
+        many &= outputs | steps.sites.of_kind("grad_output")
+        some = (channels >= self.width) & (counts >= np.maximum(2, self.few * channels)) & outputs
         level: NDArray[np.int8] = many.astype(np.int8) + (many | some)
         return level
 

@@ -30,8 +30,8 @@ class History:
     """A few numbers per tensor and per channel, from the last steps that observed them.
 
     After `push`, every array is in the order of the pushed record's S sites and R rows. A tensor
-    that a step did not observe keeps its numbers. Arrays are shared: read them, never write to
-    them.
+    that a step did not observe keeps its numbers. Arrays are shared, and the next step may go into
+    the same memory: read them, never write to them, and keep copies.
     """
 
     def __init__(self, setup: Setup | None = None) -> None:
@@ -237,27 +237,33 @@ class History:
 
     def _add_dead(self, steps: Steps) -> None:
         count = steps.channels("count")
-        alive = ~steps.dead & (count > 0)  # without finite values nothing is known
-        steps.dead_steps = np.zeros(steps.dead.shape, np.int64)
-        steps.dead_values = np.zeros(steps.dead.shape, np.int64)
-        in_order = self._rows_in_order
+        lasting = steps.dead | (count == 0)  # without finite values nothing is known
+        in_order, shape = self._rows_in_order, steps.dead.shape
         rows: Int64 | slice = slice(0, len(self._rows)) if in_order else self._rows
         # All others are alive, and were.
-        found = np.flatnonzero(~alive.all(0) | (self._all_dead_steps[rows] > 0))
-        if not len(found):
-            return
+        found = np.flatnonzero(lasting.any(0) | (self._all_dead_steps[rows] > 0))
         some: Int64 | slice = found
         at: Int64 | slice = found if in_order else self._rows[found]
-        if in_order and len(found) > len(self._rows) // 4:  # cheaper than to pick them
+        if in_order and len(found) > len(self._rows) // 8:  # cheaper than to pick them
             some = at = rows
         streak, values = self._all_dead_steps[at], self._all_dead_values[at]
+        # A step that comes alone may be large: nothing is copied.
+        alone = isinstance(at, slice) and len(steps) == 1
+        steps.dead_steps = streak[None] if alone else np.zeros(shape, np.int64)
+        steps.dead_values = values[None] if alone else np.zeros(shape, np.int64)
         for i in range(len(steps)):
-            known = alive[i, some]
-            streak += steps.dead[i, some]
-            values += count[i, some]
-            streak[known] = values[known] = 0
-            steps.dead_steps[i, some], steps.dead_values[i, some] = streak, values
-        self._all_dead_steps[at], self._all_dead_values[at] = streak, values
+            lasts = lasting[i, some]
+            for total, added, of in (
+                (streak, steps.dead, steps.dead_steps),
+                (values, count, steps.dead_values),
+            ):
+                total += added[i, some]
+                # Where a third are alive, an eighth of the time of setting these to zero.
+                total *= lasts
+                if not alone:
+                    of[i, some] = total
+        if not isinstance(at, slice):  # else these are its own
+            self._all_dead_steps[at], self._all_dead_values[at] = streak, values
 
     def _place(self, record: StepRecord) -> None:
         """Find where the sites of `record` are, and make room for those that are new."""

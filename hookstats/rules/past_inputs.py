@@ -49,6 +49,8 @@ class PastInputs:
     def __init__(self) -> None:
         self._last = SeenInputs()
         self._key: Key | None = None  # of the input that was looked at last
+        self._site: int | None = None  # where it is, if there
+        self._kinds: Sequence[Kind] = ()  # of the sites that it was looked for in
         self._average: Float64 | None = None
         self._batches: list[bytes] = []
 
@@ -60,7 +62,9 @@ class PastInputs:
         kinds: of the sites. channels: the columns of the channels, [B, R] each.
         """
         sites = records[0].sites
-        site = _input_site(sites, kinds, self._key)
+        if kinds is not self._kinds:  # most steps have the same
+            self._kinds, self._site = kinds, _input_site(sites, kinds, self._key)
+        site = self._site
         if site is not None:
             self._key = sites[site].name, sites[site].kind
         constant, varies = _constant_outputs(records, kinds, channels)

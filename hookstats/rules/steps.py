@@ -153,6 +153,12 @@ class Steps:
         """The rows of a site, in [B, R]."""
         return slice(int(self.offsets[site]), int(self.offsets[site + 1]))
 
+    def in_sites(self, found: Flags) -> Int64:
+        """How many of each site's rows are true in `found` [B, R], as [B, S]."""
+        places = np.flatnonzero(found)
+        out: Int64 = np.diff(np.searchsorted(places, self._ends)).reshape(len(self), -1)
+        return out
+
     def over_sites(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
         """`ufunc` over each site's rows of `values` [B, R], as [B, S]; 0 where it has none."""
         flat, starts = values.reshape(-1), self._ends[:-1]

@@ -245,7 +245,7 @@ class FP8Risk(Rule):
         fraction(self, "share")
 
     def suspects(self, steps: Steps) -> Flags:
-        types = {site.dtype for site in steps.sites.sites}
+        types = steps.sites.once(_types)
         told = self.dtypes is None or not types.isdisjoint(self.dtypes)
         return steps.all if told and isinstance(steps.records[0].bins, LogBins) else steps.none
 
@@ -291,6 +291,11 @@ class FP8Risk(Rule):
         for i, *numbers in zip(chosen, *(column.tolist() for column in columns), strict=True):
             if numbers[1] + numbers[2] >= self.share:
                 yield i, form, numbers[0], numbers[1], numbers[2]
+
+
+def _types(sites: Sites) -> frozenset[str]:
+    """The dtypes of the sites."""
+    return frozenset([site.dtype for site in sites.sites])
 
 
 def _in_backward_order(sites: Sites) -> list[list[int]]:

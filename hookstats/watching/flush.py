@@ -16,7 +16,7 @@ from typing import Any
 
 from hookstats.arena.arena import PATIENCE
 from hookstats.arena.flag import Flag
-from hookstats.records.norms import GRADIENT_NORM, gradient_norm
+from hookstats.records.norms import GRADIENT_NORM, GradientNorm
 from hookstats.records.record import StepRecord
 from hookstats.records.summands import Summands
 from hookstats.rules.monitor import Monitor
@@ -87,6 +87,7 @@ class Flusher:
         self.exchange = exchange
         """None once the ranks do not merge any more."""
         self._detail = detail
+        self._norm_of = GradientNorm()
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         self.mailbox = Mailbox()
         """What the thread is asked for."""
@@ -366,7 +367,7 @@ class Flusher:
         if scalars is not None:
             values = scalars.resolved()
             record.complete(values)
-            norm = gradient_norm(record)
+            norm = self._norm_of(record)
             if norm is not None:
                 values.setdefault(GRADIENT_NORM, norm)
                 self._norms[step] = norm

@@ -302,6 +302,32 @@ def test_history_counts_steps_of_zeros() -> None:
         assert history.dead_values.tolist() == [5 * n for n in dead_steps]
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("zeros", [1, 30])  # few, which are picked, or many
+def test_history_counts_few_or_many_steps_of_zeros(zeros: int, together: bool) -> None:
+    history, x = History(), torch.ones(5, 40)
+    x[:, :zeros] = 0.0
+    alive = torch.ones(5, 40)
+    records = [record_of({("a", "output"): (y, 1)}, i) for i, y in enumerate([x, x, alive, x])]
+    if together:
+        history.extend(records)
+    for step, expected in enumerate([1, 2, 0, 1]):
+        if together:
+            history.show(step)
+        else:
+            history.push(records[step])
+        assert history.dead_steps.tolist() == [expected] * zeros + [0] * (40 - zeros)
+        assert history.dead_values.tolist() == [5 * expected] * zeros + [0] * (40 - zeros)
+
+
+def test_dead_gradients_of_parameters_are_nothing_to_look_at() -> None:
+    rule, history = DeadChannels(), History()
+    tensors = {("a", kind): (torch.zeros(200, 2), 1) for kind in ("output", "param_grad")}
+    for step in range(rule.steps):
+        steps = history.extend([record_of(tensors, step)])
+    assert rule.by_site(steps).tolist() == [[2, 0]]
+
+
 def test_saturation_agrees_with_the_values() -> None:
     x = (5 * torch.randn(500, 2)).tanh()
     (alert,) = alerts(Saturation(share=0.5, patience=1), [{("a", "output"): x}])
