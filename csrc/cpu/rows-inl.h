@@ -296,6 +296,7 @@ class Rows : Reader<Source> {
   void sum_rows(const Task& task, RowSums<R, kMasked>* sums, int64_t first, int64_t last,
                 Histogram* tensor = nullptr, RowHistograms* by_channel = nullptr) {
     int pending = 0;
+    Waiting* const waiting = plan_.samples() ? &waiting_ : nullptr;
     const int64_t ahead = plan_.packed ? 0 : kRowGroup * last_dim().stride * plan_.joined;
     const bool tensor_across = plan_.across && !plan_.tensor_sample.all();
     const bool channels_across = plan_.across && !plan_.channel_sample.all();
@@ -311,14 +312,14 @@ class Rows : Reader<Source> {
       int64_t v = first;
       if constexpr (!kMasked && std::is_same_v<R, Real> && Lanes<R>::kParts == 1) {
         for (; v + 2 <= last && (v + 2) * kLanes <= width; v += 2) {
-          add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, &waiting_);
+          add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, waiting);
         }
       }
       for (; v < last; ++v) {
         const int64_t column = v * kLanes;
         const int64_t lanes = width - column < kLanes ? width - column : kLanes;
         if (lanes <= 0) continue;
-        sums[v - first].add_rows(rows, count, column, lanes, narrow, ahead, &waiting_);
+        sums[v - first].add_rows(rows, count, column, lanes, narrow, ahead, waiting);
       }
       pending += kRowGroup;
       if (pending >= kSpill) {

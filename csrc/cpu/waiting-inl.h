@@ -4,8 +4,8 @@
 HOOKSTATS_INLINE void keep_together() { __asm__ volatile(""); }
 
 // Counters that are found, and not yet incremented. A processor increments one per cycle, and sums
-// wait for arithmetic and memory: a few increments between the additions of each vector take no
-// time that was measured.
+// wait for arithmetic and memory: between the additions of vectors, increments take a quarter of
+// their time.
 class Waiting {
  public:
   static constexpr int64_t kRoom = 2048;
