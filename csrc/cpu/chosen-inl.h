@@ -17,6 +17,7 @@ class Starts {
       : sample_(sample), step_(sample.every * kUnit), inverse_(1.0 / static_cast<double>(step_)) {}
 
   int64_t every() const { return sample_.every; }
+  int64_t step() const { return step_; }
 
   // The group of the element at `place`; the product is at most one off, and takes a fifth of the
   // time of a division.
@@ -29,25 +30,49 @@ class Starts {
   // the last group, a place behind all elements.
   HOOKSTATS_INLINE Lanes<int64_t> of(const Lanes<int64_t>& groups) const {
     const Lanes<uint32_t> low = bit_cast_lanes<uint32_t>(narrow_lanes<int32_t>(groups));
-    const Lanes<uint32_t> seed = fill(sample_.seed);
+    const Lanes<uint32_t> seed = fill(sample_.seed), one = fill(1u), seven = fill(7u);
     const Lanes<uint32_t> turn = mix((shift_right<3>(low) + fill(0x9e3779b9u)) ^ seed);
-    const Lanes<uint32_t> half = turn & fill(0xffffu), seven = fill(7u), eleven = fill(11u);
-    const Lanes<uint32_t> sevenfold = shift_right<16>(turn) * seven + shift_right<16>(half * seven);
-    const Lanes<uint32_t> a = fill(1u) + shift_right<16>(sevenfold), b = turn & seven;
-    const Lanes<uint32_t> a2 = (a + a) ^ (shift_right<2>(a) * eleven);
-    const Lanes<uint32_t> a4 = (a2 + a2) ^ (shift_right<2>(a2) * eleven);
-    const Lanes<uint32_t> one = fill(1u);
-    const Lanes<uint32_t> eighth = (a * (low & one)) ^ (a2 * (shift_right<1>(low) & one)) ^
-                                   (a4 * (shift_right<2>(low) & one)) ^ b;
-    const Lanes<uint32_t> fraction = shift_left<29>(eighth) | shift_right<3>(mix(low ^ seed));
+    const Lanes<uint32_t> a = one + high_product(turn, seven), b = turn & seven;
+    const Lanes<uint32_t> a2 = (a + a) ^ (shift_right<2>(a) * fill(11u));
+    const Lanes<uint32_t> a4 = (a2 + a2) ^ (shift_right<2>(a2) * fill(11u));
+    const Lanes<uint32_t> eighths = (a * (low & one)) ^ (a2 * (shift_right<1>(low) & one)) ^
+                                    (a4 * (shift_right<2>(low) & one)) ^ b;
     const Lanes<int64_t> every = fill(sample_.every), first = groups * every;
     const Lanes<int64_t> left = max(fill(sample_.units) - first, fill(int64_t{0}));
-    const Lanes<uint64_t> choice = bit_cast_lanes<uint64_t>(min(left, every));
-    const Lanes<uint64_t> chosen = shift_right<32>(widen_lanes<uint64_t>(fraction) * choice);
-    return (first + bit_cast_lanes<int64_t>(chosen)) * fill(kUnit);
+    const Lanes<int32_t> choice = narrow_lanes<int32_t>(min(left, every));
+    return (first + to_int64(choose(low, eighths, choice))) * fill(kUnit);
+  }
+
+  // The same of the groups from `group` on, a multiple of eight, counted from that group's first
+  // element. Neighbours share their order: takes half as long.
+  HOOKSTATS_INLINE Lanes<int32_t> from(int64_t group) const {
+    const auto order = [&](int64_t of) {
+      return fill(static_cast<int32_t>(sample_.order_of(of).eighths));
+    };
+    const Lanes<int32_t> lane = iota<int32_t>();
+    const Lanes<uint32_t> orders =
+        bit_cast_lanes<uint32_t>(select(less(lane, fill(8)), order(group), order(group + 8)));
+    Lanes<uint32_t> eighths;
+    const Lanes<uint32_t> places = (iota<uint32_t>() & fill(7u)) * fill(4u);
+    HOOKSTATS_EACH_PART(uint32_t) eighths.part[i] = orders.part[i] >> places.part[i];
+    const int64_t left = sample_.units - group * sample_.every, most = kLanes * sample_.every;
+    const Lanes<int32_t> every = fill(static_cast<int32_t>(sample_.every)), first = lane * every;
+    const Lanes<int32_t> behind = fill(static_cast<int32_t>(left < most ? left : most)) - first;
+    const Lanes<uint32_t> low = fill(static_cast<uint32_t>(group)) + iota<uint32_t>();
+    const Lanes<int32_t> chosen = choose(low, eighths, min(max(behind, fill(0)), every));
+    return (first + chosen) * fill(static_cast<int32_t>(kUnit));
   }
 
  private:
+  // The unit of each group among its `choice`; of `eighths`, the lowest three bits matter.
+  HOOKSTATS_INLINE Lanes<int32_t> choose(const Lanes<uint32_t>& groups,
+                                         const Lanes<uint32_t>& eighths,
+                                         const Lanes<int32_t>& choice) const {
+    const Lanes<uint32_t> in_eighth = shift_right<3>(mix(groups ^ fill(sample_.seed)));
+    return bit_cast_lanes<int32_t>(
+        high_product(shift_left<29>(eighths) | in_eighth, bit_cast_lanes<uint32_t>(choice)));
+  }
+
   Sample sample_{};
   int64_t step_ = kUnit;  // elements of a group
   double inverse_ = 1.0 / kUnit;
@@ -61,45 +86,57 @@ class Units {
 
   int64_t every() const { return starts_.every(); }
 
-  // Calls f(first, count) for each stretch that the sample has of the `n` elements from `place` on,
-  // of at most kLanes elements; `first` is counted from `place`.
-  template <class F>
-  HOOKSTATS_INLINE void each(int64_t place, int64_t n, F&& f) {
+  // At most so many elements a sample has of `n` that follow each other.
+  static int64_t most(int64_t n) { return n / 2 + 2 * kUnit; }
+
+  // Calls whole(first) for each unit among the `n` elements from `place` on, and part(first, count)
+  // for a part of one at either end; `first` is counted from `place`.
+  template <class Whole, class Part>
+  HOOKSTATS_INLINE void each(int64_t place, int64_t n, Whole&& whole, Part&& part) {
     static_assert(kLanes == kUnit);
-    const int64_t end = place + n;
     if (place != place_) seek(place);
-    place_ = end;
-    for (int64_t unit = found_[next_]; unit < end; unit = found_[next_]) {
-      const int64_t first = unit < place ? place : unit;
-      const int64_t last = unit + kUnit < end ? unit + kUnit : end;
-      f(first - place, last - first);
-      if (last < unit + kUnit) break;
-      advance();
+    place_ = place + n;
+    const int64_t first = found_[next_] + base_ - place;
+    if (first < 0) {
+      const int64_t last = first + kUnit;
+      part(0, last < n ? last : n);
+      if (last > n) return;
+      ++next_;
     }
+    for (;; find(group_ + kLanes)) {
+      const int64_t behind = base_ - place;
+      int64_t next = next_;
+      for (; found_[next] + behind + kUnit <= n; ++next) whole(found_[next] + behind);
+      next_ = next;
+      if (next < kLanes) break;
+    }
+    const int64_t last = found_[next_] + base_ - place;
+    if (last < n) part(last, n - last);
   }
 
  private:
   void seek(int64_t place) {
     const int64_t group = starts_.group_at(place);
-    if (group < group_ || group >= group_ + kLanes) find(group);
+    if (group < group_ || group >= group_ + kLanes) find(group / kLanes * kLanes);
     next_ = group - group_;
-    if (found_[next_] + kUnit <= place) advance();
-  }
-
-  HOOKSTATS_INLINE void advance() {
-    if (++next_ == kLanes) find(group_ + kLanes);
+    next_ += found_[next_] + base_ + kUnit <= place;
+    if (next_ == kLanes) find(group_ + kLanes);
   }
 
   void find(int64_t group) {
     group_ = group;
+    base_ = group * starts_.step();
     next_ = 0;
-    store(found_, starts_.of(fill(group) + iota<int64_t>()));
+    store(found_, starts_.from(group));
+    found_[kLanes] = std::numeric_limits<int32_t>::max();
   }
 
   Starts starts_;
   int64_t place_ = -1;  // to which the next unit is up to date
-  int64_t group_ = -int64_t{kLanes}, next_ = 0;
-  int64_t found_[kLanes];  // the starts of the units of the groups from group_ on
+  int64_t group_ = -int64_t{kLanes}, base_ = 0, next_ = 0;
+  // The starts of the units of the groups from group_ on, from base_, and one that is never
+  // reached.
+  int32_t found_[kLanes + 1];
 };
 
 // The chosen units of neighbouring channels, each of which has elements that follow each other in

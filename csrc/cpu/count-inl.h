@@ -103,6 +103,30 @@ struct LogSlots {
   }
 };
 
+// For samples by log bins of every finite float: the counter is chosen by a value's upper bits, in
+// half the instructions of a slot. Zeros have a key behind those of all patterns; non-finite values
+// have keys that nobody asks for.
+struct LogKeys {
+  const int shift;
+  const Lanes<int32_t> zero;
+
+  explicit LogKeys(const Bins& b) : shift(b.shift), zero(fill(static_cast<int32_t>(keys(b)))) {}
+
+  static bool suit(const Bins& b) {
+    return b.kind == BinKind::kLog && b.base == 0 && int64_t{b.magnitudes} == finite(b);
+  }
+  static uint32_t keys(const Bins& b) { return 1u << (32 - b.shift); }  // of all patterns
+  static int64_t finite(const Bins& b) { return int64_t{255} << (23 - b.shift); }  // of each sign
+
+  HOOKSTATS_INLINE Lanes<int32_t> operator()(const Lanes<float>& x) const {
+    const Lanes<uint32_t> bits = bit_cast_lanes<uint32_t>(x);
+    Lanes<uint32_t> key;
+    HOOKSTATS_EACH_PART(uint32_t) key.part[i] = bits.part[i] >> shift;
+    const Lanes<int32_t> magnitude = bit_cast_lanes<int32_t>(bits & fill(0x7fffffffu));
+    return select(equal(magnitude, fill(0)), zero, bit_cast_lanes<int32_t>(key));
+  }
+};
+
 // Calls f with the fastest class for these bins.
 template <class Real, class F>
 HOOKSTATS_INLINE void with_slots(const Bins& bins, F&& f) {
@@ -216,27 +240,30 @@ class Histogram {
   static constexpr int kCopies = 4;
 
   static int64_t counters(const Bins& bins) {
-    return ceil_div(bins.slots(), kLanes) * kLanes * kCopies;
+    const int64_t slots = LogKeys::suit(bins) ? LogKeys::keys(bins) + 1 : bins.slots();
+    return ceil_div(slots, kLanes) * kLanes * kCopies;
   }
 
   Histogram() = default;
 
-  // `elements` are expected, of which `sample` is counted. If they are few, they are counted in the
-  // target itself, as emptying counters would cost more; so are those of histograms too large for
-  // any cache.
+  // `elements` are expected, of which `sample` is counted; `floats` says whether as floats. If they
+  // are few, they are counted in the target itself, as emptying counters would cost more; so are
+  // those of histograms too large for any cache.
   Histogram(const Bins& bins, uint16_t* counters, const Target& target, int64_t elements,
-            const Sample& sample)
+            const Sample& sample, bool floats)
       : bins_(&bins), counters_(counters), target_(target), units_(sample) {
     const int64_t counted = elements / sample.every;
     if (bins.slots() > kMostCounted || (!target.shared && counted < bins.slots() / 2)) {
       counters_ = nullptr;
     }
+    by_key_ = floats && counters_ != nullptr && !sample.all() && LogKeys::suit(bins);
   }
 
-  // `ahead` is by how many elements to prefetch; `place` is that of p[0] in logical order.
+  // `ahead` is by how many elements to prefetch; `place` is that of p[0] in logical order. What a
+  // sample has is left in `waiting`.
   template <class Real, class Source>
-  void add(const Source* p, int64_t n, int64_t ahead, int64_t place) {
-    if (units_.every() > 1) return add_chosen<Real>(p, n, ahead, place);
+  void add(const Source* p, int64_t n, int64_t ahead, int64_t place, Waiting& waiting) {
+    if (units_.every() > 1) return add_chosen<Real>(p, n, ahead, place, waiting);
     with_slots<Real>(*bins_, [&](const auto& slots) {
       alignas(64) uint32_t which[kCountBlock];
       for (int64_t i = 0; i < n; i += kCountBlock) {
@@ -259,91 +286,149 @@ class Histogram {
     });
   }
 
+  // The finite ones of `n` <= kCountBlock elements.
   template <class Real, class Source>
-  void add_chosen(const Source* p, int64_t n, int64_t ahead, int64_t place) {
-    const bool prefetches = ahead != 0 && units_.every() >= kPrefetched;
-    with_slots<Real>(*bins_, [&](const auto& slots) {
-      alignas(64) uint32_t which[kCountBlock];
-      int64_t found = 0, next = ahead;
-      units_.each(place, n, [&](int64_t first, int64_t count) {
-        if (prefetches) {
-#pragma GCC unroll 8
-          for (int64_t i = 0; i < kPrefetched; ++i) prefetch(p, next + i * kUnit);
-          next += kPrefetched * kUnit;
-        }
-        found += find_finite<Real>(slots, p + first, count, which + found);
-        if (found > kCountBlock - kLanes) {
-          count_found(which, found);
-          found = 0;
-        }
-      });
-      count_found(which, found);
+  void add_kept(const Source* p, int64_t n, Waiting& waiting) {
+    with_finder<Real>([&](const auto& find) {
+      uint32_t* const first = begin(n, waiting);
+      uint32_t* which = first;
+      int64_t i = 0;
+      for (; i + kLanes <= n; i += kLanes) which += find(load<Real, Source>(p + i), kLanes, which);
+      if (i < n) which += find(load_first<Real, Source>(p + i, n - i), n - i, which);
+      end(first, which - first, waiting);
     });
   }
 
-  // Counts the finite ones of `n` <= kCountBlock elements.
-  template <class Real, class Source>
-  void add_kept(const Source* p, int64_t n) {
-    with_slots<Real>(*bins_, [&](const auto& slots) {
-      alignas(64) uint32_t which[kCountBlock];
-      int64_t found = 0;
-      for (int64_t i = 0; i < n; i += kLanes) {
-        found += find_finite<Real>(slots, p + i, n - i < kLanes ? n - i : kLanes, which + found);
-      }
-      count_found(which, found);
-    });
-  }
-
+  // Nothing of it may be waiting.
   void empty() {
     if (counters_ == nullptr) return;
     static_assert(kLanes == kMarkSlots);
     const int64_t slots = bins_->slots();
-    const Lanes<uint64_t> alternate = fill(uint64_t{0x0000ffff0000ffff});
-    const Lanes<uint64_t> low = fill(uint64_t{0x00000000ffffffff});
-    for (int64_t slot = 0; slot < slots; slot += kLanes) {
-      Lanes<uint64_t> sums = lanes_at<uint64_t>(counters_ + slot * kCopies);  // of four copies
-      if (!any(sums)) continue;
-      sums = (sums & alternate) + (shift_right<16>(sums) & alternate);
-      sums = (sums & low) + shift_right<32>(sums);
-      target_.mark(slot);
-      target_.add_lanes(slot, slots, sums);
-      __builtin_memset(counters_ + slot * kCopies, 0, sizeof sums);
+    if (by_key_) {
+      each_sum(LogKeys::keys(*bins_) + 1, [&](int64_t key, const Lanes<uint64_t>& sums) {
+        uint64_t values[kLanes];
+        store(values, sums);
+        for (int64_t i = 0; i < kLanes; ++i) {
+          if (values[i] != 0) add_key(key + i, static_cast<int64_t>(values[i]));
+        }
+      });
+    } else {
+      each_sum(slots, [&](int64_t slot, const Lanes<uint64_t>& sums) {
+        target_.mark(slot);
+        target_.add_lanes(slot, slots, sums);
+      });
     }
   }
 
  private:
-  // The counters of the finite ones of `n` <= kLanes elements, or their slots where elements go to
-  // the target; returns how many there are.
-  template <class Real, class Slots, class Source>
-  HOOKSTATS_INLINE int64_t find_finite(const Slots& slots, const Source* p, int64_t n,
-                                       uint32_t* which) const {
-    const Lanes<Real> x = load_up_to<Real, Source>(p, n);
-    Lanes<int32_t> found = slots(x);
-    if (counters_ != nullptr) found = found * fill(kCopies) + copy_of_lane<kCopies>();
-    return keep_finite(x, found, n, which);
+  // Calls f(i, sums) on the sums of each kLanes counters' copies from the i-th on, unless all are
+  // zero, and makes them zero.
+  template <class F>
+  HOOKSTATS_INLINE void each_sum(int64_t size, F&& f) {
+    const Lanes<uint64_t> alternate = fill(uint64_t{0x0000ffff0000ffff});
+    const Lanes<uint64_t> low = fill(uint64_t{0x00000000ffffffff});
+    for (int64_t i = 0; i < size; i += kLanes) {
+      Lanes<uint64_t> sums = lanes_at<uint64_t>(counters_ + i * kCopies);
+      if (!any(sums)) continue;
+      sums = (sums & alternate) + (shift_right<16>(sums) & alternate);
+      f(i, (sums & low) + shift_right<32>(sums));
+      __builtin_memset(counters_ + i * kCopies, 0, sizeof sums);
+    }
   }
 
-  // Counts into the counters `which`, at most kCountBlock of them.
-  void count_found(const uint32_t* which, int64_t n) {
+  void add_key(int64_t key, int64_t count) const {
+    const int64_t keys = LogKeys::keys(*bins_), zero_slot = bins_->magnitudes + 1;
+    const int64_t magnitude = key % (keys / 2);
+    if (key < keys && magnitude >= bins_->magnitudes) return;  // not finite
+    const int64_t above = key < keys ? magnitude + 1 : 0;
+    const int64_t slot = key < keys / 2 ? zero_slot + above : zero_slot - above;
+    target_.mark(slot);
+    target_.add(slot, count);
+  }
+
+  // Calls f with what finds counters, or slots where elements go to the target.
+  template <class Real, class F>
+  HOOKSTATS_INLINE void with_finder(F&& f) const {
+    if constexpr (std::is_same_v<Real, float>) {
+      if (by_key_) return f(FindKeys{LogKeys(*bins_)});
+    }
+    const int copies = counters_ == nullptr ? 1 : kCopies;
+    with_slots<Real>(*bins_, [&](const auto& slots) {
+      f(FindSlots<std::decay_t<decltype(slots)>>{slots, fill(copies),
+                                                 copy_of_lane<kCopies>() & fill(copies - 1)});
+    });
+  }
+
+  // These store the counters of the finite ones of the first n lanes at `which`, which has room for
+  // all lanes, and return how many there are.
+  struct FindKeys {
+    const LogKeys keys;
+
+    HOOKSTATS_INLINE int64_t operator()(const Lanes<float>& x, int64_t n, uint32_t* which) const {
+      store(which, keys(x) * fill(kCopies) + copy_of_lane<kCopies>());
+      return n;
+    }
+  };
+  template <class Slots>
+  struct FindSlots {
+    const Slots& slots;
+    const Lanes<int32_t> copies, copy;
+
+    template <class Real>
+    HOOKSTATS_INLINE int64_t operator()(const Lanes<Real>& x, int64_t n, uint32_t* which) const {
+      return keep_finite(x, slots(x) * copies + copy, n, which);
+    }
+  };
+
+  template <class Real, class Source>
+  void add_chosen(const Source* p, int64_t n, int64_t ahead, int64_t place, Waiting& waiting) {
+    const bool prefetches = ahead != 0 && units_.every() >= kPrefetched;
+    with_finder<Real>([&](const auto& find) {
+      for (; n > 0; p += kFound, place += kFound, n -= kFound) {
+        const int64_t some = n < kFound ? n : kFound;
+        uint32_t* const first = begin(units_.most(some), waiting);
+        uint32_t* which = first;
+        const Source* next = p;
+        const auto find_whole = find;  // in registers
+        units_.each(
+            place, some,
+            [&](int64_t at) {
+              if (prefetches) {
+#pragma GCC unroll 8
+                for (int64_t i = 0; i < kPrefetched; ++i) prefetch(next + i * kUnit, ahead);
+                next += kPrefetched * kUnit;
+              }
+              which += find_whole(load<Real, Source>(p + at), kLanes, which);
+            },
+            [&](int64_t at, int64_t count) {
+              which += find(load_first<Real, Source>(p + at, count), count, which);
+            });
+        end(first, which - first, waiting);
+      }
+    });
+  }
+
+  // Where at most `most` counters can be stored.
+  uint32_t* begin(int64_t most, Waiting& waiting) {
+    if (counted_ + most > kMostCounted) {
+      waiting.finish();
+      empty();
+      counted_ = 0;
+    }
+    return waiting.room(most, counters_);
+  }
+
+  // `n` have been.
+  void end(const uint32_t* which, int64_t n, Waiting& waiting) {
     if (counters_ == nullptr) {
       for (int64_t i = 0; i < n; ++i) {
         target_.mark(which[i]);
         target_.add(which[i], 1);
       }
-      return;
+    } else {
+      counted_ += n;
+      waiting.add(n);
     }
-    if (counted_ == 0) prefetch_target(which, n);
-    counted_ += n;
-    if (counted_ > kMostCounted) {
-      empty();
-      counted_ = n;
-    }
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-#pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j) ++counters_[which[i + j]];
-    }
-    for (; i < n; ++i) ++counters_[which[i]];
   }
 
   // Prefetches the part of the state to which most elements will be added in the end: with many
@@ -354,8 +439,12 @@ class Histogram {
     }
   }
 
+  // Elements whose units are found at once.
+  static constexpr int64_t kFound = Waiting::kRoom;
+
   const Bins* bins_ = nullptr;
   uint16_t* counters_ = nullptr;  // null: each element goes to the target
+  bool by_key_ = false;           // counters are of LogKeys
   Target target_{};
   Units units_;
   int64_t counted_ = 0;  // since the counters were empty
@@ -394,13 +483,14 @@ class RowHistograms {
     const int32_t size = static_cast<int32_t>(bins_->slots());
     with_slots<Real>(*bins_, [&](const auto& slots) {
       const Lanes<int32_t> lane = iota<int32_t>() * fill(size);
-      units_.each(place, n, [&](int64_t first, int64_t count) {
+      const auto part = [&](int64_t first, int64_t count) {
         alignas(64) uint32_t which[kLanes];
         const Lanes<Real> x = load_up_to<Real, Source>(p + first, count);
         const Lanes<int32_t> offset = lane + fill(static_cast<int32_t>(first) * size);
         const int64_t found = keep_finite(x, slots(x) + offset, count, which);
         for (int64_t i = 0; i < found; ++i) ++counters_[which[i]];
-      });
+      };
+      units_.each(place, n, [&](int64_t first) { part(first, kLanes); }, part);
     });
     ++counted_;
   }

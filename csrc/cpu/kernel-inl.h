@@ -7,8 +7,9 @@
 #include "cpu/simd-inl.h"
 #include "cpu/load-inl.h"
 #include "cpu/reduce-inl.h"
-#include "cpu/sums-inl.h"
 #include "cpu/chosen-inl.h"
+#include "cpu/waiting-inl.h"
+#include "cpu/sums-inl.h"
 #include "cpu/count-inl.h"
 #include "cpu/reader-inl.h"
 #include "cpu/runs-inl.h"
@@ -29,7 +30,7 @@ void run_with(const Job& job, int64_t begin, int64_t end) {
       zero_counters(thread_scratch().tensor_counters, Histogram::counters(p.tensor_bins));
   Histogram histogram(p.tensor_bins, counters,
                       {p.tensor_counts, p.view.repeat, shared, p.tensor_marks}, p.view.numel(),
-                      job.plan.tensor_sample);
+                      job.plan.tensor_sample, Worker::kFloats);
   run(&histogram);
   histogram.empty();
 }

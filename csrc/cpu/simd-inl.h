@@ -283,6 +283,31 @@ HOOKSTATS_INLINE Lanes<To> narrow_lanes(const Lanes<From>& x) {
   }
   return r;
 }
+// The upper halves of the products.
+HOOKSTATS_INLINE Lanes<uint32_t> high_product(const Lanes<uint32_t>& a, const Lanes<uint32_t>& b) {
+#if HOOKSTATS_VECTOR_BYTES == 64
+#define HOOKSTATS_MULTIPLY(A, B) _mm512_mul_epu32((__m512i)(A), (__m512i)(B))
+#elif HOOKSTATS_VECTOR_BYTES == 32
+#define HOOKSTATS_MULTIPLY(A, B) _mm256_mul_epu32((__m256i)(A), (__m256i)(B))
+#elif defined(__SSE2__)
+#define HOOKSTATS_MULTIPLY(A, B) _mm_mul_epu32((__m128i)(A), (__m128i)(B))
+#endif
+#if defined(HOOKSTATS_MULTIPLY)
+  using Wide = Lanes<uint64_t>::Part;
+  Lanes<uint32_t> r;
+  HOOKSTATS_EACH_PART(uint32_t) {
+    const Wide of_a = (Wide)a.part[i], of_b = (Wide)b.part[i];
+    const Wide even = (Wide)HOOKSTATS_MULTIPLY(of_a, of_b) >> 32;
+    const Wide odd = (Wide)HOOKSTATS_MULTIPLY(of_a >> 32, of_b >> 32) >> 32 << 32;
+    r.part[i] = (Lanes<uint32_t>::Part)(even | odd);
+  }
+  return r;
+#undef HOOKSTATS_MULTIPLY
+#else
+  return bit_cast_lanes<uint32_t>(narrow_lanes<int32_t>(bit_cast_lanes<int64_t>(
+      shift_right<32>(widen_lanes<uint64_t>(a) * widen_lanes<uint64_t>(b)))));
+#endif
+}
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) { return widen_lanes<double>(x); }
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<double>& x) { return x; }
 

@@ -149,7 +149,8 @@ HOOKSTATS_INLINE void add(Sums<Real, kMasked, kHigher>& sums, const Lanes<Real>&
 // from memory with AVX2. What it had to widen it leaves to the other loop.
 template <class Real, bool kMasked, bool kHigher, class Source>
 HOOKSTATS_INLINE void add_vectors(Sums<Real, kMasked, kHigher>& sums, const Source* p,
-                                  int64_t count, const Origin<Real, kHigher>& origin) {
+                                  int64_t count, const Origin<Real, kHigher>& origin,
+                                  Waiting* waiting) {
   if constexpr (kHigher && !kMasked && 8 * Lanes<Real>::kParts >= kRegisters) {
     constexpr bool kWidened = !std::is_same_v<Source, Real>;
     Lanes<Real> widened[kWidened ? kSpill : 1];
@@ -166,7 +167,12 @@ HOOKSTATS_INLINE void add_vectors(Sums<Real, kMasked, kHigher>& sums, const Sour
       }
     }
   } else {
-    for (int64_t i = 0; i < count; ++i) add(sums, load<Real, Source>(p + i * kLanes), origin);
+    int64_t i = 0;
+    for (Waiting::Increments some = Waiting::take(waiting, count, 1); i < some.vectors; ++i) {
+      add(sums, load<Real, Source>(p + i * kLanes), origin);
+      some.accompany<1>();
+    }
+    for (; i < count; ++i) add(sums, load<Real, Source>(p + i * kLanes), origin);
   }
 }
 

@@ -78,6 +78,22 @@ def test_what_is_not_finite_is_left_out(update: Update, dtype: torch.dtype) -> N
         check_counts(got, x, channel_dim, LINEAR, LOG, how)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "bins", [LogBins(), LogBins(0), LogBins(6), LogBins(3, -127, 100), LogBins(3, -100)], ids=str
+)
+def test_log_bins_of_every_pattern(bins: LogBins, dtype: torch.dtype) -> None:
+    """Zeros of either sign, subnormals, infinities, NaNs; more of them than a counter holds."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randint(-(2**31), 2**31, (3, 100_003), generator=generator).int()
+    values = torch.where(patterns % 8 == 0, patterns >> 20 << 31, patterns).view(torch.float32)
+    assert ((values == 0) & values.signbit()).any()
+    x = values.to(dtype)
+    for channel_dim in (None, 0):
+        got = fold_sampled(ops.update_, x, channel_dim, bins, bins, sampling(3, 2, 3))
+        check_counts(got, x, channel_dim, bins, bins, sampling(3, 2, 3))
+
+
 def test_no_moment_depends_on_the_sampling() -> None:
     for x, channel_dim in ((normal(6, 50_000).float(), 0), (normal(900, 300).bfloat16(), 1)):
         whole = fold_sampled(ops.update_, x, channel_dim, LOG, LINEAR, sampling(0, 1, 1))
