@@ -10,9 +10,11 @@
 #include "cpu/chosen-inl.h"
 #include "cpu/waiting-inl.h"
 #include "cpu/sums-inl.h"
+#include "cpu/slots-inl.h"
 #include "cpu/count-inl.h"
 #include "cpu/reader-inl.h"
 #include "cpu/runs-inl.h"
+#include "cpu/row-sums-inl.h"
 #include "cpu/rows-inl.h"
 // clang-format on
 

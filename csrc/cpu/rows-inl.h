@@ -23,7 +23,7 @@ class Rows : Reader<Source> {
   void run(const Task& task, Histogram* tensor) {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t vectors = ceil_div(channels, kLanes);
-    RowSums<Real, false> sums[kRowBlock / kLanes];
+    SumsOf<Real, false> sums[kRowBlock / kLanes];
     for (int64_t v = 0; v < vectors; ++v) sums[v].reset();
     shift_rows(task, sums, vectors);
     if (p_.channel_bins.kind == BinKind::kNone) {
@@ -44,72 +44,7 @@ class Rows : Reader<Source> {
   using Totals = ChannelSums<kHigher>;
 
   template <class R, bool kMasked>
-  struct RowSums {
-    Sums<R, kMasked, kHigher> sums;
-    WideSums<kHigher> wide;
-    Frame<Lanes<R>, kHigher> frame;
-
-    void reset() {
-      clear(sums);
-      clear(wide);
-      frame = make_frame<kHigher>(fill(R{0}), fill(R{1}));
-    }
-
-    // `ahead` is the distance to the next group of rows: neighbours too far apart for the
-    // processor's own prefetching.
-    void add_rows(const Source* const* rows, int64_t count, int64_t column, int64_t lanes,
-                  bool narrow, int64_t ahead, Waiting* waiting) {
-      Sums<R, kMasked, kHigher> local = sums;
-      const Origin<R, kHigher> origin(frame);
-      if (lanes == kLanes) {
-        const auto add_row = [&](int64_t r) {
-          prefetch(rows[r] + column, ahead);
-          add(local, load<R, Source>(rows[r] + column), origin);
-        };
-        int64_t r = 0;
-        for (Waiting::Increments some = Waiting::take(waiting, count, 1); r < some.vectors; ++r) {
-          add_row(r);
-          some.accompany<1>();
-        }
-        for (; r < count; ++r) add_row(r);
-      } else if (!narrow) {  // the lanes left over belong to no channel
-        for (int64_t r = 0; r < count; ++r) {
-          add(local, load_first<R, Source>(rows[r] + column, lanes), origin);
-        }
-      } else {  // the lanes left over hold sums of wider rows
-        const Mask<R> valid = first_lanes<R>(lanes);
-        for (int64_t r = 0; r < count; ++r) {
-          add(local, load_first<R, Source>(rows[r] + column, lanes), origin, &valid);
-        }
-      }
-      sums = local;
-    }
-  };
-
-  // Two vectors side by side, if registers allow: additions to one need not wait for those to the
-  // other. This takes 0.87 of the time with 64 channels per row.
-  static void add_pair(RowSums<Real, false>& left, RowSums<Real, false>& right,
-                       const Source* const* rows, int64_t count, int64_t column, int64_t ahead,
-                       Waiting* waiting) {
-    Sums<Real, false, kHigher> a = left.sums, b = right.sums;
-    const Origin<Real, kHigher> of_a(left.frame), of_b(right.frame);
-    const auto add_row = [&](int64_t r) {
-      const Source* p = rows[r] + column;
-      prefetch(p, ahead);
-      if constexpr (sizeof(Source) > 2) prefetch(p + kLanes, ahead);
-      add(a, load<Real, Source>(p), of_a);
-      add(b, load<Real, Source>(p + kLanes), of_b);
-    };
-    int64_t r = 0;
-    for (Waiting::Increments some = Waiting::take(waiting, 2 * count, 2); 2 * r < some.vectors;
-         ++r) {
-      add_row(r);
-      some.accompany<2>();
-    }
-    for (; r < count; ++r) add_row(r);
-    left.sums = a;
-    right.sums = b;
-  }
+  using SumsOf = RowSums<Source, R, kMasked, kHigher>;
 
   void empty() {
     by_channel_.empty(counted_.channel_end - counted_.channel_begin, [this](int64_t lane) {
@@ -293,7 +228,7 @@ class Rows : Reader<Source> {
 
   // Sums the vectors [first, last) of the block, and counts while the rows are in L1.
   template <class R, bool kMasked>
-  void sum_rows(const Task& task, RowSums<R, kMasked>* sums, int64_t first, int64_t last,
+  void sum_rows(const Task& task, SumsOf<R, kMasked>* sums, int64_t first, int64_t last,
                 Histogram* tensor = nullptr, RowHistograms* by_channel = nullptr) {
     int pending = 0;
     Waiting* const waiting = plan_.samples() ? &waiting_ : nullptr;
@@ -341,7 +276,7 @@ class Rows : Reader<Source> {
   }
 
   template <class R, bool kMasked>
-  Totals to_channels(const Task& task, int64_t v, const RowSums<R, kMasked>& row) const {
+  Totals to_channels(const Task& task, int64_t v, const SumsOf<R, kMasked>& row) const {
     Totals sums;
     sums.shift = to_double(row.frame.shift);
     sums.s1 = lanes_at<double>(&row.wide.s1);
@@ -373,7 +308,7 @@ class Rows : Reader<Source> {
     return sums;
   }
 
-  void settle(const Task& task, int64_t v, const RowSums<Real, false>& row) {
+  void settle(const Task& task, int64_t v, const SumsOf<Real, false>& row) {
     const int64_t first = task.channel_begin + v * kLanes;
     const int64_t left = task.channel_end - first;
     const int lanes = static_cast<int>(left < kLanes ? left : kLanes);
@@ -399,7 +334,7 @@ class Rows : Reader<Source> {
 
   template <class R, bool kMasked>
   Totals sum_vector(const Task& task, int64_t v, const Frame<Lanes<R>, kHigher>& frame) {
-    RowSums<R, kMasked> sums;
+    SumsOf<R, kMasked> sums;
     sums.reset();
     sums.frame = frame;
     sum_rows(task, &sums, v, v + 1);
@@ -431,7 +366,7 @@ class Rows : Reader<Source> {
 
   // The mean of a few rows: one row alone would be more than a standard deviation off for one
   // channel in six.
-  void shift_rows(const Task& task, RowSums<Real, false>* sums, int64_t vectors) {
+  void shift_rows(const Task& task, SumsOf<Real, false>* sums, int64_t vectors) {
     Task head = task;
     head.row_end = task.row_begin + 8 < task.row_end ? task.row_begin + 8 : task.row_end;
     each_group(head, [&](const Source* const* rows, int64_t count, int64_t width, int64_t) {
