@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -103,14 +104,15 @@ class GraphStates:
         ever = torch.stack([graph.folded for graph in self._states.values()])
         return ever - pad(self._seen, (0, len(ever) - len(self._seen)))
 
-    def collect(self, buffer: int, observed: Int64) -> Tensor:
+    def collect(self, buffer: int, observed: Callable[[], Int64]) -> Tensor:
         """Move every state into its row of the arena's `buffer`; return what `folded` gave.
 
-        observed: by index in the arena, the number of tensors that are in the row already.
+        observed: gives, by index in the arena, the number of tensors that are in the row already.
         """
         into_empty: list[GraphState] = []
+        in_rows = observed() if self._states else ()
         for site, graph in self._states.items():
-            if observed[site]:
+            if in_rows[site]:
                 _merge_into(graph.rows[buffer], graph.memory)
             else:
                 into_empty.append(graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -107,11 +108,14 @@ class Shelf:
 
         return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])
 
-    def close(self, buffer: int, sites: int, rows: int, observed: Int64) -> Part:
+    def close(
+        self, buffer: int, sites: int, rows: int, observed: Callable[[], Int64]
+    ) -> Part:
         """This device's part of the step in `buffer`, as it is now.
 
         sites, rows: as in `states`.
-        observed: by index in the arena, the number of tensors that hooks folded in.
+        observed: by index in the arena, the number of tensors that hooks folded in; called where
+            graphs have folded in others.
         """
         close_streams(self.device)
         return Part(

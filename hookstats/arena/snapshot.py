@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -87,12 +87,27 @@ class Snapshot:
         self._reader = lock()  # held while the step is read out
         self._readings: list[Reading] = []  # by part, once it is to be read
         self._in_graphs: list[Tensor] = []  # of the parts that were read: what `Shelf.take` gave
-        self._by_site = calls.first(len(layout.infos), buffer)
-        self._cut_short = under_way.first(len(layout.infos), buffer) > 0
-        filled = self._by_site + self._cut_short
         self._parts = [
-            shelf.close(buffer, sites, rows, filled) for shelf, sites, rows in layout.places.extents
+            shelf.close(buffer, sites, rows, self._filled)
+            for shelf, sites, rows in layout.places.extents
         ]
+
+    # Found by whoever reads the step out, as a rule not by the training: nobody counts in the
+    # buffer until it is given back.
+
+    @cached_property
+    def _by_site(self) -> Int64:
+        """By index in the arena, the number of tensors that hooks folded in."""
+        return self._counters[0].first(len(self._layout.infos), self._buffer)
+
+    @cached_property
+    def _cut_short(self) -> NDArray[np.bool_]:
+        """The sites in whose step an interrupt came."""
+        return self._counters[1].first(len(self._layout.infos), self._buffer) > 0
+
+    def _filled(self) -> Int64:
+        """By index in the arena: 0 where the buffer has nothing of a site."""
+        return self._by_site + self._cut_short
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         """The statistics of the sites that were observed in the step; gives the buffer back.
@@ -140,9 +155,10 @@ class Snapshot:
             return
         if not self._readings:
             self._readings = [Reading() for _ in self._parts]
-        folds = self._by_site
-        if self._cut_short.any():
-            folds = np.where(self._cut_short, -1, folds)
+        # Both, before the buffer is given back.
+        folds, cut_short = self._by_site, self._cut_short
+        if cut_short.any():
+            folds = np.where(cut_short, -1, folds)
         for part in self._parts:
             if part.graph_sites:
                 folds = folds.copy()

@@ -15,14 +15,19 @@ REST = 0.25
 """The seconds that the flush thread sleeps after it recorded steps: others come together then."""
 
 TOGETHER = 32
-"""How many steps are worth waking the thread for."""
+"""How many steps are worth an end of the sleep."""
+
+BYTES_TOGETHER = 32 << 20
+"""What the steps that wait may have at most, of those that the thread copies out."""
 
 
 class Mailbox:
     """Requests by several threads to the one that takes them, in order.
 
-    After steps, that thread sleeps for `rest` before it takes more: waking it for each step of a
-    small model, to run Python beside the training, costs the training more than the step.
+    After steps, that thread sleeps for `rest` before it takes more: to make a record of each step
+    of a small model, which is to run Python beside the training, costs the training more than the
+    step. It wakes up meanwhile to copy those steps out that the training has not: that is one call
+    without the GIL.
     """
 
     def __init__(self) -> None:
@@ -30,12 +35,12 @@ class Mailbox:
         """The seconds of a sleep."""
         # Its put is one C call: a KeyboardInterrupt comes before or after it, never during it.
         self._queue: SimpleQueue[Request] = SimpleQueue()
-        self._next: Request | None = None  # taken from the queue, and still to be served
+        self._held: deque[Request] = deque()  # taken from the queue, and still to be served
         self._waited_for: deque[Request] = deque()  # those of them that somebody waits for
         self.spent = 0.0
         """The CPU time, in seconds, that the thread has taken since it served its first step; that
         one takes imports along."""
-        self._had: float | None = None  # the thread's CPU time when it got the last request
+        self._had: float | None = None  # the thread's CPU time when some was last added to `spent`
         self._is_due = False  # a sleep
         self._flag = Flag()  # ends the sleep
         self._rung = False
@@ -43,14 +48,15 @@ class Mailbox:
 
     def __len__(self) -> int:
         """How many requests wait."""
-        return self._queue.qsize()
+        return self._queue.qsize() + len(self._held)
 
     def put(self, request: Request) -> None:
-        """Ask for something. Large steps, and as many as are worth it, wake the thread."""
+        """Ask for something. Where enough steps wait, the sleep ends."""
         self._queue.put(request)
-        is_large = isinstance(request, Step) and not request.snapshot.is_small
-        if is_large or len(self) >= TOGETHER:
+        if len(self) >= TOGETHER:
             self.ring()
+        elif isinstance(request, Step) and not request.snapshot.is_small:
+            self._flag.set()  # to have the step copied out
 
     def hurry(self, request: Request) -> None:
         """Ask for something that somebody waits for: there is no sleep before it."""
@@ -66,21 +72,16 @@ class Mailbox:
 
     def take(self, seconds: float | None) -> Request | None:
         """The next request, after a sleep if one is due; None if there is none for `seconds`."""
-        if self._had is not None:
-            self.spent += max(0.0, time.thread_time() - self._had)  # less in a thread that is new
-        if self._is_due and self.rest and self._next is None:
-            self._flag = Flag()
-            if not len(self):  # an interrupt may have kept a request from coming
-                self._waited_for.clear()
-            if not (self._rung or self._waited_for or len(self) >= TOGETHER):
-                self._flag.wait(self.rest)
+        self._add_time()
+        if self._is_due and self.rest and not self._held:
+            self._sleep()
         self._is_due = self._rung = False
-        request, self._next = self._next, None
-        if request is None:
-            with suppress(Empty):
-                request = self._queue.get(timeout=seconds)
+        request = None
+        with suppress(Empty):
+            request = self._held.popleft() if self._held else self._queue.get(timeout=seconds)
         self._is_due = isinstance(request, Step)
-        if self._had is not None or self._begun:
+        self._add_time()
+        if self._begun and self._had is None:
             self._had = time.thread_time()
         self._begun |= self._is_due
         if isinstance(request, Drain | Close):
@@ -93,9 +94,42 @@ class Mailbox:
         steps = [first]
         with suppress(Empty):
             while len(steps) < TOGETHER:
-                self._next = request = self._queue.get_nowait()
+                request = self._held.popleft() if self._held else self._queue.get_nowait()
                 if not (isinstance(request, Step) and request.step > steps[-1].step):
+                    self._held.appendleft(request)
                     break
                 steps.append(request)
-                self._next = None
         return steps
+
+    def _sleep(self) -> None:
+        """Sleep for `rest`, or until that is ended; copy steps out meanwhile."""
+        end, room = time.monotonic() + self.rest, BYTES_TOGETHER
+        while True:
+            self._flag = Flag()
+            room -= self._hold()
+            if not len(self):  # an interrupt may have kept a request from coming
+                self._waited_for.clear()
+            left = end - time.monotonic()
+            if self._rung or self._waited_for or len(self) >= TOGETHER or room <= 0 or left <= 0:
+                return
+            self._flag.wait(left)
+
+    def _hold(self) -> int:
+        """Take what is in the queue, with steps that nobody has copied out; how many bytes they
+        have."""
+        copied = 0
+        with suppress(Empty):
+            while True:
+                self._held.append(request := self._queue.get_nowait())
+                if isinstance(request, Step) and not request.snapshot.is_small:
+                    with suppress(Exception):  # the record meets the error again
+                        request.snapshot.take_out()
+                    copied += request.snapshot.nbytes
+        return copied
+
+    def _add_time(self) -> None:
+        """Add what the thread took since the last time to `spent`."""
+        if self._had is not None:
+            now = time.thread_time()
+            self.spent += max(0.0, now - self._had)  # less in a thread that is new
+            self._had = now

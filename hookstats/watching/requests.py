@@ -12,12 +12,18 @@ from hookstats.watching.scalars import StepScalars
 
 
 class ClosedStep(Protocol):
-    """A step that an arena closed. The flush thread calls both methods."""
+    """A step that an arena closed. The flush thread calls all methods."""
 
     @property
     def is_small(self) -> bool:
-        """Whether many such steps may wait for the thread, as each takes little memory, and whoever
-        closes steps copies each out in little time."""
+        """Whether whoever closes steps copies each out, as that takes little time."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that were copied out so far."""
+
+    def take_out(self) -> None:
+        """Copy the step out, and give the buffers back; `to_record` does so if nobody did."""
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         """Copy the step out."""

@@ -11,7 +11,7 @@ from torch import nn
 
 import hookstats as hs
 from hookstats.arena.flag import Flag
-from hookstats.watching.mailbox import TOGETHER, Mailbox
+from hookstats.watching.mailbox import BYTES_TOGETHER, TOGETHER, Mailbox
 from hookstats.watching.requests import Drain, Scalars, Step
 
 
@@ -44,10 +44,16 @@ def test_a_step_after_a_step_waits_for_others() -> None:
     assert took(sleeping(0.3)) >= 0.3
 
 
-def test_what_somebody_waits_for_and_what_is_large_ends_the_sleep() -> None:
+class Large(Closed):
+    """A step of which four fill what may wait."""
+
+    nbytes = BYTES_TOGETHER // 4
+
+
+def test_what_somebody_waits_for_and_what_is_enough_ends_the_sleep() -> None:
     for ring in (
         lambda mailbox: mailbox.hurry(Drain(Flag(), disk=False)),
-        lambda mailbox: mailbox.put(step(2, Closed())),
+        lambda mailbox: [mailbox.put(step(2 + i, Large())) for i in range(4)],
         lambda mailbox: [mailbox.put(step(2 + i)) for i in range(TOGETHER)],
         Mailbox.ring,
     ):
@@ -56,6 +62,31 @@ def test_what_somebody_waits_for_and_what_is_large_ends_the_sleep() -> None:
         thread.start()
         assert took(mailbox) < 50
         thread.join()
+
+
+def test_steps_that_nobody_has_copied_out_are_copied_out_in_the_sleep() -> None:
+    mailbox, closed = sleeping(0.6), [Large(), Large(error=MemoryError()), Large()]
+
+    def put() -> None:
+        for i, one in enumerate(closed):
+            mailbox.put(step(2 + i, one))
+
+    later = threading.Timer(0.1, put)
+    later.start()
+    taken = threading.Event()
+
+    def look() -> None:
+        if all(one.taken == 1 for one in closed):
+            taken.set()
+
+    looks = threading.Timer(0.3, look)
+    looks.start()
+    assert took(mailbox) >= 0.6
+    later.join()
+    looks.join()
+    assert taken.is_set()
+    assert [one.taken for one in closed] == [1, 1, 1]
+    assert [each.step for each in mailbox.more(step(1))] == [1, 2, 3, 4]
 
 
 def test_there_is_no_sleep_before_what_somebody_waits_for() -> None:
