@@ -108,9 +108,7 @@ class Shelf:
 
         return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])
 
-    def close(
-        self, buffer: int, sites: int, rows: int, observed: Callable[[], Int64]
-    ) -> Part:
+    def close(self, buffer: int, sites: int, rows: int, observed: Callable[[], Int64]) -> Part:
         """This device's part of the step in `buffer`, as it is now.
 
         sites, rows: as in `states`.

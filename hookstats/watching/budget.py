@@ -5,20 +5,29 @@ It knows no clock: whoever closes steps says what each took, and what watching i
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from statistics import median
 from typing import Any, NamedTuple
 
 _ENOUGH = 4
 """After so many recorded steps there is a decision, about these."""
 _OTHERS = 48
 """By so many steps that were not recorded one knows what a step takes."""
+_NEIGHBOURS = 8
+"""So many steps before a recorded one say what it would have taken."""
+_HIDDEN = 32
+"""By so many recorded steps one knows what recording takes beside the time of hooks."""
 _MOST = 1024
 """The greatest factor: where that is too much, the budget is out of reach."""
 _ABOVE = 1.2
 """Where watching takes so many times the budget, fewer steps are recorded."""
 _BELOW = 0.7
 """More steps are recorded where they take so much of the budget at most."""
+_OF_MEDIAN = 1.2533 * 1.4826
+"""The standard error of a median of normal values, by their median absolute deviation and the root
+of their number."""
 _ROUNDING = 1e-6
 _MOST_KEPT = 8192
 """Where the clock goes back or stands still, so many steps stand for the window below."""
@@ -33,8 +42,8 @@ class Measured(NamedTuple):
     seconds: float
     """From the close of the step before to its own."""
     cost: float | None
-    """The seconds of these that watching took on the threads of the training; None where that is
-    not known but by comparing steps that are recorded with others."""
+    """The seconds of these in which hooks ran on the threads of the training, and the step closed;
+    None where that is not known but by comparing steps that are recorded with others."""
     at: float = 0.0
     """When it was closed, in seconds from anywhere."""
     background: float = 0.0
@@ -103,6 +112,8 @@ class Budget:
         self._recorded: deque[Measured] = deque(maxlen=_ENOUGH)
         self._others: deque[Measured] = deque(maxlen=_OTHERS)
         self._background: deque[Measured] = deque(maxlen=_MOST_KEPT)
+        # By recorded step, the seconds beside those of hooks that others before it did not take.
+        self._differences: deque[float] = deque(maxlen=_HIDDEN)
 
     @property
     def every(self) -> int:
@@ -120,10 +131,13 @@ class Budget:
         (self._recorded if step.recorded else self._others).append(step)
         if not step.recorded:
             return
-        if step.cost is None and self.every == 1:
+        if self.every == 1 and (step.cost is None or not self._others):
             # Without steps that are not recorded there is nothing to compare.
             self.wanted = self._known_from = 2
             return
+        if step.cost is not None and self.every > 1 and len(self._others) >= _ENOUGH:
+            before = list(self._others)[-_NEIGHBOURS:]
+            self._differences.append(_besides(step) - median(map(_besides, before)))
         self._note_background(step)
         self._new += 1
         costs = self._costs() if self._new >= _ENOUGH else None
@@ -156,6 +170,8 @@ class Budget:
         left = max(self.share - costs.idle_share, self.share / 2)
         if costs.added(self.every) > _ABOVE * left:
             return self._least(costs, left)
+        if self._recorded[-1].cost is not None and len(self._differences) < _ENOUGH:
+            return self.factor  # more than that may be hidden
         return min(self.factor, self._least(costs, self._below * left))
 
     def _least(self, costs: _Costs, share: float) -> int:
@@ -174,15 +190,28 @@ class Budget:
             base = _usual(step.seconds for step in self._others)
             with_records = _usual(step.seconds for step in self._recorded)
             return _Costs(base, max(0.0, with_records - base), 0.0) if base > 0 else None
-        enough = len(self._others) >= _ENOUGH
-        base = _without(self._others if enough else self._recorded)
+        enough, hidden = len(self._others) >= _ENOUGH, self._hidden()
+        if self.every > 1 and enough:
+            base = _usual(map(_besides, self._others))
+        else:
+            base = _usual(map(_besides, self._recorded)) - hidden
         if not base > 0:
             return None
         return _Costs(
             base,
-            _usual(step.cost or 0.0 for step in self._recorded) + self._in_background(),
+            _usual(step.cost or 0.0 for step in self._recorded) + hidden + self._in_background(),
             _usual(step.cost or 0.0 for step in self._others) if enough else 0.0,
         )
+
+    def _hidden(self) -> float:
+        """The seconds that a recorded step takes beside those of hooks, as far as they are no
+        chance: the median, less twice its standard error."""
+        if len(self._differences) < _ENOUGH:
+            return 0.0
+        middle = median(self._differences)
+        spread = median(abs(each - middle) for each in self._differences)
+        error = _OF_MEDIAN * spread / math.sqrt(len(self._differences))
+        return max(0.0, middle - 2 * error)
 
     def _note_background(self, step: Measured) -> None:
         kept = self._background
@@ -196,9 +225,9 @@ class Budget:
         return (last.background - first.background) / max(1, len(self._background) - 1)
 
 
-def _without(steps: Sequence[Measured]) -> float:
-    """The seconds of a step, without what watching took."""
-    return _usual(step.seconds - (step.cost or 0.0) for step in steps)
+def _besides(step: Measured) -> float:
+    """The seconds of a step in which no hook ran."""
+    return step.seconds - (step.cost or 0.0)
 
 
 def _usual(seconds: Iterable[float]) -> float:

@@ -29,9 +29,10 @@ class _Mark(NamedTuple):
 class Meter:
     """Measures steps by the clock, or on a device by its events; nothing waits for the device.
 
-    On the CPU, hooks and the closing of steps are timed on their threads. Of what the background
-    thread takes, one part in as many as there are threads counts: these compute, and it takes one
-    core from them. What a device takes for watching shows in the difference between steps.
+    On the CPU, hooks and the closing of steps are timed on their threads, and what the background
+    thread takes counts in full: where it takes a core from threads that compute, all of them wait
+    for that one, and Python's lock is one for all. What else watching takes, and all that it takes
+    on a device, shows in the difference between steps.
     """
 
     def __init__(self, arena: Arena, cost: Cost, mailbox: Mailbox) -> None:
@@ -63,5 +64,4 @@ class Meter:
             return
         began, had = before
         cost = None if total is None or had is None else total - had
-        background = self._mailbox.spent / torch.get_num_threads()
-        yield Measured(recorded, now - began, cost, now, background)
+        yield Measured(recorded, now - began, cost, now, self._mailbox.spent)

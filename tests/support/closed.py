@@ -10,7 +10,7 @@ from hookstats.records.record import StepRecord
 
 
 class Closed:
-    """A closed step, as an arena would hand out; counts how often it was copied out, and released."""
+    """A closed step, as an arena would hand out; counts how often it is copied out and released."""
 
     def __init__(self, wait: threading.Event | None = None, error: Exception | None = None) -> None:
         self.wait = wait

@@ -23,6 +23,8 @@ class Training:
         self.budget = budget
         self.cost = cost
         self.idle = 0.0
+        self.hidden = 0.0
+        """The seconds that recording a step takes outside of hooks."""
         self.of_samples = 1.0
         """What a recorded step costs where histograms are sampled, by what it costs otherwise."""
         self.in_background = 0.0
@@ -43,7 +45,9 @@ class Training:
             of_samples = self.of_samples if self.budget.is_sampled else 1.0
             cost = (self.cost * of_samples if recorded else self.idle) * self.noise()
             base = BASE * self.noise()
-            self.spent, self.trained = self.spent + cost, self.trained + base
+            hidden = self.hidden * self.noise() if recorded else 0.0
+            self.spent, self.trained = self.spent + cost + hidden, self.trained + base
+            base += hidden
             self.now += base + cost
             known = cost if self._direct else None
             self.budget.note(Measured(recorded, base + cost, known, self.now, self.background))
@@ -66,7 +70,7 @@ def test_the_least_factor_that_keeps_to_the_budget(
     share: float, cost: float, factor: int, direct: bool
 ) -> None:
     training = Training(Budget(share), cost * BASE, direct=direct)
-    training.run(4 if direct else 9)
+    training.run(20)  # the first ones alternate
     # By comparing alone, nothing is known of what is recorded in every step.
     expected = factor if direct else max(factor, 2)
     assert training.budget.factor == expected
@@ -165,6 +169,25 @@ def test_what_the_background_takes_counts() -> None:
     training.run(2000)
     assert training.budget.factor == 16
     assert training.budget.takes == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.6])
+def test_what_recording_takes_outside_of_hooks_counts(
+    share: float, spread: float, seed: int
+) -> None:
+    chance = random.Random(seed)
+    training = Training(Budget(share), 0.2 * BASE)
+    training.hidden = 0.6 * BASE
+    training.noise = lambda: math.exp(chance.gauss(0.0, spread))
+    training.run(4000)
+    training.spent = training.trained = 0.0
+    assert changes(training.run(4000)) <= 1
+    expected = 0.8 / training.budget.factor
+    assert expected <= 1.2 * share
+    assert training.budget.takes == pytest.approx(expected, rel=0.02 if not spread else 0.4)
+    assert training.spent <= 1.3 * share * training.trained
 
 
 def test_a_budget_out_of_reach() -> None:

@@ -63,7 +63,8 @@ def test_records_have_exact_steps_and_coverage_says_what_was_chosen(
         }
         assert "budget 1.00%: every=1 not measured yet" in str(w.coverage())
         train(w, model, optimizer, 20)
-    assert [record.step for record in records] == [0, 1, 2, 3, 8, 16]
+    # To compare, the first ones alternate.
+    assert [record.step for record in records] == [0, 2, 4, 6, 8, 16]
     found = w.coverage().budget
     assert found is not None
     assert found["every"] == 8
@@ -82,7 +83,7 @@ def test_histograms_are_sampled_once_that_is_too_much(
     settings: dict[str, Any] = {"kinds": ("output",), "rules": (), "sinks": [records.append]}
     with hs.watch(model, budget=0.01, **settings) as w:
         called = torch.compile(model, backend="aot_eager") if compiled else model
-        for _ in range(10):
+        for _ in range(18):
             called(x)
             w.step()
             w._flusher.drain(disk=False)
@@ -90,7 +91,8 @@ def test_histograms_are_sampled_once_that_is_too_much(
     assert {int(hist.count) for hist in hists.values() if hist is not None} == {200_000}
     counted = {step: int(hist.counted) for step, hist in hists.items() if hist is not None}
     # "auto" counts one of three units.
-    assert counted == {**dict.fromkeys(range(4), 200_000), 8: pytest.approx(200_000 / 3, abs=16)}
+    whole, sampled = dict.fromkeys(range(0, 10, 2), 200_000), pytest.approx(200_000 / 3, abs=16)
+    assert counted == {**whole, 16: sampled}
 
 
 def test_a_run_says_whether_a_budget_may_have_sampled(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_steps_after_an_error_lie_outside_of_the_budget(
         train(w, model, optimizer, 30, bad=16)
     # The alert of step 16 comes when step 17 has begun, as a rule, unrecorded.
     steps = [record.step for record in records]
-    assert steps in ([0, 1, 2, 3, 8, 16, first, first + 1, first + 2, 24] for first in (17, 18))
+    assert steps in ([0, 2, 4, 6, 8, 16, first, first + 1, first + 2, 24] for first in (17, 18))
 
 
 def test_what_an_error_adds_ends_where_training_goes_back() -> None:
