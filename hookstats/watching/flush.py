@@ -46,8 +46,7 @@ class Flusher:
     for a while and tries again, and a RuntimeWarning says so. Sinks that have a `close` are closed
     on the thread, once, after their last record.
 
-    Steps of small models are recorded many at once, see `Mailbox`; whoever waits for the thread
-    wakes it.
+    Steps are recorded many at once, see `Mailbox`; whoever waits for the thread wakes it.
 
     If the disk or a sink is slow, closed steps wait here, up to `Arena.most_ahead` of them. Then
     training waits, too, which counts as a stall; after `patience` seconds in which no step was
