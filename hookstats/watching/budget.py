@@ -105,7 +105,7 @@ class Budget:
         steps add is then held to half of it."""
         self._every = every
         self._samples = samples
-        self._known_from = 1  # the factor with which costs can be known
+        self._known_from = 1  # the factor that is needed to know costs
         self._new = 0  # recorded steps since the choice
         self._below = _BELOW
         self._fell = False  # at the last choice
@@ -142,6 +142,7 @@ class Budget:
         self._new += 1
         costs = self._costs() if self._new >= _ENOUGH else None
         if costs is not None:
+            self._known_from = 1 if step.cost is not None else 2
             self.is_out_of_reach = costs.share(self._every * _MOST) > _ABOVE * self.share
             self.wanted = self._judge(costs)
 

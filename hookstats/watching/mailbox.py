@@ -106,26 +106,29 @@ class Mailbox:
         end, room = time.monotonic() + self.rest, BYTES_TOGETHER
         while True:
             self._flag = Flag()
-            room -= self._hold()
+            with suppress(Empty):
+                while not self._is_over(end, room):
+                    room -= self._hold(self._queue.get_nowait())
             if not len(self):  # an interrupt may have kept a request from coming
                 self._waited_for.clear()
-            left = end - time.monotonic()
-            if self._rung or self._waited_for or len(self) >= TOGETHER or room <= 0 or left <= 0:
+            if self._is_over(end, room):
                 return
-            self._flag.wait(left)
+            self._flag.wait(max(0.0, end - time.monotonic()))
 
-    def _hold(self) -> int:
-        """Take what is in the queue, with steps that nobody has copied out; how many bytes they
-        have."""
-        copied = 0
-        with suppress(Empty):
-            while True:
-                self._held.append(request := self._queue.get_nowait())
-                if isinstance(request, Step) and not request.snapshot.is_small:
-                    with suppress(Exception):  # the record meets the error again
-                        request.snapshot.take_out()
-                    copied += request.snapshot.nbytes
-        return copied
+    def _is_over(self, end: float, room: int) -> bool:
+        """Whether a sleep ends, which it does at `end`, or if no more bytes may come."""
+        is_rung = self._rung or bool(self._waited_for)
+        return is_rung or len(self) >= TOGETHER or room <= 0 or time.monotonic() >= end
+
+    def _hold(self, request: Request) -> int:
+        """Keep a request for later; if it is a step that nobody has copied out, do so. How many
+        bytes it has then."""
+        self._held.append(request)
+        if not isinstance(request, Step) or request.snapshot.is_small:
+            return 0
+        with suppress(Exception):  # the record meets the error again
+            request.snapshot.take_out()
+        return request.snapshot.nbytes
 
     def _add_time(self) -> None:
         """Add what the thread took since the last time to `spent`."""

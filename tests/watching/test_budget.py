@@ -103,6 +103,17 @@ def test_histograms_are_sampled_before_steps_are_left_out(
     assert changes(training.factors) <= 2 + (not direct)
 
 
+def test_histograms_are_sampled_where_costs_grow_later() -> None:
+    training = Training(Budget(0.3, samples=True), 0.2 * BASE)
+    training.of_samples = 0.5
+    assert training.run(200)[-1] == 1
+    assert not training.budget.is_sampled
+    training.cost *= 2
+    training.run(200)
+    assert training.budget.is_sampled
+    assert training.budget.factor == 2
+
+
 def test_every_is_the_least_distance() -> None:
     training = Training(Budget(0.01, every=3), 0.2 * BASE)
     training.run(3 * 4)

@@ -89,6 +89,22 @@ def test_steps_that_nobody_has_copied_out_are_copied_out_in_the_sleep() -> None:
     assert [each.step for each in mailbox.more(step(1))] == [1, 2, 3, 4]
 
 
+def test_steps_that_come_as_fast_as_they_are_copied_out_do_not_keep_it_asleep() -> None:
+    class Endless(Closed):
+        """A step that takes a while to copy, in which the next one comes."""
+
+        nbytes = 0
+
+        def take_out(self) -> None:
+            time.sleep(0.05)
+            mailbox.put(step(2 + len(mailbox), Endless()))
+
+    mailbox = sleeping(0.3)
+    mailbox.put(step(2, Endless()))
+    assert took(mailbox) < 5.0
+    assert 2 <= len(mailbox) < TOGETHER
+
+
 def test_there_is_no_sleep_before_what_somebody_waits_for() -> None:
     mailbox = sleeping(60.0)
     mailbox.put(step(2))

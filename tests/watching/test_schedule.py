@@ -277,4 +277,4 @@ def test_ranks_that_merge_agree(ranks: Ranks) -> None:
     due, merged = answers[0]
     assert all(answer == answers[0] for answer in answers)
     assert merged == [step for step in due if step < 40]
-    assert [step for step in due if step > 10] == [16, 32]
+    assert [step for step in due if step > 12] == [16, 32]
