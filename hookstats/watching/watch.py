@@ -174,8 +174,9 @@ def watch(
             again and again. Before steps are left out, histograms are sampled as by "auto" (see
             `LogBins`). `coverage` says what was chosen and what it takes. The steps that `after`
             adds lie outside. Ranks choose for themselves, and with `reduce` together. Of several
-            watches each keeps to a budget of its own; on a device, and without C++ hooks, it cannot
-            tell its cost from that of another one that records the same steps, and counts both.
+            watches each keeps to a budget of its own. What is found by comparing recorded steps
+            with others, which is all of it on a device and without C++ hooks, it cannot tell from
+            the cost of another one that records the same steps, and counts both.
         mask: the name of the argument of the model's forward, or of each model's, that is 0 where a
             batch has padding, such as "attention_mask" [batch, time]: padding is left out of the
             statistics of the calls' tensors and of their gradients. `Watch.mask` says of which
