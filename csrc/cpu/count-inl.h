@@ -345,8 +345,8 @@ class Histogram {
   Units units_;
   int64_t counted_ = 0;  // since the counters were empty
   // Which parts of the counters are not empty, a bit for every 1 << part_shift_ of them. A table
-  // has 32 KB, and who reads all of them for a small tensor drives the training's data out of L1:
-  // in a step of small layers, all that hooks take was 1.06 times as much.
+  // takes all of L1, 32 KB. To note the parts of small tensors takes 0.945 of the time that hooks
+  // add to a step of small layers.
   int part_shift_ = kWhole;
   uint32_t touched_ = 1;
 };

@@ -40,7 +40,9 @@ PATIENCE = 10.0
 MOST_AHEAD = 256
 """How many steps may be copied out and wait for the thread that makes records of them."""
 
-_BYTES_AHEAD = 32 << 20  # the memory of these, at most
+BYTES_AHEAD = 32 << 20
+"""The memory of these, at most: of those that the training copies out, and of those that the
+thread does."""
 _POLL_SECONDS = 1e-3
 
 Submit = Callable[[Snapshot], None]
@@ -330,7 +332,7 @@ class Arena:
             snapshot.take_out()
         except Exception:  # such as a full memory: the other thread tries again
             return False
-        self._room_ahead = min(self.most_ahead, _BYTES_AHEAD // max(1, snapshot.nbytes))
+        self._room_ahead = min(self.most_ahead, BYTES_AHEAD // max(1, snapshot.nbytes))
         self._ahead.append(weakref.ref(snapshot))
         return True
 

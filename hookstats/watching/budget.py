@@ -109,7 +109,6 @@ class Budget:
         steps add is then held to half of it."""
         self._every = every
         self._samples = samples
-        self._known_from = 1  # the factor that is needed to know costs
         self._new = 0  # recorded steps since the choice
         self._below = _BELOW
         self._fell = False  # at the last choice
@@ -135,9 +134,8 @@ class Budget:
         (self._recorded if step.recorded else self._others).append(step)
         if not step.recorded:
             return
-        if self.every == 1 and (step.cost is None or not self._others):
-            # Without steps that are not recorded there is nothing to compare.
-            self.wanted = self._known_from = 2
+        if self.every < self._comparing * self._every:
+            self.wanted = self._comparing
             return
         if step.cost is not None and self.every > 1 and len(self._others) >= _ENOUGH:
             before = list(self._others)[-_NEIGHBOURS:]
@@ -146,15 +144,20 @@ class Budget:
         self._new += 1
         costs = self._costs() if self._new >= _ENOUGH else None
         if costs is not None:
-            self._known_from = 1 if step.cost is not None else 2
             self.is_out_of_reach = costs.share(self._every * _MOST) > _ABOVE * self.share
             self.wanted = self._judge(costs)
+
+    @property
+    def _comparing(self) -> int:
+        """The least factor with which there are steps to compare recorded ones with, as long as
+        they have to be compared."""
+        return 1 if self._every > 1 or len(self._differences) >= _ENOUGH else 2
 
     def choose(self, factor: int) -> None:
         """Have this factor; another one is looked at from now on."""
         if factor == self.factor:
             return
-        self.is_sampled |= self._samples and factor > max(self.factor, self._known_from)
+        self.is_sampled |= self._samples and factor > max(self.factor, self._comparing)
         if factor > self.factor and self._fell:
             self._below /= 2
         self._fell = factor < self.factor
@@ -175,13 +178,11 @@ class Budget:
         left = max(self.share - costs.idle_share, self.share / 2)
         if costs.added(self.every) > _ABOVE * left:
             return self._least(costs, left)
-        if self._recorded[-1].cost is not None and len(self._differences) < _ENOUGH:
-            return self.factor  # more than that may be hidden
         return min(self.factor, self._least(costs, self._below * left))
 
     def _least(self, costs: _Costs, share: float) -> int:
         """The least factor with which recorded steps add at most this share."""
-        factor = 1 if self._recorded[-1].cost is not None or self._every > 1 else 2
+        factor = self._comparing
         share *= 1 + _ROUNDING
         while factor < _MOST and costs.added(self._every * factor) > share:
             factor *= 2

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from hookstats.arena.arena import BYTES_AHEAD
 from hookstats.arena.flag import Flag
 from hookstats.watching.requests import Close, Drain, Request, Step
 
@@ -16,9 +17,6 @@ REST = 0.25
 
 TOGETHER = 32
 """How many steps are worth an end of the sleep."""
-
-BYTES_TOGETHER = 32 << 20
-"""What the steps that wait may have at most, of those that the thread copies out."""
 
 
 class Mailbox:
@@ -103,7 +101,7 @@ class Mailbox:
 
     def _sleep(self) -> None:
         """Sleep for `rest`, or until that is ended; copy steps out meanwhile."""
-        end, room = time.monotonic() + self.rest, BYTES_TOGETHER
+        end, room = time.monotonic() + self.rest, BYTES_AHEAD
         while True:
             self._flag = Flag()
             with suppress(Empty):

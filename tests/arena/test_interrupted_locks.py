@@ -14,6 +14,7 @@ from hookstats._torch import is_torch_function_enabled
 from hookstats.arena.arena import Arena
 from hookstats.arena.lock import Whole, lock
 from hookstats.hooks.readable import without_torch_function
+from hookstats.kernels import native
 
 INTERRUPTS = 2000
 
@@ -99,7 +100,7 @@ def test_what_an_interrupt_entered_is_left(now: str) -> None:
 def test_the_arena_says_how_often_a_thread_holds_its_lock() -> None:
     arena = Arena(None, None)
     if arena.native is None:
-        pytest.skip("no C++ hooks")
+        pytest.skip(f"no C++ hooks: {native.why_not}")
     depths = [arena.native.depth()]
     with arena.lock:
         depths.append(arena.native.depth())

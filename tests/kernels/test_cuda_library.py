@@ -84,7 +84,7 @@ def test_fake_cuda_tensors_are_traced(operator: Any, binned: bool) -> None:
 
 def test_the_hooks_find_the_kernels_of_their_build(recwarn: pytest.WarningsRecorder) -> None:
     if native.hooks is None:
-        pytest.skip("no C++ hooks")
+        pytest.skip(f"no C++ hooks: {native.why_not}")
     size = native.hooks.PARAMS_SIZE
     assert set(ops.entries(size)) == {"cpu", "cuda"}
     entry: Callable[[int], int] = torch.ops.hookstats.cuda_entry

@@ -280,7 +280,7 @@ class Owner:
         raise error
 
 
-@pytest.mark.skipif(native.hooks is None, reason="needs the C++ hooks")
+@pytest.mark.skipif(native.hooks is None, reason=f"no C++ hooks: {native.why_not}")
 def test_cpp_hooks_fill_states_of_either_width() -> None:
     arena, owner = Arena(None, None), Owner()
     arena.record(True)

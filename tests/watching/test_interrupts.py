@@ -208,11 +208,12 @@ def test_lines_of_every_chain_of_calls(
 ) -> None:
     """Of the first step, which repeats most lines for each site, the first and the last time.
 
-    Of these, every second one, and for errors of memory, which is asked for by calls that
-    `test_every_allocation` has, an eighth: `make full` has each.
+    Memory is asked for by calls, which `test_every_allocation` has: of all lines an eighth is left.
+    Of the first step, which has most of them, every second one: `make full` has each.
     """
     lines = lines_of(moment, hooks_in).distinct()
-    interrupt(lines[:: 8 if error is MemoryError else 2], moment, error, hooks_in)
+    taken = 8 if error is MemoryError else 2 if moment == "first" else 1
+    interrupt(lines[::taken], moment, error, hooks_in)
 
 
 @pytest.mark.full

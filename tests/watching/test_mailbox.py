@@ -10,8 +10,9 @@ from support.closed import Closed
 from torch import nn
 
 import hookstats as hs
+from hookstats.arena.arena import BYTES_AHEAD
 from hookstats.arena.flag import Flag
-from hookstats.watching.mailbox import BYTES_TOGETHER, TOGETHER, Mailbox
+from hookstats.watching.mailbox import TOGETHER, Mailbox
 from hookstats.watching.requests import Drain, Scalars, Step
 
 
@@ -47,7 +48,7 @@ def test_a_step_after_a_step_waits_for_others() -> None:
 class Large(Closed):
     """A step of which four fill what may wait."""
 
-    nbytes = BYTES_TOGETHER // 4
+    nbytes = BYTES_AHEAD // 4
 
 
 def test_what_somebody_waits_for_and_what_is_enough_ends_the_sleep() -> None:
@@ -65,7 +66,14 @@ def test_what_somebody_waits_for_and_what_is_enough_ends_the_sleep() -> None:
 
 
 def test_steps_that_nobody_has_copied_out_are_copied_out_in_the_sleep() -> None:
-    mailbox, closed = sleeping(0.6), [Large(), Large(error=MemoryError()), Large()]
+    class Last(Large):
+        """Ends the sleep, which would last for a minute, once it is copied out."""
+
+        def take_out(self) -> None:
+            super().take_out()
+            mailbox.ring()
+
+    mailbox, closed = sleeping(60.0), [Large(), Large(error=MemoryError()), Last()]
 
     def put() -> None:
         for i, one in enumerate(closed):
@@ -73,18 +81,8 @@ def test_steps_that_nobody_has_copied_out_are_copied_out_in_the_sleep() -> None:
 
     later = threading.Timer(0.1, put)
     later.start()
-    taken = threading.Event()
-
-    def look() -> None:
-        if all(one.taken == 1 for one in closed):
-            taken.set()
-
-    looks = threading.Timer(0.3, look)
-    looks.start()
-    assert took(mailbox) >= 0.6
+    assert took(mailbox) < 50
     later.join()
-    looks.join()
-    assert taken.is_set()
     assert [one.taken for one in closed] == [1, 1, 1]
     assert [each.step for each in mailbox.more(step(1))] == [1, 2, 3, 4]
 
@@ -102,7 +100,7 @@ def test_steps_that_come_as_fast_as_they_are_copied_out_do_not_keep_it_asleep() 
     mailbox = sleeping(0.3)
     mailbox.put(step(2, Endless()))
     assert took(mailbox) < 5.0
-    assert 2 <= len(mailbox) < TOGETHER
+    assert len(mailbox) < TOGETHER
 
 
 def test_there_is_no_sleep_before_what_somebody_waits_for() -> None:

@@ -277,4 +277,6 @@ def test_ranks_that_merge_agree(ranks: Ranks) -> None:
     due, merged = answers[0]
     assert all(answer == answers[0] for answer in answers)
     assert merged == [step for step in due if step < 40]
-    assert [step for step in due if step > 12] == [16, 32]
+    assert due[:7] == [0, 1, 2, 4, 6, 8, 10]
+    # What is wanted since step 8 is in the exchange of that step, or in that of the next one.
+    assert due[7:] in ([16, 32], [12, 16, 32])
