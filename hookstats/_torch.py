@@ -237,7 +237,6 @@ def _is_called_by(module: str, functions: tuple[str, ...]) -> bool:
 def agree(key: str, value: str) -> str | None:
     """`value`, or what another process of the default process group said of `key` before, by the
     store that the group was made with (2.13; None without a group or a store that can)."""
-    # No module for it, no such name, no network, no group, a store that cannot.
     with suppress(ImportError, AttributeError, RuntimeError, ValueError, NotImplementedError):
         from torch.distributed.distributed_c10d import _get_default_store
 

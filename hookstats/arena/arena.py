@@ -40,9 +40,7 @@ PATIENCE = 10.0
 MOST_AHEAD = 256
 """How many steps may be copied out and wait for the thread that makes records of them."""
 
-BYTES_AHEAD = 32 << 20
-"""The memory of these, at most: of those that the training copies out, and of those that the
-thread does."""
+BYTES_AHEAD = 32 << 20  # the memory of those the training copied out, and of the thread's, at most
 _POLL_SECONDS = 1e-3
 
 Submit = Callable[[Snapshot], None]
