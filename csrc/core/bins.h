@@ -41,6 +41,11 @@ struct Bins {
   HOOKSTATS_HOST_DEVICE int64_t slots() const { return bins + 2; }
 };
 
+// Log bins of every finite float: the upper bits of a pattern alone say which bin it is in.
+inline bool have_keys(const Bins& b) {
+  return b.kind == BinKind::kLog && b.base == 0 && b.magnitudes == 255 << (23 - b.shift);
+}
+
 // `edges` is the caller's copy of bins + 1 fp32 edges; its last element is changed.
 inline Bins linear_bins(float* edges, int64_t bins) {
   Bins b;

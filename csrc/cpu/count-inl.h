@@ -23,6 +23,13 @@ HOOKSTATS_INLINE void find_counters(const Slots& slots, const Source* p, int64_t
   if (i < n) store(counters + i, counter(load_first<Real, Source>(p + i, n - i)));
 }
 
+// Whether the counters of kLanes elements, lane by lane, are those of one slot.
+template <int kCopies>
+HOOKSTATS_INLINE bool of_one_slot(const uint32_t* which) {
+  const Lanes<uint32_t> first = fill(which[0]) + bit_cast_lanes<uint32_t>(copy_of_lane<kCopies>());
+  return !any(lanes_at<uint32_t>(which) ^ first);
+}
+
 // Counts the first `n` elements of `p` into `counters[which[i]]`, and meanwhile prefetches the
 // elements `ahead`: counting leaves memory idle, while the sums wait for memory. This takes 0.64 to
 // 0.88 of the time in fp32, from memory.
@@ -34,9 +41,7 @@ HOOKSTATS_INLINE void count(const Source* p, int64_t n, int64_t ahead, const uin
     prefetch(p + i, ahead);
     if constexpr (kCopies > 1) {
       // Takes 0.5 to 0.65 of the time for constant data and mostly zeros, else 3 % more.
-      const Lanes<uint32_t> first =
-          fill(which[i]) + bit_cast_lanes<uint32_t>(copy_of_lane<kCopies>());
-      if (!any(lanes_at<uint32_t>(which + i) ^ first)) {
+      if (of_one_slot<kCopies>(which + i)) {
         counters[which[i]] += kLanes;
         continue;
       }
@@ -92,6 +97,15 @@ struct Target {
     }
   }
 
+  // Marks those of the slots from `slot` on that are not zero in `sums`.
+  HOOKSTATS_INLINE void mark_lanes(int64_t slot, const Lanes<uint64_t>& sums) const {
+    static_assert(kLanes == kMarkSlots);
+    const Mask<int64_t> head = less(iota<int64_t>(), fill(kMarkSlots - slot % kMarkSlots));
+    const Lanes<int64_t> values = bit_cast_lanes<int64_t>(sums);
+    if (any(values & head)) mark(slot);
+    if (any(values & (head ^ fill(int64_t{-1})))) mark(slot + kLanes - 1);
+  }
+
   // `sums` are of the slots from `slot` on, of which there are `slots` in all.
   HOOKSTATS_INLINE void add_lanes(int64_t slot, int64_t slots, const Lanes<uint64_t>& sums) const {
     if (!shared && times == 1 && slot + kLanes <= slots) {
@@ -106,6 +120,30 @@ struct Target {
   }
 };
 
+#if HOOKSTATS_VECTOR_BYTES == 64
+// The counters of floats that are not zero, kCopies of a key.
+template <int kCopies>
+struct NonzeroKeys {
+  const int shift;
+
+  explicit NonzeroKeys(const Bins& b) : shift(b.shift - __builtin_ctz(kCopies)) {}
+
+  // Stores those of the first `n` lanes, one after another, at `to`, which has room for all;
+  // returns how many there are.
+  HOOKSTATS_INLINE int64_t operator()(const Lanes<float>& x, int64_t n, uint32_t* to) const {
+    const __m512i bits = (__m512i)x.part[0],
+                  key = (__m512i)(bit_cast_lanes<uint32_t>(x).part[0] >> shift);
+    constexpr int kAndOr = 0xea;  // (a & b) | c
+    const __m512i counters = _mm512_ternarylogic_epi32(
+        key, _mm512_set1_epi32(~(kCopies - 1)), (__m512i)copy_of_lane<kCopies>().part[0], kAndOr);
+    const __mmask16 nonzero = _mm512_mask_test_epi32_mask(static_cast<__mmask16>((1u << n) - 1),
+                                                          bits, _mm512_set1_epi32(0x7fffffff));
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(nonzero, counters));
+    return __builtin_popcount(nonzero);
+  }
+};
+#endif
+
 constexpr int64_t kPrefetched = 8;       // units, for each that is counted: as `count` does
 constexpr int64_t kMostCounted = 65535;  // what a 16-bit counter holds
 
@@ -115,25 +153,28 @@ constexpr int64_t kMostCounted = 65535;  // what a 16-bit counter holds
 class Histogram {
  public:
   static constexpr int kCopies = 4;
+  // Whether all elements of a plan `by_key` are counted by `Whole`. Elsewhere registers are too
+  // few, and zeros take too long to leave out.
+  static constexpr bool kCountsWithSums = HOOKSTATS_VECTOR_BYTES == 64;
 
   static int64_t counters(const Bins& bins) {
-    const int64_t slots = LogKeys::suit(bins) ? LogKeys::keys(bins) + 1 : bins.slots();
+    const int64_t slots = have_keys(bins) ? LogKeys::keys(bins) + 1 : bins.slots();
     return ceil_div(slots, kLanes) * kLanes * kCopies;
   }
 
   Histogram() = default;
 
-  // `elements` are expected, of which `sample` is counted; `floats` says whether as floats. If they
-  // are few, they are counted in the target itself, as emptying counters would cost more; so are
-  // those of histograms too large for any cache.
+  // `elements` are expected, of which `sample` is counted; `floats` says whether as floats,
+  // `by_key` whether all of them by keys. If they are few, they are counted in the target itself.
   Histogram(const Bins& bins, uint16_t* counters, const Target& target, int64_t elements,
-            const Sample& sample, bool floats)
+            const Sample& sample, bool floats, bool by_key = false)
       : bins_(&bins), counters_(counters), target_(target), units_(sample) {
     const int64_t counted = elements / sample.every;
-    if (bins.slots() > kMostCounted || (!target.shared && counted < bins.slots() / 2)) {
+    if (bins.slots() > kMostSlots || (!target.shared && !worth_counters(bins, counted))) {
       counters_ = nullptr;
     }
-    by_key_ = floats && counters_ != nullptr && !sample.all() && LogKeys::suit(bins);
+    const bool sampled = floats && !sample.all() && have_keys(bins) && counters_ != nullptr;
+    by_key_ = by_key || sampled;
     if (counters_ == nullptr || !sample.all() || elements > kFew) return;
     touched_ = 0;
     part_shift_ = kLeastShift;
@@ -145,7 +186,7 @@ class Histogram {
   template <class Real, class Source>
   void add(const Source* p, int64_t n, int64_t ahead, int64_t place, Waiting& waiting) {
     if (units_.every() > 1) return add_chosen<Real>(p, n, ahead, place, waiting);
-    with_slots<Real>(*bins_, [&](const auto& slots) {
+    with_slots_or_keys<Real>([&](const auto& slots) {
       alignas(64) uint32_t which[kCountBlock];
       for (int64_t i = 0; i < n; i += kCountBlock) {
         const int64_t block = n - i < kCountBlock ? n - i : kCountBlock;
@@ -157,11 +198,8 @@ class Histogram {
         }
         find_counters<kCopies, Real>(slots, p + i, block, copy_of_lane<kCopies>(), which);
         if (counted_ == 0) prefetch_target(which, block);
+        if (!has_room(block)) empty();
         counted_ += block;
-        if (counted_ > kMostCounted) {
-          empty();
-          counted_ = block;
-        }
         if (part_shift_ != kWhole) touched_ |= parts_of(which, block, part_shift_);
         count<kCopies>(p + i, block, ahead, which, counters_);
       }
@@ -181,22 +219,33 @@ class Histogram {
     });
   }
 
+  // What `Whole` needs to count with sums.
+  const Bins& bins() const { return *bins_; }
+  uint16_t* counters() const { return counters_; }
+  bool has_room(int64_t n) const { return counted_ + n <= kMostCounted; }
+
+  // The counters of `n` of `elements` that sums have seen will be incremented; the others were
+  // zero.
+  void note(const uint32_t* which, int64_t n, int64_t elements) {
+    if (counted_ == 0) prefetch_target(which, n);
+    counted_ += n;
+    zeros_ += elements - n;
+    if (part_shift_ != kWhole) touched_ |= parts_of(which, n, part_shift_);
+  }
+
   // Nothing of it may be waiting.
   void empty() {
     if (counters_ == nullptr) return;
-    static_assert(kLanes == kMarkSlots);
+    counted_ = 0;
     const int64_t slots = bins_->slots();
     if (by_key_) {
-      each_sum(LogKeys::keys(*bins_) + 1, [&](int64_t key, const Lanes<uint64_t>& sums) {
-        uint64_t values[kLanes];
-        store(values, sums);
-        for (int64_t i = 0; i < kLanes; ++i) {
-          if (values[i] != 0) add_key(key + i, static_cast<int64_t>(values[i]));
-        }
-      });
+      if (zeros_ != 0) add_key(LogKeys::keys(*bins_), zeros_);
+      zeros_ = 0;
+      each_sum(LogKeys::keys(*bins_) + 1,
+               [&](int64_t key, const Lanes<uint64_t>& sums) { add_keys(key, sums); });
     } else {
       each_sum(slots, [&](int64_t slot, const Lanes<uint64_t>& sums) {
-        target_.mark(slot);
+        target_.mark(slot);  // kMarkSlots of them
         target_.add_lanes(slot, slots, sums);
       });
     }
@@ -227,14 +276,45 @@ class Histogram {
     }
   }
 
-  void add_key(int64_t key, int64_t count) const {
+  // The slot of a key; -1 if it is not of finite values.
+  int64_t slot_of(int64_t key) const {
     const int64_t keys = LogKeys::keys(*bins_), zero_slot = bins_->magnitudes + 1;
-    const int64_t magnitude = key % (keys / 2);
-    if (key < keys && magnitude >= bins_->magnitudes) return;  // not finite
-    const int64_t above = key < keys ? magnitude + 1 : 0;
-    const int64_t slot = key < keys / 2 ? zero_slot + above : zero_slot - above;
+    if (key >= keys) return zero_slot;
+    const int64_t magnitude = key & (keys / 2 - 1);
+    if (magnitude >= bins_->magnitudes) return -1;
+    return key < keys / 2 ? zero_slot + 1 + magnitude : zero_slot - 1 - magnitude;
+  }
+
+  void add_key(int64_t key, int64_t count) const {
+    const int64_t slot = slot_of(key);
+    if (slot < 0) return;
     target_.mark(slot);
     target_.add(slot, count);
+  }
+
+  // `sums` are of the keys from `key` on.
+  HOOKSTATS_INLINE void add_keys(int64_t key, const Lanes<uint64_t>& sums) const {
+    const int64_t first = slot_of(key), last = slot_of(key + kLanes - 1);
+    if (last - first == kLanes - 1 || first - last == kLanes - 1) {
+      const int64_t slot = first < last ? first : last;
+      const Lanes<uint64_t> of_slots = first < last ? sums : reverse(sums);
+      target_.mark_lanes(slot, of_slots);
+      return target_.add_lanes(slot, bins_->slots(), of_slots);
+    }
+    uint64_t values[kLanes];
+    store(values, sums);
+    for (int64_t i = 0; i < kLanes; ++i) {
+      if (values[i] != 0) add_key(key + i, static_cast<int64_t>(values[i]));
+    }
+  }
+
+  // Calls f with what finds the counters of all elements.
+  template <class Real, class F>
+  HOOKSTATS_INLINE void with_slots_or_keys(F&& f) const {
+    if constexpr (std::is_same_v<Real, float> && !kCountsWithSums) {
+      if (by_key_) return f(LogKeys(*bins_));
+    }
+    with_slots<Real>(*bins_, f);
   }
 
   // Calls f with what finds counters, or slots where elements go to the target.
@@ -301,10 +381,9 @@ class Histogram {
 
   // Where at most `most` counters can be stored.
   uint32_t* begin(int64_t most, Waiting& waiting) {
-    if (counted_ + most > kMostCounted) {
+    if (!has_room(most)) {
       waiting.finish();
       empty();
-      counted_ = 0;
     }
     return waiting.room(most, counters_);
   }
@@ -326,7 +405,8 @@ class Histogram {
   // sites, the state is in no cache. This takes 0.94 of the time for 4096 elements.
   void prefetch_target(const uint32_t* which, int64_t n) const {
     for (int64_t i = 0; i < n; i += 8) {
-      __builtin_prefetch(target_.counts + which[i] / kCopies, 1);
+      const int64_t at = which[i] / kCopies, slot = by_key_ ? slot_of(at) : at;
+      if (slot >= 0) __builtin_prefetch(target_.counts + slot, 1);
     }
   }
 
@@ -343,7 +423,8 @@ class Histogram {
   bool by_key_ = false;           // counters are of LogKeys
   Target target_{};
   Units units_;
-  int64_t counted_ = 0;  // since the counters were empty
+  // Since the counters were empty; zeros are those that sums left out.
+  int64_t counted_ = 0, zeros_ = 0;
   // Which parts of the counters are not empty, a bit for every 1 << part_shift_ of them. A table
   // takes all of L1, 32 KB. To note the parts of small tensors takes 0.945 of the time that hooks
   // add to a step of small layers.

@@ -25,7 +25,7 @@ inline __attribute__((always_inline)) void fold_channel(const UpdateParams& para
 
 // Subtract non-finite elements, of which as a rule there are none, from a channel's histogram and
 // from the tensor's, which other threads may count into. Marks stay: each slot was counted in. What
-// is sampled has only finite elements.
+// is sampled, or counted by keys, has only finite elements.
 inline void discount_channel(const UpdateParams& params, const Plan& plan, int64_t channel,
                              const Channel& seen) {
   if (params.channel_bins.kind == BinKind::kNone || !plan.channel_sample.all()) return;
@@ -35,7 +35,9 @@ inline void discount_channel(const UpdateParams& params, const Plan& plan, int64
 }
 inline void discount_tensor(const UpdateParams& params, const Plan& plan, int64_t nan,
                             int64_t posinf, int64_t neginf) {
-  if (params.tensor_bins.kind == BinKind::kNone || !plan.tensor_sample.all()) return;
+  if (params.tensor_bins.kind == BinKind::kNone || !plan.tensor_sample.all() || plan.by_key) {
+    return;
+  }
   int64_t* underflow = &params.tensor_counts[0];
   int64_t* overflow = &params.tensor_counts[params.tensor_bins.bins + 1];
   if (nan + neginf != 0) __atomic_fetch_sub(underflow, nan + neginf, __ATOMIC_RELAXED);

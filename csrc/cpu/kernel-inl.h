@@ -12,6 +12,7 @@
 #include "cpu/sums-inl.h"
 #include "cpu/slots-inl.h"
 #include "cpu/count-inl.h"
+#include "cpu/whole-inl.h"
 #include "cpu/reader-inl.h"
 #include "cpu/runs-inl.h"
 #include "cpu/row-sums-inl.h"
@@ -32,7 +33,7 @@ void run_with(const Job& job, int64_t begin, int64_t end) {
       zero_counters(thread_scratch().tensor_counters, Histogram::counters(p.tensor_bins));
   Histogram histogram(p.tensor_bins, counters,
                       {p.tensor_counts, p.view.repeat, shared, p.tensor_marks}, p.view.numel(),
-                      job.plan.tensor_sample, Worker::kFloats);
+                      job.plan.tensor_sample, Worker::kFloats, job.plan.by_key);
   run(&histogram);
   histogram.empty();
 }

@@ -44,6 +44,9 @@ struct Plan {
   // is left to the merge.
   bool direct;
   Sample tensor_sample, channel_sample;  // of the histograms
+  // All of the tensor's elements are counted by the upper bits of floats, which leaves non-finite
+  // ones out.
+  bool by_key;
 
   bool across;  // samples are of each channel's rows, see `ChannelView::rows_are_in_order`
 
@@ -64,6 +67,18 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline bool loads_directly(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 ||
          dtype == DType::kBFloat16;
+}
+
+// Whether kernels compute in float, before they have to widen what overflows.
+inline bool reads_floats(DType dtype) {
+  return dispatch(dtype, [](auto* type) { return sizeof(widen(*type)) == sizeof(float); });
+}
+
+// Elements that are less than half as many as the slots are counted in the histogram itself, as to
+// empty counters would cost more; so are all if there are more slots than any cache has.
+constexpr int64_t kMostSlots = 65535;
+inline bool worth_counters(const Bins& bins, int64_t elements) {
+  return bins.slots() <= kMostSlots && elements >= bins.slots() / 2;
 }
 
 // What a histogram counts of the tensor; the sampling is read here, once per call.
@@ -133,6 +148,8 @@ inline Plan make_plan(const UpdateParams& p) {
   plan.direct = plan.splits() == 1 && plan.joined == 1 && view.repeat == 1;
   plan.tensor_sample = sample_of(p, kTensorEvery);
   plan.channel_sample = sample_of(p, kChannelEvery);
+  plan.by_key = plan.tensor_sample.all() && have_keys(p.tensor_bins) && reads_floats(p.dtype) &&
+                worth_counters(p.tensor_bins, view.numel());
   return plan;
 }
 

@@ -15,56 +15,66 @@ struct RowSums {
 
   // `ahead` is the distance to the next group of rows: neighbours too far apart for the
   // processor's own prefetching.
+  template <class Counting>
   void add_rows(const Source* const* rows, int64_t count, int64_t column, int64_t lanes,
-                bool narrow, int64_t ahead, Waiting* waiting) {
+                bool narrow, int64_t ahead, Counting& counting) {
     Sums<R, kMasked, kHigher> local = sums;
     const Origin<R, kHigher> origin(frame);
+    typename Counting::Increments some = counting.begin(count, 1);
     if (lanes == kLanes) {
       const auto add_row = [&](int64_t r) {
         prefetch(rows[r] + column, ahead);
-        add(local, load<R, Source>(rows[r] + column), origin);
+        const Lanes<R> x = load<R, Source>(rows[r] + column);
+        add(local, x, origin);
+        some.see(x);
       };
       int64_t r = 0;
-      for (Waiting::Increments some = Waiting::take(waiting, count, 1); r < some.vectors; ++r) {
+      for (; r < some.vectors; ++r) {
         add_row(r);
-        some.accompany<1>();
+        some.template accompany<1>();
       }
       for (; r < count; ++r) add_row(r);
-    } else if (!narrow) {  // the lanes left over belong to no channel
-      for (int64_t r = 0; r < count; ++r) {
-        add(local, load_first<R, Source>(rows[r] + column, lanes), origin);
-      }
-    } else {  // the lanes left over hold sums of wider rows
+    } else {
+      // The lanes left over belong to no channel, or hold sums of wider rows.
       const Mask<R> valid = first_lanes<R>(lanes);
       for (int64_t r = 0; r < count; ++r) {
-        add(local, load_first<R, Source>(rows[r] + column, lanes), origin, &valid);
+        const Lanes<R> x = load_first<R, Source>(rows[r] + column, lanes);
+        add(local, x, origin, narrow ? &valid : nullptr);
+        some.see(x, lanes);
+        if (r < some.vectors) some.template accompany<1>();
       }
     }
+    counting.end(some, count * lanes);
     sums = local;
   }
 };
 
 // Two vectors side by side, if registers allow: additions to one need not wait for those to the
 // other. This takes 0.87 of the time with 64 channels per row.
-template <class Source, class Real, bool kHigher>
+template <class Source, class Real, bool kHigher, class Counting>
 void add_pair(RowSums<Source, Real, false, kHigher>& left,
               RowSums<Source, Real, false, kHigher>& right, const Source* const* rows,
-              int64_t count, int64_t column, int64_t ahead, Waiting* waiting) {
+              int64_t count, int64_t column, int64_t ahead, Counting& counting) {
   Sums<Real, false, kHigher> a = left.sums, b = right.sums;
   const Origin<Real, kHigher> of_a(left.frame), of_b(right.frame);
+  typename Counting::Increments some = counting.begin(2 * count, 2);
   const auto add_row = [&](int64_t r) {
     const Source* p = rows[r] + column;
     prefetch(p, ahead);
     if constexpr (sizeof(Source) > 2) prefetch(p + kLanes, ahead);
-    add(a, load<Real, Source>(p), of_a);
-    add(b, load<Real, Source>(p + kLanes), of_b);
+    const Lanes<Real> x = load<Real, Source>(p), y = load<Real, Source>(p + kLanes);
+    add(a, x, of_a);
+    some.see(x);
+    add(b, y, of_b);
+    some.see(y);
   };
   int64_t r = 0;
-  for (Waiting::Increments some = Waiting::take(waiting, 2 * count, 2); 2 * r < some.vectors; ++r) {
+  for (; 2 * r < some.vectors; ++r) {
     add_row(r);
-    some.accompany<2>();
+    some.template accompany<2>();
   }
   for (; r < count; ++r) add_row(r);
+  counting.end(some, 2 * count * kLanes);
   left.sums = a;
   right.sums = b;
 }

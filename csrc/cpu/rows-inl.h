@@ -7,6 +7,7 @@ class Rows : Reader<Source> {
 
  public:
   static constexpr bool kFloats = std::is_same_v<Real, float>;
+  static constexpr bool kCountsWithSums = kFloats && Histogram::kCountsWithSums;
 
   Rows(const Job& job, int64_t begin, int64_t end)
       : Base(job, begin, end),
@@ -26,17 +27,18 @@ class Rows : Reader<Source> {
     SumsOf<Real, false> sums[kRowBlock / kLanes];
     for (int64_t v = 0; v < vectors; ++v) sums[v].reset();
     shift_rows(task, sums, vectors);
-    if (p_.channel_bins.kind == BinKind::kNone) {
-      sum_rows(task, sums, 0, vectors, tensor, nullptr);
-    } else {
+    RowHistograms* by_channel = nullptr;
+    if (p_.channel_bins.kind != BinKind::kNone) {
       if (task.block != counted_.block) empty();
       counted_ = task;
-      sum_rows(task, sums, 0, vectors, tensor, &by_channel_);
+      by_channel = &by_channel_;
     }
+    sum_rows(task, sums, vectors, tensor, by_channel);
     for (int64_t v = 0; v < vectors; ++v) settle(task, v, sums[v]);
   }
 
   void finish() {
+    if constexpr (kCountsWithSums) whole_.finish();
     if (p_.channel_bins.kind != BinKind::kNone) empty();
   }
 
@@ -226,12 +228,25 @@ class Rows : Reader<Source> {
                 });
   }
 
-  // Sums the vectors [first, last) of the block, and counts while the rows are in L1.
-  template <class R, bool kMasked>
+  // Sums the first `vectors` of the block, and counts.
+  void sum_rows(const Task& task, SumsOf<Real, false>* sums, int64_t vectors, Histogram* tensor,
+                RowHistograms* by_channel) {
+    if constexpr (kCountsWithSums) {
+      if (plan_.by_key) {
+        whole_.into(*tensor);
+        return sum_rows(task, sums, 0, vectors, nullptr, by_channel, whole_);
+      }
+    }
+    const WithSample sample{plan_.samples() ? &waiting_ : nullptr};
+    sum_rows(task, sums, 0, vectors, tensor, by_channel, sample);
+  }
+
+  // Sums the vectors [first, last) of the block, with which `counting` goes, and counts the
+  // histograms while the rows are in L1.
+  template <class R, bool kMasked, class Counting>
   void sum_rows(const Task& task, SumsOf<R, kMasked>* sums, int64_t first, int64_t last,
-                Histogram* tensor = nullptr, RowHistograms* by_channel = nullptr) {
+                Histogram* tensor, RowHistograms* by_channel, Counting& counting) {
     int pending = 0;
-    Waiting* const waiting = plan_.samples() ? &waiting_ : nullptr;
     const int64_t ahead = plan_.packed ? 0 : kRowGroup * last_dim().stride * plan_.joined;
     const bool tensor_across = plan_.across && !plan_.tensor_sample.all();
     const bool channels_across = plan_.across && !plan_.channel_sample.all();
@@ -247,14 +262,14 @@ class Rows : Reader<Source> {
       int64_t v = first;
       if constexpr (!kMasked && std::is_same_v<R, Real> && Lanes<R>::kParts == 1) {
         for (; v + 2 <= last && (v + 2) * kLanes <= width; v += 2) {
-          add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, waiting);
+          add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, counting);
         }
       }
       for (; v < last; ++v) {
         const int64_t column = v * kLanes;
         const int64_t lanes = width - column < kLanes ? width - column : kLanes;
         if (lanes <= 0) continue;
-        sums[v - first].add_rows(rows, count, column, lanes, narrow, ahead, waiting);
+        sums[v - first].add_rows(rows, count, column, lanes, narrow, ahead, counting);
       }
       pending += kRowGroup;
       if (pending >= kSpill) {
@@ -337,7 +352,8 @@ class Rows : Reader<Source> {
     SumsOf<R, kMasked> sums;
     sums.reset();
     sums.frame = frame;
-    sum_rows(task, &sums, v, v + 1);
+    const WithSample nothing;
+    sum_rows(task, &sums, v, v + 1, nullptr, nullptr, nothing);
     return to_channels(task, v, sums);
   }
 
@@ -400,5 +416,6 @@ class Rows : Reader<Source> {
   ChannelUnits tensor_units_, channel_units_;
   RowHistograms by_channel_;
   Waiting waiting_;  // for the tensor's histogram
-  Task counted_{};   // whose block's counts are in by_channel_
+  std::conditional_t<kCountsWithSums, Whole, WithSample> whole_;
+  Task counted_{};  // whose block's counts are in by_channel_
 };

@@ -7,6 +7,7 @@ class Runs : Reader<Source> {
 
  public:
   static constexpr bool kFloats = std::is_same_v<Real, float>;
+  static constexpr bool kCountsWithSums = kFloats && Histogram::kCountsWithSums;
 
   Runs(const Job& job, int64_t begin, int64_t end) : Base(job, begin, end) {}
 
@@ -32,7 +33,9 @@ class Runs : Reader<Source> {
     this->put(task, task.channel_begin, channels, total);
   }
 
-  void finish() {}
+  void finish() {
+    if constexpr (kCountsWithSums) whole_.finish();
+  }
 
  private:
   using Totals = ChannelSums<kHigher>;
@@ -59,9 +62,11 @@ class Runs : Reader<Source> {
       pending = 0;
     }
 
-    // Adds `runs` runs of `n` elements, the first elements of which are `stride` apart.
-    void add_runs(const Source* p, int64_t n, int64_t runs, int64_t stride,
-                  Waiting* waiting = nullptr) {
+    // Adds `runs` runs of `n` elements, the first elements of which are `stride` apart, and
+    // prefetches those `ahead`.
+    template <class Counting>
+    void add_runs(const Source* p, int64_t n, int64_t runs, int64_t stride, int64_t ahead,
+                  Counting& counting) {
       Sums<R, kMasked, kHigher> local = sums;  // in registers
       const Origin<R, kHigher> origin(frame);
       for (; runs > 0; --runs, p += stride) {
@@ -77,27 +82,38 @@ class Runs : Reader<Source> {
             if (steps >= 4) {
               Sums<R, kMasked, kHigher> other;
               clear(other);
+              typename Counting::Increments some = counting.begin(steps / 2 * 2, 2);
               const auto add_two = [&](int64_t at) {
-                add(local, load<R, Source>(p + at), origin);
-                add(other, load<R, Source>(p + at + kLanes), origin);
+                prefetch(p + at, ahead);
+                if constexpr (sizeof(Source) > 2) prefetch(p + at + kLanes, ahead);
+                const Lanes<R> x = load<R, Source>(p + at), y = load<R, Source>(p + at + kLanes);
+                add(local, x, origin);
+                some.see(x);
+                add(other, y, origin);
+                some.see(y);
               };
-              Waiting::Increments some = Waiting::take(waiting, steps, 2);
               for (; step < some.vectors; step += 2, i += 2 * kLanes) {
                 add_two(i);
-                some.accompany<2>();
+                some.template accompany<2>();
               }
               for (; step + 2 <= steps; step += 2, i += 2 * kLanes) add_two(i);
+              counting.end(some, step * kLanes);
               join(local, other);
             }
           }
-          add_vectors(local, p + i, steps - step, origin, waiting);
+          add_vectors(local, p + i, steps - step, origin, ahead, counting);
           i += (steps - step) * kLanes;
           pending += static_cast<int>(steps);
         }
         if (i < n) {
           if (pending == kSpill) spill_into_wide(local);
           const Mask<R> valid = first_lanes<R>(n - i);
-          add(local, load_first<R, Source>(p + i, n - i), origin, &valid);
+          const Lanes<R> x = load_first<R, Source>(p + i, n - i);
+          add(local, x, origin, &valid);
+          typename Counting::Increments some = counting.begin(1, 1);
+          some.see(x, n - i);
+          if (some.vectors > 0) some.template accompany<1>();
+          counting.end(some, n - i);
           ++pending;
         }
       }
@@ -189,10 +205,23 @@ class Runs : Reader<Source> {
 
   void sum_runs(const Task& task, RunSums<Real, false>* sums, Histogram* tensor,
                 Histogram* by_channel) {
-    const int64_t channels = task.channel_end - task.channel_begin;
+    if constexpr (kCountsWithSums) {
+      if (plan_.by_key) {
+        whole_.into(*tensor);
+        return sum_runs(task, sums, nullptr, by_channel, whole_);
+      }
+    }
     const bool samples_tensor = tensor != nullptr && !plan_.tensor_sample.all();
     Waiting* const of_sample = samples_tensor ? &of_tensor_ : &of_channels_;
-    Waiting* const waiting = plan_.samples() ? of_sample : nullptr;
+    const WithSample sample{plan_.samples() ? of_sample : nullptr};
+    sum_runs(task, sums, tensor, by_channel, sample);
+  }
+
+  // `counting` goes with the sums, the histograms before or after them.
+  template <class Counting>
+  void sum_runs(const Task& task, RunSums<Real, false>* sums, Histogram* tensor,
+                Histogram* by_channel, Counting& counting) {
+    const int64_t channels = task.channel_end - task.channel_begin;
     int64_t next;
     for (int64_t row = task.row_begin; row < task.row_end; row = next) {
       const Task run = run_of(task, row);
@@ -205,7 +234,7 @@ class Runs : Reader<Source> {
         if (view_.outer_dims == 1 && view_.kept == nullptr) next = row + kSegment / elements;
         if (next > task.row_end) next = task.row_end;
         const int64_t rows = view_.kept == nullptr ? next - row : 1;
-        sum_short(run, row_offset, row_place, rows, sums, tensor, by_channel, waiting);
+        sum_short(run, row_offset, row_place, rows, sums, tensor, by_channel, counting);
         continue;
       }
       for (int64_t c = 0; c < channels; ++c) {
@@ -214,7 +243,7 @@ class Runs : Reader<Source> {
         if (row == task.row_begin) begin(run, c, 1, sums);
         const int64_t channel = task.channel_begin + c, at = place(run, channel, row_place);
         each_segment(run, channel, row_offset, [&](const Source* p, int64_t n, int64_t i) {
-          sums[c].add_runs(p, n, 1, 0, waiting);
+          sums[c].add_runs(p, n, 1, 0, 0, counting);
           if (tensor != nullptr) tensor->add<Real, Source>(p, n, ahead(), at + i, of_tensor_);
           if (by_channel != nullptr) {
             by_channel[c].add<Real, Source>(p, n, ahead(), at + i, of_channels_);
@@ -229,24 +258,39 @@ class Runs : Reader<Source> {
   // Some rows of runs so short that all of them are in L1: the runs of a channel are added at once.
   // With channels finished together, this takes 0.4 of the time for 4x4 maps. Whole histograms read
   // first, as they prefetch; a sample would wait for each of its units.
+  template <class Counting>
   void sum_short(const Task& task, int64_t row_offset, int64_t row_place, int64_t rows,
                  RunSums<Real, false>* sums, Histogram* tensor, Histogram* by_channel,
-                 Waiting* waiting) {
+                 Counting& counting) {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t n = task.inner_end - task.inner_begin;
     const int64_t row_stride = rows > 1 ? view_.outer[0].stride : 0;
     const Source* const first = this->read(start(task, task.channel_begin, row_offset), 1, n, 0);
     const bool samples = plan_.samples();
-    if (!samples) count_short(task, first, row_place, rows, row_stride, tensor, by_channel);
-    for (int64_t c = 0; c < channels; ++c) {
-      sums[c].add_runs(first + c * view_.channel_stride, n, rows, row_stride, waiting);
+    const auto count = [&](auto* of_tensor) {
+      count_short(task, first, row_place, rows, row_stride, of_tensor, by_channel);
+    };
+    const auto add = [&](auto& with) {
+      const int64_t ahead = channels * view_.channel_stride;
+      for (int64_t c = 0; c < channels; ++c) {
+        sums[c].add_runs(first + c * view_.channel_stride, n, rows, row_stride, ahead, with);
+      }
+    };
+    if constexpr (std::is_same_v<Counting, Whole>) {
+      if (n < kShortRun) {
+        count(&counting);
+        return add(nothing);
+      }
     }
-    if (samples) count_short(task, first, row_place, rows, row_stride, tensor, by_channel);
+    if (!samples) count(tensor);
+    add(counting);
+    if (samples) count(tensor);
   }
 
   // All channels of a row are counted at once if they touch, in logical order too.
+  template <class OfTensor>
   void count_short(const Task& task, const Source* first, int64_t row_place, int64_t rows,
-                   int64_t row_stride, Histogram* tensor, Histogram* by_channel) {
+                   int64_t row_stride, OfTensor* tensor, Histogram* by_channel) {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t n = task.inner_end - task.inner_begin;
     const int64_t apart = view_.channel_stride;
@@ -257,13 +301,13 @@ class Runs : Reader<Source> {
       const Source* const p = first + r * row_stride;
       const int64_t at = first_place + (rows > 1 ? r * view_.outer_place[0] : 0);
       if (tensor != nullptr && touch) {
-        tensor->add<Real, Source>(p, channels * n, ahead(), at, of_tensor_);
+        tensor->template add<Real, Source>(p, channels * n, ahead(), at, of_tensor_);
       }
       for (int64_t c = 0; c < channels; ++c) {
         const Source* const of_channel = p + c * apart;
         const int64_t at_channel = at + c * places_apart;
         if (tensor != nullptr && !touch) {
-          tensor->add<Real, Source>(of_channel, n, ahead(), at_channel, of_tensor_);
+          tensor->template add<Real, Source>(of_channel, n, ahead(), at_channel, of_tensor_);
         }
         if (by_channel != nullptr) {
           by_channel[c].add<Real, Source>(of_channel, n, ahead(), at_channel, of_channels_);
@@ -369,7 +413,7 @@ class Runs : Reader<Source> {
       next = run.row_end;
       each_segment(run, channel, view_.outer_offset(row), [&](const Source* p, int64_t n, int64_t) {
         if (kMasked && !framed) framed = frame_finite(p, n, sums.frame);
-        sums.add_runs(p, n, 1, 0);
+        sums.add_runs(p, n, 1, 0, 0, nothing);
       });
     }
     return to_channels(task, 1, &sums);
@@ -396,5 +440,10 @@ class Runs : Reader<Source> {
     return count > 0;
   }
 
+  // Runs of fewer elements are counted together, before they are summed one by one.
+  static constexpr int64_t kShortRun = 256;
+  static constexpr WithSample nothing{};
+
   Waiting of_tensor_, of_channels_;
+  std::conditional_t<kCountsWithSums, Whole, WithSample> whole_;
 };

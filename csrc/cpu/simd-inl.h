@@ -265,6 +265,21 @@ HOOKSTATS_INLINE Lanes<To> widen_lanes(const Lanes<From>& x) {
   }
   return r;
 }
+// The lanes in the opposite order.
+template <class Part, int... kLane>
+HOOKSTATS_INLINE Part reverse_part(const Part& x, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(x, x, (static_cast<int>(sizeof...(kLane)) - 1 - kLane)...);
+}
+template <class T>
+HOOKSTATS_INLINE Lanes<T> reverse(const Lanes<T>& x) {
+  Lanes<T> r;
+  HOOKSTATS_EACH_PART(T) {
+    r.part[i] = reverse_part(x.part[Lanes<T>::kParts - 1 - i],
+                             std::make_integer_sequence<int, Lanes<T>::kPerPart>{});
+  }
+  return r;
+}
+
 // The lanes of two registers as they fill one of a type half as wide.
 template <class To, class Half, class Part, int... kLane>
 HOOKSTATS_INLINE void narrow_part(const Part& low, const Part& high, typename Lanes<To>::Part& to,

@@ -101,7 +101,7 @@ struct LogSlots {
   }
 };
 
-// For samples by log bins of every finite float: the counter is chosen by a value's upper bits, in
+// For bins that `have_keys`: the counter is chosen by a value's upper bits, in
 // half the instructions of a slot. Zeros have a key behind those of all patterns; non-finite values
 // have keys that nobody asks for.
 struct LogKeys {
@@ -110,11 +110,7 @@ struct LogKeys {
 
   explicit LogKeys(const Bins& b) : shift(b.shift), zero(fill(static_cast<int32_t>(keys(b)))) {}
 
-  static bool suit(const Bins& b) {
-    return b.kind == BinKind::kLog && b.base == 0 && int64_t{b.magnitudes} == finite(b);
-  }
   static uint32_t keys(const Bins& b) { return 1u << (32 - b.shift); }  // of all patterns
-  static int64_t finite(const Bins& b) { return int64_t{255} << (23 - b.shift); }  // of each sign
 
   HOOKSTATS_INLINE Lanes<int32_t> operator()(const Lanes<float>& x) const {
     const Lanes<uint32_t> bits = bit_cast_lanes<uint32_t>(x);

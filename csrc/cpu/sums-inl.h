@@ -147,10 +147,10 @@ HOOKSTATS_INLINE void add(Sums<Real, kMasked, kHigher>& sums, const Lanes<Real>&
 // Adds at most kSpill vectors, one after another. Where eight sums fill all registers, some would
 // go to memory and back at every addition: then powers have a loop of their own, 0.7 of the time
 // from memory with AVX2. What it had to widen it leaves to the other loop.
-template <class Real, bool kMasked, bool kHigher, class Source>
+template <class Real, bool kMasked, bool kHigher, class Source, class Counting>
 HOOKSTATS_INLINE void add_vectors(Sums<Real, kMasked, kHigher>& sums, const Source* p,
-                                  int64_t count, const Origin<Real, kHigher>& origin,
-                                  Waiting* waiting) {
+                                  int64_t count, const Origin<Real, kHigher>& origin, int64_t ahead,
+                                  Counting& counting) {
   if constexpr (kHigher && !kMasked && 8 * Lanes<Real>::kParts >= kRegisters) {
     constexpr bool kWidened = !std::is_same_v<Source, Real>;
     Lanes<Real> widened[kWidened ? kSpill : 1];
@@ -167,12 +167,20 @@ HOOKSTATS_INLINE void add_vectors(Sums<Real, kMasked, kHigher>& sums, const Sour
       }
     }
   } else {
+    typename Counting::Increments some = counting.begin(count, 1);
+    const auto add_one = [&](int64_t i) {
+      prefetch(p + i * kLanes, ahead);
+      const Lanes<Real> x = load<Real, Source>(p + i * kLanes);
+      add(sums, x, origin);
+      some.see(x);
+    };
     int64_t i = 0;
-    for (Waiting::Increments some = Waiting::take(waiting, count, 1); i < some.vectors; ++i) {
-      add(sums, load<Real, Source>(p + i * kLanes), origin);
-      some.accompany<1>();
+    for (; i < some.vectors; ++i) {
+      add_one(i);
+      some.template accompany<1>();
     }
-    for (; i < count; ++i) add(sums, load<Real, Source>(p + i * kLanes), origin);
+    for (; i < count; ++i) add_one(i);
+    counting.end(some, count * kLanes);
   }
 }
 

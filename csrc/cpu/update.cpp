@@ -96,8 +96,8 @@ void update_as(const UpdateParams& params, std::vector<C>& partials, ParallelFor
   dispatch(params.dtype, [&job](auto* type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
     job.pack = job.params.scale == 1.0f ? pack<T, false> : pack<T, true>;
-    job.packs_to_double = sizeof(widen(T{})) == sizeof(double);
   });
+  job.packs_to_double = !reads_floats(params.dtype);
   const auto run_tasks = [](int64_t begin, int64_t end, void* context) {
     instruction_set().run_tasks(*static_cast<const Job*>(context), begin, end);
   };

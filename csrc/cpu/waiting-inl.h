@@ -17,6 +17,9 @@ class Waiting {
     uint16_t* counters;
     int64_t vectors;  // how many can be accompanied
 
+    template <class Real>
+    HOOKSTATS_INLINE void see(const Lanes<Real>&, int64_t = kLanes) {}
+
     template <int kVectors>
     HOOKSTATS_INLINE void accompany() {
 #pragma GCC unroll 4
@@ -27,12 +30,11 @@ class Waiting {
   };
 
   // Those that go with at most `vectors` vectors, in steps of `step`.
-  static HOOKSTATS_INLINE Increments take(Waiting* from, int64_t vectors, int64_t step) {
-    if (from == nullptr) return {nullptr, nullptr, 0};
-    const int64_t most = (from->end_ - from->begin_) / kPerVector;
+  HOOKSTATS_INLINE Increments take(int64_t vectors, int64_t step) {
+    const int64_t most = (end_ - begin_) / kPerVector;
     const int64_t taken = (most < vectors ? most : vectors) / step * step;
-    const Increments some{from->which_ + from->begin_, from->counters_, taken};
-    from->begin_ += taken * kPerVector;
+    const Increments some{which_ + begin_, counters_, taken};
+    begin_ += taken * kPerVector;
     return some;
   }
 
@@ -59,4 +61,16 @@ class Waiting {
   alignas(64) uint32_t which_[kRoom + kLanes];
   uint16_t* counters_ = nullptr;
   int64_t begin_ = 0, end_ = 0;
+};
+
+// What goes with sums: the increments of a sample, if there is one.
+struct WithSample {
+  using Increments = Waiting::Increments;
+
+  Waiting* waiting = nullptr;
+
+  HOOKSTATS_INLINE Increments begin(int64_t vectors, int64_t step) const {
+    return waiting != nullptr ? waiting->take(vectors, step) : Increments{nullptr, nullptr, 0};
+  }
+  HOOKSTATS_INLINE void end(const Increments&, int64_t) const {}
 };

@@ -1,0 +1,133 @@
+// What a whole histogram counts while sums are added.
+
+#if HOOKSTATS_VECTOR_BYTES == 64
+
+// Finds the counters of each vector that sums add, while those found before are incremented. A
+// processor increments one counter per cycle, which leaves it time for finding and for sums. Zeros,
+// which would wait for each other's increments, are left out, and counted by what is missing.
+class Whole {
+ public:
+  struct Increments {
+    const NonzeroKeys<Histogram::kCopies> keys;
+    const uint32_t* which;
+    uint16_t* counters;
+    int64_t vectors;  // how many can be accompanied
+    bool alike;       // whether it is worth asking for one slot
+    uint32_t* to;
+
+    // The first `n` lanes of `x`.
+    HOOKSTATS_INLINE void see(const Lanes<float>& x, int64_t n = kLanes) { to += keys(x, n, to); }
+
+    template <int kVectors>
+    HOOKSTATS_INLINE void accompany() {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v, which += kLanes) {
+        if (alike && of_one_slot<Histogram::kCopies>(which)) {
+          counters[which[0]] += kLanes;
+          continue;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) ++counters[which[i]];
+      }
+      keep_together();
+    }
+  };
+
+  void into(Histogram& histogram) { histogram_ = &histogram; }
+
+  // Before `vectors` <= kRoom / kLanes vectors are seen: what goes with them, in steps of `step`.
+  HOOKSTATS_INLINE Increments begin(int64_t vectors, int64_t step) {
+    const int64_t most = vectors * kLanes;
+    if (!histogram_->has_room(most)) {
+      finish();
+      histogram_->empty();
+    }
+    if (last_ - next_ < kLanes && (found_ >= kWorth || found_ + most > kRoom)) turn();
+    if (found_ + most > kRoom) {
+      increment(kLanes);
+      turn();
+    }
+    const int64_t waiting = (last_ - next_) / kLanes;
+    const int64_t taken = (waiting < vectors ? waiting : vectors) / step * step;
+    const uint32_t* const which = which_[side_] + next_;
+    const bool alike = taken > 0 && of_one_slot<Histogram::kCopies>(which);
+    next_ += taken * kLanes;
+    return {NonzeroKeys<Histogram::kCopies>(histogram_->bins()),
+            which,
+            histogram_->counters(),
+            taken,
+            alike,
+            which_[1 - side_] + found_};
+  }
+
+  // `elements` have been seen.
+  HOOKSTATS_INLINE void end(const Increments& some, int64_t elements) {
+    const uint32_t* const first = which_[1 - side_] + found_;
+    const int64_t n = some.to - first;
+    histogram_->note(first, n, elements);
+    found_ += n;
+  }
+
+  // Without sums: as `Histogram::add`.
+  template <class Real, class Source>
+  void add(const Source* p, int64_t n, int64_t ahead, int64_t, Waiting&) {
+    for (int64_t left; n > 0; p += left, n -= left) {
+      left = n < kRoom ? n : kRoom;
+      const int64_t vectors = left / kLanes;
+      Increments some = begin(ceil_div(left, kLanes), 1);
+      const auto see = [&](int64_t i) {
+        prefetch(p + i * kLanes, ahead);
+        some.see(load<Real, Source>(p + i * kLanes));
+      };
+      int64_t i = 0;
+      for (; i < some.vectors && i < vectors; ++i) {
+        see(i);
+        some.accompany<1>();
+      }
+      for (; i < vectors; ++i) see(i);
+      if (vectors * kLanes < left) {
+        const int64_t rest = left - vectors * kLanes;
+        some.see(load_first<Real, Source>(p + vectors * kLanes, rest), rest);
+        if (i < some.vectors) some.accompany<1>();
+      }
+      end(some, left);
+    }
+  }
+
+  // Increments all that were found.
+  void finish() {
+    if (histogram_ == nullptr) return;
+    increment(1);
+    turn();
+    increment(1);
+  }
+
+ private:
+  static constexpr int64_t kRoom = kSpill * kLanes;  // elements that are seen at once
+  static constexpr int64_t kWorth = 256;             // as many are worth turning to
+
+  // Increments waiting counters, until fewer than `rest` are left.
+  void increment(int64_t rest) {
+    uint16_t* const counters = histogram_->counters();
+    for (; last_ - next_ >= rest; ++next_) ++counters[which_[side_][next_]];
+  }
+
+  // Takes the other side; the few that are left go with it.
+  void turn() {
+    uint32_t* const other = which_[1 - side_];
+    for (; next_ < last_; ++next_) other[found_++] = which_[side_][next_];
+    side_ = 1 - side_;
+    next_ = 0;
+    last_ = found_;
+    found_ = 0;
+  }
+
+  Histogram* histogram_ = nullptr;
+  // Of one side, [next_, last_) wait to be incremented; of the other, found_ were found since.
+  alignas(64) uint32_t which_[2][kRoom + 2 * kLanes];
+  int side_ = 0;
+  int64_t next_ = 0, last_ = 0, found_ = 0;
+};
+#else
+class Whole;
+#endif
