@@ -67,83 +67,6 @@ HOOKSTATS_INLINE uint32_t parts_of(const uint32_t* which, int64_t n, int shift) 
   return parts;
 }
 
-// If other threads may add to `counts`, too, additions are atomic. Integer additions commute: the
-// counts do not depend on which thread comes first.
-struct Target {
-  int64_t* counts;
-  int64_t times;  // how often each element is counted
-  bool shared;
-  int64_t* marks = nullptr;  // see core/marks.h; or null
-
-  void add(int64_t slot, int64_t count) const {
-    if (shared) {
-      __atomic_fetch_add(&counts[slot], count * times, __ATOMIC_RELAXED);
-    } else {
-      counts[slot] += count * times;
-    }
-  }
-
-  // Marks `slot` and its neighbours, before or after it is counted in.
-  HOOKSTATS_INLINE void mark(int64_t slot) const {
-    if (marks == nullptr) return;
-    int64_t* const word = marks + 1 + slot / kWordSlots;
-    const int64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
-    const auto bit = static_cast<int64_t>(uint64_t{1} << (slot / kMarkSlots % 64));
-    if ((old & bit) != 0) return;
-    if (shared) {
-      __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
-    } else {
-      *word = old | bit;
-    }
-  }
-
-  // Marks those of the slots from `slot` on that are not zero in `sums`.
-  HOOKSTATS_INLINE void mark_lanes(int64_t slot, const Lanes<uint64_t>& sums) const {
-    static_assert(kLanes == kMarkSlots);
-    const Mask<int64_t> head = less(iota<int64_t>(), fill(kMarkSlots - slot % kMarkSlots));
-    const Lanes<int64_t> values = bit_cast_lanes<int64_t>(sums);
-    if (any(values & head)) mark(slot);
-    if (any(values & (head ^ fill(int64_t{-1})))) mark(slot + kLanes - 1);
-  }
-
-  // `sums` are of the slots from `slot` on, of which there are `slots` in all.
-  HOOKSTATS_INLINE void add_lanes(int64_t slot, int64_t slots, const Lanes<uint64_t>& sums) const {
-    if (!shared && times == 1 && slot + kLanes <= slots) {
-      store(counts + slot, lanes_at<uint64_t>(counts + slot) + sums);
-      return;
-    }
-    uint64_t values[kLanes];
-    store(values, sums);
-    for (int64_t i = 0; i < kLanes && slot + i < slots; ++i) {
-      if (values[i] != 0) add(slot + i, static_cast<int64_t>(values[i]));
-    }
-  }
-};
-
-#if HOOKSTATS_VECTOR_BYTES == 64
-// The counters of floats that are not zero, kCopies of a key.
-template <int kCopies>
-struct NonzeroKeys {
-  const int shift;
-
-  explicit NonzeroKeys(const Bins& b) : shift(b.shift - __builtin_ctz(kCopies)) {}
-
-  // Stores those of the first `n` lanes, one after another, at `to`, which has room for all;
-  // returns how many there are.
-  HOOKSTATS_INLINE int64_t operator()(const Lanes<float>& x, int64_t n, uint32_t* to) const {
-    const __m512i bits = (__m512i)x.part[0],
-                  key = (__m512i)(bit_cast_lanes<uint32_t>(x).part[0] >> shift);
-    constexpr int kAndOr = 0xea;  // (a & b) | c
-    const __m512i counters = _mm512_ternarylogic_epi32(
-        key, _mm512_set1_epi32(~(kCopies - 1)), (__m512i)copy_of_lane<kCopies>().part[0], kAndOr);
-    const __mmask16 nonzero = _mm512_mask_test_epi32_mask(static_cast<__mmask16>((1u << n) - 1),
-                                                          bits, _mm512_set1_epi32(0x7fffffff));
-    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(nonzero, counters));
-    return __builtin_popcount(nonzero);
-  }
-};
-#endif
-
 constexpr int64_t kPrefetched = 8;       // units, for each that is counted: as `count` does
 constexpr int64_t kMostCounted = 65535;  // what a 16-bit counter holds
 
@@ -276,17 +199,8 @@ class Histogram {
     }
   }
 
-  // The slot of a key; -1 if it is not of finite values.
-  int64_t slot_of(int64_t key) const {
-    const int64_t keys = LogKeys::keys(*bins_), zero_slot = bins_->magnitudes + 1;
-    if (key >= keys) return zero_slot;
-    const int64_t magnitude = key & (keys / 2 - 1);
-    if (magnitude >= bins_->magnitudes) return -1;
-    return key < keys / 2 ? zero_slot + 1 + magnitude : zero_slot - 1 - magnitude;
-  }
-
   void add_key(int64_t key, int64_t count) const {
-    const int64_t slot = slot_of(key);
+    const int64_t slot = LogKeys::slot(*bins_, key);
     if (slot < 0) return;
     target_.mark(slot);
     target_.add(slot, count);
@@ -294,7 +208,8 @@ class Histogram {
 
   // `sums` are of the keys from `key` on.
   HOOKSTATS_INLINE void add_keys(int64_t key, const Lanes<uint64_t>& sums) const {
-    const int64_t first = slot_of(key), last = slot_of(key + kLanes - 1);
+    const int64_t first = LogKeys::slot(*bins_, key),
+                  last = LogKeys::slot(*bins_, key + kLanes - 1);
     if (last - first == kLanes - 1 || first - last == kLanes - 1) {
       const int64_t slot = first < last ? first : last;
       const Lanes<uint64_t> of_slots = first < last ? sums : reverse(sums);
@@ -405,7 +320,7 @@ class Histogram {
   // sites, the state is in no cache. This takes 0.94 of the time for 4096 elements.
   void prefetch_target(const uint32_t* which, int64_t n) const {
     for (int64_t i = 0; i < n; i += 8) {
-      const int64_t at = which[i] / kCopies, slot = by_key_ ? slot_of(at) : at;
+      const int64_t at = which[i] / kCopies, slot = by_key_ ? LogKeys::slot(*bins_, at) : at;
       if (slot >= 0) __builtin_prefetch(target_.counts + slot, 1);
     }
   }
@@ -430,93 +345,4 @@ class Histogram {
   // add to a step of small layers.
   int part_shift_ = kWhole;
   uint32_t touched_ = 1;
-};
-
-// Histograms side by side, one per lane, of rows of lanes.
-class RowHistograms {
- public:
-  static int64_t counters(const Bins& bins, int64_t lanes) { return bins.slots() * lanes; }
-
-  RowHistograms() = default;
-  RowHistograms(const Bins& bins, uint16_t* counters, const Sample& sample)
-      : bins_(&bins), counters_(counters), units_(sample) {}
-
-  // `place` is that of p[0], in lane 0, in logical order.
-  template <class Real, class Source>
-  void add(const Source* p, int64_t n, int64_t ahead, int64_t place) {
-    if (units_.every() > 1) return add_chosen<Real>(p, n, place);
-    const int32_t size = static_cast<int32_t>(bins_->slots());
-    with_slots<Real>(*bins_, [&](const auto& slots) {
-      alignas(64) uint32_t which[kRowBlock];
-      Lanes<int32_t> offset = iota<int32_t>() * fill(size);
-      int64_t i = 0;
-      for (; i + kLanes <= n; i += kLanes) {
-        store(which + i, slots(load<Real, Source>(p + i)) + offset);
-        offset = offset + fill(kLanes * size);
-      }
-      if (i < n) store(which + i, slots(load_first<Real, Source>(p + i, n - i)) + offset);
-      count<1>(p, n, ahead, which, counters_);
-    });
-    ++counted_;
-  }
-
-  template <class Real, class Source>
-  void add_chosen(const Source* p, int64_t n, int64_t place) {
-    const int32_t size = static_cast<int32_t>(bins_->slots());
-    with_slots<Real>(*bins_, [&](const auto& slots) {
-      const Lanes<int32_t> lane = iota<int32_t>() * fill(size);
-      const auto part = [&](int64_t first, int64_t count) {
-        alignas(64) uint32_t which[kLanes];
-        const Lanes<Real> x = load_up_to<Real, Source>(p + first, count);
-        const Lanes<int32_t> offset = lane + fill(static_cast<int32_t>(first) * size);
-        const int64_t found = keep_finite(x, slots(x) + offset, count, which);
-        for (int64_t i = 0; i < found; ++i) ++counters_[which[i]];
-      };
-      units_.each(place, n, [&](int64_t first) { part(first, kLanes); }, part);
-    });
-    ++counted_;
-  }
-
-  // Counts the finite ones of `n` <= kLanes elements of one lane; `count_rows` has counted the
-  // rows.
-  template <class Real, class Source>
-  void add_kept(const Source* p, int64_t n, int64_t lane) {
-    const Lanes<int32_t> offset = fill(static_cast<int32_t>(lane * bins_->slots()));
-    with_slots<Real>(*bins_, [&](const auto& slots) {
-      alignas(64) uint32_t which[kLanes];
-      const Lanes<Real> x = load_first<Real, Source>(p, n);
-      const int64_t found = keep_finite(x, slots(x) + offset, n, which);
-      for (int64_t i = 0; i < found; ++i) ++counters_[which[i]];
-    });
-  }
-  void count_rows(int64_t rows) { counted_ += rows; }
-
-  // Can this many rows more be counted?
-  bool has_room(int64_t rows) const { return counted_ + rows <= kMostCounted; }
-
-  // `target_of(lane)` says where each lane's counts go.
-  template <class TargetOf>
-  void empty(int64_t lanes, TargetOf&& target_of) {
-    if (counted_ == 0) return;
-    const int64_t slots = bins_->slots();
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      const Target target = target_of(lane);
-      const uint16_t* row = counters_ + lane * slots;
-      int64_t slot = 0;
-      for (; slot + kLanes <= slots; slot += kLanes) {
-        target.add_lanes(slot, slots, convert_halves<uint64_t>(row + slot));
-      }
-      for (; slot < slots; ++slot) {
-        if (row[slot] != 0) target.add(slot, row[slot]);
-      }
-    }
-    __builtin_memset(counters_, 0, static_cast<size_t>(counters(*bins_, lanes)) * sizeof(uint16_t));
-    counted_ = 0;
-  }
-
- private:
-  const Bins* bins_ = nullptr;
-  uint16_t* counters_ = nullptr;
-  Units units_;
-  int64_t counted_ = 0;  // rows, since the counters were empty
 };

@@ -112,6 +112,15 @@ struct LogKeys {
 
   static uint32_t keys(const Bins& b) { return 1u << (32 - b.shift); }  // of all patterns
 
+  // -1 for the keys of non-finite values.
+  static int64_t slot(const Bins& b, int64_t key) {
+    const int64_t zero_slot = b.magnitudes + 1, half = keys(b) / 2;
+    if (key >= 2 * half) return zero_slot;
+    const int64_t magnitude = key & (half - 1);
+    if (magnitude >= b.magnitudes) return -1;
+    return key < half ? zero_slot + 1 + magnitude : zero_slot - 1 - magnitude;
+  }
+
   HOOKSTATS_INLINE Lanes<int32_t> operator()(const Lanes<float>& x) const {
     const Lanes<uint32_t> bits = bit_cast_lanes<uint32_t>(x);
     Lanes<uint32_t> key;

@@ -2,6 +2,28 @@
 
 #if HOOKSTATS_VECTOR_BYTES == 64
 
+// The counters of floats that are not zero, kCopies of a key.
+template <int kCopies>
+struct NonzeroKeys {
+  const int shift;
+
+  explicit NonzeroKeys(const Bins& b) : shift(b.shift - __builtin_ctz(kCopies)) {}
+
+  // Stores those of the first `n` lanes, one after another, at `to`, which has room for all;
+  // returns how many there are.
+  HOOKSTATS_INLINE int64_t operator()(const Lanes<float>& x, int64_t n, uint32_t* to) const {
+    const __m512i bits = (__m512i)x.part[0],
+                  key = (__m512i)(bit_cast_lanes<uint32_t>(x).part[0] >> shift);
+    constexpr int kAndOr = 0xea;  // (a & b) | c
+    const __m512i counters = _mm512_ternarylogic_epi32(
+        key, _mm512_set1_epi32(~(kCopies - 1)), (__m512i)copy_of_lane<kCopies>().part[0], kAndOr);
+    const __mmask16 nonzero = _mm512_mask_test_epi32_mask(static_cast<__mmask16>((1u << n) - 1),
+                                                          bits, _mm512_set1_epi32(0x7fffffff));
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(nonzero, counters));
+    return __builtin_popcount(nonzero);
+  }
+};
+
 // Finds the counters of each vector that sums add, while those found before are incremented. A
 // processor increments one counter per cycle, which leaves it time for finding and for sums. Zeros,
 // which would wait for each other's increments, are left out, and counted by what is missing.

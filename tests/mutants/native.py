@@ -85,8 +85,24 @@ NATIVE = (
     Mutant(
         "the lanes beyond the end of a run are summed, too, as zeros",
         "csrc/cpu/runs-inl.h",
-        "add(local, load_first<R, Source>(p + i, n - i), origin, &valid);",
-        "add(local, load_first<R, Source>(p + i, n - i), origin);",
+        "add(local, x, origin, &valid);",
+        "add(local, x, origin);",
+        "tests/kernels/test_ops.py",
+    ),
+    Mutant(
+        "zeros that a whole histogram leaves out are counted nowhere",
+        "csrc/cpu/count-inl.h",
+        "zeros_ += elements - n;",
+        "",
+        "tests/kernels/test_ops.py",
+    ),
+    Mutant(
+        "what a whole histogram has found is incremented only as far as it goes with sums",
+        "csrc/cpu/whole-inl.h",
+        """    increment(1);
+    turn();
+    increment(1);""",
+        "    increment(1);",
         "tests/kernels/test_ops.py",
     ),
     Mutant(
