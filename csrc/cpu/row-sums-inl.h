@@ -51,13 +51,14 @@ struct RowSums {
 
 // Two vectors side by side, if registers allow: additions to one need not wait for those to the
 // other. This takes 0.87 of the time with 64 channels per row.
-template <class Source, class Real, bool kHigher, class Counting>
+// Of what goes with sums, `left_over` says what is left.
+template <class Source, class Real, bool kHigher, class Increments>
 void add_pair(RowSums<Source, Real, false, kHigher>& left,
               RowSums<Source, Real, false, kHigher>& right, const Source* const* rows,
-              int64_t count, int64_t column, int64_t ahead, Counting& counting) {
+              int64_t count, int64_t column, int64_t ahead, Increments& left_over) {
   Sums<Real, false, kHigher> a = left.sums, b = right.sums;
+  Increments some = left_over;  // in registers
   const Origin<Real, kHigher> of_a(left.frame), of_b(right.frame);
-  typename Counting::Increments some = counting.begin(2 * count, 2);
   const auto add_row = [&](int64_t r) {
     const Source* p = rows[r] + column;
     prefetch(p, ahead);
@@ -69,12 +70,12 @@ void add_pair(RowSums<Source, Real, false, kHigher>& left,
     some.see(y);
   };
   int64_t r = 0;
-  for (; 2 * r < some.vectors; ++r) {
+  for (; r < count && some.vectors > 0; ++r, some.vectors -= 2) {
     add_row(r);
     some.template accompany<2>();
   }
   for (; r < count; ++r) add_row(r);
-  counting.end(some, 2 * count * kLanes);
   left.sums = a;
   right.sums = b;
+  left_over = some;
 }

@@ -261,8 +261,15 @@ class Rows : Reader<Source> {
       const bool narrow = width < task.channel_end - task.channel_begin;
       int64_t v = first;
       if constexpr (!kMasked && std::is_same_v<R, Real> && Lanes<R>::kParts == 1) {
-        for (; v + 2 <= last && (v + 2) * kLanes <= width; v += 2) {
-          add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, counting);
+        constexpr int64_t kAtOnce = kSpill / kRowGroup;
+        const int64_t whole = width / kLanes < last ? width / kLanes : last;
+        while (v + 2 <= whole) {
+          const int64_t pairs = (whole - v < kAtOnce ? whole - v : kAtOnce) / 2;
+          typename Counting::Increments some = counting.begin(2 * pairs * count, 2);
+          for (int64_t i = 0; i < pairs; ++i, v += 2) {
+            add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, some);
+          }
+          counting.end(some, 2 * pairs * count * kLanes);
         }
       }
       for (; v < last; ++v) {

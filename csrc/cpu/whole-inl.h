@@ -5,7 +5,7 @@
 // The counters of floats that are not zero, kCopies of a key.
 template <int kCopies>
 struct NonzeroKeys {
-  const int shift;
+  int shift;
 
   explicit NonzeroKeys(const Bins& b) : shift(b.shift - __builtin_ctz(kCopies)) {}
 
@@ -30,7 +30,7 @@ struct NonzeroKeys {
 class Whole {
  public:
   struct Increments {
-    const NonzeroKeys<Histogram::kCopies> keys;
+    NonzeroKeys<Histogram::kCopies> keys;
     const uint32_t* which;
     uint16_t* counters;
     int64_t vectors;  // how many can be accompanied
