@@ -120,7 +120,6 @@ class Histogram {
           continue;
         }
         find_counters<kCopies, Real>(slots, p + i, block, copy_of_lane<kCopies>(), which);
-        if (counted_ == 0) prefetch_target(which, block);
         if (!has_room(block)) empty();
         counted_ += block;
         if (part_shift_ != kWhole) touched_ |= parts_of(which, block, part_shift_);
@@ -150,7 +149,6 @@ class Histogram {
   // The counters of `n` of `elements` that sums have seen will be incremented; the others were
   // zero.
   void note(const uint32_t* which, int64_t n, int64_t elements) {
-    if (counted_ == 0) prefetch_target(which, n);
     counted_ += n;
     zeros_ += elements - n;
     if (part_shift_ != kWhole) touched_ |= parts_of(which, n, part_shift_);
@@ -161,13 +159,13 @@ class Histogram {
     if (counters_ == nullptr) return;
     counted_ = 0;
     const int64_t slots = bins_->slots();
+    each_part([&](int64_t i, const Lanes<uint64_t>&) { prefetch_target(i); });
     if (by_key_) {
       if (zeros_ != 0) add_key(LogKeys::keys(*bins_), zeros_);
       zeros_ = 0;
-      each_sum(LogKeys::keys(*bins_) + 1,
-               [&](int64_t key, const Lanes<uint64_t>& sums) { add_keys(key, sums); });
+      take_each([&](int64_t key, const Lanes<uint64_t>& sums) { add_keys(key, sums); });
     } else {
-      each_sum(slots, [&](int64_t slot, const Lanes<uint64_t>& sums) {
+      take_each([&](int64_t slot, const Lanes<uint64_t>& sums) {
         target_.mark(slot);  // kMarkSlots of them
         target_.add_lanes(slot, slots, sums);
       });
@@ -175,28 +173,33 @@ class Histogram {
   }
 
  private:
-  // Calls f(i, sums) on the sums of each kLanes counters' copies from the i-th on, unless all are
-  // zero, and makes them zero.
+  // Calls f(i, counters) on all copies of the counters of kLanes slots or keys from the i-th on,
+  // unless all are zero.
   template <class F>
-  HOOKSTATS_INLINE void each_sum(int64_t size, F&& f) {
+  HOOKSTATS_INLINE void each_part(F&& f) const {
+    const int64_t size = by_key_ ? LogKeys::keys(*bins_) + 1 : bins_->slots();
     const int64_t part = (int64_t{1} << part_shift_) / kCopies;
     for (uint32_t left = touched_; left != 0; left &= left - 1) {
       const int64_t begin = __builtin_ctz(left) * part;
-      each_sum_of(begin, size - begin < part ? size : begin + part, f);
+      const int64_t end = size - begin < part ? size : begin + part;
+      for (int64_t i = begin; i < end; i += kLanes) {
+        const Lanes<uint64_t> counters = lanes_at<uint64_t>(counters_ + i * kCopies);
+        if (any(counters)) f(i, counters);
+      }
     }
-    touched_ = part_shift_ == kWhole;
   }
+
+  // Calls f(i, sums) on the sums of these copies, and makes them zero.
   template <class F>
-  HOOKSTATS_INLINE void each_sum_of(int64_t begin, int64_t end, F&& f) {
+  HOOKSTATS_INLINE void take_each(F&& f) {
     const Lanes<uint64_t> alternate = fill(uint64_t{0x0000ffff0000ffff});
     const Lanes<uint64_t> low = fill(uint64_t{0x00000000ffffffff});
-    for (int64_t i = begin; i < end; i += kLanes) {
-      Lanes<uint64_t> sums = lanes_at<uint64_t>(counters_ + i * kCopies);
-      if (!any(sums)) continue;
-      sums = (sums & alternate) + (shift_right<16>(sums) & alternate);
+    each_part([&](int64_t i, const Lanes<uint64_t>& counters) {
+      const Lanes<uint64_t> sums = (counters & alternate) + (shift_right<16>(counters) & alternate);
       f(i, (sums & low) + shift_right<32>(sums));
       __builtin_memset(counters_ + i * kCopies, 0, sizeof sums);
-    }
+    });
+    touched_ = part_shift_ == kWhole;
   }
 
   void add_key(int64_t key, int64_t count) const {
@@ -316,12 +319,14 @@ class Histogram {
     }
   }
 
-  // Prefetches the part of the state to which most elements will be added in the end: with many
-  // sites, the state is in no cache. This takes 0.94 of the time for 4096 elements.
-  void prefetch_target(const uint32_t* which, int64_t n) const {
-    for (int64_t i = 0; i < n; i += 8) {
-      const int64_t at = which[i] / kCopies, slot = by_key_ ? LogKeys::slot(*bins_, at) : at;
-      if (slot >= 0) __builtin_prefetch(target_.counts + slot, 1);
+  // Prefetches where kLanes slots or keys from `i` on are added: with many sites, the state is in
+  // no cache, and an addition that is atomic waits for its line.
+  void prefetch_target(int64_t i) const {
+    const int64_t first = by_key_ ? LogKeys::slot(*bins_, i) : i;
+    if (first < 0) return;
+    const int64_t sign = !by_key_ || first > bins_->magnitudes ? 1 : -1;
+    for (const int j : {0, kLanes / 2, kLanes - 1}) {
+      prefetch<true>(target_.counts + first, sign * j);
     }
   }
 

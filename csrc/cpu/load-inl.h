@@ -1,11 +1,11 @@
 // Sixteen elements of a storage type, from memory, as lanes of a computing type.
 
 // Asks for the memory `ahead` elements from p, which may be anywhere.
-template <class T>
+template <bool kWrites = false, class T>
 HOOKSTATS_INLINE void prefetch(const T* p, int64_t ahead) {
   const uintptr_t address =
       reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(ahead) * sizeof(T);
-  __builtin_prefetch(reinterpret_cast<const void*>(address));
+  __builtin_prefetch(reinterpret_cast<const void*>(address), kWrites);
 }
 
 template <class Real, class Source>
