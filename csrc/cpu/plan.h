@@ -9,10 +9,9 @@
 
 namespace hookstats::cpu {
 
-constexpr int kLanes = 16;           // every instruction set works on 16 elements at a time
-constexpr int kRowGroup = 8;         // rows read side by side: 16 take 1.1 to 1.3 times as long
-constexpr int64_t kRunTask = 32768;  // elements per task of runs: 128 KB of fp32, within L2
-constexpr int64_t kRowTask = 512;    // least rows per task: they share a channel's finish
+constexpr int kLanes = 16;                  // every instruction set works on 16 elements at a time
+constexpr int64_t kRunTask = 32768;         // elements per task of runs: 128 KB of fp32, within L2
+constexpr int64_t kRowTask = 512;           // least rows per task: they share a channel's finish
 constexpr int64_t kRowElements = 262144;    // elements per task of more rows: 1 MB of fp32
 constexpr int64_t kFewTasks = 16;           // tasks stay small if there would be fewer tasks
 constexpr int64_t kRowBlock = 768;          // channels per task: 256 of 768 took 1.2 times as long
