@@ -226,7 +226,7 @@ class Histogram {
     }
   }
 
-  // Calls f with what finds the counters of all elements.
+  // Calls f with what finds the counters of all elements, but for those that `Whole` counts.
   template <class Real, class F>
   HOOKSTATS_INLINE void with_slots_or_keys(F&& f) const {
     if constexpr (std::is_same_v<Real, float> && !kCountsWithSums) {
