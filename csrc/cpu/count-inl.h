@@ -159,7 +159,8 @@ class Histogram {
     if (counters_ == nullptr) return;
     counted_ = 0;
     const int64_t slots = bins_->slots();
-    each_part([&](int64_t i, const Lanes<uint64_t>&) { prefetch_target(i); });
+    each_part([&](int64_t i, const Lanes<uint64_t>&)
+                  __attribute__((always_inline)) { prefetch_target(i); });
     if (by_key_) {
       if (zeros_ != 0) add_key(LogKeys::keys(*bins_), zeros_);
       zeros_ = 0;
@@ -321,12 +322,12 @@ class Histogram {
 
   // Prefetches where kLanes slots or keys from `i` on are added: with many sites, the state is in
   // no cache, and an addition that is atomic waits for its line.
-  void prefetch_target(int64_t i) const {
+  HOOKSTATS_INLINE void prefetch_target(int64_t i) const {
     const int64_t first = by_key_ ? LogKeys::slot(*bins_, i) : i;
     if (first < 0) return;
     const int64_t sign = !by_key_ || first > bins_->magnitudes ? 1 : -1;
     for (const int j : {0, kLanes / 2, kLanes - 1}) {
-      prefetch<true>(target_.counts + first, sign * j);
+      prefetch<Use::kWriting>(target_.counts + first, sign * j);
     }
   }
 

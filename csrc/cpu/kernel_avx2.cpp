@@ -18,10 +18,11 @@
 
 // All other headers stand above: what they define must stay free of this target's instructions.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,bmi2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,bmi2,prfchw"))), \
+                             apply_to = function)
 #else
 // Never popped: templates are instantiated at the end of the file.
-#pragma GCC target("avx2,fma,f16c,bmi2")
+#pragma GCC target("avx2,fma,f16c,bmi2,prfchw")
 #endif
 
 #define HOOKSTATS_VECTOR_BYTES 32

@@ -18,12 +18,12 @@
 
 // All other headers stand above: what they define must stay free of this target's instructions.
 #if defined(__clang__)
-#pragma clang attribute push(                                                         \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2"))), \
+#pragma clang attribute push(                                                                \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prfchw"))), \
     apply_to = function)
 #else
 // Never popped: templates are instantiated at the end of the file.
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prfchw")
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)

@@ -1,11 +1,17 @@
 // Sixteen elements of a storage type, from memory, as lanes of a computing type.
 
-// Asks for the memory `ahead` elements from p, which may be anywhere.
-template <bool kWrites = false, class T>
+// What memory is prefetched for. More of it can be under way to L2 than to L1.
+enum class Use { kLater, kSoon, kWriting };
+
+// Asks for the memory `ahead` elements from p, which may be anywhere. Call it only from what is
+// always inlined: GCC drops calls of functions that do nothing but prefetch.
+template <Use kUse = Use::kLater, class T>
 HOOKSTATS_INLINE void prefetch(const T* p, int64_t ahead) {
+  constexpr int kIntoL1 = 3, kIntoL2 = 2;
   const uintptr_t address =
       reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(ahead) * sizeof(T);
-  __builtin_prefetch(reinterpret_cast<const void*>(address), kWrites);
+  __builtin_prefetch(reinterpret_cast<const void*>(address), kUse == Use::kWriting,
+                     kUse == Use::kLater ? kIntoL2 : kIntoL1);
 }
 
 template <class Real, class Source>

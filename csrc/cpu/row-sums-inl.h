@@ -63,6 +63,10 @@ void add_pair(RowSums<Source, Real, false, kHigher>& left,
     const Source* p = rows[r] + column;
     prefetch(p, ahead);
     if constexpr (sizeof(Source) > 2) prefetch(p + kLanes, ahead);
+    if constexpr (!Increments::kTakesLong) {  // else L2 is near enough
+      prefetch<Use::kSoon>(p, 2 * kLanes);
+      if constexpr (sizeof(Source) > 2) prefetch<Use::kSoon>(p + kLanes, 2 * kLanes);
+    }
     const Lanes<Real> x = load<Real, Source>(p), y = load<Real, Source>(p + kLanes);
     add(a, x, of_a);
     some.see(x);

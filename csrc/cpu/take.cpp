@@ -8,6 +8,15 @@
 #include "core/marks.h"
 #include "core/state.h"
 
+// Processors that lack the instruction ignore it.
+#if defined(__x86_64__)
+#define HOOKSTATS_PREFETCHES_TO_WRITE __attribute__((target("prfchw")))
+#else
+#define HOOKSTATS_PREFETCHES_TO_WRITE
+#endif
+// GCC drops calls of functions that do nothing but prefetch.
+#define HOOKSTATS_INLINE_LAMBDA __attribute__((always_inline))
+
 namespace hookstats::cpu {
 
 namespace {
@@ -22,7 +31,7 @@ void take_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns
 
 // Calls f(begin, end) on the slots of each mark; marks past the last slot are ignored.
 template <class F>
-void each_marked(const int64_t* marks, int64_t width, F&& f) {
+inline __attribute__((always_inline)) void each_marked(const int64_t* marks, int64_t width, F&& f) {
   const int64_t* bits = marks + 1;
   for (int64_t begin = 0; begin < width; begin += kWordSlots) {
     auto word = static_cast<uint64_t>(*bits++);
@@ -83,6 +92,7 @@ int64_t complete_marks(const Histograms& histograms, const int64_t* folds) {
   return entries;
 }
 
+HOOKSTATS_PREFETCHES_TO_WRITE
 void take_counts(const Histograms& histograms, SparseCounts& into) {
   const auto& [counts, marks, rows, width] = histograms;
   const int64_t columns = mark_columns(width);
@@ -92,9 +102,11 @@ void take_counts(const Histograms& histograms, SparseCounts& into) {
   for (int64_t r = 0; r < rows; ++r) {
     int64_t* const row = counts + r * width;
     if (r + 1 < rows) {  // it is in no cache, and far from this one
-      each_marked(marks + (r + 1) * columns, width, [&](int64_t begin, int64_t end) {
-        for (int64_t slot = begin; slot < end; slot += 8) __builtin_prefetch(row + width + slot, 1);
-      });
+      each_marked(marks + (r + 1) * columns, width,
+                  [&](int64_t begin, int64_t end) HOOKSTATS_INLINE_LAMBDA {
+                    for (int64_t slot = begin; slot < end; slot += 8)
+                      __builtin_prefetch(row + width + slot, 1);
+                  });
     }
     each_marked(marks + r * columns, width, [&](int64_t begin, int64_t end) {
       for (int64_t slot = begin; slot < end; ++slot) {

@@ -13,6 +13,7 @@ class Waiting {
 
   // What loops use while they add vectors.
   struct Increments {
+    static constexpr bool kTakesLong = false;  // longer than memory does
     const uint32_t* which;
     uint16_t* counters;
     int64_t vectors;  // how many can be accompanied

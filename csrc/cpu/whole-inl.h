@@ -30,6 +30,7 @@ struct NonzeroKeys {
 class Whole {
  public:
   struct Increments {
+    static constexpr bool kTakesLong = true;
     NonzeroKeys<Histogram::kCopies> keys;
     const uint32_t* which;
     uint16_t* counters;
