@@ -14,8 +14,6 @@
 #else
 #define HOOKSTATS_PREFETCHES_TO_WRITE
 #endif
-// GCC drops calls of functions that do nothing but prefetch.
-#define HOOKSTATS_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace hookstats::cpu {
 
@@ -29,7 +27,8 @@ void take_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns
   }
 }
 
-// Calls f(begin, end) on the slots of each mark; marks past the last slot are ignored.
+// Calls f(begin, end) on the slots of each mark; marks past the last slot are ignored. Always
+// inlined: GCC drops calls of functions that do nothing but prefetch.
 template <class F>
 inline __attribute__((always_inline)) void each_marked(const int64_t* marks, int64_t width, F&& f) {
   const int64_t* bits = marks + 1;
@@ -103,7 +102,7 @@ void take_counts(const Histograms& histograms, SparseCounts& into) {
     int64_t* const row = counts + r * width;
     if (r + 1 < rows) {  // it is in no cache, and far from this one
       each_marked(marks + (r + 1) * columns, width,
-                  [&](int64_t begin, int64_t end) HOOKSTATS_INLINE_LAMBDA {
+                  [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
                     for (int64_t slot = begin; slot < end; slot += 8)
                       __builtin_prefetch(row + width + slot, 1);
                   });
