@@ -96,7 +96,7 @@ def _page(title: str, peer: str) -> Callable[[Results], Found]:
 
 def _small(results: Results) -> Found:
     for case in results.of(SMALL):
-        yield case.name, case.ratio("out and rules", "no hooks")
+        yield case.name, case.ratio("watch out=", "no hooks")
 
 
 def _stalls(results: Results) -> Found:

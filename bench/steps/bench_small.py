@@ -3,7 +3,6 @@ training waits for the thread that serves them."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
@@ -15,9 +14,8 @@ import torch
 from models import Job
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import nn
-from trainings import KINDS, Training, Watched
+from trainings import Training, Watched, WatchedStored
 
-import hookstats as hs
 from bench.measure import Measured, measure
 from bench.measured import Results, Table
 from bench.replay import replayed
@@ -49,30 +47,18 @@ class Recorded(Counted, Watched):
     """Recorded by `watch`, as it comes."""
 
 
-class Stored(Recorded):
-    """Recorded by `watch`, into a run directory and with the default rules."""
-
-    def attach(self) -> None:
-        self._directory = tempfile.TemporaryDirectory()
-        self.watch = hs.watch(
-            self.model, self.optimizer, KINDS, out=self._directory.name, rules="default"
-        )
-        self._passed = 0
-
-    def detach(self) -> None:
-        super().detach()
-        assert len(hs.open_run(self._directory.name).steps) == self._passed
-        self._directory.cleanup()
+class Stored(Recorded, WatchedStored):
+    """Recorded by `watch`, into a run directory."""
 
 
-PEERS: dict[str, type[Counted]] = {"no hooks": Counted, "watch": Recorded, "out and rules": Stored}
+PEERS: dict[str, type[Counted]] = {"no hooks": Counted, "watch": Recorded, "watch out=": Stored}
 TABLE = Table(
     "training step of three modules, until its records are written",
     "ms/step",
     1e3,
     floor="no hooks",
-    ours=("watch", "out and rules"),
-    parts={"out and rules": "watch with a run directory and the default rules"},
+    ours=("watch", "watch out="),
+    parts={"watch out=": "watch with a run directory"},
 )
 
 
@@ -88,9 +74,9 @@ def case(results: Results) -> Iterator[Measured]:
     peers = {name: cast(Counted, peer) for name, peer in measured.peers.items()}
     together["Training"], together["Watched"] = peers["no hooks"], peers["watch"]
     cpu = {name: median(peer.cpu) for name, peer in peers.items()}
-    stored = cast(Stored, peers["out and rules"])
+    stored = cast(Stored, peers["watch out="])
     coverage = stored.watch.coverage()
-    measured.case.facts["_cpu"] = cpu["out and rules"] / cpu["no hooks"]
+    measured.case.facts["_cpu"] = cpu["watch out="] / cpu["no hooks"]
     measured.case.facts["_stalls"] = 100 * coverage.stalls / coverage.steps
     results.cases.append(measured.case)
     yield measured

@@ -19,7 +19,9 @@ from trainings import (
     Watched,
     WatchedMoments,
     WatchedMomentsSeldom,
+    WatchedSampled,
     WatchedSeldom,
+    WatchedStored,
 )
 
 from bench.measure import Absent, Measured, measure
@@ -39,13 +41,15 @@ KINDS: dict[str, type[Training | Reading]] = {
     "watch": Watched,
     "read": Reading,  # what `watch` has recorded
     "watch every=10": WatchedSeldom,
+    "watch sample=auto": WatchedSampled,
+    "watch out=": WatchedStored,
     "bins=None": WatchedMoments,
     "bins=None every=10": WatchedMomentsSeldom,
     "eager hooks": EagerHooks,
     "compiled hooks": CompiledHooks,
     **{name: kind for name, (kind, _) in MONITORS.items()},
 }
-WATCHED = ("watch", "watch every=10", "bins=None", "bins=None every=10")
+WATCHED = tuple(name for name in KINDS if name.startswith(("watch", "bins")))
 TABLE = Table(
     "training step: output, grad_output and param_grad of every leaf module, with log bins",
     "ms/step",
@@ -55,6 +59,8 @@ TABLE = Table(
     read="read",
     parts={
         "read": "no training: a read of as many bytes as watch observes in a step, from memory",
+        "watch sample=auto": "watch with histograms of 65,536 elements or so of a larger tensor",
+        "watch out=": "watch with a run directory",
         "bins=None": "watch without the histograms",
         "bins=None every=10": "the same, one step of ten",
         **{name: what for name, (_, what) in MONITORS.items()},

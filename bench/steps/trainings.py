@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
@@ -16,6 +17,7 @@ from torch.optim import SGD, Optimizer
 import hookstats as hs
 from bench import eager
 from bench.accuracy import FLOAT32, as_statistics, check
+from bench.smoke import pick
 from hookstats.records.record import StepRecord
 
 KINDS = ("output", "grad_output", "param_grad")
@@ -106,10 +108,12 @@ class Watched(Training):
     bins: hs.LogBins | None = hs.LogBins()
 
     def attach(self) -> None:
-        self.watch = hs.watch(
-            self.model, self.optimizer, kinds=KINDS, every=self.every, bins=self.bins
-        )
+        self.watch = self.open()
         self._passed = 0
+
+    def open(self) -> hs.Watch:
+        """Begin to watch."""
+        return hs.watch(self.model, self.optimizer, KINDS, every=self.every, bins=self.bins)
 
     def after_steps(self) -> None:
         self._passed += self.steps
@@ -176,6 +180,32 @@ class WatchedMoments(Watched):
 
 class WatchedMomentsSeldom(WatchedMoments, WatchedSeldom):
     """Recorded by `watch` without histograms, one step of ten."""
+
+
+class WatchedSampled(Watched):
+    """Recorded by `watch`, with histograms of about 65,536 elements of a larger tensor."""
+
+    bins = hs.LogBins(sample="auto")
+
+
+class WatchedStored(Watched):
+    """Recorded by `watch` into a run directory.
+
+    Several steps are timed at once: as in any training, they are encoded while others train.
+    """
+
+    def attach(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self.steps = max(self.steps, pick(5, 1))
+        super().attach()
+
+    def open(self) -> hs.Watch:
+        return hs.watch(self.model, self.optimizer, KINDS, bins=self.bins, out=self._directory.name)
+
+    def detach(self) -> None:
+        super().detach()
+        assert len(hs.open_run(self._directory.name).steps) == self._passed
+        self._directory.cleanup()
 
 
 class EagerHooks(Training):

@@ -35,7 +35,7 @@ class Whole {
     const uint32_t* which;
     uint16_t* counters;
     int64_t vectors;  // how many can be accompanied
-    bool alike;       // whether it is worth asking for one slot
+    bool alike;       // whether it is worth asking for turns
     uint32_t* to;
 
     // The first `n` lanes of `x`.
@@ -45,8 +45,8 @@ class Whole {
     HOOKSTATS_INLINE void accompany() {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v, which += kLanes) {
-        if (alike && of_one_slot<Histogram::kCopies>(which)) {
-          counters[which[0]] += kLanes;
+        if (alike && in_turn<Histogram::kCopies>(which)) {
+          count_in_turn<Histogram::kCopies>(counters + which[0]);
           continue;
         }
 #pragma GCC unroll 16
@@ -58,22 +58,20 @@ class Whole {
 
   void into(Histogram& histogram) { histogram_ = &histogram; }
 
-  // Before `vectors` <= kRoom / kLanes vectors are seen: what goes with them, in steps of `step`.
+  // Before `vectors` <= kAtOnce / kLanes vectors are seen: what goes with them, in steps of `step`.
   HOOKSTATS_INLINE Increments begin(int64_t vectors, int64_t step) {
     const int64_t most = vectors * kLanes;
-    if (!histogram_->has_room(most)) {
+    const int64_t most_of_counter = most_of_one<Histogram::kCopies>(vectors);
+    if (!histogram_->has_room(most_of_counter)) {
       finish();
       histogram_->empty();
     }
-    if (last_ - next_ < kLanes && (found_ >= kWorth || found_ + most > kRoom)) turn();
-    if (found_ + most > kRoom) {
-      increment(kLanes);
-      turn();
-    }
+    histogram_->take_room(most_of_counter);
+    if (last_ - next_ < most && found_ >= kWorth) turn();
     const int64_t waiting = (last_ - next_) / kLanes;
     const int64_t taken = (waiting < vectors ? waiting : vectors) / step * step;
     const uint32_t* const which = which_[side_] + next_;
-    const bool alike = taken > 0 && of_one_slot<Histogram::kCopies>(which);
+    const bool alike = taken > 0 && in_turn<Histogram::kCopies>(which);
     next_ += taken * kLanes;
     return {NonzeroKeys<Histogram::kCopies>(histogram_->bins()),
             which,
@@ -95,7 +93,7 @@ class Whole {
   template <class Real, class Source>
   void add(const Source* p, int64_t n, int64_t ahead, int64_t, Waiting&) {
     for (int64_t left; n > 0; p += left, n -= left) {
-      left = n < kRoom ? n : kRoom;
+      left = n < kAtOnce ? n : kAtOnce;
       const int64_t vectors = left / kLanes;
       Increments some = begin(ceil_div(left, kLanes), 1);
       const auto see = [&](int64_t i) {
@@ -120,29 +118,25 @@ class Whole {
   // Increments all that were found.
   void finish() {
     if (histogram_ == nullptr) return;
-    increment(1);
     turn();
-    increment(1);
+    for (; next_ < last_; ++next_) ++histogram_->counters()[which_[side_][next_]];
   }
 
  private:
-  static constexpr int64_t kRoom = kSpill * kLanes;  // elements that are seen at once
-  static constexpr int64_t kWorth = 256;             // as many are worth turning to
+  static constexpr int64_t kAtOnce = kSpill * kLanes;  // elements that are seen at once
+  static constexpr int64_t kWorth = 256;               // as many are worth turning to
+  // Vectors find as many waiting as they leave, or all that wait, but for kWorth and two vectors.
+  static constexpr int64_t kRoom = kAtOnce + kWorth + 2 * kLanes;
 
-  // Increments waiting counters, until fewer than `rest` are left.
-  void increment(int64_t rest) {
-    uint16_t* const counters = histogram_->counters();
-    for (; last_ - next_ >= rest; ++next_) ++counters[which_[side_][next_]];
-  }
-
-  // Takes the other side; the few that are left go with it.
+  // Takes the other side; what is left goes with it.
   void turn() {
     uint32_t* const other = which_[1 - side_];
-    for (; next_ < last_; ++next_) other[found_++] = which_[side_][next_];
+    for (; next_ < last_; next_ += kLanes, found_ += kLanes) {
+      store(other + found_, lanes_at<uint32_t>(which_[side_] + next_));
+    }
     side_ = 1 - side_;
-    next_ = 0;
-    last_ = found_;
-    found_ = 0;
+    last_ = found_ - (next_ - last_);
+    next_ = found_ = 0;
   }
 
   Histogram* histogram_ = nullptr;

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookstats.records.keys import split_phase
 from hookstats.records.layout import Layout, mesh_text, placements_text
@@ -259,9 +260,7 @@ def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
             columns[name] = pa.ListArray.from_arrays(starts, pa.array(array), type=type)
 
     offsets = _joined([r.offsets for r in records])
-    # Transposed, as an arena's records have their columns one after the other in memory.
-    moments = np.concatenate([r.moments.T for r in records], axis=1).T
-    tallies = np.concatenate([r.tallies.T for r in records], axis=1).T
+    moments, tallies = _rows([r.moments for r in records]), _rows([r.tallies for r in records])
     lists(offsets, **to_columns(moments, tallies))
     tensors = to_columns(*wholes(records, moments, tallies, offsets))
     columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
@@ -281,6 +280,13 @@ def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
             channel_hist_counts=np.zeros(0, np.int64),
         )
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _rows(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The rows of several arrays, one after the other; of one array that array, as it may be
+    large."""
+    # Transposed, as an arena's records have their columns one after the other in memory.
+    return parts[0] if len(parts) == 1 else np.concatenate([p.T for p in parts], axis=1).T
 
 
 def _joined(offsets: Sequence[Int64]) -> Int64:

@@ -99,10 +99,23 @@ NATIVE = (
     Mutant(
         "what a whole histogram has found is incremented only as far as it goes with sums",
         "csrc/cpu/whole-inl.h",
-        """    increment(1);
-    turn();
-    increment(1);""",
-        "    increment(1);",
+        """    turn();
+    for (; next_ < last_; ++next_) ++histogram_->counters()[which_[side_][next_]];""",
+        "    for (; next_ < last_; ++next_) ++histogram_->counters()[which_[side_][next_]];",
+        "tests/kernels/test_ops.py",
+    ),
+    Mutant(
+        "counters of two slots side by side count as those of one",
+        "csrc/cpu/whole-inl.h",
+        "count_in_turn<Histogram::kCopies>(counters + which[0]);",
+        "counters[which[0]] += kLanes;",
+        "tests/kernels/test_ops.py",
+    ),
+    Mutant(
+        "a counter has room for more elements than 16 bits count",
+        "csrc/cpu/count-inl.h",
+        "return vectors * (kLanes / kCopies);",
+        "return vectors;",
         "tests/kernels/test_ops.py",
     ),
     Mutant(
