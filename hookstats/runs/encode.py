@@ -73,7 +73,9 @@ class PartBuilder:
         self._waiting = 0  # bytes in _batches
         self._groups = 0  # that are in the file
         self._written = 0  # bytes of these
-        self._buffer = pa.BufferOutputStream()
+        # Arrow's own pool gives memory back between steps, to have it cleared again.
+        pool = pa.system_memory_pool()
+        self._buffer = pa.BufferOutputStream(pool)
         lists = [field for field in schema if pa.types.is_list(field.type)]
         self._writer = pa.parquet.ParquetWriter(
             self._buffer,
@@ -81,18 +83,12 @@ class PartBuilder:
             compression="zstd",
             compression_level=1,
             use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)],
-            # No dictionaries for numbers, and the bytes of floats apart: half the time, less on
-            # the disk.
-            column_encoding={
-                f"{field.name}.list.element": "BYTE_STREAM_SPLIT"
-                if field.type.value_type == pa.float64()
-                else "DELTA_BINARY_PACKED"
-                for field in lists
-            },
+            column_encoding={f"{field.name}.list.element": _encoding(field) for field in lists},
             write_batch_size=1 << 16,
             data_page_version="2.0",
             write_statistics=["step", "rank"],
             write_page_checksum=True,
+            memory_pool=pool,
         )
 
     @property
@@ -154,6 +150,15 @@ class PartBuilder:
             self._groups += 1
             self._written = int(self._buffer.tell())
         self._batches, self._waiting = [], 0
+
+
+def _encoding(field: Any) -> str:
+    """The encoding of a column of lists. No dictionaries for numbers, and the bytes of floats
+    apart: half the time, less on the disk."""
+    if field.name in ("nan", "posinf", "neginf"):  # as a rule zeros, which take no less by delta
+        return "PLAIN"
+    floats = field.type.value_type == require_pyarrow().float64()
+    return "BYTE_STREAM_SPLIT" if floats else "DELTA_BINARY_PACKED"
 
 
 class _Facts(NamedTuple):
