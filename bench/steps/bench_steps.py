@@ -72,6 +72,7 @@ FEW_SHAPES = pick(("200-layer MLP", "GPT-2"), ("200-layer MLP",))
 
 PERIOD = WatchedSeldom.every
 LONG = Rounds(pick(12.0, 0.0), least=PERIOD + 1 if not SMOKE else 1, most=3 * PERIOD)
+STORED = Rounds(pick(12.0, 0.0), least=3)  # of several steps each
 
 
 def _too_many_shapes() -> Peer:
@@ -88,7 +89,7 @@ def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]
     }
     if not request.param.startswith(FEW_SHAPES):
         makers["compiled hooks"] = _too_many_shapes
-    long = dict.fromkeys(("no hooks", "read", *WATCHED), LONG)
+    long = dict.fromkeys(("no hooks", "read", *WATCHED), LONG) | {"watch out=": STORED}
     measured = measure(TABLE, request.param, job.steps, makers, Rounds(2.0, least=1), long)
     if job.steps % PERIOD and not SMOKE:
         seconds = measured.case.seconds

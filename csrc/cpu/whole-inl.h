@@ -125,7 +125,8 @@ class Whole {
  private:
   static constexpr int64_t kAtOnce = kSpill * kLanes;  // elements that are seen at once
   static constexpr int64_t kWorth = 256;               // as many are worth turning to
-  // Vectors find as many waiting as they leave, or all that wait, but for kWorth and two vectors.
+  // The most that is found and not incremented: vectors are accompanied by as many counters as they
+  // find, or by all there are, but for two vectors of them and for fewer than kWorth on their side.
   static constexpr int64_t kRoom = kAtOnce + kWorth + 2 * kLanes;
 
   // Takes the other side; what is left goes with it.
