@@ -221,7 +221,6 @@ class Runs : Reader<Source> {
   template <class Counting>
   void sum_runs(const Task& task, RunSums<Real, false>* sums, Histogram* tensor,
                 Histogram* by_channel, Counting& counting) {
-    constexpr bool counts_along = std::is_same_v<Counting, Whole>;
     const int64_t channels = task.channel_end - task.channel_begin;
     int64_t next;
     for (int64_t row = task.row_begin; row < task.row_end; row = next) {
@@ -244,7 +243,7 @@ class Runs : Reader<Source> {
         if (row == task.row_begin) begin(run, c, 1, sums);
         const int64_t channel = task.channel_begin + c, at = place(run, channel, row_place);
         each_segment(run, channel, row_offset, [&](const Source* p, int64_t n, int64_t i) {
-          sums[c].add_runs(p, n, 1, 0, counts_along ? ahead() : 0, counting);
+          sums[c].add_runs(p, n, 1, 0, std::is_same_v<Counting, Whole> ? ahead() : 0, counting);
           if (tensor != nullptr) tensor->add<Real, Source>(p, n, ahead(), at + i, of_tensor_);
           if (by_channel != nullptr) {
             by_channel[c].add<Real, Source>(p, n, ahead(), at + i, of_channels_);

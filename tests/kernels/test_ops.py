@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import shutil
@@ -26,7 +25,7 @@ from torch import Tensor
 import hookstats
 from hookstats.kernels import ops
 from hookstats.stats import reference, state
-from hookstats.stats.bins import Bins, LogBins
+from hookstats.stats.bins import Bins
 
 UPDATES = [
     pytest.param(ops.update_, id="op"),
@@ -216,30 +215,6 @@ def test_edges_further_apart_than_float32_can_tell(update: Update) -> None:
     update(x, None, state.identity_moments(1), state.identity_tallies(1), counts, edges)
     slots = torch.searchsorted(edges, x, right=True)
     assert torch.equal(counts, torch.bincount(slots, minlength=66))
-
-
-@pytest.mark.parametrize("zeros", range(4))
-@pytest.mark.parametrize("pattern", [*itertools.product((1.9, 2.1), repeat=4)], ids=str)
-@pytest.mark.parametrize("update", UPDATES)
-def test_patterns_of_neighbouring_slots(
-    update: Update, pattern: tuple[float, ...], zeros: int
-) -> None:
-    """A slot has four counters side by side, and zeros are left out: what is of one slot, by where
-    its counters are, may be of two."""
-    bins = LogBins()
-    x = torch.tensor(zeros * [0.0] + 1000 * [*pattern])
-    check(fold(update, x, None, bins), x, None, bins)
-
-
-@pytest.mark.parametrize("zeros", [0, 1, 15])
-@pytest.mark.parametrize("update", UPDATES)
-def test_more_of_a_slot_than_16_bits_count(update: Update, zeros: int) -> None:
-    """Constant but for some zeros, in rows of one channel or more."""
-    bins = LogBins()
-    x = torch.ones(300_000)
-    x[: 16 * zeros : 16] = 0
-    for shape, channel_dim in (((300_000,), None), ((100, 3000), 1), ((4, 3, 25_000), 1)):
-        check(fold(update, x.view(shape), channel_dim, bins), x.view(shape), channel_dim, bins)
 
 
 @pytest.mark.parametrize("update", UPDATES)

@@ -109,14 +109,14 @@ NATIVE = (
         "csrc/cpu/whole-inl.h",
         "count_in_turn<Histogram::kCopies>(counters + which[0]);",
         "counters[which[0]] += kLanes;",
-        "tests/kernels/test_ops.py",
+        "tests/kernels/test_counters.py",
     ),
     Mutant(
         "a counter has room for more elements than 16 bits count",
         "csrc/cpu/count-inl.h",
         "return vectors * (kLanes / kCopies);",
         "return vectors;",
-        "tests/kernels/test_ops.py",
+        "tests/kernels/test_counters.py",
     ),
     Mutant(
         "elements with a stride are packed as if they were side by side",

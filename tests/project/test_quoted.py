@@ -29,9 +29,14 @@ TOOLS = {
 
 def measured(model: str) -> dict[str, tuple[float, float]]:
     """By tool: milliseconds of a step, and how many times those without hooks."""
-    (table,) = re.findall(rf"^{re.escape(model)}, ms/step.*\n((?:\S.*\n)+)", TABLES, re.MULTILINE)
-    rows = re.findall(r"^(\S.*?) {2,}([\d.]+)~? +[\d.]+ +([\d.]+) ", table, re.MULTILINE)
-    return {name: (float(ms), float(ratio)) for name, ms, ratio in rows}
+    (table,) = re.findall(rf"^{re.escape(model)}, ms/step.*\n(?:\S.*\n)+", TABLES, re.MULTILINE)
+    head, *rows = (re.split(r" {2,}", line) for line in table.splitlines())
+    ms, ratio = head.index("all"), head.index("/no hooks")
+    return {
+        cells[0]: (float(cells[ms].rstrip("~")), float(cells[ratio]))
+        for cells in rows
+        if len(cells) == len(head) and cells[ratio] != "-"
+    }
 
 
 def row(page: str, first: str) -> list[str]:

@@ -1,0 +1,47 @@
+"""The counters of histograms: which elements share one, and how many it holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.devices import on_cuda, on_gpu
+from support.oracle import check, fold
+
+from hookstats.kernels import ops
+from hookstats.stats import reference
+from hookstats.stats.bins import LogBins
+
+UPDATES = [
+    pytest.param(ops.update_, id="op"),
+    pytest.param(on_cuda(ops.update_), id="cuda", marks=on_gpu),
+    pytest.param(reference.update_, id="reference"),
+]
+
+Update = Callable[..., None]
+
+
+@pytest.mark.parametrize("zeros", range(4))
+@pytest.mark.parametrize("pattern", [*itertools.product((1.9, 2.1), repeat=4)], ids=str)
+@pytest.mark.parametrize("update", UPDATES)
+def test_patterns_of_neighbouring_slots(
+    update: Update, pattern: tuple[float, ...], zeros: int
+) -> None:
+    """A slot has four counters side by side, and zeros are left out: what is of one slot, by where
+    its counters are, may be of two."""
+    bins = LogBins()
+    x = torch.tensor(zeros * [0.0] + 1000 * [*pattern])
+    check(fold(update, x, None, bins), x, None, bins)
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 15])
+@pytest.mark.parametrize("update", UPDATES)
+def test_more_of_a_slot_than_16_bits_count(update: Update, zeros: int) -> None:
+    """Constant but for some zeros, in rows of one channel or more."""
+    bins = LogBins()
+    x = torch.ones(300_000)
+    x[: 16 * zeros : 16] = 0
+    for shape, channel_dim in (((300_000,), None), ((100, 3000), 1), ((4, 3, 25_000), 1)):
+        check(fold(update, x.view(shape), channel_dim, bins), x.view(shape), channel_dim, bins)
