@@ -137,12 +137,11 @@ class Reading:
     What `watch` adds to a step, by this, holds on any machine.
     """
 
-    # Of a block of 64 MB, a cache of 32 MB kept so much that the read took 0.6 of the time.
-    _BLOCK = torch.ones(pick(256 << 20, 1 << 10) // 8, dtype=torch.int64)
-
     def __init__(self, job: Job, together: dict[str, Training]) -> None:
         self._job = job
         self._together = together
+        # Of a block of 64 MB, a cache of 32 MB kept so much that the read took 0.6 of the time.
+        self._block = torch.ones(pick(256 << 20, 1 << 10) // 8, dtype=torch.int64)
 
     def prepare(self) -> None:
         """Find out how much it is, from what `watch` recorded of its last step."""
@@ -154,9 +153,9 @@ class Reading:
     def run(self) -> float:
         """Read, and say how long that takes for `Job.steps` steps."""
         start = perf_counter()
-        whole, rest = divmod(self._words, len(self._BLOCK))
-        self._read = sum(int(self._BLOCK.sum()) for _ in range(whole))
-        self._read += int(self._BLOCK[:rest].sum())
+        whole, rest = divmod(self._words, len(self._block))
+        self._read = sum(int(self._block.sum()) for _ in range(whole))
+        self._read += int(self._block[:rest].sum())
         return (perf_counter() - start) * self._job.steps
 
     def check(self) -> None:
