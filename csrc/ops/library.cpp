@@ -22,12 +22,15 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
   // Takes the states out of blocks of rows on the CPU and leaves the rows empty. `into` are empty
   // tensors, which the operator fills: moments and tallies by column, [columns, rows], and the
   // offsets, slots and counts of the nonzero entries of the histograms, row by row (cpu/take.h),
-  // then those of the channels' histograms. The caller has the tensors before, and so the states,
-  // whatever happens when the operator returns. Where all `folds` of a histogram are marked,
-  // `marks` say which of its counts to look at (core/marks.h).
+  // then those of the channels' histograms; at last, moments and tallies of whole tensors,
+  // [tensors, columns]: tensor t has the rows offsets[t] to offsets[t + 1], all in one block. The
+  // caller has the tensors before, and so the states, whatever happens when the operator returns.
+  // Where all `folds` of a histogram are marked, `marks` say which of its counts to look at
+  // (core/marks.h).
   m.def(
       "take_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
-      "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts, Tensor(f!)[] into) -> ()");
+      "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts, Tensor offsets, "
+      "Tensor(f!)[] into) -> ()");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
   // The addresses of what the C++ hooks call (ops/kernels.h). The CUDA library, which is separate,

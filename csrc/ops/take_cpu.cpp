@@ -1,4 +1,4 @@
-// hookstats::take_ on the CPU: check the blocks, size the results, move the rows.
+// hookstats::take_ on the CPU: check the blocks, size the results, move the rows, merge them.
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/stableivalue_conversions.h>
@@ -7,6 +7,7 @@
 #include <torch/headeronly/util/Exception.h>
 #include <torch/headeronly/util/shim_utils.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "core/marks.h"
 #include "core/state.h"
 #include "cpu/take.h"
+#include "cpu/wholes.h"
 #include "ops/arguments.h"
 
 namespace hookstats {
@@ -61,11 +63,13 @@ enum Result : size_t {
   kCounts,
   kChannelOffsets,
   kChannelSlots,
-  kChannelCounts
+  kChannelCounts,
+  kWholeMoments,
+  kWholeTallies
 };
-constexpr std::array kResultTypes{ScalarType::Double, ScalarType::Long, ScalarType::Long,
-                                  ScalarType::Int,    ScalarType::Long, ScalarType::Long,
-                                  ScalarType::Int,    ScalarType::Long};
+constexpr std::array kResultTypes{
+    ScalarType::Double, ScalarType::Long, ScalarType::Long, ScalarType::Int,    ScalarType::Long,
+    ScalarType::Long,   ScalarType::Int,  ScalarType::Long, ScalarType::Double, ScalarType::Long};
 
 // An attempt that failed may have left sizes, but not those of the offsets, which come last.
 void check_into(const std::vector<Tensor>& into) {
@@ -93,15 +97,47 @@ T* resize(const Tensor& result, torch::headeronly::IntHeaderOnlyArrayRef sizes) 
   return static_cast<T*>(result.mutable_data_ptr());
 }
 
-template <class T>
-void move_columns(const std::vector<Tensor>& blocks, T* columns, int64_t rows,
-                  void (*take)(T* rows, int64_t count, T* columns, int64_t first, int64_t total)) {
-  int64_t first = 0;
-  for (const Tensor& block : blocks) {
-    take(static_cast<T*>(block.mutable_data_ptr()), block.size(0), columns, first, rows);
-    first += block.size(0);
+// Where the tensors of a step are: tensor t has the rows offsets[t] to offsets[t + 1] of all
+// blocks.
+class Tensors {
+ public:
+  // The tensors follow each other, and the rows of each are in one block.
+  Tensors(const Tensor& offsets, const std::vector<Tensor>& blocks, int64_t rows) {
+    STD_TORCH_CHECK(offsets.is_cpu() && offsets.scalar_type() == ScalarType::Long &&
+                        offsets.dim() == 1 && offsets.is_contiguous() && offsets.size(0) > 0,
+                    "offsets is ", offsets.scalar_type(), " ", shape_of(offsets),
+                    "; expected a contiguous CPU tensor of ", ScalarType::Long, " [tensors + 1]");
+    offsets_ = static_cast<const int64_t*>(offsets.const_data_ptr());
+    count_ = offsets.size(0) - 1;
+    STD_TORCH_CHECK(std::is_sorted(offsets_, offsets_ + count_ + 1) && offsets_[0] == 0 &&
+                        offsets_[count_] == rows,
+                    "offsets are no ascending numbers from 0 to ", rows, ", the number of rows");
+    int64_t end = 0, tensor = 0;
+    firsts_.push_back(tensor);
+    for (const Tensor& block : blocks) {
+      end += block.size(0);
+      while (tensor < count_ && offsets_[tensor + 1] <= end) ++tensor;
+      STD_TORCH_CHECK(offsets_[tensor] == end, "offsets have a tensor of rows ", offsets_[tensor],
+                      " to ", offsets_[tensor + 1], "; expected none beyond row ", end,
+                      ", where a block ends");
+      firsts_.push_back(tensor);
+    }
   }
-}
+
+  int64_t count() const { return count_; }
+
+  // Calls f(tensor, first row, last row) for each tensor of a block.
+  template <class F>
+  void each_of(size_t block, F&& f) const {
+    for (int64_t t = firsts_[block]; t < firsts_[block + 1]; ++t)
+      f(t, offsets_[t], offsets_[t + 1]);
+  }
+
+ private:
+  const int64_t* offsets_;
+  int64_t count_;
+  std::vector<int64_t> firsts_;  // the first tensor of each block, and of none
+};
 
 // Histograms whose marks are complete.
 struct Dense {
@@ -138,9 +174,34 @@ int64_t move_counts(const Dense& dense, cpu::SparseCounts into) {
   return into.entries;
 }
 
+// Where moments and tallies go, by column, and what they give together.
+struct Columns {
+  double* moments;
+  int64_t* tallies;
+  double* whole_moments;
+  int64_t* whole_tallies;
+  int64_t rows;
+};
+
+// Moves the rows of a block, of which the first is row `first`, and merges them, tensor by tensor,
+// while they are in the caches.
+template <class C>
+void move_rows(const Tensor& moments, const Tensor& tallies, int64_t first, const Tensors& tensors,
+               size_t block, const Columns& into) {
+  cpu::take_moments<C>(static_cast<double*>(moments.mutable_data_ptr()), moments.size(0),
+                       into.moments, first, into.rows);
+  cpu::take_tallies(static_cast<int64_t*>(tallies.mutable_data_ptr()), tallies.size(0),
+                    into.tallies, first, into.rows);
+  tensors.each_of(block, [&](int64_t tensor, int64_t begin, int64_t end) {
+    cpu::merge_rows<C>(into.moments, into.tallies, begin, end, into.rows,
+                       into.whole_moments + tensor * C::kColumns,
+                       into.whole_tallies + tensor * kTallyColumns);
+  });
+}
+
 void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vector<Tensor> counts,
               std::vector<Tensor> marks, Tensor folds, std::vector<Tensor> channel_counts,
-              std::vector<Tensor> into) {
+              Tensor offsets, std::vector<Tensor> into) {
   STD_TORCH_CHECK(!moments.empty(), "moments has no blocks; expected one or more");
   const bool higher = moments.front().dim() == 2 && moments.front().size(1) == kHigherColumns;
   const int64_t columns = higher ? kHigherColumns : kMomentColumns;
@@ -148,6 +209,11 @@ void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vec
   const int64_t others = check_blocks(tallies, "tallies", ScalarType::Long, kTallyColumns);
   STD_TORCH_CHECK(rows == others, "tallies have ", others, " rows; expected ", rows,
                   ", as many as moments");
+  for (size_t i = 0; i < moments.size(); ++i) {
+    STD_TORCH_CHECK(i < tallies.size() && moments[i].size(0) == tallies[i].size(0), "moments[", i,
+                    "] has ", moments[i].size(0), " rows; expected as many as tallies[", i, "]");
+  }
+  const Tensors tensors(offsets, moments, rows);
   const int64_t histograms = check_blocks(counts, "counts", ScalarType::Long, -1);
   check_blocks(channel_counts, "channel_counts", ScalarType::Long, -1);
   check_blocks(marks, "marks", ScalarType::Long, -1);
@@ -166,13 +232,17 @@ void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vec
   auto* const channel_offsets = resize<int64_t>(into[kChannelOffsets], {channel.rows + 1});
   auto* const channel_slots = resize<int32_t>(into[kChannelSlots], {channel.most});
   auto* const channel_values = resize<int64_t>(into[kChannelCounts], {channel.most});
-  auto* const moment_columns = resize<double>(into[kMoments], {columns, rows});
-  auto* const tally_columns = resize<int64_t>(into[kTallies], {kTallyColumns, rows});
-  auto* const offsets = resize<int64_t>(into[kOffsets], {tensor.rows + 1});  // says: it is taken
-  move_columns(moments, moment_columns, rows,
-               higher ? cpu::take_moments<HigherChannel> : cpu::take_moments<Channel>);
-  move_columns(tallies, tally_columns, rows, cpu::take_tallies);
-  const int64_t entries = move_counts(tensor, {offsets, slots, values});
+  const Columns all{resize<double>(into[kMoments], {columns, rows}),
+                    resize<int64_t>(into[kTallies], {kTallyColumns, rows}),
+                    resize<double>(into[kWholeMoments], {tensors.count(), columns}),
+                    resize<int64_t>(into[kWholeTallies], {tensors.count(), kTallyColumns}), rows};
+  auto* const hist_offsets = resize<int64_t>(into[kOffsets], {tensor.rows + 1});  // it is taken
+  int64_t first = 0;
+  for (size_t i = 0; i < moments.size(); first += moments[i++].size(0)) {
+    (higher ? move_rows<HigherChannel> : move_rows<Channel>)(moments[i], tallies[i], first, tensors,
+                                                             i, all);
+  }
+  const int64_t entries = move_counts(tensor, {hist_offsets, slots, values});
   const int64_t channel_entries =
       move_counts(channel, {channel_offsets, channel_slots, channel_values});
   resize<int32_t>(into[kSlots], {entries});

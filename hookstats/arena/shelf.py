@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from hookstats.arena.graph_states import GraphStates
+from hookstats.arena.memory import Memory
 from hookstats.arena.rows import Table, zeros
 from hookstats.arena.staging import Staging, event
 from hookstats.kernels.backends import backend_of
 from hookstats.kernels.ops import Taken, close_streams, mark_columns, take_
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import Bins
-from hookstats.stats.state import State, identity_moments, identity_tallies
+from hookstats.stats.state import TALLIES, State, identity_moments, identity_tallies
 
 MAX_SITE_BYTES = 4 << 30
 """The most memory that the states of one site may take; the same on all ranks, so that they record
@@ -74,6 +75,7 @@ class Shelf:
         self._bins = None if bins is None else bins.descriptor(device)
         self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
         self._sampling = sampling
+        self._memory = Memory()
 
     def states(
         self, sites: int, rows: int, channels: int
@@ -125,13 +127,16 @@ class Shelf:
             None if self._staging is None else event(self.device),
         )
 
-    def take(self, part: Part, buffer: int, folds: Tensor, reading: Reading) -> Tensor:
+    def take(
+        self, part: Part, buffer: int, folds: Tensor, offsets: Tensor, reading: Reading
+    ) -> Tensor:
         """Take the states of the part's rows and sites out, and leave the rows empty.
 
         After an interrupt or an error, another call with the same `reading` does the rest.
 
         folds: int64 [sites]: the number of tensors that hooks folded in; -1 where graphs may have
             folded in others.
+        offsets: int64 [sites + 1]: the first row of each site.
         Returns `in_graphs` on the CPU. Devices other than the CPU do all work after the part's
         event.
         """
@@ -147,7 +152,14 @@ class Shelf:
             moments, tallies, counts, marks, channel_counts = groups
             if not marks:  # all counts are looked at
                 marks = [c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]
-            take_(moments, tallies, counts, marks, folds, channel_counts, reading.taken)
+            columns = moments[0].shape[1]
+            memory = self._memory.take((columns + len(TALLIES)) * part.rows)
+            reading.taken = reading.taken._replace(
+                moments=memory[: columns * part.rows].view(torch.float64).view(columns, part.rows),
+                tallies=memory[columns * part.rows :].view(len(TALLIES), part.rows),
+            )
+            states = moments, tallies, counts, marks, folds, channel_counts
+            take_(*states, offsets, reading.taken)
         return in_graphs
 
     def _groups(self, part: Part, buffer: int) -> list[list[Tensor]]:

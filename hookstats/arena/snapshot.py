@@ -137,6 +137,9 @@ class Snapshot:
             channel_bins=channel_bins,
             channel_hist=_join([part[5:8] for part in taken], int(offsets[-1])),
         )
+        if taken:
+            wholes = zip(*[(part.whole_moments, part.whole_tallies) for part in taken], strict=True)
+            record.keep_whole(*(torch.cat(parts).numpy() for parts in wholes))
         record = record if record.observed.all() else _observed(record)
         return record if len(self._parts) < 2 else joined(record)
 
@@ -163,15 +166,18 @@ class Snapshot:
             if part.graph_sites:
                 folds = folds.copy()
                 folds[part.graph_sites] = -1  # graphs set no marks
+        order, offsets, _ = self._layout.places
         if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
-            folds = folds[self._layout.places.order]
+            folds = folds[order]
         first = 0
         for i, part in enumerate(self._parts):
-            of_part = torch.from_numpy(folds[first : first + part.sites])
-            first += part.sites
+            last = first + part.sites
+            of_part = folds[first:last], offsets[first : last + 1] - offsets[first]
+            first = last
             if i == len(self._in_graphs):
-                reading = self._readings[i]
-                self._in_graphs.append(part.shelf.take(part, self._buffer, of_part, reading))
+                reading, (part_folds, rows) = self._readings[i], map(torch.from_numpy, of_part)
+                in_graphs = part.shelf.take(part, self._buffer, part_folds, rows, reading)
+                self._in_graphs.append(in_graphs)
                 reading.staged = None
 
     @property
@@ -235,7 +241,7 @@ def _observed(record: StepRecord) -> StepRecord:
     seen = record.observed > 0
     channels = np.diff(record.offsets)
     rows = np.repeat(seen, channels)
-    return replace(
+    kept = replace(
         record,
         sites=tuple(compress(record.sites, seen)),
         observed=record.observed[seen],
@@ -245,6 +251,9 @@ def _observed(record: StepRecord) -> StepRecord:
         hist=_keep(record.hist, seen),
         channel_hist=_keep(record.channel_hist, rows),
     )
+    moments, tallies = record.whole_state
+    kept.keep_whole(moments[seen], tallies[seen])
+    return kept
 
 
 def _keep(counts: SparseCounts, keep: NDArray[np.bool_]) -> SparseCounts:

@@ -118,6 +118,10 @@ class Taken(NamedTuple):
     """int32: as `slots`."""
     channel_counts: Tensor
     """int64: as `counts`."""
+    whole_moments: Tensor
+    """float64 [tensors, 5 or 7]: those of whole tensors, their channels merged."""
+    whole_tallies: Tensor
+    """int64 [tensors, 5]."""
 
     @classmethod
     def none(cls) -> Taken:
@@ -135,6 +139,7 @@ _TAKEN_TYPES = (
     torch.int64,
     *(torch.int64, torch.int32, torch.int64),
     *(torch.int64, torch.int32, torch.int64),
+    *(torch.float64, torch.int64),
 )
 
 
@@ -153,6 +158,7 @@ def take_(
     marks: list[Tensor],
     folds: Tensor,
     channel_counts: list[Tensor],
+    offsets: Tensor,
     into: Taken,
 ) -> None:
     """Take the states out of their rows, and leave the rows empty; needs no GIL.
@@ -167,10 +173,12 @@ def take_(
         writers with marks counted, then the marks.
     folds: int64 [histograms]: the number of tensors that were folded into each row of counts, -1 if
         unknown. All slots of a histogram are looked at unless all its folds are marked.
+    offsets: int64 [tensors + 1]: tensor t has the rows offsets[t]:offsets[t + 1] of all blocks, and
+        those in one block.
     into: `Taken.none()`, which gets the states.
     """
     operator = torch.ops.hookstats.take_.default  # twice as fast as choosing among all overloads
-    operator(moments, tallies, counts, marks, folds, channel_counts, into)
+    operator(moments, tallies, counts, marks, folds, channel_counts, offsets, into)
 
 
 def entries(params_size: int) -> dict[str, int]:

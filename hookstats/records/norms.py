@@ -28,21 +28,20 @@ def gradient_norm(record: StepRecord) -> float | None:
 
 
 class GradientNorm:
-    """`gradient_norm` of steps of which most have equal sites: the rows are looked for once, as to
-    hash a thousand sites takes longer than the norm."""
+    """`gradient_norm` of steps of which most have equal sites: those of gradients are looked for
+    once, as to hash a thousand sites takes longer than the norm."""
 
     def __init__(self) -> None:
         self._sites: tuple[SiteInfo, ...] = ()
-        self._rows: slice | Int64 | None = None
+        self._gradients: Int64 = np.zeros(0, np.int64)
 
     def __call__(self, record: StepRecord) -> float | None:
         """See `gradient_norm`."""
         if record.sites != self._sites:
-            self._rows, self._sites = _of_gradients(record.sites), record.sites
-        rows = self._rows
-        if rows is None:
+            self._gradients, self._sites = _gradients(record.sites), record.sites
+        if not len(self._gradients):
             return None
-        moments, tallies = record.moments.T[:, rows], record.tallies.T[:, rows]
+        moments, tallies = (state.T[:, self._gradients] for state in record.whole_state)
         if tallies[NAN].any():
             return math.nan
         if tallies[[POSINF, NEGINF]].any():
@@ -66,12 +65,6 @@ def has_parts(sites: tuple[SiteInfo, ...]) -> bool:
     )
 
 
-def _of_gradients(sites: tuple[SiteInfo, ...]) -> slice | Int64 | None:
-    """The rows of gradients of parameters, a slice where they follow each other; or None."""
-    chosen = np.array([plain_kind(site.kind) == "param_grad" for site in sites], np.bool_)
-    rows = np.flatnonzero(np.repeat(chosen, [site.channels for site in sites]))
-    if not chosen.any():
-        return None
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
+def _gradients(sites: tuple[SiteInfo, ...]) -> Int64:
+    """The sites of gradients of parameters."""
+    return np.flatnonzero([plain_kind(site.kind) == "param_grad" for site in sites])

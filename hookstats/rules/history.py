@@ -236,8 +236,9 @@ class History:
         self._all_rms[self._at] = steps.past.before(len(steps))
 
     def _add_dead(self, steps: Steps) -> None:
-        count = steps.channels("count")
-        lasting = steps.dead | (count == 0)  # without finite values nothing is known
+        counts = [columns("count") for columns in steps.channels]
+        # Of channels without finite values nothing is known.
+        lasting = np.array([columns("zero") == columns("count") for columns in steps.channels])
         in_order, shape = self._rows_in_order, steps.dead.shape
         rows: Int64 | slice = slice(0, len(self._rows)) if in_order else self._rows
         # All others are alive, and were.
@@ -255,9 +256,9 @@ class History:
             lasts = lasting[i, some]
             for total, added, of in (
                 (streak, steps.dead, steps.dead_steps),
-                (values, count, steps.dead_values),
+                (values, counts, steps.dead_values),
             ):
-                total += added[i, some]
+                total += added[i][some]
                 # Where a third are alive, an eighth of the time of setting these to zero.
                 total *= lasts
                 if not alone:

@@ -12,7 +12,7 @@ import numpy as np
 from hookstats.records.keys import Key, Kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.stats.derived import Columns
+from hookstats.stats.derived import Columns, of_rows
 
 _BATCHES = 16
 """How many batches are compared with the newest one, to find the same batch again."""
@@ -50,26 +50,30 @@ class PastInputs:
         self._last = SeenInputs()
         self._key: Key | None = None  # of the input that was looked at last
         self._site: int | None = None  # where it is, if there
-        self._kinds: Sequence[Kind] = ()  # of the sites that it was looked for in
+        self._of_samples: int | None = None  # the output that may be the same for all samples
+        self._kinds: Sequence[Kind] = ()  # of the sites that these were looked for in
         self._average: Float64 | None = None
         self._batches: list[bytes] = []
 
     def push(
-        self, records: Sequence[StepRecord], kinds: Sequence[Kind], channels: Columns
+        self, records: Sequence[StepRecord], kinds: Sequence[Kind], channels: Sequence[Columns]
     ) -> list[SeenInputs]:
         """Add steps with the same sites; what was seen in each.
 
-        kinds: of the sites. channels: the columns of the channels, [B, R] each.
+        kinds: of the sites. channels: the columns of the channels, by step.
         """
         sites = records[0].sites
         if kinds is not self._kinds:  # most steps have the same
             self._kinds, self._site = kinds, _input_site(sites, kinds, self._key)
+            self._of_samples = _first_of_samples(sites, kinds)
         site = self._site
         if site is not None:
             self._key = sites[site].name, sites[site].kind
-        constant, varies = _constant_outputs(records, kinds, channels)
+        constant = self._of_samples
+        rows = slice(0) if constant is None else slice(*records[0].offsets[constant : constant + 2])
+        are_constant = _are_constant(channels, rows)
         seen = []
-        for record, is_constant in zip(records, varies, strict=True):
+        for record, is_constant in zip(records, are_constant, strict=True):
             self._last = self._seen(record, site, constant if is_constant else None)
             seen.append(self._last)
         return seen
@@ -128,20 +132,23 @@ def _input_site(sites: Sequence[SiteInfo], kinds: Sequence[Kind], last: Key | No
     return found[0] if found[0] in first else max(found, key=lambda i: math.prod(sites[i].shape))
 
 
-def _constant_outputs(
-    records: Sequence[StepRecord], kinds: Sequence[Kind], channels: Columns
-) -> tuple[int | None, list[bool]]:
-    """The first output of several channels, and of more than one sample, and in which of the steps
-    it has no variation.
+def _first_of_samples(sites: Sequence[SiteInfo], kinds: Sequence[Kind]) -> int | None:
+    """The first output of several channels that has a row for each sample."""
+    for i, (site, kind) in enumerate(zip(sites, kinds, strict=True)):
+        if kind.plain == "output" and site.channels >= 4 and len(site.shape) == 2:
+            return i
+    return None
+
+
+def _are_constant(channels: Sequence[Columns], rows: slice) -> list[bool]:
+    """In which of the steps the channels of an output, of more than one sample, have no variation.
 
     So it is where all samples of a batch are equal; a site whose values are all equal is another
     matter.
     """
-    first = records[0]
-    for i, (site, kind) in enumerate(zip(first.sites, kinds, strict=True)):
-        if kind.plain == "output" and site.channels >= 4 and len(site.shape) == 2:
-            rows = slice(*first.offsets[i : i + 2])
-            count, least, most = (channels(name)[:, rows] for name in ("count", "min", "max"))
-            varies = least.min(1) < least.max(1)
-            return i, ((count > 1).all(1) & (least == most).all(1) & varies).tolist()
-    return None, [False] * len(records)
+    count, least, most = (of_rows(channels, name, rows) for name in ("count", "min", "max"))
+    if not count.size:
+        return [False] * len(channels)
+    varies = least.min(1) < least.max(1)
+    found: list[bool] = ((count > 1).all(1) & (least == most).all(1) & varies).tolist()
+    return found

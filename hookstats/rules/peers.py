@@ -13,7 +13,7 @@ from hookstats.records.alerts import Alert
 from hookstats.records.groups import over_site
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
-from hookstats.records.sparse import Float64
+from hookstats.records.sparse import Float64, Int64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.steps import Flags, Sites, Steps, in_steps
@@ -42,6 +42,15 @@ def _groups(of: Sites) -> tuple[tuple[int, ...], ...]:
         tuple(sorted(group, key=lambda i: _numbers(sites[i].name)))
         for group in found.values()
         if len(group) >= 3
+    )
+
+
+def _groups_alike(of: Sites) -> tuple[Int64, ...]:
+    """The `_groups`, [groups, sites] for each number of sites: many at once."""
+    groups = of.once(_groups)
+    return tuple(
+        np.array([group for group in groups if len(group) == size], np.int64)
+        for size in sorted({len(group) for group in groups})
     )
 
 
@@ -84,10 +93,11 @@ class Peers(Rule):
     def suspects(self, steps: Steps) -> Flags:
         far: Flags = steps.none
         least = np.where(steps.pushed <= self.patience, min(self.octaves, self.later), self.later)
-        for group in steps.sites.once(_groups):
-            size = np.sort(np.log2(np.maximum(steps.rms[:, list(group)], _FLOOR)), 1)
-            gap = np.maximum(size[:, -1] - size[:, -2], size[:, 1] - size[:, 0])
-            far = far | (gap >= least)
+        sizes = np.log2(np.maximum(steps.rms, _FLOOR))
+        for groups in steps.sites.once(_groups_alike):
+            size = np.sort(sizes[:, groups], 2)
+            gap = np.maximum(size[..., -1] - size[..., -2], size[..., 1] - size[..., 0])
+            far = far | (gap.max(1) >= least)
         return far
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
@@ -246,7 +256,8 @@ class Collapse(Rule):
         at_least(self, 1, "channels")
 
     def suspects(self, steps: Steps) -> Flags:
-        within = steps.over_sites(np.add, steps.channels("m2"))
+        squares = [columns("m2") for columns in steps.channels]
+        within = np.array([over_site(np.add, each, steps.offsets, 0.0) for each in squares])
         counts, channels = steps.columns("count"), steps.sites.channels
         many = (channels >= self.channels) & (counts >= 4 * channels)
         # Rounding may make the share another one than that of `check`, a little.

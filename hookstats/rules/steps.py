@@ -79,28 +79,23 @@ class Steps:
         self.offsets = records[0].offsets
         """int64 [S + 1]: site s owns rows offsets[s]:offsets[s + 1]."""
         steps, rows = len(records), int(self.offsets[-1])
-        # Transposed, as an arena's records have their columns one after the other in memory.
-        moments = _side_by_side([r.moments.T for r in records])
-        tallies = _side_by_side([r.tallies.T for r in records])
         starts = np.arange(steps)[:, None] * rows
         self._ends = np.append((starts + self.offsets[:-1]).ravel(), steps * rows)
-        whole = wholes(records, moments.T, tallies.T, self._ends)
-        self.moments: Float64 = whole[0].reshape(steps, len(sites.sites), len(moments))
+        shape, (moments, tallies) = (steps, len(sites.sites)), wholes(records)
+        self.moments: Float64 = moments.reshape(*shape, moments.shape[1])
         """float64 [B, S, 5 or 7]: of whole tensors."""
-        self.tallies: Int64 = whole[1].reshape(steps, len(sites.sites), len(tallies))
+        self.tallies: Int64 = tallies.reshape(*shape, tallies.shape[1])
         """int64 [B, S, 5]."""
         self.columns = columns_of(self.moments, self.tallies)
         """The columns of the states of whole tensors, [B, S] each; see `stats.derived`."""
-        self.channels = columns_of(
-            *(np.moveaxis(x.reshape(len(x), steps, rows), 0, -1) for x in (moments, tallies))
-        )
-        """The columns of the states of channels, [B, R] each."""
+        self.channels = tuple([columns_of(r.moments, r.tallies) for r in records])
+        """The columns of the states of channels by step, [R] each: megabytes, which stay apart."""
         self.rms: Float64 = rms(self.columns)
         """float64 [B, S]: the rms of the finite values; NaN without any."""
         bad = [self.columns(name) for name in ("nan", "posinf", "neginf")]
         self.nonfinite: Flags = (np.add.reduce(bad) > 0) & ~self._masks()
         """bool [B, S]: which sites have non-finite values that are no mask's."""
-        self.dead: Flags = dead(self.channels)
+        self.dead: Flags = np.array([dead(columns) for columns in self.channels])
         """bool [B, R]: whether each channel is dead."""
         # `History.extend` sets what the steps before have to do with.
         self.pushed: Int64
@@ -158,20 +153,6 @@ class Steps:
         places = np.flatnonzero(found)
         out: Int64 = np.diff(np.searchsorted(places, self._ends)).reshape(len(self), -1)
         return out
-
-    def over_sites(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
-        """`ufunc` over each site's rows of `values` [B, R], as [B, S]; 0 where it has none."""
-        flat, starts = values.reshape(-1), self._ends[:-1]
-        some = np.diff(self._ends) > 0
-        out = np.zeros(len(starts), values.dtype)
-        if some.any():
-            out[some] = ufunc.reduceat(flat, starts[some])
-        return out.reshape(len(self), -1)
-
-
-def _side_by_side(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """[C, R] of each record as [C, B * R]; of one record, its own, which may be megabytes."""
-    return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
 
 
 def in_steps(found: Any) -> Flags:

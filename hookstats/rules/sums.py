@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
-from hookstats.stats.derived import Columns
+from hookstats.stats.derived import Columns, of_rows
 
 _ADDS_LAST = ("Linear", "Conv", "LayerNorm", "BatchNorm", "GroupNorm")
 """How the names of layers begin that add their bias to what they give."""
@@ -73,11 +73,11 @@ class Sums:
         self._biases, self._outputs = np.concatenate(biases), np.concatenate(outputs)
         self._last = np.full(len(self._biases), np.nan)
 
-    def extend(self, channels: Columns) -> None:
-        """Add steps of the sites that were placed; channels: the columns of theirs, [B, R] each."""
-        mean, count = channels("mean"), channels("count")
-        self.all_biases = mean[:, self._biases]
-        self.all_sums = mean[:, self._outputs] * count[:, self._outputs]
+    def extend(self, channels: Sequence[Columns]) -> None:
+        """Add steps of the sites that were placed; channels: the columns of theirs, by step."""
+        self.all_biases = of_rows(channels, "mean", self._biases)
+        means, counts = (of_rows(channels, name, self._outputs) for name in ("mean", "count"))
+        self.all_sums = means * counts
         self.all_before = np.concatenate((self._last[None], self.all_biases[:-1]))
         self._last = self.all_biases[-1]
 

@@ -15,6 +15,7 @@ from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
 from hookstats.rules.steps import Flags, Steps
+from hookstats.stats.derived import of_rows
 from hookstats.stats.state import COUNT, L1, MEAN, MIN
 
 _ROUNDING = 1e-3
@@ -108,7 +109,7 @@ class Targets(Rule):
     def suspects(self, steps: Steps) -> Flags:
         if steps.last_gradient is None:
             return steps.none
-        negative = steps.channels("min")[:, steps.rows(steps.last_gradient)] < 0
+        negative = of_rows(steps.channels, "min", steps.rows(steps.last_gradient)) < 0
         found: Flags = np.count_nonzero(negative, axis=1) == 1
         return found
 

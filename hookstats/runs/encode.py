@@ -267,7 +267,7 @@ def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
     offsets = _joined([r.offsets for r in records])
     moments, tallies = _rows([r.moments for r in records]), _rows([r.tallies for r in records])
     lists(offsets, **to_columns(moments, tallies))
-    tensors = to_columns(*wholes(records, moments, tallies, offsets))
+    tensors = to_columns(*wholes(records))
     columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
     hist = _of_all([r.hist for r in records])
     lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)

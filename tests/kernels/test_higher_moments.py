@@ -234,7 +234,8 @@ def test_take(columns: int) -> None:
     tallies = [torch.ones(len(block), 5, dtype=torch.int64) for block in blocks]
     expected = torch.cat(blocks).T.contiguous()
     taken = ops.Taken.none()
-    ops.take_(blocks, tallies, [], [], torch.zeros(0, dtype=torch.int64), [], taken)
+    none = torch.zeros(0, dtype=torch.int64)
+    ops.take_(blocks, tallies, [], [], none, [], torch.tensor([0, 3, 36]), taken)
     assert torch.equal(taken.moments, expected)
     for block in blocks:
         identity = state.identity_moments(len(block), higher=columns == COLUMNS)
@@ -244,8 +245,9 @@ def test_take(columns: int) -> None:
 def test_blocks_taken_together_have_the_same_columns() -> None:
     blocks = [state.identity_moments(3, higher=True), state.identity_moments(3)]
     tallies = [state.identity_tallies(3)] * 2
+    none, offsets = torch.zeros(0, dtype=torch.int64), torch.tensor([0, 6])
     with pytest.raises(RuntimeError, match=r"moments has a block .* \[rows, 7\]"):
-        ops.take_(blocks, tallies, [], [], torch.zeros(0, dtype=torch.int64), [], ops.Taken.none())
+        ops.take_(blocks, tallies, [], [], none, [], offsets, ops.Taken.none())
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 9))

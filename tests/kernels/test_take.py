@@ -42,7 +42,8 @@ def test_rows_come_out_and_nothing_is_left(
     marks = [torch.zeros(len(block), mark_columns(19), dtype=int) for block in dense]
     folds = torch.ones(sum(len(block) for block in dense), dtype=int)
     taken = Taken.none()
-    take_(moments, tallies, dense, marks, folds, channel_dense, taken)
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    take_(moments, tallies, dense, marks, folds, channel_dense, offsets, taken)
     assert taken.is_there
     assert torch.equal(taken.moments, expected[0])
     assert torch.equal(taken.tallies, expected[1])
@@ -65,6 +66,7 @@ GOOD: dict[str, Any] = {
     "marks": [torch.zeros(2, 2, dtype=torch.int64)],
     "folds": torch.zeros(2, dtype=torch.int64),
     "channel_counts": [],
+    "offsets": torch.tensor([0, 1, 1, 3]),
     "into": Taken.none(),
 }
 
@@ -82,7 +84,23 @@ GOOD: dict[str, Any] = {
         ({"folds": torch.zeros(3, dtype=int)}, r"folds is Long \[3\]; expected .* Long \[2\]"),
         ({"folds": torch.zeros(2)}, r"folds is Float \[2\]"),
         ({"channel_counts": [torch.zeros(4, 2, dtype=int).T]}, "channel_counts has a block"),
-        ({"into": Taken.none()[:7]}, "into has 7 tensors; expected 8"),
+        ({"offsets": torch.zeros(2)}, r"offsets is Float \[2\]; expected .* Long"),
+        ({"offsets": torch.zeros(0, dtype=int)}, r"offsets is Long \[0\]; .* \[tensors \+ 1\]"),
+        ({"offsets": torch.tensor([0, 2, 1, 3])}, "offsets are no ascending numbers from 0 to 3"),
+        ({"offsets": torch.tensor([0, 2])}, "offsets are no ascending numbers from 0 to 3"),
+        ({"offsets": torch.tensor([1, 3])}, "offsets are no ascending numbers from 0 to 3"),
+        (
+            {
+                "moments": [torch.zeros(n, 5, dtype=torch.float64) for n in (2, 1)],
+                "tallies": [torch.zeros(n, 5, dtype=int) for n in (2, 1)],
+            },
+            "offsets have a tensor of rows 1 to 3; expected none beyond row 2",
+        ),
+        (
+            {"tallies": [torch.zeros(n, 5, dtype=int) for n in (2, 1)]},
+            r"moments\[0\] has 3 rows; expected as many as tallies\[0\]",
+        ),
+        ({"into": Taken.none()[:7]}, "into has 7 tensors; expected 10"),
         (
             {"into": Taken.none()._replace(slots=torch.zeros(0))},
             r"into\[3\] is Float \[0\]; expected a CPU tensor of Int",
@@ -104,7 +122,7 @@ def test_marks_past_the_slots_mean_nothing() -> None:
     marks = torch.tensor([[1, -1]]).repeat(3, 1)  # room for 64 marks, of which 2 are of slots
     channels, folds = rows(1, 0), torch.ones(3, dtype=torch.int64)
     taken = Taken.none()
-    take_([channels[0]], [channels[1]], [counts], [marks], folds, [], taken)
+    take_([channels[0]], [channels[1]], [counts], [marks], folds, [], torch.tensor([0, 1]), taken)
     assert taken.slots.tolist() == [*range(17)] * 3
     assert taken.counts.tolist() == [1] * 51
     assert not counts.any()

@@ -146,4 +146,11 @@ NATIVE = (
         "",
         "tests/cpp/test_take.cpp",
     ),
+    Mutant(
+        "whole tensors: deviations are from the greatest mean of a channel",
+        "csrc/cpu/wholes.cpp",
+        "means[i] - shift - offset",
+        "means[i] - shift",
+        "tests/cpp/test_wholes.cpp",
+    ),
 )

@@ -43,6 +43,7 @@ SECONDS = 300
 PROGRAMS = {
     "tests/cpp/test_core.cpp": (),
     "tests/cpp/test_take.cpp": ("csrc/cpu/take.cpp",),
+    "tests/cpp/test_wholes.cpp": ("csrc/cpu/wholes.cpp",),
 }
 """The sources beside its own that a C++ test needs."""
 

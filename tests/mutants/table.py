@@ -113,6 +113,13 @@ MUTANTS = (
         "tests/arena/test_arena.py",
     ),
     Mutant(
+        "the memory of a record is used again while the record has it",
+        "hookstats/arena/memory.py",
+        "weakref.finalize(lent, _give_back, block, free).atexit = False",
+        "_give_back(block, free)",
+        "tests/arena/test_memory.py",
+    ),
+    Mutant(
         "dead: also channels without finite values",
         "hookstats/stats/derived.py",
         'out: Array = (count > 0) & (columns("zero") == count)',

@@ -1,19 +1,39 @@
-"""per_site: the rows of each site merged as `stats.state.combine` merges groups, site by site."""
+"""The rows of each site merged as `stats.state.combine` does, in NumPy and by `take_`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookstats.kernels.ops import Taken, take_
 from hookstats.records.groups import per_site
 from hookstats.records.sparse import Float64, Int64
 from hookstats.stats.state import COUNT, IDENTITY, L1, M2, M3, M4, MAX, MEAN, MIN, combine
 
-CHANNELS = st.lists(st.integers(0, 9), max_size=9)
+CHANNELS = st.lists(st.sampled_from([*range(10), 31, 33]), max_size=9)
+
+Merge = Callable[[Float64, Int64, Int64], tuple[Float64, Int64]]
+
+
+def taken(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64, Int64]:
+    """`per_site` by `take_`, of rows in blocks of one site or two."""
+    cuts = sorted({0, *offsets[::2].tolist(), len(moments)}) if len(moments) else [0, 0]
+    blocks = [
+        [torch.tensor(np.ascontiguousarray(state[first:last])) for first, last in pairwise(cuts)]
+        for state in (moments, tallies)
+    ]
+    into, none = Taken.none(), torch.zeros(0, dtype=torch.int64)
+    take_(*blocks, [], [], none, [], torch.from_numpy(offsets), into)
+    return into.whole_moments.numpy(), into.whole_tallies.numpy()
+
+
+both = pytest.mark.parametrize("merge", [per_site, taken])
 
 
 def _rows(rng: np.random.Generator, rows: int, width: int) -> tuple[Float64, Int64]:
@@ -36,13 +56,16 @@ def _rows(rng: np.random.Generator, rows: int, width: int) -> tuple[Float64, Int
     return moments.T, tallies.T
 
 
+@both
 @given(CHANNELS, st.sampled_from([5, 7]), st.integers(0, 2**32 - 1))
-def test_sites_are_merged_as_groups_are(channels: list[int], width: int, seed: int) -> None:
+def test_sites_are_merged_as_groups_are(
+    merge: Merge, channels: list[int], width: int, seed: int
+) -> None:
     offsets = np.append(0, np.cumsum(channels, dtype=np.int64))
     moments, tallies = _rows(np.random.default_rng(seed), int(offsets[-1]), width)
     before = moments.tobytes(), tallies.tobytes()
 
-    merged, total = per_site(moments, tallies, offsets)
+    merged, total = merge(moments, tallies, offsets)
 
     assert (moments.tobytes(), tallies.tobytes()) == before
     assert merged.shape == (len(channels), width)
@@ -58,7 +81,10 @@ def test_sites_are_merged_as_groups_are(channels: list[int], width: int, seed: i
         np.testing.assert_allclose(merged[site], expected[0].numpy(), rtol=1e-10, atol=1e-10)
 
 
-def test_equal_means_stay_equal_and_infinite_moments_add_nothing_that_is_no_number() -> None:
+@both
+def test_equal_means_stay_equal_and_infinite_moments_add_nothing_that_is_no_number(
+    merge: Merge,
+) -> None:
     offsets = np.array([0, 3, 5])
     moments = np.array([IDENTITY] * 5)
     moments[:, MEAN] = 0.1
@@ -67,7 +93,7 @@ def test_equal_means_stay_equal_and_infinite_moments_add_nothing_that_is_no_numb
     tallies = np.zeros((5, 5), np.int64)
     tallies[:, COUNT] = 7, 3, 0, 5, 5
 
-    merged, total = per_site(moments, tallies, offsets)
+    merged, total = merge(moments, tallies, offsets)
 
     assert merged[:, MEAN].tolist() == [0.1, 0.1]
     assert merged[:, M2].tolist() == [0.0, np.inf]

@@ -1,0 +1,15 @@
+// Merges the channels of a tensor into the statistics of the whole tensor.
+#pragma once
+
+#include <cstdint>
+
+namespace hookstats::cpu {
+
+// Merges rows `first` to `last` of the columns that `take_moments` and `take_tallies` fill, each of
+// `total` rows, into one row of moments, [C::kColumns], and of tallies, [kTallyColumns]. If all
+// means are equal, the result has that mean to the last bit.
+template <class C>
+void merge_rows(const double* columns, const int64_t* tally_columns, int64_t first, int64_t last,
+                int64_t total, double* moments, int64_t* tallies);
+
+}  // namespace hookstats::cpu

@@ -1,0 +1,81 @@
+"""Memory: blocks are used again once nobody has them, and no earlier."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from hookstats.arena import memory
+from hookstats.arena.arena import Arena
+from hookstats.arena.memory import Memory
+from hookstats.records.record import SiteInfo
+
+
+def test_a_block_comes_again_when_the_last_of_its_arrays_is_gone() -> None:
+    blocks = Memory()
+    block = blocks.take(33)
+    at = block.data_ptr()
+    block[:] = 7
+    column = block[3:9].view(torch.float64).numpy().T
+    del block
+    others = [blocks.take(33) for _ in range(3)]
+    assert all(other.data_ptr() != at for other in others)
+    for other in others:
+        other.fill_(-1)
+    assert (column.view(np.int64) == 7).all()
+    del column
+    assert blocks.take(33).data_ptr() == at
+
+
+def test_blocks_of_another_size_are_others() -> None:
+    blocks = Memory()
+    small = blocks.take(3)
+    large = blocks.take(997)
+    assert (len(small), len(large)) == (3, 997)
+    del small  # of a size that is not asked for any more
+    again = [blocks.take(997) for _ in range(2)]
+    assert [len(block) for block in again] == [997, 997]
+    assert len({block.data_ptr() for block in (large, *again)}) == 3
+
+
+@pytest.mark.parametrize(("most", "kept"), [(0, 1), (3 * 8 * 31, 3)])
+def test_no_more_is_kept_than_was_said(
+    most: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_MOST_FREE", most)
+    blocks = Memory()
+    lent = [blocks.take(31) for _ in range(5)]
+    assert len({block.data_ptr() for block in lent}) == 5
+    lent.clear()
+    assert len(blocks._free) == kept
+
+
+def test_any_thread_may_give_back() -> None:
+    blocks = Memory()
+    lent = [blocks.take(31)]
+    at = lent[0].data_ptr()
+    thread = threading.Thread(target=lent.clear)
+    thread.start()
+    thread.join()
+    assert blocks.take(31).data_ptr() == at
+
+
+def test_records_that_are_kept_keep_their_numbers() -> None:
+    arena = Arena(None, None)
+    info = SiteInfo("a", "output", 2, 1, (3, 2), "float32")
+    site = arena.accumulator(info, torch.device("cpu"))
+    records, places = [], set()
+    for step in range(8):
+        site.fold(torch.full((3, 2), float(step)), 1)
+        record = arena.swap().to_record(step, 0)
+        places.add(record.moments.ctypes.data)
+        if step % 2 == 0:
+            records.append(record)
+        del record
+    for kept in records:
+        assert kept["a", "output"].mean.tolist() == [kept.step] * 2
+        assert kept.whole.mean.tolist() == [kept.step]
+    assert len(places) < 8
