@@ -52,10 +52,13 @@ class DeadChannels(Rule):
         at_least(self, 1, "width", "steps", "values")
 
     def by_site(self, steps: Steps) -> NDArray[np.int8]:
-        lasting = (steps.dead_steps >= self.steps) & (steps.dead_values >= self.values)
-        found, channels = steps.dead & lasting, steps.sites.channels
-        if not found.any():
+        rows, dead_steps, dead_values = steps.lasting
+        lasting = (dead_steps >= self.steps) & (dead_values >= self.values)
+        channels = steps.sites.channels
+        if not lasting.any():
             return np.zeros((len(steps), len(channels)), np.int8)
+        found = np.zeros(steps.dead.shape, bool)
+        found[:, rows] = lasting & steps.dead[:, rows]
         counts = steps.in_sites(found)
         outputs = steps.sites.of_kind("output")
         many = counts >= np.maximum(2, self.share * channels)

@@ -13,7 +13,7 @@ from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.rules.past_inputs import PastInputs, SeenInputs
 from hookstats.rules.setup import Setup
-from hookstats.rules.steps import Flags, Sites, Steps, in_steps
+from hookstats.rules.steps import Flags, Lasting, Sites, Steps, in_steps
 from hookstats.rules.sums import Sums
 from hookstats.rules.windows import Windows
 from hookstats.stats.channel_stats import ChannelStats
@@ -154,13 +154,16 @@ class History:
     @property
     def dead_steps(self) -> Int64:
         """int64 [R]: for how many steps in a row each channel has been dead, with this one."""
-        out: Int64 = self._steps.dead_steps[self._step]
-        return out
+        return self._of_all_rows(self._steps.lasting.steps)
 
     @property
     def dead_values(self) -> Int64:
         """int64 [R]: how many zeros the channel had in these steps."""
-        out: Int64 = self._steps.dead_values[self._step]
+        return self._of_all_rows(self._steps.lasting.values)
+
+    def _of_all_rows(self, lasting: Int64) -> Int64:
+        out = np.zeros(len(self._rows), np.int64)
+        out[self._steps.lasting.rows] = lasting[self._step]
         return out
 
     def push_scalars(self, values: Mapping[str, float]) -> None:
@@ -239,7 +242,7 @@ class History:
         counts = [columns("count") for columns in steps.channels]
         # Of channels without finite values nothing is known.
         lasting = np.array([columns("zero") == columns("count") for columns in steps.channels])
-        in_order, shape = self._rows_in_order, steps.dead.shape
+        in_order = self._rows_in_order
         rows: Int64 | slice = slice(0, len(self._rows)) if in_order else self._rows
         # All others are alive, and were.
         found = np.flatnonzero(lasting.any(0) | (self._all_dead_steps[rows] > 0))
@@ -250,19 +253,23 @@ class History:
         streak, values = self._all_dead_steps[at], self._all_dead_values[at]
         # A step that comes alone may be large: nothing is copied.
         alone = isinstance(at, slice) and len(steps) == 1
-        steps.dead_steps = streak[None] if alone else np.zeros(shape, np.int64)
-        steps.dead_values = values[None] if alone else np.zeros(shape, np.int64)
+        shape = len(steps), len(streak)
+        steps.lasting = Lasting(
+            some,
+            streak[None] if alone else np.empty(shape, np.int64),
+            values[None] if alone else np.empty(shape, np.int64),
+        )
         for i in range(len(steps)):
             lasts = lasting[i, some]
             for total, added, of in (
-                (streak, steps.dead, steps.dead_steps),
-                (values, counts, steps.dead_values),
+                (streak, steps.dead, steps.lasting.steps),
+                (values, counts, steps.lasting.values),
             ):
                 total += added[i][some]
                 # Where a third are alive, an eighth of the time of setting these to zero.
                 total *= lasts
                 if not alone:
-                    of[i, some] = total
+                    of[i] = total
         if not isinstance(at, slice):  # else these are its own
             self._all_dead_steps[at], self._all_dead_values[at] = streak, values
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,17 @@ class Sites:
         return found
 
 
+class Lasting(NamedTuple):
+    """The channels that are dead, or were in the step before: in most steps few of all."""
+
+    rows: Int64 | slice
+    """Which n of the R rows they are."""
+    steps: Int64
+    """int64 [B, n]: see `History.dead_steps`."""
+    values: Int64
+    """int64 [B, n]: see `History.dead_values`."""
+
+
 class Steps:
     """B consecutive records with the same S sites and R rows, one record or more.
 
@@ -106,9 +117,7 @@ class Steps:
         """float64 [B, S]: see `History.calls`."""
         self.nonfinite_steps: list[int]
         """See `History.nonfinite_steps`."""
-        self.dead_steps: Int64
-        """int64 [B, R]: see `History.dead_steps`."""
-        self.dead_values: Int64
+        self.lasting: Lasting
         self.inputs: list[SeenInputs]
         """What the inputs were, by step."""
         self.past: Windows
