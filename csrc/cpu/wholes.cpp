@@ -2,7 +2,6 @@
 #include "cpu/wholes.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/state.h"
 
@@ -39,7 +38,10 @@ int64_t sum(const int64_t* values, int64_t n) {
 
 }  // namespace
 
-// Chan, Golub, LeVeque (1979) and Pebay (2008), for any number of groups at once.
+// As `merge` (core/state.h), for any number of groups at once: Chan, Golub, LeVeque (1979) and
+// Pebay (2008).
+static_assert(kMomentColumns == 5 && kHigherColumns == 7 && kTallyColumns == 5,
+              "columns that are not merged here");
 template <class C>
 void merge_rows(const double* columns, const int64_t* tally_columns, int64_t first, int64_t last,
                 int64_t total, double* moments, int64_t* tallies) {
@@ -61,11 +63,10 @@ void merge_rows(const double* columns, const int64_t* tally_columns, int64_t fir
     whole.min = reduce(n, none.min, lesser, value(column(kMin)));
     whole.max = reduce(n, none.max, greater, value(column(kMax)));
     whole.l1 = sum_of(value(column(kL1)));
-    // A channel without values has no mean.
     const auto count = [=](int64_t i) { return static_cast<double>(counts[i]); };
-    const double shift = reduce(n, none.max, greater, [=](int64_t i) {
-      return counts[i] > 0 ? means[i] : -std::numeric_limits<double>::infinity();
-    });
+    // A channel without values has no mean.
+    const double shift = reduce(n, none.max, greater,
+                                [=](int64_t i) { return counts[i] > 0 ? means[i] : none.max; });
     const auto beyond = [=](int64_t i) { return counts[i] > 0 ? means[i] - shift : 0.0; };
     const double offset =
         sum_of([=](int64_t i) { return count(i) * beyond(i); }) / static_cast<double>(whole.count);

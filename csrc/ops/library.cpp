@@ -19,14 +19,14 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "update_many_(Tensor[] xs, int? channel_dim, Tensor(a!)[] moments, Tensor(b!)[] tallies, "
       "Tensor(c!)[] counts, Tensor? bins, Tensor(d!)[] channel_counts, Tensor? channel_bins, "
       "Tensor? scale=None, Tensor? sampling=None) -> ()");
-  // Takes the states out of blocks of rows on the CPU and leaves the rows empty. `into` are empty
-  // tensors, which the operator fills: moments and tallies by column, [columns, rows], and the
-  // offsets, slots and counts of the nonzero entries of the histograms, row by row (cpu/take.h),
-  // then those of the channels' histograms; at last, moments and tallies of whole tensors,
-  // [tensors, columns]: tensor t has the rows offsets[t] to offsets[t + 1], all in one block. The
-  // caller has the tensors before, and so the states, whatever happens when the operator returns.
-  // Where all `folds` of a histogram are marked, `marks` say which of its counts to look at
-  // (core/marks.h).
+  // Takes the states out of blocks of rows on the CPU and leaves the rows empty. `into` are
+  // tensors, empty or with memory, which the operator fills: moments and tallies by column,
+  // [columns, rows], and the offsets, slots and counts of the nonzero entries of the histograms,
+  // row by row (cpu/take.h), then those of the channels' histograms; at last, moments and tallies
+  // of whole tensors, [tensors, columns]: tensor t has the rows offsets[t] to offsets[t + 1], all
+  // in one block. The caller has the tensors before, and so the states, whatever happens when the
+  // operator returns. Where all `folds` of a histogram are marked, `marks` say which of its counts
+  // to look at (core/marks.h).
   m.def(
       "take_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
       "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts, Tensor offsets, "

@@ -97,12 +97,11 @@ T* resize(const Tensor& result, torch::headeronly::IntHeaderOnlyArrayRef sizes) 
   return static_cast<T*>(result.mutable_data_ptr());
 }
 
-// Where the tensors of a step are: tensor t has the rows offsets[t] to offsets[t + 1] of all
-// blocks.
-class Tensors {
+// The rows of each tensor of a step: of tensor t, offsets[t] to offsets[t + 1] of all blocks.
+class TensorRows {
  public:
-  // The tensors follow each other, and the rows of each are in one block.
-  Tensors(const Tensor& offsets, const std::vector<Tensor>& blocks, int64_t rows) {
+  // The rows of a tensor are in one block.
+  TensorRows(const Tensor& offsets, const std::vector<Tensor>& blocks, int64_t rows) {
     STD_TORCH_CHECK(offsets.is_cpu() && offsets.scalar_type() == ScalarType::Long &&
                         offsets.dim() == 1 && offsets.is_contiguous() && offsets.size(0) > 0,
                     "offsets is ", offsets.scalar_type(), " ", shape_of(offsets),
@@ -186,8 +185,8 @@ struct Columns {
 // Moves the rows of a block, of which the first is row `first`, and merges them, tensor by tensor,
 // while they are in the caches.
 template <class C>
-void move_rows(const Tensor& moments, const Tensor& tallies, int64_t first, const Tensors& tensors,
-               size_t block, const Columns& into) {
+void move_rows(const Tensor& moments, const Tensor& tallies, int64_t first,
+               const TensorRows& tensors, size_t block, const Columns& into) {
   cpu::take_moments<C>(static_cast<double*>(moments.mutable_data_ptr()), moments.size(0),
                        into.moments, first, into.rows);
   cpu::take_tallies(static_cast<int64_t*>(tallies.mutable_data_ptr()), tallies.size(0),
@@ -213,7 +212,7 @@ void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vec
     STD_TORCH_CHECK(i < tallies.size() && moments[i].size(0) == tallies[i].size(0), "moments[", i,
                     "] has ", moments[i].size(0), " rows; expected as many as tallies[", i, "]");
   }
-  const Tensors tensors(offsets, moments, rows);
+  const TensorRows tensors(offsets, moments, rows);
   const int64_t histograms = check_blocks(counts, "counts", ScalarType::Long, -1);
   check_blocks(channel_counts, "channel_counts", ScalarType::Long, -1);
   check_blocks(marks, "marks", ScalarType::Long, -1);
@@ -236,11 +235,12 @@ void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vec
                     resize<int64_t>(into[kTallies], {kTallyColumns, rows}),
                     resize<double>(into[kWholeMoments], {tensors.count(), columns}),
                     resize<int64_t>(into[kWholeTallies], {tensors.count(), kTallyColumns}), rows};
-  auto* const hist_offsets = resize<int64_t>(into[kOffsets], {tensor.rows + 1});  // it is taken
+  auto* const hist_offsets = resize<int64_t>(into[kOffsets], {tensor.rows + 1});  // says: taken
+  const auto move = higher ? move_rows<HigherChannel> : move_rows<Channel>;
   int64_t first = 0;
-  for (size_t i = 0; i < moments.size(); first += moments[i++].size(0)) {
-    (higher ? move_rows<HigherChannel> : move_rows<Channel>)(moments[i], tallies[i], first, tensors,
-                                                             i, all);
+  for (size_t i = 0; i < moments.size(); ++i) {
+    move(moments[i], tallies[i], first, tensors, i, all);
+    first += moments[i].size(0);
   }
   const int64_t entries = move_counts(tensor, {hist_offsets, slots, values});
   const int64_t channel_entries =

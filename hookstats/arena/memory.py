@@ -15,21 +15,21 @@ _MOST_FREE = 32 << 20
 
 
 class Memory:
-    """Blocks of one size, for one thread at a time.
+    """Blocks of one size at a time; from any thread.
 
     The operating system empties each page that it gives out, which takes longer than to fill it.
     """
 
     def __init__(self) -> None:
-        self._free: deque[NDArray[np.int64]] = deque()  # its append is safe in any thread
-        self._size = 0
+        self._kept: tuple[int, _Blocks] = 0, deque()  # their size, and those that are free
 
     def take(self, words: int) -> Tensor:
         """int64 [words] with anything in it. The memory is used again when neither the tensor is
         there, nor any tensor or array that shares its memory."""
-        if words != self._size:
-            self._free, self._size = deque(), words
-        free = self._free
+        size, free = self._kept
+        if size != words:
+            free = deque()
+            self._kept = words, free
         try:
             block = free.pop()
         except IndexError:
@@ -39,6 +39,9 @@ class Memory:
         return torch.from_numpy(lent)
 
 
-def _give_back(block: NDArray[np.int64], free: deque[NDArray[np.int64]]) -> None:
+_Blocks = deque[NDArray[np.int64]]
+
+
+def _give_back(block: NDArray[np.int64], free: _Blocks) -> None:
     if not free or (len(free) + 1) * block.nbytes <= _MOST_FREE:
         free.append(block)

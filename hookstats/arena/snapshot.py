@@ -138,8 +138,10 @@ class Snapshot:
             channel_hist=_join([part[5:8] for part in taken], int(offsets[-1])),
         )
         if taken:
-            wholes = zip(*[(part.whole_moments, part.whole_tallies) for part in taken], strict=True)
-            record.keep_whole(*(torch.cat(parts).numpy() for parts in wholes))
+            record.keep_whole(
+                torch.cat([part.whole_moments for part in taken]).numpy(),
+                torch.cat([part.whole_tallies for part in taken]).numpy(),
+            )
         record = record if record.observed.all() else _observed(record)
         return record if len(self._parts) < 2 else joined(record)
 
@@ -172,12 +174,12 @@ class Snapshot:
         first = 0
         for i, part in enumerate(self._parts):
             last = first + part.sites
-            of_part = folds[first:last], offsets[first : last + 1] - offsets[first]
+            rows = offsets[first : last + 1] - offsets[first]
+            of_part = torch.from_numpy(folds[first:last]), torch.from_numpy(rows)
             first = last
             if i == len(self._in_graphs):
-                reading, (part_folds, rows) = self._readings[i], map(torch.from_numpy, of_part)
-                in_graphs = part.shelf.take(part, self._buffer, part_folds, rows, reading)
-                self._in_graphs.append(in_graphs)
+                reading = self._readings[i]
+                self._in_graphs.append(part.shelf.take(part, self._buffer, *of_part, reading))
                 reading.staged = None
 
     @property

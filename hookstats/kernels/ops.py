@@ -175,7 +175,7 @@ def take_(
         unknown. All slots of a histogram are looked at unless all its folds are marked.
     offsets: int64 [tensors + 1]: tensor t has the rows offsets[t]:offsets[t + 1] of all blocks, and
         those in one block.
-    into: `Taken.none()`, which gets the states.
+    into: `Taken.none()`, which gets the states; its moments and tallies may have memory for them.
     """
     operator = torch.ops.hookstats.take_.default  # twice as fast as choosing among all overloads
     operator(moments, tallies, counts, marks, folds, channel_counts, offsets, into)

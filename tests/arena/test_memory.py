@@ -50,7 +50,7 @@ def test_no_more_is_kept_than_was_said(
     lent = [blocks.take(31) for _ in range(5)]
     assert len({block.data_ptr() for block in lent}) == 5
     lent.clear()
-    assert len(blocks._free) == kept
+    assert len(blocks._kept[1]) == kept
 
 
 def test_any_thread_may_give_back() -> None:
