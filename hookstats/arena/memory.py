@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -21,27 +22,41 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[int, _Blocks] = 0, deque()  # their size, and those that are free
+        self._blocks = _Blocks(0)
 
     def take(self, words: int) -> Tensor:
         """int64 [words] with anything in it. The memory is used again when neither the tensor is
         there, nor any tensor or array that shares its memory."""
-        size, free = self._kept
-        if size != words:
-            free = deque()
-            self._kept = words, free
+        if words != self._blocks.words:
+            self._blocks = _Blocks(words)
+        return torch.from_numpy(self._blocks.take())
+
+
+class _Blocks:
+    """Blocks of one size."""
+
+    def __init__(self, words: int) -> None:
+        self.words = words
+        self.free: list[NDArray[np.int64]] = []
+        self._lent: dict[int, tuple[weakref.ref[NDArray[np.int64]], NDArray[np.int64]]] = {}
+        self._gone: deque[weakref.ref[NDArray[np.int64]]] = deque()
+
+    def take(self) -> NDArray[np.int64]:
+        """A view of a block, which is lent for as long as the view is there."""
+        self._reclaim()
         try:
-            block = free.pop()
+            block = self.free.pop()
         except IndexError:
-            block = np.empty(words, np.int64)
-        lent = block[:]  # which lives as long as the tensor's memory
-        weakref.finalize(lent, _give_back, block, free).atexit = False
-        return torch.from_numpy(lent)
+            block = np.empty(self.words, np.int64)
+        view = block[:]
+        # Nothing in Python may run when a view goes: an interrupt that comes there is lost.
+        ref = weakref.ref(view, self._gone.append)
+        self._lent[id(ref)] = ref, block
+        return view
 
-
-_Blocks = deque[NDArray[np.int64]]
-
-
-def _give_back(block: NDArray[np.int64], free: _Blocks) -> None:
-    if not free or (len(free) + 1) * block.nbytes <= _MOST_FREE:
-        free.append(block)
+    def _reclaim(self) -> None:
+        with suppress(IndexError):
+            while True:
+                _, block = self._lent.pop(id(self._gone.popleft()))
+                if not self.free or (len(self.free) + 1) * block.nbytes <= _MOST_FREE:
+                    self.free.append(block)
