@@ -57,6 +57,9 @@ class _Blocks:
     def _reclaim(self) -> None:
         with suppress(IndexError):
             while True:
-                _, block = self._lent.pop(id(self._gone.popleft()))
+                lent = self._lent.pop(id(self._gone.popleft()), None)
+                if lent is None:  # an interrupt came before it was noted
+                    continue
+                _, block = lent
                 if not self.free or (len(self.free) + 1) * block.nbytes <= _MOST_FREE:
                     self.free.append(block)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from support.interrupts import Interrupt
 
 from hookstats.arena import memory
 from hookstats.arena.arena import Arena
@@ -63,6 +64,21 @@ def test_no_python_runs_as_a_block_is_given_back() -> None:
     lent.clear()
     sys.setprofile(None)
     assert "call" not in events
+
+
+def test_an_interrupt_at_any_line_loses_a_block_at_most() -> None:
+    at, reached = 0, True
+    while reached:
+        at += 1
+        blocks = Memory()
+        blocks.take(31)
+        with Interrupt(at, KeyboardInterrupt) as interruption:
+            blocks.take(31)
+        reached = interruption.reached
+        kept, other = blocks.take(31), blocks.take(31)
+        assert len(kept) == len(other) == 31
+        assert kept.data_ptr() != other.data_ptr()
+    assert at > 10
 
 
 def test_any_thread_may_give_back() -> None:
