@@ -27,9 +27,10 @@ class Memory:
     def take(self, words: int) -> Tensor:
         """int64 [words] with anything in it. The memory is used again when neither the tensor is
         there, nor any tensor or array that shares its memory."""
-        if words != self._blocks.words:
-            self._blocks = _Blocks(words)
-        return torch.from_numpy(self._blocks.take())
+        blocks = self._blocks  # another thread may replace these
+        if words != blocks.words:
+            blocks = self._blocks = _Blocks(words)
+        return torch.from_numpy(blocks.take())
 
 
 class _Blocks:
