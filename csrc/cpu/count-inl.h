@@ -230,7 +230,8 @@ class Histogram {
   HOOKSTATS_INLINE void add_keys(int64_t key, const Lanes<uint64_t>& sums) const {
     const int64_t first = LogKeys::slot(*bins_, key),
                   last = LogKeys::slot(*bins_, key + kLanes - 1);
-    if (last - first == kLanes - 1 || first - last == kLanes - 1) {
+    const bool finite = first >= 0 && last >= 0;
+    if (finite && (last - first == kLanes - 1 || first - last == kLanes - 1)) {
       const int64_t slot = first < last ? first : last;
       const Lanes<uint64_t> of_slots = first < last ? sums : reverse(sums);
       target_.mark_lanes(slot, of_slots);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -45,3 +46,15 @@ def test_more_of_a_slot_than_16_bits_count(update: Update, zeros: int) -> None:
     x[: 16 * zeros : 16] = 0
     for shape, channel_dim in (((300_000,), None), ((100, 3000), 1), ((4, 3, 25_000), 1)):
         check(fold(update, x.view(shape), channel_dim, bins), x.view(shape), channel_dim, bins)
+
+
+@pytest.mark.parametrize("bits", range(8))
+@pytest.mark.parametrize("update", UPDATES)
+def test_values_that_are_not_finite_have_no_slot(update: Update, bits: int) -> None:
+    """Infinities and NaN of either sign have neighbours of the last slots as their keys."""
+    bins = LogBins(subdivision_bits=bits)
+    negative_nan = torch.tensor([-(1 << 22)], dtype=torch.int32).view(torch.float32).item()
+    values = [3.4e38, -3.4e38, math.inf, -math.inf, math.nan, negative_nan, 1.0, 0.0]
+    x = torch.tensor(4000 * values)
+    assert x[5::8].signbit().all()
+    check(fold(update, x, None, bins), x, None, bins)
