@@ -1,5 +1,15 @@
 // Histograms: the tables in which slots are counted.
 
+// At least `count` counters of a thread's own, all zero.
+inline uint16_t* zero_counters(std::vector<uint16_t>& storage, int64_t count) {
+  constexpr size_t kLine = 64 / sizeof(uint16_t);
+  if (storage.size() < static_cast<size_t>(count) + kLine) {
+    storage.assign(static_cast<size_t>(count) + kLine, 0);
+  }
+  const auto address = reinterpret_cast<uintptr_t>(storage.data());
+  return storage.data() + (64 - address % 64) % 64 / sizeof(uint16_t);
+}
+
 // Slots of this many elements are found, then counted: 4 KB, in L1 beside the elements. Counting
 // each vector as it is found waits for its slots to pass through memory.
 constexpr int64_t kCountBlock = 1024;
@@ -170,6 +180,14 @@ class Histogram {
     if (part_shift_ != kWhole) touched_ |= parts_of(which, n, part_shift_);
   }
 
+  // Counts `count` elements of a key.
+  void add_key(int64_t key, int64_t count) const {
+    const int64_t slot = LogKeys::slot(*bins_, key);
+    if (slot < 0) return;
+    target_.mark(slot);
+    target_.add(slot, count);
+  }
+
   // Nothing of it may be waiting.
   void empty() {
     if (counters_ == nullptr) return;
@@ -217,13 +235,6 @@ class Histogram {
       __builtin_memset(counters_ + i * kCopies, 0, sizeof sums);
     });
     touched_ = part_shift_ == kWhole;
-  }
-
-  void add_key(int64_t key, int64_t count) const {
-    const int64_t slot = LogKeys::slot(*bins_, key);
-    if (slot < 0) return;
-    target_.mark(slot);
-    target_.add(slot, count);
   }
 
   // `sums` are of the keys from `key` on.

@@ -13,6 +13,7 @@
 #include "cpu/slots-inl.h"
 #include "cpu/target-inl.h"
 #include "cpu/count-inl.h"
+#include "cpu/pairs-inl.h"
 #include "cpu/whole-inl.h"
 #include "cpu/row-histograms-inl.h"
 #include "cpu/reader-inl.h"

@@ -41,6 +41,7 @@ void run_tasks(const Job& job, int64_t begin, int64_t end);
 struct Scratch {
   std::vector<uint16_t> tensor_counters;  // all zero between uses
   std::vector<uint16_t> channel_counters;
+  std::vector<uint16_t> pair_counters;
   std::vector<double> packed;  // double for its alignment; may hold floats
   std::vector<Channel> partials;
   std::vector<HigherChannel> higher_partials;
@@ -49,5 +50,9 @@ struct Scratch {
   std::vector<int64_t> kept_rows;
 };
 Scratch& thread_scratch();
+
+// Whether the processor has the instructions that pack bytes (AVX-512 VBMI2), which `avx512` uses
+// where it can.
+bool compresses_bytes();
 
 }  // namespace hookstats::cpu

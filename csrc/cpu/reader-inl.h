@@ -4,16 +4,6 @@ constexpr int64_t kSegment = 4096;  // elements summed, then counted, while in L
 
 constexpr int kRowGroup = 16;  // rows read side by side
 
-// At least `count` counters of a thread's own, all zero.
-inline uint16_t* zero_counters(std::vector<uint16_t>& storage, int64_t count) {
-  constexpr size_t kLine = 64 / sizeof(uint16_t);
-  if (storage.size() < static_cast<size_t>(count) + kLine) {
-    storage.assign(static_cast<size_t>(count) + kLine, 0);
-  }
-  const auto address = reinterpret_cast<uintptr_t>(storage.data());
-  return storage.data() + (64 - address % 64) % 64 / sizeof(uint16_t);
-}
-
 // Source is the storage type of what is read: the tensor's own, or the packed buffer's.
 template <class Source>
 class Reader {
@@ -77,6 +67,9 @@ class Reader {
       __builtin_memcpy(buffer, address, static_cast<size_t>(count) * sizeof(Source));
     }
   }
+
+  // About as many elements as the tasks have.
+  int64_t elements() const { return view_.numel() / plan_.tasks() * (end_ - begin_); }
 
   // The place in logical order of outer index `row`'s first element; 0 where nobody asks.
   int64_t place_of_row(int64_t row) const {

@@ -18,34 +18,53 @@ struct RowSums {
   template <class Counting>
   void add_rows(const Source* const* rows, int64_t count, int64_t column, int64_t lanes,
                 bool narrow, int64_t ahead, Counting& counting) {
-    Sums<R, kMasked, kHigher> local = sums;
     const Origin<R, kHigher> origin(frame);
-    typename Counting::Increments some = counting.begin(count, 1);
-    if (lanes == kLanes) {
-      const auto add_row = [&](int64_t r) {
+    if (lanes < kLanes) {
+      // The lanes left over belong to no channel, or hold sums of wider rows.
+      const Mask<R> valid = first_lanes<R>(lanes);
+      counting.with(count, 1, count * lanes, [&](auto& some) {
+        for (int64_t r = 0; r < count; ++r) {
+          const Lanes<R> x = load_first<R, Source>(rows[r] + column, lanes);
+          add(sums, x, origin, narrow ? &valid : nullptr);
+          some.see(x, lanes);
+          if (r < some.vectors) some.template accompany<1>();
+        }
+      });
+      return;
+    }
+    counting.with(count, 1, count * lanes, [&](auto& left_over) __attribute__((always_inline)) {
+      Sums<R, kMasked, kHigher> local = sums;  // in registers
+      auto some = left_over;
+      const auto add_one = [&](int64_t r) __attribute__((always_inline)) {
         prefetch(rows[r] + column, ahead);
         const Lanes<R> x = load<R, Source>(rows[r] + column);
         add(local, x, origin);
         some.see(x);
       };
+      const auto add_two = [&](int64_t r) __attribute__((always_inline)) {
+        prefetch(rows[r] + column, ahead);
+        prefetch(rows[r + 1] + column, ahead);
+        const Lanes<R> x = load<R, Source>(rows[r] + column);
+        const Lanes<R> y = load<R, Source>(rows[r + 1] + column);
+        add(local, x, origin);
+        some.see_first(x);
+        add(local, y, origin);
+        some.see_second(x, y);
+      };
       int64_t r = 0;
-      for (; r < some.vectors; ++r) {
-        add_row(r);
+      for (; r + 2 <= some.vectors; r += 2) {
+        add_two(r);
+        some.template accompany<2>();
+      }
+      if (r < some.vectors) {
+        add_one(r++);
         some.template accompany<1>();
       }
-      for (; r < count; ++r) add_row(r);
-    } else {
-      // The lanes left over belong to no channel, or hold sums of wider rows.
-      const Mask<R> valid = first_lanes<R>(lanes);
-      for (int64_t r = 0; r < count; ++r) {
-        const Lanes<R> x = load_first<R, Source>(rows[r] + column, lanes);
-        add(local, x, origin, narrow ? &valid : nullptr);
-        some.see(x, lanes);
-        if (r < some.vectors) some.template accompany<1>();
-      }
-    }
-    counting.end(some, count * lanes);
-    sums = local;
+      for (; r + 2 <= count; r += 2) add_two(r);
+      if (r < count) add_one(r);
+      sums = local;
+      left_over = some;
+    });
   }
 };
 
@@ -69,9 +88,9 @@ void add_pair(RowSums<Source, Real, false, kHigher>& left,
     }
     const Lanes<Real> x = load<Real, Source>(p), y = load<Real, Source>(p + kLanes);
     add(a, x, of_a);
-    some.see(x);
+    some.see_first(x);
     add(b, y, of_b);
-    some.see(y);
+    some.see_second(x, y);
   };
   int64_t r = 0;
   for (; r < count && some.vectors > 0; ++r, some.vectors -= 2) {

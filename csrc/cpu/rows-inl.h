@@ -233,7 +233,7 @@ class Rows : Reader<Source> {
                 RowHistograms* by_channel) {
     if constexpr (kCountsWithSums) {
       if (plan_.by_key) {
-        whole_.into(*tensor);
+        whole_.into(*tensor, this->elements());
         return sum_rows(task, sums, 0, vectors, nullptr, by_channel, whole_);
       }
     }
@@ -265,11 +265,12 @@ class Rows : Reader<Source> {
         const int64_t whole = width / kLanes < last ? width / kLanes : last;
         while (v + 2 <= whole) {
           const int64_t pairs = (whole - v < kAtOnce ? whole - v : kAtOnce) / 2;
-          typename Counting::Increments some = counting.begin(2 * pairs * count, 2);
-          for (int64_t i = 0; i < pairs; ++i, v += 2) {
-            add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, some);
-          }
-          counting.end(some, 2 * pairs * count * kLanes);
+          const int64_t vectors = 2 * pairs * count;
+          counting.with(vectors, 2, vectors * kLanes, [&](auto& some) {
+            for (int64_t i = 0; i < pairs; ++i, v += 2) {
+              add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, some);
+            }
+          });
         }
       }
       for (; v < last; ++v) {

@@ -62,8 +62,7 @@ class Runs : Reader<Source> {
       pending = 0;
     }
 
-    // Adds `runs` runs of `n` elements, the first elements of which are `stride` apart, and
-    // prefetches those `ahead`.
+    // Adds `runs` runs of `n` elements, `stride` apart, and prefetches those `ahead`.
     template <class Counting>
     void add_runs(const Source* p, int64_t n, int64_t runs, int64_t stride, int64_t ahead,
                   Counting& counting) {
@@ -80,25 +79,27 @@ class Runs : Reader<Source> {
           // take turns, in 0.8 of the time. With more registers per vector, waits are short anyway.
           if constexpr (!kMasked && Lanes<R>::kParts == 1) {
             if (steps >= 4) {
-              Sums<R, kMasked, kHigher> other;
-              clear(other);
-              typename Counting::Increments some = counting.begin(steps / 2 * 2, 2);
-              const auto add_two = [&](int64_t at) {
-                prefetch(p + at, ahead);
-                if constexpr (sizeof(Source) > 2) prefetch(p + at + kLanes, ahead);
-                const Lanes<R> x = load<R, Source>(p + at), y = load<R, Source>(p + at + kLanes);
-                add(local, x, origin);
-                some.see(x);
-                add(other, y, origin);
-                some.see(y);
+              const auto add_all = [&](auto& some) __attribute__((always_inline)) {
+                Sums<R, kMasked, kHigher> one = local, other;
+                clear(other);
+                const auto add_two = [&](int64_t at) {
+                  prefetch(p + at, ahead);
+                  if constexpr (sizeof(Source) > 2) prefetch(p + at + kLanes, ahead);
+                  const Lanes<R> x = load<R, Source>(p + at), y = load<R, Source>(p + at + kLanes);
+                  add(one, x, origin);
+                  some.see_first(x);
+                  add(other, y, origin);
+                  some.see_second(x, y);
+                };
+                for (; step < some.vectors; step += 2, i += 2 * kLanes) {
+                  add_two(i);
+                  some.template accompany<2>();
+                }
+                for (; step + 2 <= steps; step += 2, i += 2 * kLanes) add_two(i);
+                join(one, other);
+                local = one;
               };
-              for (; step < some.vectors; step += 2, i += 2 * kLanes) {
-                add_two(i);
-                some.template accompany<2>();
-              }
-              for (; step + 2 <= steps; step += 2, i += 2 * kLanes) add_two(i);
-              counting.end(some, step * kLanes);
-              join(local, other);
+              counting.with(steps / 2 * 2, 2, steps / 2 * 2 * kLanes, add_all);
             }
           }
           add_vectors(local, p + i, steps - step, origin, ahead, counting);
@@ -110,10 +111,10 @@ class Runs : Reader<Source> {
           const Mask<R> valid = first_lanes<R>(n - i);
           const Lanes<R> x = load_first<R, Source>(p + i, n - i);
           add(local, x, origin, &valid);
-          typename Counting::Increments some = counting.begin(1, 1);
-          some.see(x, n - i);
-          if (some.vectors > 0) some.template accompany<1>();
-          counting.end(some, n - i);
+          counting.with(1, 1, n - i, [&](auto& some) __attribute__((always_inline)) {
+            some.see(x, n - i);
+            if (some.vectors > 0) some.template accompany<1>();
+          });
           ++pending;
         }
       }
@@ -121,8 +122,8 @@ class Runs : Reader<Source> {
     }
   };
 
-  // How far ahead counting prefetches: by a segment, whose memory is read next. Counting a sample
-  // leaves no time for that: it takes 1.27 times as long as sums alone without, and 1.65 with it.
+  // How far ahead counting prefetches: by a segment, read next. Counting a sample leaves no time
+  // for that: it takes 1.27 times as long as sums alone without, and 1.65 with it.
   int64_t ahead() const { return plan_.packed || plan_.samples() ? 0 : kSegment; }
 
   // Shorter segments are partly fetched by the processor while the sample of the one before is
@@ -207,12 +208,12 @@ class Runs : Reader<Source> {
                 Histogram* by_channel) {
     if constexpr (kCountsWithSums) {
       if (plan_.by_key) {
-        whole_.into(*tensor);
+        whole_.into(*tensor, this->elements());
         return sum_runs(task, sums, nullptr, by_channel, whole_);
       }
     }
-    const bool samples_tensor = tensor != nullptr && !plan_.tensor_sample.all();
-    Waiting* const of_sample = samples_tensor ? &of_tensor_ : &of_channels_;
+    const bool of_tensor = tensor != nullptr && !plan_.tensor_sample.all();
+    Waiting* const of_sample = of_tensor ? &of_tensor_ : &of_channels_;
     const WithSample sample{plan_.samples() ? of_sample : nullptr};
     sum_runs(task, sums, tensor, by_channel, sample);
   }
@@ -238,8 +239,7 @@ class Runs : Reader<Source> {
         continue;
       }
       for (int64_t c = 0; c < channels; ++c) {
-        // Not all at once: their heads may be too far apart to stay in L1. Takes 0.8 to 0.9 of the
-        // time.
+        // One by one: heads of all might not stay in L1. Takes 0.8 to 0.9 of the time.
         if (row == task.row_begin) begin(run, c, 1, sums);
         const int64_t channel = task.channel_begin + c, at = place(run, channel, row_place);
         each_segment(run, channel, row_offset, [&](const Source* p, int64_t n, int64_t i) {

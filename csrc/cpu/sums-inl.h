@@ -167,20 +167,22 @@ HOOKSTATS_INLINE void add_vectors(Sums<Real, kMasked, kHigher>& sums, const Sour
       }
     }
   } else {
-    typename Counting::Increments some = counting.begin(count, 1);
-    const auto add_one = [&](int64_t i) {
-      prefetch(p + i * kLanes, ahead);
-      const Lanes<Real> x = load<Real, Source>(p + i * kLanes);
-      add(sums, x, origin);
-      some.see(x);
-    };
-    int64_t i = 0;
-    for (; i < some.vectors; ++i) {
-      add_one(i);
-      some.template accompany<1>();
-    }
-    for (; i < count; ++i) add_one(i);
-    counting.end(some, count * kLanes);
+    counting.with(count, 1, count * kLanes, [&](auto& some) __attribute__((always_inline)) {
+      Sums<Real, kMasked, kHigher> local = sums;  // in registers
+      const auto add_one = [&](int64_t i) {
+        prefetch(p + i * kLanes, ahead);
+        const Lanes<Real> x = load<Real, Source>(p + i * kLanes);
+        add(local, x, origin);
+        some.see(x);
+      };
+      int64_t i = 0;
+      for (; i < some.vectors; ++i) {
+        add_one(i);
+        some.template accompany<1>();
+      }
+      for (; i < count; ++i) add_one(i);
+      sums = local;
+    });
   }
 }
 

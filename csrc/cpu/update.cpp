@@ -142,6 +142,15 @@ Scratch& thread_scratch() {
   return scratch;
 }
 
+bool compresses_bytes() {
+#if defined(__x86_64__)
+  static const bool can = __builtin_cpu_supports("avx512vbmi2");
+  return can;
+#else
+  return false;
+#endif
+}
+
 const char* capability() { return instruction_set().name; }
 
 void update(const UpdateParams& params, ParallelFor parallel_for) {

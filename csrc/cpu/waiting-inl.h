@@ -20,6 +20,10 @@ class Waiting {
 
     template <class Real>
     HOOKSTATS_INLINE void see(const Lanes<Real>&, int64_t = kLanes) {}
+    template <class Real>
+    HOOKSTATS_INLINE void see_first(const Lanes<Real>&) {}
+    template <class Real>
+    HOOKSTATS_INLINE void see_second(const Lanes<Real>&, const Lanes<Real>&) {}
 
     template <int kVectors>
     HOOKSTATS_INLINE void accompany() {
@@ -66,12 +70,14 @@ class Waiting {
 
 // What goes with sums: the increments of a sample, if there is one.
 struct WithSample {
-  using Increments = Waiting::Increments;
-
   Waiting* waiting = nullptr;
 
-  HOOKSTATS_INLINE Increments begin(int64_t vectors, int64_t step) const {
-    return waiting != nullptr ? waiting->take(vectors, step) : Increments{nullptr, nullptr, 0};
+  // Calls f with what goes with at most `vectors` vectors, in steps of `step`.
+  template <class F>
+  HOOKSTATS_INLINE void with(int64_t vectors, int64_t step, int64_t, F&& f) const {
+    using Increments = Waiting::Increments;
+    Increments some =
+        waiting != nullptr ? waiting->take(vectors, step) : Increments{nullptr, nullptr, 0};
+    f(some);
   }
-  HOOKSTATS_INLINE void end(const Increments&, int64_t) const {}
 };

@@ -58,3 +58,27 @@ def test_values_that_are_not_finite_have_no_slot(update: Update, bits: int) -> N
     x = torch.tensor(4000 * values)
     assert x[5::8].signbit().all()
     check(fold(update, x, None, bins), x, None, bins)
+
+
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "normal, with zeros": lambda x: x * (x.abs() > 0.1),
+    "of growing size": lambda x: x * torch.logspace(-30, 30, len(x)),
+    "of two sizes": lambda x: (
+        x * torch.logspace(0, 12, 2).repeat_interleave(99_999).repeat(4)[: len(x)]
+    ),
+    "mostly of two values": lambda x: torch.where(x > 1.7, x, x.sign()),
+    "infinite at first": lambda x: x / (torch.arange(len(x)) >= 5000),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("update", UPDATES)
+def test_two_elements_share_an_increment(update: Update, kind: str, dtype: torch.dtype) -> None:
+    """In large tensors, those of a window of slots; the others go alone."""
+    bins = LogBins()
+    torch.manual_seed(0)
+    x = KINDS[kind](torch.randn(700_007)).to(dtype)
+    for shape, channel_dim in (((700_007,), None), ((21, 33_333), 0), ((1001, 699), 1)):
+        values = x[: math.prod(shape)].view(shape)
+        check(fold(update, values, channel_dim, bins), values, channel_dim, bins)
