@@ -99,8 +99,8 @@ NATIVE = (
     Mutant(
         "what a whole histogram has found is incremented only as far as it goes with sums",
         "csrc/cpu/whole-inl.h",
-        "    turn();\n    f(items_[side_]",
-        "    f(items_[side_]",
+        "    f(items_[side_] + next_, last_ - next_);\n",
+        "",
         "tests/kernels/test_ops.py",
     ),
     Mutant(
