@@ -43,10 +43,10 @@ struct PairKeys {
   }
 };
 
-// Which of 64K counters two bytes have, in either order: the row is that of the smaller one, which
-// leaves half of the table untouched. A row is eight lines of the cache, of which a few are used:
-// which ones they are changes from row to row, or most sets of the cache would stay empty. From
-// memory this takes 0.9 of the time.
+// Turns two bytes, in either order, into the number of their counter, of 64K. The smaller byte
+// chooses the row, so that half of the table stays untouched. A row is eight lines of the cache,
+// and most elements use a few of them: the lines change places from row to row, or half of the
+// cache's sets would stay empty. From memory this takes 0.9 of the time.
 struct SpreadPairs {
   static constexpr int64_t kTogether = 2, kMany = 1024;  // sooner, stores would be under way still
   static constexpr int kLine = HOOKSTATS_VECTOR_BYTES / sizeof(uint16_t);  // counters
@@ -83,9 +83,9 @@ HOOKSTATS_INLINE bool are_one_pair(const uint8_t* bytes) {
   }
 }
 
-// A counter for each two keys of a window, side by side in memory as they were found: of elements
-// that spread, few lines of the table are touched. The window is about what is found first; where
-// too much is elsewhere, it moves, and where nothing helps, pairs are given up.
+// Counters for each two keys of a window, in either order. The window is chosen by the first
+// elements. Where more than one element in kMostOutside is outside, it is chosen again; after
+// kMoves of these choices pairs are given up.
 class Pairs {
  public:
   // Where other work has had the caches meanwhile, to bring the counters back and to empty them
