@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -78,6 +79,22 @@ class GraphState:
         self.memory = _alias(self.state)
         self.folded = site.counter(FOLDED, device)
         self.late = site.counter(NOT_RECORDED, device)
+
+
+@lru_cache(64)
+def _apart(descriptor: Tensor) -> Tensor:
+    return descriptor.clone()
+
+
+def of_backward(state: State) -> State:
+    """The state as a backward graph takes it: with bins that no forward graph takes as well.
+
+    What both take is saved by the forward, and inductor's CUDA graphs end a training in which a
+    forward that they replay saves a tensor of the CPU, as the descriptor of log bins is.
+    """
+    if state.bins is None or state.bins.device == state.moments.device:
+        return state
+    return state._replace(bins=_apart(state.bins))
 
 
 class GraphStates:

@@ -32,7 +32,7 @@ from hookstats._torch import (
     traced_operators,
 )
 from hookstats.arena.arena import Arena
-from hookstats.arena.graph_states import AWAITED
+from hookstats.arena.graph_states import AWAITED, of_backward
 from hookstats.hooks.dynamo import look_at_tracer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
@@ -276,7 +276,7 @@ def _hookstats_plan(
                 partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
                 unmasked = site.graph.counter(MASK_UNFIT, device) if masked else None
                 counters = found.folded, unmasked, awaited, partial, recomputed
-                plan.gradient = dim, found.state, *counters
+                plan.gradient = dim, of_backward(found.state), *counters
     return plan
 
 

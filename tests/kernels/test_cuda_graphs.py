@@ -14,6 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 import hookstats as hs
+from hookstats.arena.graph_states import of_backward
+from hookstats.stats.state import State, identity_moments, identity_tallies
 
 
 @needs_gradients
@@ -40,3 +42,18 @@ def test_whatever_a_graph_changes_stays_where_it_is() -> None:
     # Of six sites: moments, tallies, a histogram and counters.
     assert len(changed) == 2  # forward, backward
     assert all(len(indices) > 6 for indices in changed)
+
+
+def test_no_forward_saves_what_is_on_another_device() -> None:
+    """CUDA graphs of a forward give no tensor of the CPU to its backward."""
+    there = torch.device("meta")  # as no other one is on every machine
+    moments, tallies = identity_moments(3, there), identity_tallies(3, there)
+    bins = hs.LogBins().descriptor(there)
+    state = State(moments, tallies, torch.zeros(9, device=there), bins, None, None)
+    of_gradients = of_backward(state)
+    assert of_gradients.bins is not None
+    assert of_gradients.bins is not bins
+    assert torch.equal(of_gradients.bins, bins)
+    assert of_backward(state).bins is of_gradients.bins  # of all sites the same
+    here = state._replace(moments=moments.new_zeros(3, 5, device="cpu"))
+    assert of_backward(here) is here
