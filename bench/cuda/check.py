@@ -31,13 +31,6 @@ from bench.measured import Results
 from bench.report import write
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = (
-    "test_cuda.py",
-    "test_cuda_captures.py",
-    "test_cuda_ops.py",
-    "test_ops.py",
-    "test_update_many.py",
-)
 SECONDS = 460
 """For a phase: a limit of eight minutes, with some to spare."""
 METRICS = (
@@ -118,7 +111,7 @@ class Check:
         for module in ("pytest", "hypothesis", "numpy"):
             if importlib.util.find_spec(module) is None:
                 return {"test": Outcome(None, f"the tests need {module}: pip install {module}")}
-        files = [str(ROOT / "tests" / "kernels" / name) for name in TESTS]
+        files = [str(file) for file in tests_on_gpus()]
         options = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "--tb=short"]
         for category in ("DeprecationWarning", "FutureWarning"):  # of the versions that are here
             options += ["-W", f"default::{category}"]
@@ -192,6 +185,12 @@ PHASES: dict[str, Callable[[Check], dict[str, Outcome]]] = {
 }
 WITHOUT_GPU = {"build", "tune"}
 """What compiles for a GPU that is not here, given its capability."""
+
+
+def tests_on_gpus() -> list[Path]:
+    """The files that have tests marked `cuda`; others may need what is not installed here."""
+    files = sorted((ROOT / "tests").glob("*/test_*.py"))
+    return [file for file in files if re.search(r"mark\.cuda\b|\bon_gpu\b", file.read_text())]
 
 
 def tool_of_cuda(name: str) -> str | None:

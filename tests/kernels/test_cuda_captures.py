@@ -134,6 +134,7 @@ def test_compiled_graphs_are_replayed_as_cuda_graphs() -> None:
         compiled = torch.compile(model, mode="reduce-overhead")
         for _ in range(6):
             torch.compiler.cudagraph_mark_step_begin()
+            model.zero_grad()  # gradients are outputs of the graph that runs again now
             x = torch.randn(8192, 64, device="cuda")
             y = compiled(x)
             expected = y.detach().clone()
@@ -144,12 +145,13 @@ def test_compiled_graphs_are_replayed_as_cuda_graphs() -> None:
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch 2.11's own
 def test_a_watched_module_cannot_become_a_graphed_callable() -> None:
     model = network_on()
     x = torch.randn(256, 64, device="cuda")
     with (
         hs.watch(model, kinds=("output",), include=""),
-        pytest.raises(RuntimeError, match="hooks"),
+        pytest.raises((RuntimeError, AssertionError), match="hooks"),  # 2.11: the latter
     ):
         torch.cuda.make_graphed_callables(model, (x,))
     torch.cuda.make_graphed_callables(model, (x,))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,6 +29,18 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 
 LATE = 20_000_000
 """Clock cycles: about 10 ms, in which a missing wait shows."""
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Whatever waits for the device raises RuntimeError here, in all threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that this mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def network_on(device: str = "cuda") -> nn.Sequential:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.devices import no_synchronisation
 from support.modules import network
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -328,17 +329,13 @@ def test_what_has_no_memory_on_the_host_is_left_out(monkeypatch: pytest.MonkeyPa
 @pytest.mark.cuda
 def test_log_does_not_wait_for_the_device() -> None:
     model, kept = network().cuda(), Kept()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with watch(model, kinds=("output",), sinks=[kept]) as w:
-            total = torch.zeros((), device="cuda")
-            for _ in range(3):
-                model(torch.ones(2, 3, device="cuda", dtype=torch.float32))
-                w.step()
-                total += 1
-                w.log(total=total)
-                torch.cuda._sleep(10_000_000)
-                total += 100  # what was logged stays
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with no_synchronisation(), watch(model, kinds=("output",), sinks=[kept]) as w:
+        total = torch.zeros((), device="cuda")
+        for _ in range(3):
+            model(torch.ones(2, 3, device="cuda", dtype=torch.float32))
+            w.step()
+            total += 1
+            w.log(total=total)
+            torch.cuda._sleep(10_000_000)
+            total += 100  # what was logged stays
     assert [values["total"] for values in kept.scalars.values()] == [1, 102, 203]
