@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from bench.cuda.cases import Scale
 from bench.cuda.sections import SECTIONS, Section, free
 from bench.cuda.tables import SMOKE
 from bench.machine import device_facts
-from bench.measured import Results
+from bench.measured import Case, Results
 from bench.report import text, write
 
 
@@ -34,7 +34,7 @@ def arguments(given: Sequence[str] | None, sections: Sequence[str]) -> argparse.
     )
     parser.add_argument("--sections", nargs="+", choices=sections, default=sections)
     parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="begin no section after that many"
+        "--seconds", type=float, default=float("inf"), help="begin no case after that many"
     )
     parser.add_argument("--note", action="append", default=[], help="what the result is to say")
     parser.add_argument(
@@ -49,6 +49,20 @@ def earlier(path: Path, machine: dict[str, Any]) -> Results | None:
         return None
     results = Results.load(path)
     return results if results.machine == machine else None
+
+
+def _in_time(cases: Iterator[Case], end: float) -> Iterator[Case]:
+    """The cases that are begun before `end`.
+
+    Raises:
+        TimeoutError: there may be more.
+    """
+    while time.perf_counter() < end:
+        case = next(cases, None)
+        if case is None:
+            return
+        yield case
+    raise TimeoutError
 
 
 def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTIONS) -> int:
@@ -68,7 +82,7 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTI
     results.notes += [note for note in notes if note not in results.notes]
     if device.type == "cuda":
         torch.cuda._sleep(1_000_000_000)  # half a second, in which the clocks rise
-    start = time.perf_counter()
+    end = time.perf_counter() + options.seconds
     failed = False
     for section in sections:
         name = section.__name__
@@ -77,13 +91,16 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTI
             continue
         results.notes = [note for note in results.notes if not note.startswith(f"{name}: ")]
         began = time.perf_counter()
-        if began - start > options.seconds:
-            results.notes.append(f"{name}: not measured, time ran out")
-            continue
         fresh = Results(machine)
         try:
-            fresh.cases.extend(section(scale))  # those before an error stay
+            for case in _in_time(section(scale), end):
+                fresh.cases.append(case)
+                print(f"bench.cuda: {name}: {case.name}", flush=True)
+                # After each, so that one that fails or is killed takes no other along.
+                write(results.merge(fresh), path)
             fresh.notes.append(done)
+        except TimeoutError:
+            fresh.notes.append(f"{name}: {len(fresh.cases)} cases measured, time ran out")
         except Exception as error:
             failed = True
             fresh.notes.append(f"{name}: FAILED: {type(error).__name__}: {error}")
@@ -91,8 +108,6 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTI
         results = results.merge(fresh)
         free(device)
         print(f"bench.cuda: {name}: {time.perf_counter() - began:.0f} s", flush=True)
-        # After each, so that one that fails or is killed takes no other along.
-        write(results, path)
     write(results, path)
     print(text(results))
     return int(failed)
