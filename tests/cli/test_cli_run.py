@@ -220,6 +220,9 @@ def script(tmp_path: Path) -> Path:
 def compare(script: Path, mode: str, ranks: int = 1) -> None:
     """Run a training unwatched and watched into "run"; the results must be equal."""
     code, errors = run(script, "training.py", mode, ranks=ranks, watched=False)
+    if code != 0 and "terminate called without an active exception" in errors:
+        # Torch alone, of which a rank was once seen to end so: a thread that nobody had joined.
+        code, errors = run(script, "training.py", mode, ranks=ranks, watched=False)
     assert code == 0, errors
     expected = results(script)
     assert len(expected) == ranks
