@@ -31,7 +31,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   }
 
   // The pieces of this block, the `block`-th of the item's blocks.
-  HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
+  HOOKSTATS_DEVICE void run(int block, void* scratch) {
     const int64_t pieces = int64_t{item_.groups} * item_.row_splits;
     for (int64_t piece = block; piece < pieces; piece += item_.blocks) {
       const int group = static_cast<int>(piece % item_.groups);
@@ -42,48 +42,71 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   }
 
  private:
-  HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
+  HOOKSTATS_DEVICE void run_piece(int group, int split, void* scratch) {
     Totals<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
-    Sum::find_shift(shift, reinterpret_cast<Real*>(scratch));
+    Sum::find_shift(shift, static_cast<Real*>(scratch));
     if (place_.exist != 0) sum(sums, shift);
     if (kCounts && channels_.table != nullptr) {
       sync_block();
       add_channel_tables();
     }
+    // All rows of a channel have one shift, and are summed up as they are, unless sums have to be
+    // made again.
+    const bool again = any_in_block(!trusts(sums));
     HOOKSTATS_NO_UNROLL
     for (int step = 0; step < kOwned; ++step) {
       // Of one channel in four at a time: which of its own that is differs with a thread's skew.
       if constexpr (Source::kSkewed) sync_block();  // another thread read this one's entry
       const int c = (step + place_.skew) % kOwned;
       const bool is_read = !Source::kSkewed || exists(c);
+      const int row = is_read ? place_.row : block_threads();
       const int column = place_.column - (step + place_.skew >= kOwned ? 1 : 0);
-      Totals<Real, kHigher> channel_sums = pick(sums, c);
+      Totals<Real, kHigher> mine = pick(sums, c);
       double wide_shift = static_cast<double>(pick(shift, c));
-      if (is_read && !channel_sums.trusted()) {
-        wide_shift = channel_sums.mean(wide_shift);
-        sum_again(c, wide_shift).replace(channel_sums);
+      Seen seen;
+      bool apart = again;
+      if (!apart) {
+        merge_rows(scratch, mine, row, column, Sum::width() / kOwned, place_.down);
+        Totals<Real, kHigher> all;
+        if (row == 0) all = entry<Totals<Real, kHigher>>(scratch, column);
+        apart = any_in_block(!all.trusted());
+        if (!apart) seen = all.channel(wide_shift);
       }
-      merge_rows(scratch, channel_sums.channel(wide_shift), is_read ? place_.row : block_threads(),
-                 column, Sum::width() / kOwned, place_.down);
+      if (apart) {
+        if (is_read && !mine.trusted()) {
+          wide_shift = mine.mean(wide_shift);
+          sum_again(c, wide_shift).replace(mine);
+        }
+        merge_rows(scratch, mine.channel(wide_shift), row, column, Sum::width() / kOwned,
+                   place_.down);
+        if (row == 0) seen = entry<Seen>(scratch, column);
+        sync_block();  // entries of sums, which may come next, begin elsewhere
+      }
       const int64_t channel = place_.begin + owned(c);
-      if (place_.row != 0 || !is_read || channel >= item_.channels) continue;
-      Seen seen = scratch[column];
+      if (row != 0 || channel >= item_.channels) continue;
       seen.nan =
           (Source::kMasked ? place_.kept : place_.rows) - seen.count - seen.posinf - seen.neginf;
       if (item_.row_splits == 1) {
         fold(item_, channel, seen);
       } else {
-        partials<Seen>(item_)[split * item_.channels + channel] = seen;
+        store_partial(item_, split, channel, seen);
       }
     }
     sync_block();  // before scratch is used again
     if (item_.row_splits == 1) return;
     if (last_of(item_.tickets + group, item_.row_splits)) {
       const int64_t left = item_.channels - place_.begin;
-      fold_partials(item_, place_.begin,
-                    left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);
+      fold_partials<Seen>(item_, place_.begin,
+                          left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);
     }
+  }
+
+  static HOOKSTATS_DEVICE bool trusts(const Totals<Real, kHigher> (&sums)[kOwned]) {
+    bool all = true;
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) all = sums[c].trusted() && all;
+    return all;
   }
 
   // Four slots of a channel at a time: their sector of the state is written once.

@@ -31,7 +31,7 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   }
 
   // The pieces of this block, the `block`-th of the item's blocks.
-  HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
+  HOOKSTATS_DEVICE void run(int block, void* scratch) {
     const int64_t pieces = int64_t{item_.groups} * item_.splits();
     for (int64_t piece = block; piece < pieces; piece += item_.blocks) {
       const int group = static_cast<int>(piece % item_.groups);
@@ -42,13 +42,14 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   }
 
  private:
-  HOOKSTATS_DEVICE void run_piece(int group, int split, Seen* scratch) {
+  HOOKSTATS_DEVICE void run_piece(int group, int split, void* scratch) {
     const int maps = Sum::width() / place_.map;
     const int entries = most_sharing(place_.map, kOwned) * place_.down;
     Totals<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
-    Sum::find_shift(shift, reinterpret_cast<Real*>(scratch));
-    for (int i = thread_index(); i < entries * maps; i += block_threads()) scratch[i] = Seen{};
+    Sum::find_shift(shift, static_cast<Real*>(scratch));
+    for (int i = thread_index(); i < entries * maps; i += block_threads())
+      entry<Seen>(scratch, i) = Seen{};
     if (place_.exist != 0) Sum::sum(sums, shift);
     sync_block();
     if (kCounts && channels_.table != nullptr) add_channel_tables(maps);
@@ -56,33 +57,34 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
     for (int map = 0; map < 2; ++map) {
       const uint32_t which = place_.exist & (map == 0 ? ~place_.next : place_.next);
       if (which == 0) continue;
-      scratch[entry(map) * maps + place_.channel + map] = seen_of(which, sums, shift);
+      entry<Seen>(scratch, entry_of(map) * maps + place_.channel + map) =
+          seen_of(which, sums, shift);
     }
     const int row = thread_index() / maps, column = thread_index() % maps;
-    merge_entries(scratch, row, column, maps, entries);
+    merge_entries<Seen>(scratch, row, column, maps, entries);
     const int64_t channel = place_.first_channel + column;
     if (row == 0 && channel < item_.channels) {
-      Seen seen = scratch[column];
+      Seen seen = entry<Seen>(scratch, column);
       const int64_t size = place_.map < place_.elements ? place_.map : place_.elements;
       seen.nan = place_.rows * size - seen.count - seen.posinf - seen.neginf;
       if (item_.splits() == 1) {
         fold(item_, channel, seen);
       } else {
-        partials<Seen>(item_)[split * item_.channels + channel] = seen;
+        store_partial(item_, split, channel, seen);
       }
     }
     sync_block();  // before scratch is used again
     if (item_.splits() == 1) return;
     if (last_of(item_.tickets + group, item_.splits())) {
       const int64_t left = item_.channels - place_.first_channel;
-      fold_partials(item_, place_.first_channel, left < maps ? static_cast<int>(left) : maps,
-                    scratch);
+      fold_partials<Seen>(item_, place_.first_channel, left < maps ? static_cast<int>(left) : maps,
+                          scratch);
     }
   }
 
   // Of the entries of a channel, this thread's: it is of the first channel that the thread has
   // elements of, or (`map` is 1) of the next one, of which it has the first elements.
-  HOOKSTATS_DEVICE int entry(int map) const {
+  HOOKSTATS_DEVICE int entry_of(int map) const {
     const int across =
         map == 0 ? place_.column - (place_.channel * place_.map + place_.skew) / kOwned : 0;
     return across * place_.down + place_.row;

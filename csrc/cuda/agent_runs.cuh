@@ -44,7 +44,7 @@ class Runs {
   }
 
   // The pieces of this block, the `block`-th of the item's; there are fewer than 2^31 blocks.
-  HOOKSTATS_DEVICE void run(int block, Seen* scratch) {
+  HOOKSTATS_DEVICE void run(int block, void* scratch) {
     const uint32_t teams = static_cast<uint32_t>(item_.teams);
     const uint32_t pieces = static_cast<uint32_t>(item_.groups * item_.splits());
     for (uint32_t first = static_cast<uint32_t>(block) * teams; first < pieces;
@@ -53,8 +53,7 @@ class Runs {
       if (teams == 1) {
         Piece p = piece_at(piece);
         if constexpr (Source::kMasked) {
-          keep(p,
-               kept_by_block(common_.rows, p.row, p.rows, reinterpret_cast<KeptIndices*>(scratch)));
+          keep(p, kept_by_block(common_.rows, p.row, p.rows, static_cast<KeptIndices*>(scratch)));
         }
         run_block(p, scratch);
       } else if (piece < pieces) {
@@ -397,24 +396,23 @@ class Runs {
     if (lane() == 0) fold(item_, p.channel, seen);
   }
 
-  HOOKSTATS_DEVICE void run_block(const Piece& p, Seen* scratch) {
+  HOOKSTATS_DEVICE void run_block(const Piece& p, void* scratch) {
     const Seen mine = sum<kBlock>(p);
-    if (lane() == 0) scratch[warp()] = mine;
-    sync_block();
+    sync_block();  // before the table is read
     add_channel_table(p);
+    merge_rows(scratch, mine, lane() == 0 ? warp() : kWarps, 0, 1, kWarps);
     if (thread_index() == 0) {
-      Seen seen = scratch[0];
-      for (int w = 1; w < block_threads() / kWarp; ++w) merge(seen, scratch[w]);
+      Seen seen = entry<Seen>(scratch, 0);
       count_nan(p, seen);
       if (item_.splits() == 1) {
         fold(item_, p.channel, seen);
       } else {
-        partials<Seen>(item_)[p.split * item_.channels + p.channel] = seen;
+        store_partial(item_, p.split, p.channel, seen);
       }
     }
     if (item_.splits() > 1) {
       if (last_of(item_.tickets + p.channel, item_.splits())) {
-        fold_partials(item_, p.channel, 1, scratch);
+        fold_partials<Seen>(item_, p.channel, 1, scratch);
       }
     }
     sync_block();

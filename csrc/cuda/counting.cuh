@@ -268,8 +268,11 @@ HOOKSTATS_DEVICE void add_table(uint32_t* table, int64_t slots, int32_t copies, 
 // which there are `unread[1]`.
 HOOKSTATS_DEVICE void add_patterns(const Histogram& h, int64_t* state, int64_t repeat) {
   const uint32_t patterns = 1u << (32 - h.bins.shift);
-  for (uint32_t p = static_cast<uint32_t>(thread_index()); p < patterns;
-       p += static_cast<uint32_t>(block_threads())) {
+  // Blocks begin at different patterns: those that end together would add to one slot together.
+  const uint32_t begin = static_cast<uint32_t>(block_index() * block_threads());
+  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < patterns;
+       i += static_cast<uint32_t>(block_threads())) {
+    const uint32_t p = (begin + i) & (patterns - 1);
     const uint32_t n = h.table[p] - (p == 0 ? h.unread[1] : 0);
     if (n == 0) continue;
     const uint32_t bits = p << h.bins.shift | 1u;

@@ -1,6 +1,8 @@
 // From partial results to the state: merges in a fixed order, by shape alone.
 #pragma once
 
+#include <type_traits>
+
 #include "core/state.h"
 #include "cuda/primitives.cuh"
 #include "cuda/table.h"
@@ -19,41 +21,62 @@ HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, C seen) {
   store_row(state, moments, tallies);
 }
 
-// The partial results of an item, a row of channels for each split.
+// Calls visit(i, field) for the fields of a Channel.
+template <class C, class Visit>
+HOOKSTATS_DEVICE void each_field(C& c, Visit visit) {
+  visit(0, c.count);
+  visit(1, c.nan);
+  visit(2, c.posinf);
+  visit(3, c.neginf);
+  visit(4, c.zero);
+  visit(5, c.mean);
+  visit(6, c.m2);
+  visit(7, c.min);
+  visit(8, c.max);
+  visit(9, c.l1);
+  if constexpr (std::remove_const_t<C>::kColumns == kHigherColumns) {
+    visit(10, c.m3);
+    visit(11, c.m4);
+  }
+}
+
+// Partial results are kept field by field, of each a row of channels for each split: what
+// neighbouring threads load lies side by side.
 template <class C>
-HOOKSTATS_DEVICE C* partials(const Item& item) {
-  return static_cast<C*>(item.partials);
+HOOKSTATS_DEVICE void store_partial(const Item& item, int split, int64_t channel, const C& seen) {
+  const int64_t all = item.splits() * item.channels, at = split * item.channels + channel;
+  each_field(seen, [&](int i, auto field) {
+    static_cast<decltype(field)*>(item.partials)[i * all + at] = field;
+  });
 }
 
 template <class C>
-HOOKSTATS_DEVICE C load_partial(const C* partial) {
+HOOKSTATS_DEVICE C load_partial(const Item& item, int split, int64_t channel) {
+  const int64_t all = item.splits() * item.channels, at = split * item.channels + channel;
   C c;
-  c.count = load_fresh(&partial->count);
-  c.nan = load_fresh(&partial->nan);
-  c.posinf = load_fresh(&partial->posinf);
-  c.neginf = load_fresh(&partial->neginf);
-  c.zero = load_fresh(&partial->zero);
-  c.mean = load_fresh(&partial->mean);
-  c.m2 = load_fresh(&partial->m2);
-  c.min = load_fresh(&partial->min);
-  c.max = load_fresh(&partial->max);
-  c.l1 = load_fresh(&partial->l1);
-  if constexpr (C::kColumns == kHigherColumns) {
-    c.m3 = load_fresh(&partial->m3);
-    c.m4 = load_fresh(&partial->m4);
-  }
+  each_field(c, [&](int i, auto& field) {
+    using Field = std::remove_reference_t<decltype(field)>;
+    field = load_fresh(static_cast<const Field*>(item.partials) + i * all + at);
+  });
   return c;
+}
+
+// An entry of the block's scratch memory, in which threads leave what others merge.
+template <class C>
+HOOKSTATS_DEVICE C& entry(void* scratch, int i) {
+  return static_cast<Entry<C>*>(scratch)[i];
 }
 
 // Merges, for each of `width` columns, `rows` rows of entries (row r, column t in entry r * width +
 // t of `scratch`) into row 0, by a tree. All threads of the block call it, once they have written.
 template <class C>
-HOOKSTATS_DEVICE void merge_entries(C* scratch, int row, int column, int width, int rows) {
+HOOKSTATS_DEVICE void merge_entries(void* scratch, int row, int column, int width, int rows) {
   int half = 1;
   while (2 * half < rows) half *= 2;
   for (sync_block(); half > 0; half /= 2) {
     if (row < half && row + half < rows) {
-      merge(scratch[row * width + column], scratch[(row + half) * width + column]);
+      merge(entry<C>(scratch, row * width + column),
+            entry<C>(scratch, (row + half) * width + column));
     }
     sync_block();
   }
@@ -61,10 +84,10 @@ HOOKSTATS_DEVICE void merge_entries(C* scratch, int row, int column, int width, 
 
 // The same of what the threads have, one entry each.
 template <class C>
-HOOKSTATS_DEVICE void merge_rows(C* scratch, const C& mine, int row, int column, int width,
+HOOKSTATS_DEVICE void merge_rows(void* scratch, const C& mine, int row, int column, int width,
                                  int rows) {
-  if (row < rows) scratch[row * width + column] = mine;
-  merge_entries(scratch, row, column, width, rows);
+  if (row < rows) entry<C>(scratch, row * width + column) = mine;
+  merge_entries<C>(scratch, row, column, width, rows);
 }
 
 // Whether the calling block is the last of `blocks` to come here. The threads of the last block see
@@ -79,16 +102,16 @@ HOOKSTATS_DEVICE bool last_of(uint32_t* ticket, int32_t blocks) {
   return any_in_block(last);
 }
 
-// Merges `count` > 0 partial results, `stride` apart. No merge waits for memory: the next partial
-// result is under way.
+// Merges the partial results of a channel in every `step`-th split from `split` on. No merge waits
+// for memory: the next partial result is under way.
 template <class C>
-HOOKSTATS_DEVICE void merge_column(const C* partial, int64_t stride, int64_t count, C& total) {
-  C next = load_partial(partial);
+HOOKSTATS_DEVICE void merge_splits(const Item& item, int64_t channel, int split, int step,
+                                   C& total) {
+  C next = load_partial<C>(item, split, channel);
   HOOKSTATS_NO_UNROLL
-  for (; count > 1; --count) {
+  for (split += step; split < item.splits(); split += step) {
     const C now = next;
-    partial += stride;
-    next = load_partial(partial);
+    next = load_partial<C>(item, split, channel);
     merge(total, now);
   }
   merge(total, next);
@@ -96,21 +119,20 @@ HOOKSTATS_DEVICE void merge_column(const C* partial, int64_t stride, int64_t cou
 
 // The block folds the partial results of the channels [begin, begin + width) into their state.
 template <class C>
-HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int width, C* scratch) {
-  const int rows = width >= block_threads() ? 1 : block_threads() / width;
-  const int splits = item.splits();
+HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int width,
+                                         void* scratch) {
+  const int most = width >= block_threads() ? 1 : block_threads() / width;
+  const int rows = item.splits() < most ? item.splits() : most;
   for (int first = 0; first < width; first += block_threads()) {
-    const int columns = width - first < block_threads() ? width - first : block_threads();
+    // No minimum of `width - first`: of a copy of this function for one column, ptxas 13.0 makes
+    // that of `first - 1` (`python -m bench.cuda.sass --check` finds it).
+    const bool is_whole = first + block_threads() <= width;
+    const int columns = is_whole ? block_threads() : width - first;
     const int row = thread_index() / columns, column = thread_index() % columns;
     C total;
-    if (row < rows) {
-      const int64_t from = int64_t{splits} * row / rows, to = int64_t{splits} * (row + 1) / rows;
-      if (from < to)
-        merge_column(partials<C>(item) + from * item.channels + begin + first + column,
-                     item.channels, to - from, total);
-    }
+    if (row < rows) merge_splits(item, begin + first + column, row, rows, total);
     merge_rows(scratch, total, row, column, columns, rows);
-    if (row == 0) fold(item, begin + first + column, scratch[column]);
+    if (row == 0) fold(item, begin + first + column, entry<C>(scratch, column));
     sync_block();
   }
 }

@@ -64,7 +64,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   typename Agent::Place place;
   Agent agent(common, item, table.outer + index * Table<kItems>::kDims,
               of_all(tensor, tensor_sample), of_all(channels, channel_sample), place);
-  agent.run(block_index() - item.first_block, shared_at<typename Agent::Seen>(shared.scratch));
+  agent.run(block_index() - item.first_block, shared_at<void>(shared.scratch));
   if constexpr (kCounts) {
     const Chosen<typename Agent::From> chosen(common, item, table.placed);
     const Histogram* const of_block = block_histograms(common);

@@ -23,14 +23,17 @@ struct Plan {
   Item item;  // but for first_block and its part of the workspace
   int64_t partials;
   int32_t tickets;
-  int32_t scratch;  // Channels
+  int32_t scratch;  // entries
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of what is seen of a channel.
+// Of what is seen of a channel, and of an entry of a block's scratch memory.
 inline size_t channel_bytes(bool higher) {
   return higher ? sizeof(HigherChannel) : sizeof(Channel);
+}
+inline size_t entry_bytes(bool higher) {
+  return higher ? sizeof(Entry<HigherChannel>) : sizeof(Entry<Channel>);
 }
 
 inline int64_t element_size(DType dtype) {
@@ -89,13 +92,13 @@ inline int32_t patterns(const UpdateParams& p, bool vectors) {
   return n <= kMostPatterns ? static_cast<int32_t>(n) : 0;
 }
 
-// `channel_counters` are those of a slot in all tables of channels, `scratch` the Channels beside
+// `channel_counters` are those of a slot in all tables of channels, `scratch` the entries beside
 // the tables. A histogram that has no room is counted in memory.
 inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vectors,
                           int64_t channel_counters, int64_t scratch = kBlock) {
   constexpr int64_t kBytes = sizeof(uint32_t);
   const int64_t room = static_cast<int64_t>(device.shared_bytes) -
-                       scratch * static_cast<int64_t>(channel_bytes(p.higher)) - kHistogramBytes;
+                       scratch * static_cast<int64_t>(entry_bytes(p.higher)) - kHistogramBytes;
   Shared shared;
   int64_t edges = 0, counters = 4;
   const auto add = [&](const Bins& bins, int64_t more, int32_t& edges_at, int32_t& table_at) {
@@ -346,9 +349,14 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone) {
     plan.partials = item.splits() * view.channels;
     plan.tickets = item.groups;
   }
-  // A block with a table of the tensor's histogram has it for many pieces.
-  const int32_t most = device.multiprocessors * device.policy.histogram_blocks;
-  if (p.tensor_bins.kind != BinKind::kNone) item.blocks = std::min(item.blocks, most);
+  // A block with a table of the tensor's histogram has it for many pieces. Of one channel each
+  // block that a multiprocessor holds has one piece after another.
+  if (p.tensor_bins.kind != BinKind::kNone) {
+    const int64_t bytes = item.elements() * element_size(p.dtype);
+    const int64_t of_each = view.channels == 1 ? kRunsBlocks : device.policy.histogram_blocks;
+    const int64_t most = std::min(of_each * device.multiprocessors, ceil_div(bytes, kLeastCounted));
+    item.blocks = static_cast<int32_t>(std::clamp<int64_t>(most, 1, item.blocks));
+  }
   return plan;
 }
 

@@ -246,6 +246,12 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
   }
 };
 
+// Of sums about the same shift.
+template <class Real, bool kHigher>
+HOOKSTATS_DEVICE void merge(Totals<Real, kHigher>& into, const Totals<Real, kHigher>& from) {
+  into.add(from);
+}
+
 // Sums again what fp32 could not hold: the sums alone, as the rest was right.
 template <bool kHigher>
 struct WideSums : HigherWideSums<kHigher> {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/update_params.h"
 
@@ -40,6 +41,15 @@ HOOKSTATS_HOST_DEVICE inline int most_sharing(int size, int owned) {
   return (size + owned - 2) / owned + 1;
 }
 
+// What a thread leaves in shared memory for others to merge: entries side by side begin in banks of
+// their own, as an entry has an odd number of words of 8 bytes.
+template <class T>
+struct Padded : T {
+  uint64_t padding;
+};
+template <class T>
+using Entry = std::conditional_t<sizeof(T) % 16 == 0, Padded<T>, T>;
+
 // One tensor, cut: each of its channels (or blocks of neighbouring channels) is cut into `splits`
 // pieces, each the work of one team. The split is by shape, alignment and Device alone.
 struct Item {
@@ -49,7 +59,7 @@ struct Item {
   int64_t* tallies;
   int64_t* tensor_counts;
   int64_t* channel_counts;
-  void* partials;     // ChannelOf<higher>, [splits][channels], if splits > 1
+  void* partials;     // [fields of ChannelOf<higher>][splits][channels], if splits > 1
   uint32_t* tickets;  // one per channel (or block of channels), if splits > 1
   int64_t channels, channel_stride;
   int64_t channel_place;  // in logical order; see chosen.cuh

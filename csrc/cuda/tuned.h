@@ -1,6 +1,7 @@
 // The numbers of policy.h, which says what each of them is: written by `python -m bench.cuda.tune`.
 //
-// Derived for an H200, not measured.
+// Derived for an H200; kChannelPieces, of 3, 6, 12 and 24, and kColumnPieces, of 2, 4, 6, 8 and 12,
+// are the best that were measured on one (bench/results/h200-by-hand.txt). The tuner has not run.
 #pragma once
 
 namespace hookstats::cuda::tuned {
@@ -13,7 +14,7 @@ constexpr int kColumnsBlocks = 2;
 
 // Of plans.
 constexpr int kPieces = 16;
-constexpr int kChannelPieces = 6;
+constexpr int kChannelPieces = 3;
 constexpr int kLeastTiles = 2;
 constexpr int kWarpSlots = 512;
 constexpr int kWarpTiles = 8;

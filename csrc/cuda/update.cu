@@ -97,7 +97,7 @@ struct Batch {
   void launch(const Device& device, Lender& lender, Stream stream) {
     if (partials > 0) place(lender);
     const size_t shared = static_cast<size_t>(table.common.shared.scratch) +
-                          static_cast<size_t>(scratch) * channel_bytes(higher);
+                          static_cast<size_t>(scratch) * entry_bytes(higher);
     const LaunchConfig config{blocks, kBlock, shared, stream, device.index, device.shared_bytes};
     switch (source) {
       case SourceKind::kFloat32:

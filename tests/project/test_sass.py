@@ -11,7 +11,7 @@ from support.paths import ROOT
 sys.path.append(str(ROOT))  # `bench` is a folder there, and not installed
 
 from bench.cuda.sass import predicted
-from bench.cuda.sass.__main__ import Row, above, table
+from bench.cuda.sass.__main__ import Row, above, doubtful, table
 from bench.cuda.sass.flow import costs, in_flight
 from bench.cuda.sass.listing import Instruction, Kernel
 
@@ -48,6 +48,19 @@ def test_a_loop_costs_what_is_between_its_ends() -> None:
     assert cost.instructions == (LOOP + 1) / (4 * in_flight())
     assert cost.by_pipe["fma"] == 5.0
     assert cost.by_pipe["alu"] == 2.0
+
+
+def test_a_minimum_that_lost_its_sign_is_found() -> None:
+    lines = [
+        "VIADDMNMX R4, R4, 0xffffffff, R8, PT",
+        "@P0 VIADDMNMX R9, R0.reuse, 0xffffffff, R2, PT",
+        "VIADDMNMX R4, R4, -R5, R8, PT",
+        "VIADDMNMX R17, R17, 0x1, R0, PT",
+        "VIADDMNMX R4, R4.reuse, -R5.reuse, 0xb9600000, !PT",
+        "VIADDMNMX.RELU R4, R4, -R5, 0x10, PT",
+    ]
+    found = list(doubtful([kernel(*lines)]))
+    assert [line.partition(": ")[0].split()[-1] for line in found] == ["0x0", "0x10"]
 
 
 def test_what_a_loop_has_in_local_memory_is_counted() -> None:

@@ -2,8 +2,9 @@
 
 FILE: objects or cubins of nvcc. In each kernel the loop that reads the tensor is found, and the
 shortest way through that loop which does all of its loads, sums and counts: finite data, whole
-vectors. `--check` compares with the ceilings in ceilings.json, `--store` writes them anew,
-`--write` puts the table into docs/cuda.md, and what follows from it for an H200.
+vectors. `--check` compares with the ceilings in ceilings.json, and looks for what ptxas gets wrong;
+`--store` writes the ceilings anew; `--write` puts the table into docs/cuda.md, and what follows
+from it for an H200.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from bench.cuda.page import INSTRUCTIONS, PAGE, PREDICTED, filled
 from bench.cuda.sass import predicted
 from bench.cuda.sass.flow import costs
-from bench.cuda.sass.listing import kernels
+from bench.cuda.sass.listing import Kernel, kernels
 
 CEILINGS = Path(__file__).with_name("ceilings.json")
 SLACK = 1.02
@@ -55,29 +56,26 @@ class Row(NamedTuple):
         return min(1.0, elements * size / 18.6)
 
 
-def rows(files: Iterable[Path], only: str | None = None) -> list[Row]:
+def rows(every: Iterable[Kernel]) -> list[Row]:
     """Of every kernel of one tensor that reads vectors, without higher moments."""
     found = []
-    for file in files:
-        for kernel in kernels(file):
-            if kernel.dtype == "any" or kernel.flags[1:] != ["false", "1"]:
-                continue
-            if only not in (None, kernel.architecture):
-                continue
-            for what, cost in costs(kernel).items():
-                found.append(
-                    Row(
-                        f"{'masked ' * kernel.is_masked}{'skewed ' * kernel.is_skewed}"
-                        f"{kernel.agent} {kernel.dtype}",
-                        kernel.architecture,
-                        what,
-                        cost.instructions,
-                        cost.by_pipe.get("alu", 0.0),
-                        kernel.registers,
-                        kernel.stack,
-                        cost.local,
-                    )
+    for kernel in every:
+        if kernel.dtype == "any" or kernel.flags[1:] != ["false", "1"]:
+            continue
+        for what, cost in costs(kernel).items():
+            found.append(
+                Row(
+                    f"{'masked ' * kernel.is_masked}{'skewed ' * kernel.is_skewed}"
+                    f"{kernel.agent} {kernel.dtype}",
+                    kernel.architecture,
+                    what,
+                    cost.instructions,
+                    cost.by_pipe.get("alu", 0.0),
+                    kernel.registers,
+                    kernel.stack,
+                    cost.local,
                 )
+            )
     return sorted(found, key=lambda row: (row.architecture, row.kernel))
 
 
@@ -121,6 +119,15 @@ def above(found: Sequence[Row], ceilings: dict[str, list[float]]) -> Iterator[st
                 yield f"{row.key}: {value:.4g} {name}; expected at most {most:.4g}"
 
 
+def doubtful(every: Iterable[Kernel]) -> Iterator[str]:
+    """Instructions that a compiler may have got wrong."""
+    for kernel in every:
+        for instruction in kernel.instructions:
+            if instruction.is_doubtful:
+                where = f"{kernel.architecture} {kernel.name}, {instruction.address:#x}"
+                yield f"{where}: {instruction.text}: expected no such minimum; see Instruction"
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Print the table, compare it, or keep it."""
     parser = argparse.ArgumentParser(prog="python -m bench.cuda.sass", description=__doc__)
@@ -132,7 +139,9 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if missing := [str(file) for file in options.files if not file.is_file()]:
         raise SystemExit(f"bench.cuda.sass: {', '.join(missing)}: no such file")
-    found = rows(options.files, options.only)
+    every = [kernel for file in options.files for kernel in kernels(file)]
+    every = [each for each in every if options.only in (None, each.architecture)]
+    found = rows(every)
     if not found:
         raise SystemExit("bench.cuda.sass: no kernel reads vectors in any of the files")
     if options.store:
@@ -145,10 +154,13 @@ def main(given: Sequence[str] | None = None) -> int:
         shares = {(row.kernel, row.what): row.share for row in found if row.is_hopper}
         page = filled(PAGE.read_text(), INSTRUCTIONS, table(found))
         PAGE.write_text(filled(page, PREDICTED, predicted.table(shares)))
-    problems = list(above(found, json.loads(CEILINGS.read_text()))) if options.check else []
+    problems: list[str] = []
+    if options.check:
+        problems += above(found, json.loads(CEILINGS.read_text()))
+        problems += doubtful(every)
     for problem in problems:
         print(f"bench.cuda.sass: {problem}", file=sys.stderr)
-    print(f"bench.cuda.sass: {len(found)} loops, {len(problems)} above their ceilings")
+    print(f"bench.cuda.sass: {len(found)} loops, {len(problems)} problems")
     if not options.check:
         print(table(found), end="")
     return int(bool(problems))

@@ -89,16 +89,16 @@ HOOKSTATS_KERNEL void follow(int) {
 
 // `splits` pieces of `width` channels, of which the last block merges the results, or not.
 HOOKSTATS_KERNEL void merge_last(cuda::Item item, int width, bool merges) {
-  Channel* const scratch = reinterpret_cast<Channel*>(cuda::shared_memory());
+  void* const scratch = cuda::shared_memory();
   Channel seen;
   seen.count = 1;
   seen.mean = static_cast<double>(thread_index());
   seen.min = seen.max = seen.mean;
   for (int c = thread_index(); c < width; c += block_threads()) {
-    cuda::partials<Channel>(item)[block_index() * item.channels + c] = seen;
+    cuda::store_partial(item, block_index(), c, seen);
   }
   if (merges && cuda::last_of(item.tickets, item.splits())) {
-    cuda::fold_partials(item, 0, width, scratch);
+    cuda::fold_partials<Channel>(item, 0, width, scratch);
   }
 }
 
@@ -251,7 +251,7 @@ class Bench {
     item.repeat = 1;
     item.row_splits = splits;
     item.inner_splits = 1;
-    const LaunchConfig config{splits,   kThreads, kThreads * sizeof(Channel),
+    const LaunchConfig config{splits,   kThreads, kThreads * sizeof(cuda::Entry<Channel>),
                               stream(), 0,        device_.shared_bytes};
     const auto seconds = [&](bool merges) {
       return timed(20, [=](int) { cuda::launch(merge_last, config, item, width, merges); }).median;
