@@ -1,17 +1,17 @@
 // Tuning of the CUDA kernels: every number that may change without changing what is computed. Those
 // that `make gpu-check PHASE=tune` measures have their values in tuned.h, and their meaning here.
 //
-// The reasoning is for an H200: 132 multiprocessors at 1.98 GHz. Memory gives 4.6 TB/s, which is 17.5
-// bytes per clock and multiprocessor: 4.4 fp32 elements or 8.8 of 16 bits. A multiprocessor issues
-// 128 instructions per clock, 64 of them to the unit that compares, selects and adds integers. What
-// an element takes of both, as compiled, is in docs/cuda.md. By that memory would be the limit of all
-// but 16-bit elements with both histograms; measured, nothing but whole tensors comes near it, and
-// what limits the others is not known (docs/cuda.md has what was tried). Beside the tensor, memory
-// sees 80 bytes for a piece of a channel and 8 for a slot that a block counted in: below 3% of the
-// reading where pieces have the sizes planned below.
+// The reasoning is for an H200: 132 multiprocessors at 1.98 GHz. Memory gives 4.6 TB/s, which
+// is 17.5 bytes per clock and multiprocessor: 4.4 fp32 elements or 8.8 of 16 bits. A multiprocessor
+// issues 128 instructions per clock, 64 of them to the unit that compares, selects and adds
+// integers. What an element takes of both, as compiled, is in docs/cuda.md. By that memory would be
+// the limit of all but 16-bit elements with both histograms; measured, nothing but whole tensors
+// comes near it, and what limits the others is not known (docs/cuda.md has what was tried). Beside
+// the tensor, memory sees 80 bytes for a piece of a channel and 8 for a slot that a block counted
+// in: below 3% of the reading where pieces have the sizes planned below.
 //
-// Whole tensors, channels first: a block takes a piece of a channel. Three pieces per multiprocessor
-// are one wave; with six, whole tensors of 128 MB take 1.2 times as long.
+// Whole tensors, channels first: a block takes a piece of a channel. Three pieces per
+// multiprocessor are one wave; with six, whole tensors of 128 MB take 1.2 times as long.
 //
 // Rows: a warp takes a row, without barriers or partial results. From 4096 elements on its end,
 // about 300 instructions, is less than a fifth of the work.
@@ -19,7 +19,8 @@
 // Channels last: a block is about 2 sqrt(C) channels wide, at most 512 bytes of a row: a wider one
 // has more pieces of each channel, whose merge by the last block would cost as much as the pass. A
 // thread's registers have room for the sums of four channels at 512 threads per multiprocessor,
-// each with 64 bytes under way. Two pieces per multiprocessor are one wave; four and more are slower.
+// each with 64 bytes under way. Two pieces per multiprocessor are one wave; four and more are
+// slower.
 //
 // Channels first, many short rows of each (maps of 7x7): threads walk down the rows as in channels
 // last, where all of a row is side by side. What a thread does in the end, some 1000 instructions,
