@@ -70,9 +70,9 @@ class Instruction(NamedTuple):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it is what ptxas 13.0 makes of min(1 - x, y) in a copy of a function for which
-        the 1 is known: min(x - 1, y), as a GPU showed. A vector's kernels have no other use for
-        the least of something less a constant and something else."""
+        """Whether it is the least of x - c and y, for a known c: what ptxas 13.0 makes of
+        min(c - x, y), as a GPU showed, in a copy of a function for which c is known. The kernels
+        ask for no such minimum."""
         found = re.search(r"\bVIADDMNMX \w+, \w+(?:\.reuse)?, (0x[0-9a-f]+), R.*, PT", self.text)
         return found is not None and int(found[1], 16) >= 1 << 31
 
