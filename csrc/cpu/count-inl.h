@@ -176,9 +176,11 @@ class Histogram {
   // The counters of `n` of `elements` that sums have seen will be incremented; the others were
   // zero. There is room for them.
   void note(const uint32_t* which, int64_t n, int64_t elements) {
-    zeros_ += elements - n;
+    note_zeros(elements - n);
     if (part_shift_ != kWhole) touched_ |= parts_of(which, n, part_shift_);
   }
+  // Sums have seen so many zeros.
+  void note_zeros(int64_t n) { zeros_ += n; }
 
   // Counts `count` elements of a key.
   void add_key(int64_t key, int64_t count) const {

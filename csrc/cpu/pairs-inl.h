@@ -2,28 +2,33 @@
 
 #if HOOKSTATS_VECTOR_BYTES == 64
 
-// The bytes that are `kept`, one after another. In assembly, as compilers may use the instruction
-// (of VBMI2) in no other place: not every processor with AVX-512 has it, see `compresses_bytes`.
+// The bytes or words that are `kept`, one after another. In assembly, as compilers may use these
+// instructions (of VBMI2) in no other place: not every processor with AVX-512 has them, see
+// `compresses_bytes`.
 HOOKSTATS_INLINE __m256i compress_bytes(__m256i bytes, __mmask32 kept) {
   __m256i r;
   __asm__("vpcompressb %1, %0 %{%2%}%{z%}" : "=v"(r) : "v"(bytes), "Yk"(kept));
   return r;
 }
+HOOKSTATS_INLINE __m512i compress_words(__m512i words, __mmask32 kept) {
+  __m512i r;
+  __asm__("vpcompressw %1, %0 %{%2%}%{z%}" : "=v"(r) : "v"(words), "Yk"(kept));
+  return r;
+}
 
 // Keys as bytes: of each sign the kKeys keys from `first` on. Zero is none of them.
 struct PairKeys {
-  static constexpr int kKeys = 128;
-
-  static constexpr int16_t kSign = 0x80;  // of a byte
+  static constexpr int kBits = 6;
+  static constexpr int kKeys = 1 << kBits;
 
   int shift;      // from the upper half of an element to its key
   int16_t first;  // key of the window
   int16_t far;    // the bits that are zero in the distances of keys in the window alone
 
-  // Stores the bytes of elements in the window at `to`, which has room for all, and goes behind
-  // them. Returns the lanes of the others that are not zero.
-  HOOKSTATS_INLINE uint32_t operator()(const Lanes<float>& x, const Lanes<float>& y,
-                                       uint8_t*& to) const {
+  // Stores the bytes of elements in the window at `to`, and the upper halves of the others that are
+  // not zero at `outside`; either has room for all. Goes behind what it stored.
+  HOOKSTATS_INLINE void operator()(const Lanes<float>& x, const Lanes<float>& y, uint8_t*& to,
+                                   uint16_t*& outside) const {
     const __m512i bits_of_x = (__m512i)x.part[0], bits_of_y = (__m512i)y.part[0];
     const Lanes<int32_t> upper = iota<int32_t>() * fill(0x00040004) + fill(0x00030001);
     const __m512i words = _mm512_permutex2var_epi16(bits_of_x, (__m512i)upper.part[0], bits_of_y);
@@ -31,40 +36,49 @@ struct PairKeys {
                                           _mm512_set1_epi16(first));
     const __mmask32 near = _mm512_testn_epi16_mask(keys, _mm512_set1_epi16(far));
     constexpr int kSelect = 0xca;  // a ? b : c
-    const __m512i bytes = _mm512_ternarylogic_epi32(_mm512_set1_epi16(kSign),
-                                                    _mm512_srli_epi16(words, 8), keys, kSelect);
+    const __m512i bytes = _mm512_ternarylogic_epi32(
+        _mm512_set1_epi16(kKeys), _mm512_srli_epi16(words, 15 - kBits), keys, kSelect);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
                         compress_bytes(_mm512_cvtepi16_epi8(bytes), near));
     to += __builtin_popcount(near);
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    const uint32_t nonzero_x = _mm512_test_epi32_mask(bits_of_x, magnitude);
-    const uint32_t nonzero_y = _mm512_test_epi32_mask(bits_of_y, magnitude);
-    return (nonzero_x | nonzero_y << kLanes) & ~near;
+    const __mmask32 nonzero = _mm512_kunpackw(_mm512_test_epi32_mask(bits_of_y, magnitude),
+                                              _mm512_test_epi32_mask(bits_of_x, magnitude));
+    const __mmask32 others = nonzero & ~near;
+    _mm512_storeu_si512(outside, compress_words(words, others));
+    outside += __builtin_popcount(others);
   }
 };
 
-// Turns two bytes, in either order, into the number of their counter, of 64K. The smaller byte
-// chooses the row, so that half of the table stays untouched. A row is eight lines of the cache,
+// Turns two bytes, in either order, into the number of their counter, of 16K. The smaller byte
+// chooses the row, so that half of the table stays untouched. A row is four lines of the cache,
 // and most elements use a few of them: the lines change places from row to row, or half of the
 // cache's sets would stay empty. From memory this takes 0.9 of the time.
 struct SpreadPairs {
   static constexpr int64_t kTogether = 2, kMany = 1024;  // sooner, stores would be under way still
   static constexpr int kLine = HOOKSTATS_VECTOR_BYTES / sizeof(uint16_t);  // counters
-  static constexpr int kLines = 2 * PairKeys::kKeys / kLine;               // of a row
+  static constexpr int kRow = 2 * PairKeys::kKeys;
+  static constexpr int kLines = kRow / kLine;  // of a row
 
   // Where the `line` of row `byte` is in the row, and the first one that is touched.
   static constexpr int line(int byte, int line) { return line ^ (byte / kLines % kLines); }
   static constexpr int first_line(int byte) { return byte / kLine; }
 
   static void all(uint8_t* bytes, int64_t n) {
+    constexpr int kShift = __builtin_ctz(kRow) + __builtin_ctz(kLines) - __builtin_ctz(kLine);
     const __m512i lines = _mm512_set1_epi16((kLines - 1) * kLine);
+    const __m512i low = _mm512_set1_epi16(kRow - 1);
     const __m512i other_order = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
     constexpr int kXorOfAnd = 0x78;  // a ^ (b & c)
+    constexpr int kSelect = 0xca;    // a ? b : c
     for (int64_t i = 0; i < n; i += HOOKSTATS_VECTOR_BYTES) {
       const __m512i found = _mm512_loadu_si512(bytes + i);
-      const __m512i pairs = _mm512_min_epu16(found, _mm512_shuffle_epi8(found, other_order));
-      _mm512_storeu_si512(bytes + i, _mm512_ternarylogic_epi32(pairs, _mm512_srli_epi16(pairs, 6),
-                                                               lines, kXorOfAnd));
+      const __m512i apart = _mm512_min_epu16(found, _mm512_shuffle_epi8(found, other_order));
+      const __m512i pairs = _mm512_ternarylogic_epi32(
+          low, apart, _mm512_srli_epi16(apart, 7 - PairKeys::kBits), kSelect);
+      _mm512_storeu_si512(
+          bytes + i,
+          _mm512_ternarylogic_epi32(pairs, _mm512_srli_epi16(pairs, kShift), lines, kXorOfAnd));
     }
   }
 };
@@ -83,16 +97,16 @@ HOOKSTATS_INLINE bool are_one_pair(const uint8_t* bytes) {
   }
 }
 
-// Counters for each two keys of a window, in either order. The window is chosen by the first
-// elements. Where more than one element in kMostOutside is outside, it is chosen again; after
-// kMoves of these choices pairs are given up.
+// Counters for each two keys of a window, in either order, which take half of L1. The window is
+// chosen by the first elements. Elements outside are counted one by one: where they are more than
+// one in kMostOutside, the window is chosen again; after kMoves of these choices pairs are given
+// up.
 class Pairs {
  public:
-  // Where other work has had the caches meanwhile, to bring the counters back and to empty them
-  // takes as long as a hundred thousand elements. With more bins in an octave, the window is too
-  // narrow.
+  // Fewer elements are not worth bringing the counters into the caches, and emptying them. With
+  // more bins in an octave, the window is too narrow.
   static bool are_worth(const Bins& bins, int64_t elements) {
-    constexpr int64_t kLeast = 262144;
+    constexpr int64_t kLeast = 32768;
     constexpr int kMostBits = 4;
     return compresses_bytes() && elements >= kLeast && 23 - bins.shift <= kMostBits;
   }
@@ -112,6 +126,8 @@ class Pairs {
   int64_t key(int64_t byte) const {
     return first_ + byte % PairKeys::kKeys + byte / PairKeys::kKeys * half();
   }
+  // The key of an element of which this is the upper half.
+  int64_t key_of(uint16_t word) const { return word >> (shift_ - 16); }
 
   // Looks at `n` counters (of LogKeys, `kCopies` of each) that wait to be incremented. Returns
   // whether pairs are on now.
@@ -209,13 +225,12 @@ class Pairs {
  private:
   enum class State : uint8_t { kNever, kLooking, kOn };
 
-  static constexpr int kRow = 2 * PairKeys::kKeys;  // counters of pairs that have one upper byte
+  static constexpr int kRow = SpreadPairs::kRow;
   static constexpr int64_t kCounters = kRow * kRow;
-  static constexpr int kOctaves = 256;          // the last one is not finite
-  static constexpr int64_t kLook = 1024;        // elements before the window is chosen
-  static constexpr int64_t kSmallest = 100;     // one of so many may be smaller
-  static constexpr int64_t kJudged = 4096;      // elements before the window is judged
-  static constexpr int64_t kMostOutside = 128;  // one of so many
+  static constexpr int kOctaves = 256;        // the last one is not finite
+  static constexpr int64_t kLook = 1024;      // elements before the window is chosen
+  static constexpr int64_t kJudged = 4096;    // elements before the window is judged
+  static constexpr int64_t kMostOutside = 8;  // one of so many
   static constexpr int kMoves = 3;
 
   int64_t greatest_counter() const {
@@ -235,21 +250,23 @@ class Pairs {
   int bits() const { return 23 - shift_; }                      // of a key, within its octave
   int64_t half() const { return int64_t{1} << (31 - shift_); }  // keys of a sign
 
-  // The window about the finite elements that were looked at, without the smallest ones: there may
-  // be larger ones, and many may be smaller. Returns whether it has them.
+  // The window with most of the finite elements that were looked at. Returns whether that is enough
+  // of them.
   bool choose() {
     const int octaves = PairKeys::kKeys >> bits();
-    int least = 0, greatest = kOctaves - 2;
-    while (greatest > 0 && octaves_[greatest] == 0) --greatest;
-    for (int64_t below = octaves_[0]; least < greatest && below < looked_ / kSmallest;) {
-      below += octaves_[++least];
+    int64_t inside = 0, most = 0, end = octaves;
+    for (int octave = 0; octave < kOctaves - 1; ++octave) {
+      inside += octaves_[octave];
+      if (octave >= octaves) inside -= octaves_[octave - octaves];
+      if (inside >= most) {  // of equal ones the highest: those to come may be larger
+        most = inside;
+        end = octave + 1;
+      }
     }
-    const int spare = octaves - (greatest + 1 - least);
-    const int above = spare < 0 ? 0 : spare < 4 ? spare / 2 : 2;
-    const int64_t first = int64_t{greatest + above + 1 - octaves} * (1 << bits());
+    const int64_t first = (end - octaves) * (int64_t{1} << bits());
     const int64_t last = half() - PairKeys::kKeys;
     first_ = first < 1 ? 1 : first < last ? first : last;
-    return spare >= 0;
+    return (looked_ - most) * kMostOutside <= looked_;
   }
 
   uint16_t* counters_ = nullptr;

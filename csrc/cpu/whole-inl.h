@@ -97,6 +97,28 @@ class Whole {
     static void all(const uint32_t*, int64_t) {}
   };
 
+  // The upper halves of elements outside of the pairs' window, which wait to be counted.
+  class Outside {
+   public:
+    // Where those of a `with` go.
+    uint16_t* end() { return items_ + n_; }
+    void add(int64_t n) { n_ += n; }
+    bool has_many() const { return n_ >= kMany; }
+
+    void count(const Histogram& histogram, const Pairs& pairs) {
+      uint16_t* const counters = histogram.counters();
+      for (int64_t i = 0; i < n_; ++i) {
+        ++counters[pairs.key_of(items_[i]) * kCopies + i % kCopies];
+      }
+      n_ = 0;
+    }
+
+   private:
+    static constexpr int64_t kMany = 256;
+    alignas(64) uint16_t items_[kMany + kSpill * kLanes + 2 * kLanes];
+    int64_t n_ = 0;
+  };
+
   // What goes with sums, by keys.
   struct Increments {
     static constexpr bool kTakesLong = true;
@@ -133,14 +155,13 @@ class Whole {
   // What goes with sums, by pairs.
   struct PairIncrements {
     static constexpr bool kTakesLong = true;
-    NonzeroKeys<kCopies> keys;
-    PairKeys pair_keys;
+    PairKeys keys;
     const uint8_t* which;
     uint16_t* counters;
     int64_t vectors;  // how many can be accompanied
     bool alike;       // whether it is worth asking whether they are one pair
     uint8_t* to;
-    uint32_t* outside;
+    uint16_t* outside;
 
     // The first lanes of `x`; zeros are behind them.
     HOOKSTATS_INLINE void see(const Lanes<float>& x, int64_t = kLanes) {
@@ -149,11 +170,7 @@ class Whole {
     // Of two vectors, both at once.
     HOOKSTATS_INLINE void see_first(const Lanes<float>&) {}
     HOOKSTATS_INLINE void see_second(const Lanes<float>& x, const Lanes<float>& y) {
-      const uint32_t others = pair_keys(x, y, to);
-      if (__builtin_expect(others != 0, 0)) {
-        keys(x, others & ((1u << kLanes) - 1), outside);
-        keys(y, others >> kLanes, outside);
-      }
+      keys(x, y, to, outside);
     }
 
     template <int kVectors>
@@ -250,6 +267,7 @@ class Whole {
   void finish() {
     if (histogram_ == nullptr) return;
     count_found();
+    outside_.count(*histogram_, pairs_);
     if (pairs_.are_on()) count_found_pairs();
   }
 
@@ -263,25 +281,18 @@ class Whole {
       count_found_pairs();
       pairs_.take_room(most_of_pair, 0);
     }
-    if (found_.has_many()) count_found();
+    if (outside_.has_many()) outside_.count(*histogram_, pairs_);
     const uint8_t* which;
     const int64_t taken = found_pairs_.take(vectors, step, which);
     const bool alike = taken > 0 && are_one_pair<1>(which);
     uint8_t* const first = found_pairs_.end();
-    uint32_t* const outside = found_.end();
-    PairIncrements some{NonzeroKeys<kCopies>(histogram_->bins()),
-                        pairs_.keys(),
-                        which,
-                        pairs_.counters(),
-                        taken,
-                        alike,
-                        first,
-                        outside};
+    uint16_t* const outside = outside_.end();
+    PairIncrements some{pairs_.keys(), which, pairs_.counters(), taken, alike, first, outside};
     f(some);
     const int64_t n = some.to - first, others = some.outside - outside;
-    histogram_->note(outside, others, elements - n);
+    histogram_->note_zeros(elements - n - others);
     histogram_->take_room(others);
-    found_.add(others);
+    outside_.add(others);
     found_pairs_.add(n);
     if (pairs_.note(n, others)) {
       count_found_pairs();
@@ -310,6 +321,7 @@ class Whole {
   Found<uint32_t, AsFound> found_;
   Pairs pairs_;
   Found<uint8_t, SpreadPairs> found_pairs_;
+  Outside outside_;
 };
 #else
 class Whole;

@@ -199,6 +199,8 @@ void check_pairs(uint64_t step) {
        [](double, uint64_t random) { return std::exp2(double(random % 16)); }},
       {"with few large ones", [](double, uint64_t r) { return r % 500 == 0 ? 1e12 : 1.0; }},
       {"with few small ones", [](double, uint64_t r) { return r % 40 == 0 ? 1e-12 : 1.0; }},
+      {"with many small ones", [](double, uint64_t r) { return r % 10 == 0 ? 1e-12 : 1.0; }},
+      {"with subnormal ones", [](double, uint64_t r) { return r % 20 == 0 ? 1e-41 : 1.0; }},
       {"subnormal", [](double, uint64_t) { return 1e-41; }},
       {"large", [](double, uint64_t) { return 1e38; }},
       {"infinite at first", [](double at, uint64_t) { return at < 0.01 ? kInf : 1.0; }},

@@ -66,6 +66,9 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of two sizes": lambda x: (
         x * torch.logspace(0, 12, 2).repeat_interleave(99_999).repeat(4)[: len(x)]
     ),
+    "some small, some subnormal": lambda x: (
+        x * torch.tensor([1.0] * 18 + [1e-9, 1e-41]).repeat(len(x) // 20 + 1)[: len(x)]
+    ),
     "mostly of two values": lambda x: torch.where(x > 1.7, x, x.sign()),
     "infinite at first": lambda x: x / (torch.arange(len(x)) >= 5000),
 }

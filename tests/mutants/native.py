@@ -92,8 +92,8 @@ NATIVE = (
     Mutant(
         "zeros that a whole histogram leaves out are counted nowhere",
         "csrc/cpu/count-inl.h",
-        "zeros_ += elements - n;",
-        "",
+        "void note_zeros(int64_t n) { zeros_ += n; }",
+        "void note_zeros(int64_t) {}",
         "tests/kernels/test_ops.py",
     ),
     Mutant(
@@ -108,6 +108,20 @@ NATIVE = (
         "csrc/cpu/pairs-inl.h",
         "counted_ = greatest_counter() + waiting;",
         "counted_ = greatest_counter();",
+        "tests/kernels/test_counters.py",
+    ),
+    Mutant(
+        "elements outside of the window that wait at the end are counted nowhere",
+        "csrc/cpu/whole-inl.h",
+        "    outside_.count(*histogram_, pairs_);\n    if (pairs_.are_on())",
+        "    if (pairs_.are_on())",
+        "tests/kernels/test_counters.py",
+    ),
+    Mutant(
+        "subnormal elements, whose upper halves may be zero, are taken for zeros",
+        "csrc/cpu/pairs-inl.h",
+        "const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);",
+        "const __m512i magnitude = _mm512_set1_epi32(0x7fff0000);",
         "tests/kernels/test_counters.py",
     ),
     Mutant(
