@@ -263,12 +263,25 @@ class Rows : Reader<Source> {
       if constexpr (!kMasked && std::is_same_v<R, Real> && Lanes<R>::kParts == 1) {
         constexpr int64_t kAtOnce = kSpill / kRowGroup;
         const int64_t whole = width / kLanes < last ? width / kLanes : last;
+        // Where rows are pages apart, along the rows, and from their ends to the next group: twice
+        // as many pages at once, of two groups, take up to 1.15 times as long.
+        constexpr int64_t kAhead = 16, kApart = kRowGroup * 16384 / int64_t{sizeof(Source)};
+        const bool along = ahead >= kApart && whole - first > kAhead;
+        const auto ahead_of = [&](int64_t at) {
+          if (!along) return ahead;
+          return at + kAhead < whole ? kAhead * kLanes : ahead - (whole - first - kAhead) * kLanes;
+        };
+        // Rows that are not aligned end in one line more.
+        for (int64_t r = 0; r < count && whole > first; ++r) {
+          prefetch(rows[r] + whole * kLanes - 1, ahead);
+        }
         while (v + 2 <= whole) {
           const int64_t pairs = (whole - v < kAtOnce ? whole - v : kAtOnce) / 2;
           const int64_t vectors = 2 * pairs * count;
           counting.with(vectors, 2, vectors * kLanes, [&](auto& some) {
             for (int64_t i = 0; i < pairs; ++i, v += 2) {
-              add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead, some);
+              add_pair(sums[v - first], sums[v - first + 1], rows, count, v * kLanes, ahead_of(v),
+                       some);
             }
           });
         }
