@@ -11,6 +11,7 @@ namespace hookstats::cuda {
 template <class Source, bool kCounts, bool kHigher>
 class Columns : ColumnsSum<Source, kCounts, kHigher> {
   using Sum = ColumnsSum<Source, kCounts, kHigher>;
+  static constexpr bool kAddsUp = Sum::kTiles && !Source::kSkewed;
   using Sum::item_, Sum::channels_, Sum::place_;
   using Sum::owned, Sum::exists, Sum::sum, Sum::sum_again;
   using typename Sum::Real;
@@ -45,15 +46,25 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   HOOKSTATS_DEVICE void run_piece(int group, int split, void* scratch) {
     Totals<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
-    Sum::find_shift(shift, static_cast<Real*>(scratch));
-    if (place_.exist != 0) sum(sums, shift);
-    if (kCounts && channels_.table != nullptr) {
-      sync_block();
-      add_channel_tables();
+    Real factor = Sum::find_shift(shift, scratch);
+    typename Sum::Whole totals(scratch);
+    // Once more, about the means, if a shift turns out to be bad, as first rows tell little of
+    // others.
+    HOOKSTATS_NO_UNROLL
+    for (int attempt = 0; attempt < (kAddsUp ? 2 : 1); ++attempt) {
+      totals.begin();
+      const bool whole = place_.exist == 0 || sum(sums, shift, factor, totals, attempt == 0);
+      const bool all_whole = !any_in_block(!whole);
+      if (attempt == 0 && kCounts && channels_.table != nullptr) add_channel_tables();
+      if constexpr (kAddsUp) {
+        if (!all_whole) break;
+        if (add_up(split, totals, shift, factor)) return end_piece(group, scratch);
+      }
     }
+    const double least = Totals<Real, kHigher>::least_square(static_cast<float>(factor));
     // All rows of a channel have one shift, and are summed up as they are, unless sums have to be
     // made again.
-    const bool again = any_in_block(!trusts(sums));
+    const bool again = any_in_block(!trusts(sums, least));
     HOOKSTATS_NO_UNROLL
     for (int step = 0; step < kOwned; ++step) {
       // Of one channel in four at a time: which of its own that is differs with a thread's skew.
@@ -70,11 +81,11 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
         merge_rows(scratch, mine, row, column, Sum::width() / kOwned, place_.down);
         Totals<Real, kHigher> all;
         if (row == 0) all = entry<Totals<Real, kHigher>>(scratch, column);
-        apart = any_in_block(!all.trusted());
+        apart = any_in_block(!all.trusted(least));
         if (!apart) seen = all.channel(wide_shift);
       }
       if (apart) {
-        if (is_read && !mine.trusted()) {
+        if (is_read && !mine.trusted(least)) {
           wide_shift = mine.mean(wide_shift);
           sum_again(c, wide_shift).replace(mine);
         }
@@ -85,14 +96,68 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
       }
       const int64_t channel = place_.begin + owned(c);
       if (row != 0 || channel >= item_.channels) continue;
-      seen.nan =
-          (Source::kMasked ? place_.kept : place_.rows) - seen.count - seen.posinf - seen.neginf;
-      if (item_.row_splits == 1) {
-        fold(item_, channel, seen);
-      } else {
-        store_partial(item_, split, channel, seen);
-      }
+      leave(split, channel, seen);
     }
+    end_piece(group, scratch);
+  }
+
+  // All channels of the block together: their totals, of which each thread adds up some, are in
+  // scratch memory. False if those of a channel cannot be trusted: then the thread's shift and
+  // factor are what they should have been.
+  HOOKSTATS_DEVICE bool add_up(int split, typename Sum::Whole& totals, Real (&shift)[kOwned],
+                               Real& factor) {
+    using All = Totals<Real, kHigher>;
+    const auto all_of = [&](int c) {
+      All all = totals.template of<kHigher>(Sum::scale_, place_.column, c);
+      all.unscale(factor);
+      return all;
+    };
+    const bool is_read = place_.row < place_.down;
+    const int first = is_read ? place_.row : kOwned;
+    if (is_read) totals.add_up(place_.row, place_.column, Sum::across(), place_.down);
+    sync_block();
+    bool trusted = true;
+    HOOKSTATS_NO_UNROLL
+    for (int c = first; c < kOwned; c += place_.down) {
+      trusted = all_of(c).trusted(All::least_square(factor)) && trusted;
+    }
+    if (!any_in_block(!trusted)) {
+      HOOKSTATS_NO_UNROLL
+      for (int c = first; c < kOwned; c += place_.down) {
+        const int64_t channel = place_.begin + owned(c);
+        if (channel >= item_.channels) continue;
+        leave(split, channel, all_of(c).channel(static_cast<double>(pick(shift, c))));
+      }
+      return true;
+    }
+    uint32_t magnitude = 0;
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) {
+      const All all = all_of(c);
+      if (all.wide_finite == 0) continue;
+      shift[c] = static_cast<Real>(all.mean(static_cast<double>(shift[c])));
+      const uint32_t below = magnitude_of(all.least - shift[c]);
+      const uint32_t above = magnitude_of(all.greatest - shift[c]);
+      const uint32_t farther = below > above ? below : above;
+      magnitude = farther > magnitude ? farther : magnitude;
+    }
+    factor = factor_for(magnitude);
+    sync_block();  // before the totals begin again
+    return false;
+  }
+
+  // What the block saw of a channel, but for NaNs.
+  HOOKSTATS_DEVICE void leave(int split, int64_t channel, Seen seen) const {
+    seen.nan =
+        (Source::kMasked ? place_.kept : place_.rows) - seen.count - seen.posinf - seen.neginf;
+    if (item_.row_splits == 1) {
+      fold(item_, channel, seen);
+    } else {
+      store_partial(item_, split, channel, seen);
+    }
+  }
+
+  HOOKSTATS_DEVICE void end_piece(int group, void* scratch) const {
     sync_block();  // before scratch is used again
     if (item_.row_splits == 1) return;
     if (last_of(item_.tickets + group, item_.row_splits)) {
@@ -102,10 +167,10 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
     }
   }
 
-  static HOOKSTATS_DEVICE bool trusts(const Totals<Real, kHigher> (&sums)[kOwned]) {
+  static HOOKSTATS_DEVICE bool trusts(const Totals<Real, kHigher> (&sums)[kOwned], double least) {
     bool all = true;
     HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) all = sums[c].trusted() && all;
+    for (int c = 0; c < kOwned; ++c) all = sums[c].trusted(least) && all;
     return all;
   }
 

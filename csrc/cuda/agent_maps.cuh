@@ -42,29 +42,59 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   }
 
  private:
+  // Sums about a shift, which all of a channel have.
+  struct About : Totals<Real, kHigher> {
+    Real shift = 0;
+
+    friend HOOKSTATS_DEVICE void merge(About& into, const About& from) {
+      into.add(from);
+      if (from.wide_finite != 0) into.shift = from.shift;
+    }
+  };
+
   HOOKSTATS_DEVICE void run_piece(int group, int split, void* scratch) {
     const int maps = Sum::width() / place_.map;
     const int entries = most_sharing(place_.map, kOwned) * place_.down;
     Totals<Real, kHigher> sums[kOwned];
     Real shift[kOwned];
-    Sum::find_shift(shift, static_cast<Real*>(scratch));
-    for (int i = thread_index(); i < entries * maps; i += block_threads())
-      entry<Seen>(scratch, i) = Seen{};
-    if (place_.exist != 0) Sum::sum(sums, shift);
+    const Real factor = Sum::find_shift(shift, scratch);
+    typename Sum::Whole totals(scratch);
+    totals.begin();
+    if (place_.exist != 0) Sum::sum(sums, shift, factor, totals, true);
     sync_block();
+    const double least = Totals<Real, kHigher>::least_square(factor);
     if (kCounts && channels_.table != nullptr) add_channel_tables(maps);
-    HOOKSTATS_NO_UNROLL
-    for (int map = 0; map < 2; ++map) {
-      const uint32_t which = place_.exist & (map == 0 ? ~place_.next : place_.next);
-      if (which == 0) continue;
-      entry<Seen>(scratch, entry_of(map) * maps + place_.channel + map) =
-          seen_of(which, sums, shift);
-    }
+    // All elements of a channel have one shift: sums are added up as they are, unless sums have to
+    // be made again.
     const int row = thread_index() / maps, column = thread_index() % maps;
-    merge_entries<Seen>(scratch, row, column, maps, entries);
+    About mine[2];
+    bool trusted = true;
+    HOOKSTATS_UNROLL
+    for (int map = 0; map < 2; ++map) {
+      mine[map] = total_of(which(map), sums, shift);
+      trusted = mine[map].trusted(least) && trusted;
+    }
+    bool apart = any_in_block(!trusted);
+    Seen seen;
+    if (!apart) {
+      merge_entries_of(mine, maps, entries, scratch);
+      About all;
+      if (row == 0) all = entry<About>(scratch, column);
+      apart = any_in_block(!all.trusted(least));
+      if (!apart) seen = all.channel(static_cast<double>(all.shift));
+    }
+    if (apart) {
+      Seen again[2];
+      HOOKSTATS_NO_UNROLL
+      for (int map = 0; map < 2; ++map) {
+        const Seen found = seen_of(which(map), pick(mine, map), least);
+        put(again, map, found);
+      }
+      merge_entries_of(again, maps, entries, scratch);
+      if (row == 0) seen = entry<Seen>(scratch, column);
+    }
     const int64_t channel = place_.first_channel + column;
     if (row == 0 && channel < item_.channels) {
-      Seen seen = entry<Seen>(scratch, column);
       const int64_t size = place_.map < place_.elements ? place_.map : place_.elements;
       seen.nan = place_.rows * size - seen.count - seen.posinf - seen.neginf;
       if (item_.splits() == 1) {
@@ -90,19 +120,29 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
     return across * place_.down + place_.row;
   }
 
-  // What the thread saw in the elements that `which` has a bit for, all of one channel.
-  HOOKSTATS_DEVICE Seen seen_of(uint32_t which, const Totals<Real, kHigher> (&sums)[kOwned],
-                                const Real (&shift)[kOwned]) const {
-    Totals<Real, kHigher> total;
-    Real of_channel = 0;
+  // Which of the thread's elements are of its first channel, or (`map` is 1) of the next one.
+  HOOKSTATS_DEVICE uint32_t which(int map) const {
+    return place_.exist & (map == 0 ? ~place_.next : place_.next);
+  }
+
+  // What the thread summed of the elements that `which` has a bit for, all of one channel.
+  static HOOKSTATS_DEVICE About total_of(uint32_t which,
+                                         const Totals<Real, kHigher> (&sums)[kOwned],
+                                         const Real (&shift)[kOwned]) {
+    About total;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) {
       if ((which >> c & 1) == 0) continue;
       total.add(sums[c]);
-      of_channel = shift[c];
+      total.shift = shift[c];
     }
-    double wide_shift = static_cast<double>(of_channel);
-    if (!total.trusted()) {
+    return total;
+  }
+
+  // The same by itself, with sums that are made again if they have to be.
+  HOOKSTATS_DEVICE Seen seen_of(uint32_t which, About total, double least) const {
+    double wide_shift = static_cast<double>(total.shift);
+    if (!total.trusted(least)) {
       wide_shift = total.mean(wide_shift);
       WideSums<kHigher> again;
       HOOKSTATS_NO_UNROLL
@@ -112,6 +152,23 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
       again.replace(total);
     }
     return total.channel(wide_shift);
+  }
+
+  // Merges what the threads have of their first channels and of the next ones; all threads call it.
+  template <class T>
+  HOOKSTATS_DEVICE void merge_entries_of(const T (&mine)[2], int maps, int entries,
+                                         void* scratch) const {
+    sync_block();  // what was in scratch memory has been read
+    for (int i = thread_index(); i < entries * maps; i += block_threads()) {
+      entry<T>(scratch, i) = T{};
+    }
+    sync_block();
+    HOOKSTATS_UNROLL
+    for (int map = 0; map < 2; ++map) {
+      if (which(map) == 0) continue;
+      entry<T>(scratch, entry_of(map) * maps + place_.channel + map) = mine[map];
+    }
+    merge_entries<T>(scratch, thread_index() / maps, thread_index() % maps, maps, entries);
   }
 
   // A warp takes a channel.

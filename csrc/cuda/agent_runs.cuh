@@ -1,5 +1,5 @@
 // Elements of one channel lie side by side: whole tensors, channels first, rows. A team, which is a
-// warp or a block, takes a piece of a channel, one vector per thread at a time.
+// few lanes, a warp or a block, takes a piece of a channel, one vector per thread at a time.
 #pragma once
 
 #include "cuda/counting.cuh"
@@ -15,6 +15,8 @@ class Runs {
   static constexpr int kElements = Source::kElements;
   using Values = typename Source::template Values<kElements>;
   using Tile = Real[kInFlight * kElements];
+  // Whether a team may be kLanes lanes: those of a warp read as many elements each.
+  static constexpr bool kHasLanes = Source::kVectors && !Source::kMasked;
 
  public:
   using Seen = ChannelOf<kHigher>;
@@ -56,10 +58,17 @@ class Runs {
           keep(p, kept_by_block(common_.rows, p.row, p.rows, static_cast<KeptIndices*>(scratch)));
         }
         run_block(p, scratch);
-      } else if (piece < pieces) {
+      } else if (teams == kWarps) {
+        if (piece >= pieces) continue;
         Piece p = piece_at(piece);
         if constexpr (Source::kMasked) keep(p, kept_by_warp(common_.rows, p.row, 0, p.rows));
-        run_warp(p);
+        run_lanes<kWarp>(p, true);
+      } else if constexpr (kHasLanes) {
+        // A warp's lanes go through this together, also those of a team without a piece.
+        if (piece - static_cast<uint32_t>(team_ % (kWarp / kLanes)) >= pieces) continue;
+        Piece p = piece_at(piece < pieces ? piece : pieces - 1);
+        if (piece >= pieces) p.length = 0;
+        run_lanes<kLanes>(p, piece < pieces);
       }
     }
   }
@@ -87,7 +96,9 @@ class Runs {
     const int64_t left = item_.inner_size - inner;
     p.length = static_cast<uint32_t>(left < item_.inner_step ? left : item_.inner_step);
     p.kept = p.rows;
-    p.slots = p.rows * item_.slots.divisor;
+    const uint32_t most = p.length / kElements + 2;  // the last part of a row may be a short one
+    const bool is_short = item_.inner_splits > 1 && most < item_.slots.divisor;
+    p.slots = p.rows * (is_short ? most : item_.slots.divisor);
     p.row_bytes = item_.outer_dims == 1 ? outer_[0].stride * element_size_ : 0;
     const int64_t offset = p.channel * item_.channel_stride + inner * item_.inner_stride;
     p.address = reinterpret_cast<uintptr_t>(item_.data) +
@@ -103,8 +114,9 @@ class Runs {
   // Cuts a piece to the rows from the first kept one to the last.
   HOOKSTATS_DEVICE void keep(Piece& p, const KeptIndices& kept) const {
     p.kept = kept.count;
+    const uint32_t slots = p.rows > 1 ? item_.slots.divisor : p.slots;
     p.rows = kept.count == 0 ? 0 : kept.end - kept.first;
-    p.slots = p.rows * item_.slots.divisor;
+    p.slots = p.rows * slots;
     if (kept.count == 0) return;
     p.row += kept.first;
     p.address += static_cast<uintptr_t>(kept.first * p.row_bytes);
@@ -114,13 +126,6 @@ class Runs {
   HOOKSTATS_DEVICE bool keeps_slot(const Piece& p, uint32_t slot) const {
     return slot < p.slots &&
            (p.kept == p.rows || keeps(common_.rows, p.row + item_.slots.quotient(slot)));
-  }
-
-  HOOKSTATS_DEVICE Values read(const Piece& p, uint32_t slot) const {
-    uint32_t exist = 0;
-    Values values = begin_to_read(p, slot, exist);
-    Source::leave_out(exist, values);
-    return values;
   }
 
   // The vector of a slot, perhaps with what is beside the run: `exist` says which elements are its
@@ -202,22 +207,22 @@ class Runs {
 
   // Sums the tile as if all its values were finite, and counts nothing; false, with nothing summed,
   // if some value of the warp is not.
-  HOOKSTATS_DEVICE bool add_finite(const Tile& x, uint32_t zeros, Real shift,
+  HOOKSTATS_DEVICE bool add_finite(const Tile& x, uint32_t zeros, float factor, float offset,
                                    Totals<Real, kHigher>& sums) const {
     TileSums tile;
     HOOKSTATS_UNROLL
-    for (const Real each : x) tile.add(each, shift);
+    for (const Real each : x) tile.add(each, factor, offset);
     if (any_in_warp(!tile.finite())) return false;
     sums.add(tile, zeros, kInFlight * kElements);
     return true;
   }
 
   // Sums the tile's finite values, and tallies the others. Whether all were finite.
-  HOOKSTATS_DEVICE bool add_any(const Tile& x, Real shift, Totals<Real, kHigher>& sums,
-                                Others<Real>& rare) const {
+  HOOKSTATS_DEVICE bool add_any(const Tile& x, Real factor, Real offset,
+                                Totals<Real, kHigher>& sums, Others<Real>& rare) const {
     Sums<Real, kHigher> tile;
     HOOKSTATS_UNROLL
-    for (const Real each : x) tile.add(each, shift);
+    for (const Real each : x) tile.add(each, factor, offset);
     const bool all_finite = tile.finite == kInFlight * kElements;
     if (!all_finite) {
       HOOKSTATS_UNROLL
@@ -228,8 +233,9 @@ class Runs {
     return all_finite;
   }
 
-  // The sums of this warp's part of the piece, for every lane. The caller counts NaNs. A tile with
-  // values that are not finite is summed twice, the tiles after it once, until one is finite.
+  // The sums of this warp's part of the piece, or of a team of fewer lanes, for every lane. The
+  // caller counts NaNs. A tile with values that are not finite is summed twice, the tiles after it
+  // once, until one is finite; which is asked of all lanes of a warp together.
   template <int kTeam>
   HOOKSTATS_DEVICE Seen sum(const Piece& p) {
     constexpr bool kTiles = Source::kVectors && !kHigher;
@@ -238,7 +244,7 @@ class Runs {
     if constexpr (kTiles) keep_in_memory(rare);
     if constexpr (kTiles && Source::kMasked) keep_in_memory(p);
     [[maybe_unused]] typename Source::template Extremes<1> extremes;
-    Real shift = 0;
+    Real shift = 0, factor = 1, offset = 0;
     bool finite = true;
     [[maybe_unused]] bool begun = false;
     const uint32_t whole = whole_slots(p);
@@ -255,7 +261,9 @@ class Runs {
       if (begins) {
         Real x[kElements];
         widen_all(values[0], x);
-        shift = warp_mean(tree_mean(x));
+        shift = lanes_mean<kLanesOf<kTeam>>(tree_mean(x));
+        if constexpr (kTiles) factor = factor_for(warp_magnitude(x));
+        offset = -shift * factor;
       }
       Tile x;
       bool added = false;
@@ -268,12 +276,12 @@ class Runs {
           for (const uint32_t word : values[i].words) with.add(0, word);
         }
         Source::widen_tile(scale_, values, x, zeros);
-        if (finite) added = add_finite(x, zeros.all(), shift, sums);
+        if (finite) added = add_finite(x, zeros.all(), factor, offset, sums);
         if (added) extremes = with;
       } else {
         Source::widen_tile(common_, scale_, values, x);
       }
-      if (!added) finite = !any_in_warp(!add_any(x, shift, sums, rare));
+      if (!added) finite = !any_in_warp(!add_any(x, factor, offset, sums, rare));
       if constexpr (kCounts) {
         if (counts_) count_tile<kTeam>(p, first, x, finite);
       }
@@ -285,33 +293,41 @@ class Runs {
         extremes.put(scale_, e, sums.least, sums.greatest);
       }
     }
-    sums.reduce_warp();
+    sums.reduce(kLanesOf<kTeam>);
     // Which the table of patterns has among the tiniest positive values.
-    if (kCounts && tensor_.patterns() && lane() == 0) {
+    if (kCounts && tensor_.patterns() && lane() % kTeam == 0) {
       add_shared(tensor_.unread + 1, sums.wide_zero);
     }
     double wide_shift = static_cast<double>(shift);
-    if (!sums.trusted()) {
-      wide_shift = sums.mean(wide_shift);
-      sum_again(p, wide_shift).replace(sums);
+    if constexpr (kTiles) sums.unscale(factor);
+    const bool again = !sums.trusted(sums.least_square(static_cast<float>(factor)));
+    if (any_in_warp(again)) {
+      if (again) wide_shift = sums.mean(wide_shift);
+      const WideSums<kHigher> wide = sum_again<kTeam>(p, wide_shift);
+      if (again) wide.replace(sums);
     }
     return sums.channel(wide_shift);
   }
 
+  template <int kTeam>
   HOOKSTATS_DEVICE WideSums<kHigher> sum_again(const Piece& p, double shift) const {
     WideSums<kHigher> sums;
     HOOKSTATS_NO_UNROLL
-    for (uint32_t slot = static_cast<uint32_t>(thread_); slot < p.slots;
-         slot += static_cast<uint32_t>(team_threads_)) {
-      Real x[kElements];
-      Values values[] = {read(p, slot)};
+    for (uint32_t first = 0; first < p.slots; first += kTeam * kInFlight) {
+      Values values[kInFlight], some[1];
+      read_tile<kTeam>(p, first, whole_slots(p), values);
       Source::scale_in_place(scale_, values);
-      widen_all(values[0], x);
-      HOOKSTATS_UNROLL
-      for (int e = 0; e < kElements; ++e) sums.add(static_cast<double>(x[e]), shift);
+      HOOKSTATS_NO_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        Real x[kElements];
+        move_up(values, some);
+        widen_all(some[0], x);
+        HOOKSTATS_UNROLL
+        for (int e = 0; e < kElements; ++e) sums.add(static_cast<double>(x[e]), shift);
+      }
     }
     sync_warp();
-    sums.reduce_warp();
+    sums.reduce(kLanesOf<kTeam>);
     return sums;
   }
 
@@ -387,13 +403,15 @@ class Runs {
     seen.nan = int64_t{p.kept} * p.length - seen.count - seen.posinf - seen.neginf;
   }
 
-  HOOKSTATS_DEVICE void run_warp(const Piece& p) {
-    Seen seen = sum<kWarp>(p);
+  // A piece of a warp, or of kTeam of its lanes, which may be there to keep the others company.
+  template <int kTeam>
+  HOOKSTATS_DEVICE void run_lanes(const Piece& p, bool exists) {
+    Seen seen = sum<kTeam>(p);
     sync_warp();
     add_channel_table(p);
     sync_warp();
     count_nan(p, seen);
-    if (lane() == 0) fold(item_, p.channel, seen);
+    if (exists && lane() % kTeam == 0) fold(item_, p.channel, seen);
   }
 
   HOOKSTATS_DEVICE void run_block(const Piece& p, void* scratch) {

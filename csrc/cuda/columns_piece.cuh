@@ -293,7 +293,9 @@ class ColumnsPiece {
   }
 
   // The mean of each channel over the first rows of some of the block's threads; all call it.
-  HOOKSTATS_DEVICE void find_shift(Real (&shift)[kOwned], Real* samples) const {
+  // Returns the thread's factor, by the greatest magnitude of the means that these are made of.
+  HOOKSTATS_DEVICE Real find_shift(Real (&shift)[kOwned], Real* samples) const {
+    uint32_t magnitude = 0;
     int sampled = 1;
     while (2 * sampled <= place_.down && sampled < kSampled) sampled *= 2;
     if (place_.row < sampled) {
@@ -323,11 +325,18 @@ class ColumnsPiece {
       if (kApart && !exists(c)) continue;
       Real all[kSampled];
       HOOKSTATS_UNROLL
-      for (int i = 0; i < kSampled; ++i) all[i] = samples[place_for(c, i) + i % sampled * width()];
+      for (int i = 0; i < kSampled; ++i) {
+        all[i] = samples[place_for(c, i) + i % sampled * width()];
+        if constexpr (Source::kVectors) {
+          const uint32_t each = magnitude_of(all[i]);
+          magnitude = each > magnitude ? each : magnitude;
+        }
+      }
       const Real mean = tree_mean(all);
       if (is_finite(mean)) shift[c] = mean;
     }
     sync_block();
+    return factor_for(magnitude);
   }
 
   static constexpr int kSampled = 8;  // threads: with their rows, 64 elements a channel

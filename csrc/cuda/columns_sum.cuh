@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/columns_piece.cuh"
+#include "cuda/columns_totals.cuh"
 #include "cuda/counting.cuh"
 
 namespace hookstats::cuda {
@@ -23,23 +24,35 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   using typename Piece::Real;
   using typename Piece::Values;
   using Tile = Real[kRows * kOwned];
+  // Whether whole tiles are summed as if all of their values were finite.
+  static constexpr bool kTiles = Source::kVectors && !kHigher;
+  struct Nothing {
+    HOOKSTATS_DEVICE explicit Nothing(void* = nullptr) {}
+    HOOKSTATS_DEVICE void begin() {}
+  };
+  using Whole = std::conditional_t<kTiles, WholeTotals<Source>, Nothing>;
 
   HOOKSTATS_DEVICE ColumnsSum(const Common& common, const Item& item, const Dim* outer,
                               const Histogram& tensor, const Histogram& channels, Place& place)
       : Piece(common, item, outer, place),
         tensor_(tensor),
         channels_(channels),
-        counts_(kCounts && (tensor.on() || channels.on())),
         quickly_(Source::kVectors && tensor.way != Way::kAny && channels.way != Way::kAny) {}
 
+  // As ColumnsPiece does, with a factor of 1 for sums that have none.
+  HOOKSTATS_DEVICE Real find_shift(Real (&shift)[kOwned], void* scratch) const {
+    const Real factor = Piece::find_shift(shift, static_cast<Real*>(scratch));
+    return kTiles ? factor : Real{1};
+  }
+
   // Sums this thread's rows, kAdditions at a time: as if all their values were finite, and if some
-  // were not, once more, and the rows after them once, until all are finite.
-  HOOKSTATS_DEVICE void sum(Totals<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned]) {
-    constexpr bool kTiles = Source::kVectors && !kHigher;
-    if constexpr (kTiles) {
-      keep_in_memory(sums);
-      keep_in_memory(place_);
-    }
+  // were not, once more, and the rows after them once, until all are finite. Counts them if asked
+  // to. Returns whether all that was summed is in `totals`, too.
+  HOOKSTATS_DEVICE bool sum(Totals<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
+                            Real factor, [[maybe_unused]] Whole& totals, bool counts) {
+    counts_ = kCounts && counts && (tensor_.on() || channels_.on());
+    [[maybe_unused]] std::conditional_t<kTiles, OtherTotals<kHigher>, Nothing> others;
+    if constexpr (kTiles) keep_in_memory(place_);
     int32_t counters[kOwned];
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) counters[c] = kCounts && channels_.on() ? counter(c) : 0;
@@ -52,7 +65,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
                                : Source::kSkewed ? place_.whole_to
                                                  : place_.rows;
         if (finite && first >= place_.whole_from && first + step <= whole &&
-            add_finite(sums, shift, counters, counted, whole)) {
+            add_finite(totals, shift, factor, counters, counted, whole)) {
           first = counted;
           continue;
         }
@@ -64,17 +77,33 @@ class ColumnsSum : protected ColumnsPiece<Source> {
         if constexpr (Source::kMasked) {
           if (!keeps_tile(first)) continue;
         }
-        const bool all_finite = add_any(tiles, shift, counters, first, counts_ && first >= counted);
+        const bool all_finite =
+            add_any(tiles, shift, factor, counters, first, counts_ && first >= counted);
         finite = finite && all_finite;
       }
-      HOOKSTATS_UNROLL
-      for (int c = 0; c < kOwned; ++c) {
-        sums[c].add_sums(tiles[c]);
-        sums[c].add_others(tiles[c]);
+      if constexpr (kTiles) {
+        others.add(tiles);
+      } else {
+        HOOKSTATS_UNROLL
+        for (int c = 0; c < kOwned; ++c) {
+          sums[c].add_sums(tiles[c]);
+          sums[c].add_others(tiles[c]);
+        }
       }
     }
+    bool all_whole = false;
+    if constexpr (kTiles) {
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) {
+        sums[c] = totals.template of<kHigher>(scale_, thread_index(), c);
+      }
+      others.add_to(sums);
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) sums[c].unscale(factor);
+      all_whole = !others.any();
+    }
     if constexpr (kCounts && Source::kSkewed) take_back_zeros();
-    if (!kCounts || !tensor_.patterns()) return;
+    if (!kCounts || !counts_ || !tensor_.patterns()) return all_whole;
     // Which the table of patterns has among the tiniest positive values.
     uint32_t zeros = 0;
     HOOKSTATS_UNROLL
@@ -82,18 +111,24 @@ class ColumnsSum : protected ColumnsPiece<Source> {
       if (!Source::kSkewed || exists(c)) zeros += sums[c].wide_zero;
     }
     add_shared(tensor_.unread + 1, zeros);
+    return all_whole;
   }
 
   HOOKSTATS_DEVICE WideSums<kHigher> sum_again(int c, double shift) const {
     WideSums<kHigher> sums;
+    const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     HOOKSTATS_NO_UNROLL
-    for (uint32_t row = static_cast<uint32_t>(place_.row); row < place_.rows;
-         row += static_cast<uint32_t>(place_.down)) {
-      Real x[kOwned];
-      Values values[] = {read(row)};
+    for (uint32_t first = 0; first < place_.rows; first += step) {
+      Values values[kRows], some[1];
+      read_tile(first, values);
       Source::scale_in_place(scale_, values);
-      widen_all(values[0], x);
-      sums.add(static_cast<double>(pick(x, c)), shift);
+      HOOKSTATS_NO_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        Real x[kOwned];
+        move_up(values, some);
+        widen_all(some[0], x);
+        sums.add(static_cast<double>(pick(x, c)), shift);
+      }
     }
     return sums;
   }
@@ -116,12 +151,15 @@ class ColumnsSum : protected ColumnsPiece<Source> {
 
   // Sums whole tiles from row `first` on, to which it adds them, up to row `end`, as if all values
   // were finite, and counts them; false, with nothing summed, if some value is not.
-  HOOKSTATS_DEVICE bool add_finite(Totals<Real, kHigher> (&sums)[kOwned],
-                                   const Real (&shift)[kOwned], const int32_t (&counters)[kOwned],
-                                   uint32_t& first, uint32_t end) const {
+  HOOKSTATS_DEVICE bool add_finite(WholeTotals<Source>& totals, const Real (&shift)[kOwned],
+                                   float factor, const int32_t (&counters)[kOwned], uint32_t& first,
+                                   uint32_t end) const {
     constexpr int kWords = sizeof(Values) / sizeof(uint32_t);
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     TileSums tiles[kOwned];
+    float offset[kOwned];
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) offset[c] = -shift[c] * factor;
     typename Source::template Extremes<kWords> extremes;
     typename Source::template Zeros<kWords> zeros;
     const uintptr_t down_bytes = place_.down_bytes;
@@ -142,18 +180,16 @@ class ColumnsSum : protected ColumnsPiece<Source> {
         extremes.add(w % kWords, values[w / kWords].words[w % kWords]);
       }
       HOOKSTATS_UNROLL
-      for (int e = 0; e < kRows * kOwned; ++e) tiles[e % kOwned].add(x[e], shift[e % kOwned]);
+      for (int e = 0; e < kRows * kOwned; ++e) {
+        tiles[e % kOwned].add(x[e], factor, offset[e % kOwned]);
+      }
       if (kCounts && counts_) {
         count_tile(x, are_finite(tiles), counters, first + step * static_cast<uint32_t>(i));
       }
     }
     first += step * static_cast<uint32_t>(all);
     if (!are_finite(tiles)) return false;
-    HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) {
-      extremes.put(scale_, c, sums[c].least, sums[c].greatest);
-      sums[c].add(tiles[c], zeros.of(c), all * kRows);
-    }
+    totals.add(tiles, zeros, extremes, static_cast<uint32_t>(all * kRows));
     return true;
   }
 
@@ -166,7 +202,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
 
   // Sums the finite values of a tile, and tallies the others. Whether all are finite.
   HOOKSTATS_DEVICE bool add_any(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
-                                const int32_t (&counters)[kOwned], uint32_t first,
+                                Real factor, const int32_t (&counters)[kOwned], uint32_t first,
                                 bool counts) const {
     Values values[kRows];
     Tile x;
@@ -175,7 +211,9 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     Source::widen_tile(common_, scale_, values, x);
     const Real finite_before = finite(sums);
     HOOKSTATS_UNROLL
-    for (int i = 0; i < kRows * kOwned; ++i) sums[i % kOwned].add(x[i], shift[i % kOwned]);
+    for (int i = 0; i < kRows * kOwned; ++i) {
+      sums[i % kOwned].add(x[i], factor, -shift[i % kOwned] * factor);
+    }
     const bool all_finite = finite(sums) - finite_before == kRows * kOwned;
     if (!all_finite) {
       HOOKSTATS_UNROLL
@@ -246,7 +284,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     }
   }
 
-  bool counts_, quickly_;
+  bool counts_ = false, quickly_;
 };
 
 }  // namespace hookstats::cuda

@@ -77,7 +77,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
 }
 
 template <class Source, bool kCounts, bool kHigher, int kItems>
-HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, kRunsBlocks)
+HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, (kCounts ? kCountingBlocks : kRunsBlocks))
     runs(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
   run_agent<Runs<Source, kCounts, kHigher>, kCounts>(table);
 }

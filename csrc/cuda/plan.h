@@ -36,6 +36,13 @@ inline size_t entry_bytes(bool higher) {
   return higher ? sizeof(Entry<HigherChannel>) : sizeof(Entry<Channel>);
 }
 
+// Entries of scratch memory that a block of columns needs: those of merges, or before these the
+// totals of whole tiles.
+inline int64_t columns_entries(const UpdateParams& p, bool vectors) {
+  const int64_t of_totals = ceil_div(kTotalsBytes, static_cast<int64_t>(entry_bytes(p.higher)));
+  return vectors && !p.higher ? std::max<int64_t>(kBlock, of_totals) : kBlock;
+}
+
 inline int64_t element_size(DType dtype) {
   return dispatch(dtype, [](auto* type) { return int64_t{sizeof(*type)}; });
 }
@@ -137,6 +144,48 @@ inline int64_t pieces_of(int64_t size, int64_t wanted, int64_t least) {
                                               std::max<int64_t>(wanted, 1)));
 }
 
+// Whether the rows of `slots` vectors are those of a few lanes each: where they are short, or not
+// too few. What ends a row is then done for several rows of a warp together.
+inline bool rows_of_lanes(const Device& device, const UpdateParams& p, int64_t slots) {
+  const int64_t tables = kBlock / kLanes * p.channel_bins.slots() * int64_t{sizeof(uint32_t)};
+  if (p.view.flags != nullptr || slots > kMostLaneSlots) return false;
+  if (p.channel_bins.kind != BinKind::kNone && tables > kMostWarpTables) return false;
+  return slots <= 4 * kLanes * kInFlight || p.view.channels >= 4 * device.multiprocessors;
+}
+
+// Blocks of runs that are there at a time.
+inline int64_t runs_together(const Device& device, const UpdateParams& p) {
+  const bool counts = p.tensor_bins.kind != BinKind::kNone || p.channel_bins.kind != BinKind::kNone;
+  return int64_t{device.multiprocessors} * (counts ? kCountingBlocks : kRunsBlocks);
+}
+
+// Bytes that a block with a table reads at least, of a tensor of `own` bytes in a call with `all`:
+// the more there is for every multiprocessor, the fewer tables are cleared and added to memory.
+inline int64_t least_counted(const Device& device, int64_t own, int64_t all) {
+  const int64_t blocks = int64_t{device.multiprocessors} * kCountingBlocks * 8;
+  return own >= all ? kLeastCounted : std::clamp(all / blocks, kLeastCounted, kMostCounted);
+}
+
+// Into how many pieces each of `channels` channels of `slots` slots is cut, `most` at most: so that
+// `together` blocks end at about the same time, in the first of their rounds or in a later one.
+inline int64_t splits_by_rounds(int64_t slots, int64_t channels, int64_t together, int64_t most) {
+  constexpr int64_t kEnd = 4 * kBlock * kInFlight;  // what ends a piece takes as long as that many
+  int64_t best = 1, least = ceil_div(channels, together) * (slots + kEnd);
+  for (int64_t rounds = 1; rounds <= 4; ++rounds) {
+    const int64_t splits = std::min(rounds * together / channels, most);
+    if (splits <= 1) continue;
+    const int64_t all = ceil_div(channels * splits, together) * (ceil_div(slots, splits) + kEnd);
+    if (all < least) {
+      least = all;
+      best = splits;
+    }
+  }
+  return best;
+}
+
+// A piece of so many tiles that none but the last piece ends within one.
+inline int64_t whole_tiles(int64_t size, int64_t tile) { return ceil_div(size, tile) * tile; }
+
 inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors, Plan& plan) {
   const ChannelView& view = p.view;
   const PlanPolicy& policy = device.policy;
@@ -154,20 +203,27 @@ inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors,
   const bool many = view.channels >= int64_t{device.multiprocessors} * policy.filling_warps;
   Item& item = plan.item;
   if (tables_fit && (slots <= policy.warp_slots || (many && slots <= policy.warp_tiles * tile))) {
-    item.teams = kWarps;
+    item.teams = vectors && rows_of_lanes(device, p, slots) ? kBlock / kLanes : kWarps;
     item.row_splits = item.inner_splits = 1;
   } else {
     item.teams = 1;
     const int64_t units = device.multiprocessors;
-    const int64_t wanted =
-        std::min(units * policy.pieces / view.channels, units * policy.channel_pieces);
-    const int64_t splits = pieces_of(slots, wanted, policy.least_tiles * tile);
+    int64_t together = runs_together(device, p);
+    if (p.tensor_bins.kind != BinKind::kNone) {
+      together = std::min(together, ceil_div(view.numel() * size, kLeastCounted));
+    }
+    const int64_t most =
+        std::min({units * policy.pieces / view.channels, units * policy.channel_pieces,
+                  slots / (policy.least_tiles * tile)});
+    const int64_t wanted = splits_by_rounds(slots, view.channels, together, most);
+    const int64_t splits = std::max(wanted, ceil_div(slots, kMostPiece));
     const int64_t row_splits = std::min(splits, view.outer_size);
     item.inner_splits =
         static_cast<int32_t>(row_splits < view.outer_size ? 1 : ceil_div(splits, row_splits));
     item.row_splits = static_cast<int32_t>(row_splits);
   }
-  item.inner_step = ceil_div(ceil_div(view.inner.size, item.inner_splits), elements) * elements;
+  item.inner_step = whole_tiles(ceil_div(view.inner.size, item.inner_splits),
+                                (item.inner_splits > 1 ? tile : 1) * elements);
   item.inner_splits = static_cast<int32_t>(ceil_div(view.inner.size, item.inner_step));
   item.row_step = ceil_div(view.outer_size, item.row_splits);
   item.row_splits = static_cast<int32_t>(ceil_div(view.outer_size, item.row_step));
@@ -179,6 +235,11 @@ inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors,
       std::max<int64_t>(item.teams, item.teams > 1 ? 1 : copies(policy, p.channel_bins));
   plan.shared = plan_shared(device, p, vectors, counters);
   plan.scratch = item.splits() > 1 ? kBlock : kWarps;
+}
+
+// The rows of a thread in a tile, channels last.
+inline int64_t rows_of_tile(const UpdateParams& p, bool vectors) {
+  return vectors ? kInFlight * 4 / element_size(p.dtype) : kInFlight;
 }
 
 // Channels of a block, channels last: about twice the root of their number, say, a power of two.
@@ -217,11 +278,12 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   const int64_t wanted_width = side_by_side(policy, view.channels) / kOwned * (skewed ? 2 : 1);
   const int64_t widest = std::min(wanted_width, vectors ? policy.column_bytes / vector : kWarp);
   int64_t most = widest;
-  plan.shared = plan_shared(device, p, vectors, most * kOwned);
+  const int64_t scratch = columns_entries(p, vectors);
+  plan.shared = plan_shared(device, p, vectors, most * kOwned, scratch);
   if (p.channel_bins.kind != BinKind::kNone) {
     constexpr int64_t kFewest = 4;
     for (most = std::min<int64_t>(widest, kWarp); most >= kFewest; most /= 2) {
-      plan.shared = plan_shared(device, p, vectors, most * kOwned);
+      plan.shared = plan_shared(device, p, vectors, most * kOwned, scratch);
       if (plan.shared.channel_table >= 0) break;
     }
     most = std::max(most, kFewest);
@@ -237,12 +299,12 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   const int64_t down = kBlock / across;
   const int64_t wanted = int64_t{device.multiprocessors} * policy.column_pieces / item.groups;
   const int64_t splits = pieces_of(view.outer_size, wanted, down * policy.least_rows);
-  item.row_step = ceil_div(view.outer_size, splits);
+  item.row_step = whole_tiles(ceil_div(view.outer_size, splits), down * rows_of_tile(p, vectors));
   item.row_splits = static_cast<int32_t>(ceil_div(view.outer_size, item.row_step));
   item.inner_splits = 1;
   item.inner_step = 1;
   item.blocks = static_cast<int32_t>(int64_t{item.groups} * item.row_splits);
-  plan.scratch = kBlock;
+  plan.scratch = static_cast<int32_t>(scratch);
 }
 
 // Whether channels have maps that follow each other in memory, so that all of a row is side by
@@ -266,7 +328,10 @@ inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
                                      kLeastMapBytes / element_size(p.dtype));
   int64_t width = 0, parts = 1;
   if (size > narrowest && size % kOwned == 0) {
-    parts = ceil_div(size, std::min<int64_t>(2 * narrowest, kBlock * kOwned));
+    // Where there are enough maps, a block has a whole one, as parts have to be merged.
+    const bool whole = view.channels >= device.multiprocessors;
+    const int64_t widest = kBlock * kOwned;
+    parts = ceil_div(size, whole ? widest : std::min(2 * narrowest, widest));
     width = ceil_div(ceil_div(size, parts), kOwned) * kOwned;
   } else {
     const int64_t together = kOwned / std::gcd(size, int64_t{kOwned});
@@ -277,7 +342,7 @@ inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
   const int64_t down = kBlock / across;
   const int64_t entries =
       most_sharing(static_cast<int>(std::min(size, width)), kOwned) * down * maps;
-  plan.scratch = static_cast<int32_t>(std::max<int64_t>(entries, kBlock));
+  plan.scratch = static_cast<int32_t>(std::max(entries, columns_entries(p, true)));
   int32_t copies = policy.copies;
   while (copies > 1 && (maps * copies > 2 * policy.copies ||
                         p.channel_bins.slots() * copies * 4 > policy.most_copy_bytes)) {
@@ -293,7 +358,8 @@ inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
   item.groups = static_cast<int32_t>(ceil_div(view.channels, maps));
   const int64_t wanted =
       int64_t{device.multiprocessors} * policy.column_pieces / (item.groups * parts);
-  item.row_step = ceil_div(rows, pieces_of(rows, wanted, down * policy.least_rows));
+  const int64_t step = ceil_div(rows, pieces_of(rows, wanted, down * policy.least_rows));
+  item.row_step = whole_tiles(step, down * rows_of_tile(p, true));
   item.row_splits = static_cast<int32_t>(ceil_div(rows, item.row_step));
   item.inner_splits = static_cast<int32_t>(ceil_div(size, width));
   item.inner_step = width;
@@ -301,8 +367,9 @@ inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
   return true;
 }
 
-// `alone`: of a launch of its own.
-inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone) {
+// `alone`: of a launch of its own; `all`: the bytes of all tensors of the call, which decide on no
+// bits, as integers alone depend on which block has a piece.
+inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, int64_t all = 0) {
   const ChannelView& view = p.view;
   Plan plan{};
   Item& item = plan.item;
@@ -349,12 +416,12 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone) {
     plan.partials = item.splits() * view.channels;
     plan.tickets = item.groups;
   }
-  // A block with a table of the tensor's histogram has it for many pieces. Of one channel each
-  // block that a multiprocessor holds has one piece after another.
+  // A block with a table of the tensor's histogram has it for many pieces.
   if (p.tensor_bins.kind != BinKind::kNone) {
-    const int64_t bytes = item.elements() * element_size(p.dtype);
-    const int64_t of_each = view.channels == 1 ? kRunsBlocks : device.policy.histogram_blocks;
-    const int64_t most = std::min(of_each * device.multiprocessors, ceil_div(bytes, kLeastCounted));
+    const int64_t of_each = view.channels == 1 ? kCountingBlocks : device.policy.histogram_blocks;
+    const int64_t own = item.elements() * element_size(p.dtype);
+    const int64_t most =
+        std::min(of_each * device.multiprocessors, ceil_div(own, least_counted(device, own, all)));
     item.blocks = static_cast<int32_t>(std::clamp<int64_t>(most, 1, item.blocks));
   }
   return plan;

@@ -4,17 +4,17 @@
 // The reasoning is for an H200: 132 multiprocessors at 1.98 GHz. Memory gives 4.6 TB/s, which
 // is 17.5 bytes per clock and multiprocessor: 4.4 fp32 elements or 8.8 of 16 bits. A multiprocessor
 // issues 128 instructions per clock, 64 of them to the unit that compares, selects and adds
-// integers. What an element takes of both, as compiled, is in docs/cuda.md. By that memory would be
-// the limit of all but 16-bit elements with both histograms; measured, nothing but whole tensors
-// comes near it, and what limits the others is not known (docs/cuda.md has what was tried). Beside
-// the tensor, memory sees 80 bytes for a piece of a channel and 8 for a slot that a block counted
-// in: below 3% of the reading where pieces have the sizes planned below.
+// integers. What an element takes of both, as compiled, is in docs/cuda.md, which also says how far
+// from memory's rate kernels are, and what was tried. Stores to local memory reach the device's
+// memory: loops have none. Beside the tensor, memory sees 80 bytes for a piece of a channel and 8
+// for a slot that a block counted in: below 3% of the reading where pieces have the sizes planned
+// below.
 //
 // Whole tensors, channels first: a block takes a piece of a channel. Three pieces per
 // multiprocessor are one wave; with six, whole tensors of 128 MB take 1.2 times as long.
 //
-// Rows: a warp takes a row, without barriers or partial results. From 4096 elements on its end,
-// about 300 instructions, is less than a fifth of the work.
+// Rows: a warp takes a row, or eight of its lanes a row each, without barriers or partial results:
+// what ends a row, some hundred instructions, is then done for four rows at a time.
 //
 // Channels last: a block is about 2 sqrt(C) channels wide, at most 512 bytes of a row: a wider one
 // has more pieces of each channel, whose merge by the last block would cost as much as the pass. A
@@ -61,19 +61,25 @@ using tuned::kColumnsBlocks;
 using tuned::kRunsBlocks;
 
 constexpr int kWarps = kBlock / kWarp;  // of a block
-constexpr int kOwned = 4;               // neighbouring channels of a thread, channels last
-constexpr int kAdditions = 32;          // in fp32, before sums are added to in fp64
+constexpr int kLanes = 8;               // of the smallest team, of rows
+template <int kTeam>  // the lanes of a warp that are of one team of so many threads
+constexpr int kLanesOf = kTeam < kWarp ? kTeam : kWarp;
+// Kernels that count take registers as those of columns do: with fewer, their loops would have what
+// they use in local memory, which is written through to the device's.
+constexpr int kCountingBlocks = kColumnsBlocks;
+constexpr int kOwned = 4;       // neighbouring channels of a thread, channels last
+constexpr int kAdditions = 32;  // in fp32, before sums are added to in fp64
 
 // What plans follow; a part of the Device that they are made for.
 struct PlanPolicy {
-  // Pieces of the work, per multiprocessor: 16 are about five waves of blocks.
+  // Pieces of the work at most, per multiprocessor, of which a plan takes those that end together.
   int pieces = tuned::kPieces;
-  // Pieces of one channel: 3 are one whole wave; the last block merges them.
+  // Pieces of one channel at most: 3 are one whole wave; the last block merges them.
   int channel_pieces = tuned::kChannelPieces;
   // Tiles (a load of every thread) that a piece is worth.
   int least_tiles = tuned::kLeastTiles;
-  // Vectors up to which a channel is always a warp's, and tiles of a block up to which it is if
-  // there are so many warps for each multiprocessor.
+  // Vectors up to which a channel is always a warp's or its lanes', and tiles of a block up to
+  // which it is if there are so many warps for each multiprocessor.
   int warp_slots = tuned::kWarpSlots;
   int warp_tiles = tuned::kWarpTiles;
   int filling_warps = tuned::kFillingWarps;
@@ -96,9 +102,12 @@ struct PlanPolicy {
   int histogram_blocks = tuned::kHistogramBlocks;
 };
 
-constexpr int64_t kLeastCounted = 65536;          // bytes that a block with a table reads
+constexpr int64_t kLeastCounted = 65536;          // bytes that a block with a table reads at least
+constexpr int64_t kMostCounted = 524288;          // the same, of as many tensors as may be
 constexpr int64_t kLeastMapBytes = 256;           // of a row that a block of maps reads
+constexpr int64_t kTotalsBytes = kBlock * 148;    // of whole tiles, of a block of columns
 constexpr int64_t kHistogramBytes = 256;          // of both histograms, as a block sees them
+constexpr int64_t kMostLaneSlots = 2048;          // vectors of a row of kLanes lanes
 constexpr int64_t kMostPatterns = 8192;           // 32 KB: up to 4 subdivision bits
 constexpr int kMostWarpTables = 65536;            // bytes of the tables of all warps of a block
 constexpr int64_t kMostPiece = int64_t{1} << 26;  // slots: what 32-bit counters and indices take

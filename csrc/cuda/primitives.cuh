@@ -68,10 +68,10 @@ inline void add_if_reached(float x, float edge, uint32_t step, uint32_t& sum) {
   if (x >= edge) sum += step;
 }
 inline float saturate(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
-inline void add_if_finite(float x, float shift, float& s1, float& s2, float& l1, float& least,
-                          float& greatest, float& finite) {
+inline void add_if_finite(float x, float factor, float offset, float& s1, float& s2, float& l1,
+                          float& least, float& greatest, float& finite) {
   if (!(std::fabs(x) < std::numeric_limits<float>::infinity())) return;
-  const float d = x - shift;
+  const float d = std::fma(x, factor, offset);
   s1 += d;
   s2 = std::fma(d, d, s2);
   l1 += std::fabs(x);
@@ -81,7 +81,7 @@ inline void add_if_finite(float x, float shift, float& s1, float& s2, float& l1,
 }
 inline void add_powers_if_finite(float x, float shift, float& s1, float& s2, float& s3, float& s4,
                                  float& l1, float& least, float& greatest, float& finite) {
-  add_if_finite(x, shift, s1, s2, l1, least, greatest, finite);
+  add_if_finite(x, 1.0f, -shift, s1, s2, l1, least, greatest, finite);
   if (!(std::fabs(x) < std::numeric_limits<float>::infinity())) return;
   const float d = x - shift, square = d * d;
   s3 = std::fma(square, d, s3);
@@ -222,14 +222,14 @@ HOOKSTATS_DEVICE void keep_in_memory(T& value) {
 
 // One step of shifted sums, which skips non-finite values by predicates, at no cost. The compiler
 // would make branches of the same in C++.
-HOOKSTATS_DEVICE void add_if_finite(float x, float shift, float& s1, float& s2, float& l1,
-                                    float& least, float& greatest, float& finite) {
+HOOKSTATS_DEVICE void add_if_finite(float x, float factor, float offset, float& s1, float& s2,
+                                    float& l1, float& least, float& greatest, float& finite) {
   asm("{\n"
       ".reg .pred p;\n"
       ".reg .f32 a, d;\n"
       "abs.f32 a, %6;\n"
       "setp.lt.f32 p, a, 0f7F800000;\n"
-      "sub.f32 d, %6, %7;\n"
+      "fma.rn.f32 d, %6, %7, %8;\n"
       "@p add.f32 %0, %0, d;\n"
       "@p fma.rn.f32 %1, d, d, %1;\n"
       "@p add.f32 %2, %2, a;\n"
@@ -238,7 +238,7 @@ HOOKSTATS_DEVICE void add_if_finite(float x, float shift, float& s1, float& s2, 
       "@p add.f32 %5, %5, 0f3F800000;\n"
       "}"
       : "+f"(s1), "+f"(s2), "+f"(l1), "+f"(least), "+f"(greatest), "+f"(finite)
-      : "f"(x), "f"(shift));
+      : "f"(x), "f"(factor), "f"(offset));
 }
 
 // The same with sums of the third and fourth powers.

@@ -68,14 +68,32 @@ struct HigherWideSums<true> {
   double wide_s3 = 0, wide_s4 = 0;
 };
 
+// The power of two that brings values of a magnitude, given as the bits of one, near 1: squares of
+// gradients are often below the normal range of fp32. 1 where nothing is known.
+HOOKSTATS_DEVICE float factor_for(uint32_t magnitude) {
+  constexpr uint32_t kOne = 127, kFarthest = 100;
+  const uint32_t exponent = magnitude >> 23;
+  if (magnitude == 0 || exponent == 255) return 1;
+  const uint32_t least = kOne - kFarthest, greatest = kOne + kFarthest;
+  const uint32_t within = exponent < least ? least : exponent > greatest ? greatest : exponent;
+  return float_from_bits((2 * kOne - within) << 23);
+}
+
+// The bits of |x|, or 0 if x is not finite.
+HOOKSTATS_DEVICE uint32_t magnitude_of(float x) {
+  const uint32_t bits = bits_from_float(x) & 0x7fffffffu;
+  return bits < 0x7f800000u ? bits : 0;
+}
+
 // Sums of a few values, all of which are finite if the sum of squares is: half the instructions of
 // sums that leave out what is not. The least and greatest values, and zeros, are found in memory's
-// own words.
+// own words. Deviations are multiplied by a power of two.
 struct TileSums {
   float s1 = 0, s2 = 0, l1 = 0;
 
-  HOOKSTATS_DEVICE void add(float x, float shift) {
-    const float d = x - shift;
+  // `offset` is the shift times -factor.
+  HOOKSTATS_DEVICE void add(float x, float factor, float offset) {
+    const float d = std::fma(x, factor, offset);
     s1 += d;
     s2 = std::fma(d, d, s2);
     l1 += std::fabs(x);
@@ -107,15 +125,16 @@ struct Sums : Others<Real>, HigherSums<Real, kHigher> {
   Real s1 = 0, s2 = 0, l1 = 0;  // of x - shift, its square, |x|
   Real finite = 0, zero = 0;    // counted in Real, whose additions are the cheaper ones
 
-  HOOKSTATS_DEVICE void add(Real x, Real shift) {
+  // `factor` and `offset` as in TileSums: but for fp32 without higher powers the factor is 1.
+  HOOKSTATS_DEVICE void add(Real x, [[maybe_unused]] Real factor, Real offset) {
     Real& least = this->least;
     Real& greatest = this->greatest;
     if constexpr (sizeof(Real) == sizeof(float) && kHigher) {
-      add_powers_if_finite(x, shift, s1, s2, this->s3, this->s4, l1, least, greatest, finite);
+      add_powers_if_finite(x, -offset, s1, s2, this->s3, this->s4, l1, least, greatest, finite);
     } else if constexpr (sizeof(Real) == sizeof(float)) {
-      add_if_finite(x, shift, s1, s2, l1, least, greatest, finite);
+      add_if_finite(x, factor, offset, s1, s2, l1, least, greatest, finite);
     } else if (is_finite(x)) {
-      const Real d = x - shift;
+      const Real d = x + offset;
       s1 += d;
       s2 += d * d;
       if constexpr (kHigher) {
@@ -137,7 +156,7 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
   double wide_s1 = 0, wide_s2 = 0, wide_l1 = 0;
   uint32_t wide_finite = 0, wide_zero = 0;
 
-  // Adds the sums of `count` finite values, about the same shift.
+  // Adds the sums of `count` finite values, about the same shift and by the same factor.
   HOOKSTATS_DEVICE void add(const TileSums& tile, uint32_t zeros, int count) {
     wide_s1 += static_cast<double>(tile.s1);
     wide_s2 += static_cast<double>(tile.s2);
@@ -146,7 +165,7 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
     wide_zero += zeros;
   }
 
-  // Adds sums about the same shift, but for what is no sum.
+  // Adds sums about the same shift and by the same factor, but for what is no sum.
   HOOKSTATS_DEVICE void add_sums(const Sums<Real, kHigher>& sums) {
     wide_s1 += static_cast<double>(sums.s1);
     wide_s2 += static_cast<double>(sums.s2);
@@ -173,10 +192,11 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
     this->add_others(other);
   }
 
-  // Every lane gets the sums of all lanes of its warp, which have one shift.
-  HOOKSTATS_DEVICE void reduce_warp() {
+  // Every lane gets the sums of all of its `lanes` neighbours, a power of two, which have one
+  // shift.
+  HOOKSTATS_DEVICE void reduce(int lanes) {
     HOOKSTATS_NO_UNROLL
-    for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    for (int mask = lanes / 2; mask > 0; mask /= 2) {
       wide_s1 += shuffle_xor(wide_s1, mask);
       wide_s2 += shuffle_xor(wide_s2, mask);
       wide_l1 += shuffle_xor(wide_l1, mask);
@@ -193,15 +213,29 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
     }
   }
 
-  // Whether the sums can be trusted. If not, they must be made again, in fp64 around `mean`.
-  HOOKSTATS_DEVICE bool trusted() const {
+  // Sums by a factor, as they are without it.
+  HOOKSTATS_DEVICE void unscale(float factor) {
+    const double back = 1.0 / static_cast<double>(factor);
+    wide_s1 *= back;
+    wide_s2 *= back * back;
+  }
+
+  // The least square that keeps its digits in sums by a factor.
+  static HOOKSTATS_DEVICE double least_square(float factor) {
+    const double back = 1.0 / static_cast<double>(factor);
+    return 1e-30 * back * back;
+  }
+
+  // Whether the sums can be trusted, of which squares below `least` lost digits. If not, they must
+  // be made again, in fp64 around `mean`.
+  HOOKSTATS_DEVICE bool trusted(double least = 1e-30) const {
     constexpr bool kSingle = sizeof(Real) == sizeof(float);
     if (wide_finite == 0) return true;
     if (!(wide_s2 < kInfinity<double>) || !(wide_l1 < kInfinity<double>)) return false;
     if (wide_s2 == 0.0 && this->least == this->greatest) return true;  // constant
     const double n = static_cast<double>(wide_finite);
     // Squares below the normal range of fp32 lose digits.
-    if (kSingle && wide_s2 < n * 1e-30) return false;
+    if (kSingle && wide_s2 < n * least) return false;
     if constexpr (kSingle && kHigher) {  // as fourth powers do, and leave it, much sooner
       if (!(this->wide_s4 >= n * 1e-30 && this->wide_s4 < kInfinity<double>)) return false;
     }
@@ -277,9 +311,9 @@ struct WideSums : HigherWideSums<kHigher> {
       this->wide_s4 += other.wide_s4;
     }
   }
-  HOOKSTATS_DEVICE void reduce_warp() {
+  HOOKSTATS_DEVICE void reduce(int lanes) {
     HOOKSTATS_NO_UNROLL
-    for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    for (int mask = lanes / 2; mask > 0; mask /= 2) {
       s1 += shuffle_xor(s1, mask);
       s2 += shuffle_xor(s2, mask);
       l1 += shuffle_xor(l1, mask);
@@ -319,21 +353,38 @@ HOOKSTATS_DEVICE Real tree_mean(const Real (&x)[N]) {
   return tree[0] * (Real{1} / N);
 }
 
-// The mean of the lanes' values, likewise; 0 if there is none.
-template <class Real>
-HOOKSTATS_DEVICE Real warp_mean(Real x) {
+// The mean of the values of each kLanes neighbouring lanes, likewise; 0 if there is none.
+template <int kLanes, class Real>
+HOOKSTATS_DEVICE Real lanes_mean(Real x) {
   int first = is_finite(x) ? lane() : kWarp;
   HOOKSTATS_UNROLL
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) {
     const int other = shuffle_xor(first, mask);
     first = other < first ? other : first;
   }
   const Real instead = shuffle_from(x, first % kWarp);
   if (!is_finite(x)) x = instead;
   HOOKSTATS_UNROLL
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
-  x *= Real{1} / kWarp;
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  x *= Real{1} / kLanes;
   return is_finite(x) ? x : Real{0};
+}
+
+// The greatest magnitude of a warp's values, each of which has N.
+template <int N>
+HOOKSTATS_DEVICE uint32_t warp_magnitude(const float (&x)[N]) {
+  uint32_t greatest = 0;
+  HOOKSTATS_UNROLL
+  for (const float each : x) {
+    const uint32_t magnitude = magnitude_of(each);
+    greatest = magnitude > greatest ? magnitude : greatest;
+  }
+  HOOKSTATS_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const uint32_t other = shuffle_xor(greatest, mask);
+    greatest = other > greatest ? other : greatest;
+  }
+  return greatest;
 }
 
 }  // namespace hookstats::cuda

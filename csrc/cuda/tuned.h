@@ -1,7 +1,8 @@
 // The numbers of policy.h, which says what each of them is: written by `python -m bench.cuda.tune`.
 //
 // Derived for an H200; kChannelPieces, of 3, 6, 12 and 24, and kColumnPieces, of 2, 4, 6, 8 and 12,
-// are the best that were measured on one (bench/results/h200-by-hand.txt). The tuner has not run.
+// are the best that were measured on one (bench/results/h200-by-hand.txt). kWarpTiles and
+// kFillingWarps are what many gradients are thought to need. The tuner has not run.
 #pragma once
 
 namespace hookstats::cuda::tuned {
@@ -17,8 +18,8 @@ constexpr int kPieces = 16;
 constexpr int kChannelPieces = 3;
 constexpr int kLeastTiles = 2;
 constexpr int kWarpSlots = 512;
-constexpr int kWarpTiles = 8;
-constexpr int kFillingWarps = 16;
+constexpr int kWarpTiles = 4;
+constexpr int kFillingWarps = 2;
 constexpr int kColumnPieces = 2;
 constexpr int kColumnRoots = 2;
 constexpr int kColumnBytes = 512;

@@ -134,10 +134,15 @@ template <class F>
 void each_batch(const Device& device, const UpdateParams* params, int64_t count, F&& f) {
   std::vector<std::unique_ptr<Batch<kMany>>> open;
   Batch<1> single;
+  int64_t all = 0;
+  if (count > 1) {
+    for (int64_t i = 0; i < count; ++i)
+      all += params[i].view.numel() * element_size(params[i].dtype);
+  }
   const auto take = [&](const UpdateParams& p, const LogicalOrder* order) {
     const bool alone = count == 1 || p.view.outer_dims > Table<kMany>::kDims ||
                        p.view.flags != nullptr || (order != nullptr && order->count != 0);
-    const Plan plan = make_plan(device, p, alone);
+    const Plan plan = make_plan(device, p, alone, all);
     if (alone) {
       single.begin(p, plan);
       single.add(p, plan, order);

@@ -263,7 +263,9 @@ enum class Data {
   kHeavyTail,
   kNonFinite,
   kNonFiniteOnly,
-  kSubnormal
+  kSubnormal,
+  kTiny,     // whose squares fp32 does not have
+  kJumping,  // whose first values say little of the mean
 };
 
 // Small enough that values of this size are subnormal numbers of the dtype.
@@ -328,6 +330,8 @@ inline void fill_memory(Case& c, int64_t elements, Data data, double mean, doubl
       if (data == Data::kConstant) x = mean + std;
       if (data == Data::kMostlyZero && percent != 0) x = 0.0;
       if (data == Data::kSubnormal) x = subnormal_size(c.dtype) * normal(random);
+      if (data == Data::kTiny && c.dtype != DType::kFloat16) x *= 1e-25;
+      if (data == Data::kJumping && i >= elements / 16) x += 40 * std;
       if (data == Data::kHeavyTail) x *= std::exp(3.0 * normal(random));
       if (data == Data::kNonFiniteOnly || (data == Data::kNonFinite && percent < 3)) {
         x = percent % 3 == 0 ? NAN : percent % 3 == 1 ? kInf : -kInf;

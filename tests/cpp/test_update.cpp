@@ -253,8 +253,9 @@ int main() {
   for (const Shape& shape : kShapes) {
     const int64_t extent = extent_of(shape);
     for (const DType dtype : kDTypes) {
-      for (const Data data : {Data::kNormal, Data::kConstant, Data::kMostlyZero, Data::kHeavyTail,
-                              Data::kNonFinite, Data::kNonFiniteOnly}) {
+      for (const Data data :
+           {Data::kNormal, Data::kConstant, Data::kMostlyZero, Data::kHeavyTail, Data::kNonFinite,
+            Data::kNonFiniteOnly, Data::kTiny, Data::kJumping}) {
         for (const double std : {1.0, 1e-20, 1e19, 1e-2}) {
           if (++seed % step != 0) continue;
           // fp32 and fp64 have every scale and kind of data, the others a third of them.

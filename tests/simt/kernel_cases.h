@@ -201,7 +201,7 @@ const auto& pick(const Choices& choices, std::mt19937_64& random) {
 
 constexpr Data kDatas[] = {Data::kNormal,    Data::kConstant,  Data::kMostlyZero,
                            Data::kHeavyTail, Data::kNonFinite, Data::kNonFiniteOnly,
-                           Data::kSubnormal};
+                           Data::kSubnormal, Data::kTiny,      Data::kJumping};
 
 inline std::vector<Shape> all_shapes() {
   std::vector<Shape> shapes = kShapes;

@@ -257,6 +257,36 @@ const Observed kObserved[] = {{"whole", {1 << 22}, {1}, -1, 1},
                               {"odd columns", {8192, 50257}, {50257, 1}, 1, 0},
                               {"maps", {64, 256, 49}, {12544, 49, 1}, 1, 0}};
 
+// How a tensor is cut, and so the bits of its moments, does not depend on what else a call updates,
+// but for kernels that only a tensor alone has.
+void test_cuts_are_those_of_one_alone() {
+  std::vector<Observed> observed(std::begin(kObserved), std::end(kObserved));
+  for (const int64_t rows : {1, 33, 600, 5000}) {
+    for (const int64_t columns : {64, 1700, 5000, 100000}) {
+      observed.push_back({"rows", {rows, columns}, {columns, 1}, 0, 0});
+      observed.push_back({"columns", {rows, columns}, {columns, 1}, 1, 0});
+    }
+  }
+  int compared = 0;
+  for (const Observed& each : observed) {
+    for (const bool counts : {false, true}) {
+      hookstats::UpdateParams params = each.params(false);
+      if (!counts) params.tensor_bins = {};
+      const Plan alone = make_plan(kH200, params, true);
+      const Plan beside = make_plan(kH200, params, false, int64_t{1} << 40);
+      if (alone.agent != beside.agent) continue;
+      ++compared;
+      const Item &a = alone.item, &b = beside.item;
+      CHECK(a.teams == b.teams && a.row_splits == b.row_splits &&
+                a.inner_splits == b.inner_splits && a.row_step == b.row_step &&
+                a.inner_step == b.inner_step && a.slots.divisor == b.slots.divisor,
+            "%s, %zd by %zd: cut in another way beside others", each.name,
+            static_cast<ssize_t>(each.sizes[0]), static_cast<ssize_t>(each.sizes.back()));
+    }
+  }
+  CHECK(compared > 50, "%d cuts compared", compared);
+}
+
 // Once a stream has a workspace, an update is one call of the driver, and allocates nothing.
 void test_an_update_is_one_launch() {
   driver::reset();
@@ -336,6 +366,7 @@ int main() {
   test_per_thread_streams();
   test_a_destroyed_stream();
   test_threads();
+  test_cuts_are_those_of_one_alone();
   test_an_update_is_one_launch();
   test_one_launch_has_tensors_of_one_agent();
   print_times();

@@ -186,6 +186,19 @@ void test_many() {
   }
 }
 
+// Columns of which no tile is a part, whose first rows have another mean than the others: what is
+// summed once more is not counted once more.
+void test_second_attempts() {
+  const TestBins tensor = TestBins::log(3, -127, 127), channel = TestBins::uniform(64, -4.0, 60.0);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const double size : {1.0, 1e-4}) {
+      const Case c = make_case({"jumping columns", {4096, 16}, {16, 1}, 1}, dtype, Data::kJumping,
+                               0.0, size, 1.0f, 0, 1);
+      for (const cuda::Device& device : kDevices) check_case(c, tensor, channel, device, 3);
+    }
+  }
+}
+
 // Elements further than 2^31 elements, and bytes, apart; and seen more than 2^31 times.
 void test_large_offsets() {
   constexpr int64_t kFar = (int64_t{1} << 31) + 4;
@@ -414,6 +427,7 @@ int main() {
   test_orders();
   test_device_scale();
   test_many();
+  test_second_attempts();
   test_large_offsets();
   test_expanded_beyond_32_bits();
   test_many_bins();

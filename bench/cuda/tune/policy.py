@@ -83,7 +83,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "least_columns": (16, 32, 64),
     "least_tiles": (1, 2, 4, 8),
     "warp_slots": (128, 256, 512, 1024),
-    "filling_warps": (8, 16, 32),
+    "filling_warps": (2, 4, 8, 16),
 }
 """The values of plans' numbers, in the order in which they are tried."""
 

@@ -74,7 +74,6 @@ inline void submitting() {
 
 inline void reset() {
   const std::lock_guard<std::mutex> lock(state.mutex);
-  state.most_shared.clear();
   state.set_attributes = 0;
   state.allocated.clear();
   state.kernels.clear();
