@@ -108,7 +108,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
                                Real& factor) {
     using All = Totals<Real, kHigher>;
     const auto all_of = [&](int c) {
-      All all = totals.template of<kHigher>(Sum::scale_, place_.column, c);
+      All all = totals.of(Sum::scale_, place_.column, c);
       all.unscale(factor);
       return all;
     };

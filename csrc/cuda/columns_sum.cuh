@@ -51,7 +51,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   HOOKSTATS_DEVICE bool sum(Totals<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
                             Real factor, [[maybe_unused]] Whole& totals, bool counts) {
     counts_ = kCounts && counts && (tensor_.on() || channels_.on());
-    [[maybe_unused]] std::conditional_t<kTiles, OtherTotals<kHigher>, Nothing> others;
+    [[maybe_unused]] std::conditional_t<kTiles, OtherTotals, Nothing> others;
     if constexpr (kTiles) keep_in_memory(place_);
     int32_t counters[kOwned];
     HOOKSTATS_UNROLL
@@ -95,7 +95,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     if constexpr (kTiles) {
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) {
-        sums[c] = totals.template of<kHigher>(scale_, thread_index(), c);
+        sums[c] = totals.of(scale_, thread_index(), c);
       }
       others.add_to(sums);
       HOOKSTATS_UNROLL

@@ -13,6 +13,7 @@ namespace hookstats::cuda {
 // that neighbouring threads have neighbouring banks.
 template <class Source>
 class WholeTotals {
+  using Element = typename Source::Element;
   static constexpr int kWords = sizeof(typename Source::template Values<kOwned>) / 4;
   using Extremes = typename Source::template Extremes<kWords>;
   using Zeros = typename Source::template Zeros<kWords>;
@@ -56,8 +57,8 @@ class WholeTotals {
     for (int w = 0; w < kWords; ++w) {
       uint32_t& least = words_[(kLeast + w) * kBlock];
       uint32_t& greatest = words_[(kGreatest + w) * kBlock];
-      least = Source::least_of(least, extremes.least[w]);
-      greatest = Source::greatest_of(greatest, extremes.greatest[w]);
+      least = least_word<Element>(least, extremes.least[w]);
+      greatest = greatest_word<Element>(greatest, extremes.greatest[w]);
     }
     words_[kRows * kBlock] += rows;
   }
@@ -79,7 +80,7 @@ class WholeTotals {
         if (w < kLeast || w == kRows) {
           all += each;
         } else {
-          all = w < kGreatest ? Source::least_of(all, each) : Source::greatest_of(all, each);
+          all = w < kGreatest ? least_word<Element>(all, each) : greatest_word<Element>(all, each);
         }
       }
       words[w * kBlock] = all;
@@ -87,8 +88,7 @@ class WholeTotals {
   }
 
   // Of channel `c` of the thread `thread`, by its factor.
-  template <bool kHigher>
-  HOOKSTATS_DEVICE Totals<float, kHigher> of(const Scale& scale, int thread, int c) const {
+  HOOKSTATS_DEVICE Totals<float, false> of(const Scale& scale, int thread, int c) const {
     const double* const sums = sums_ - thread_index() + thread;
     const uint32_t* const words = words_ - thread_index() + thread;
     Extremes all;
@@ -97,7 +97,7 @@ class WholeTotals {
       all.least[w] = words[(kLeast + w) * kBlock];
       all.greatest[w] = words[(kGreatest + w) * kBlock];
     }
-    Totals<float, kHigher> totals;
+    Totals<float, false> totals;
     totals.wide_s1 = sums[3 * c * kBlock];
     totals.wide_s2 = sums[(3 * c + 1) * kBlock];
     totals.wide_l1 = sums[(3 * c + 2) * kBlock];
@@ -117,12 +117,11 @@ class WholeTotals {
 
 // What a thread has of tiles that are not summed as whole ones, made where the first one is met:
 // most threads meet none, and would only write zeros to memory.
-template <bool kHigher>
 class OtherTotals {
  public:
   HOOKSTATS_DEVICE OtherTotals() { keep_in_memory(bytes_); }
 
-  HOOKSTATS_DEVICE void add(const Sums<float, kHigher> (&tiles)[kOwned]) {
+  HOOKSTATS_DEVICE void add(const Sums<float, false> (&tiles)[kOwned]) {
     if (!made_) new (bytes_) All;
     made_ = true;
     HOOKSTATS_UNROLL
@@ -134,7 +133,7 @@ class OtherTotals {
 
   HOOKSTATS_DEVICE bool any() const { return made_; }
 
-  HOOKSTATS_DEVICE void add_to(Totals<float, kHigher> (&totals)[kOwned]) {
+  HOOKSTATS_DEVICE void add_to(Totals<float, false> (&totals)[kOwned]) {
     if (!made_) return;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) totals[c].add(all().sums[c]);
@@ -142,7 +141,7 @@ class OtherTotals {
 
  private:
   struct All {
-    Totals<float, kHigher> sums[kOwned];
+    Totals<float, false> sums[kOwned];
   };
   HOOKSTATS_DEVICE All& all() { return *reinterpret_cast<All*>(bytes_); }
 

@@ -155,11 +155,6 @@ struct Vectors {
     for (int w = 0; w < N * static_cast<int>(sizeof(T)) / 4; ++w) values.words[w] &= keeps.words[w];
   }
 
-  static HOOKSTATS_DEVICE uint32_t least_of(uint32_t a, uint32_t b) { return least_word<T>(a, b); }
-  static HOOKSTATS_DEVICE uint32_t greatest_of(uint32_t a, uint32_t b) {
-    return greatest_word<T>(a, b);
-  }
-
   // The least and greatest of finite elements, of each element of `kWords` words side by side.
   template <int kWords>
   struct Extremes {

@@ -228,7 +228,7 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
 
   // Whether the sums can be trusted, of which squares below `least` lost digits. If not, they must
   // be made again, in fp64 around `mean`.
-  HOOKSTATS_DEVICE bool trusted(double least = 1e-30) const {
+  HOOKSTATS_DEVICE bool trusted(double least) const {
     constexpr bool kSingle = sizeof(Real) == sizeof(float);
     if (wide_finite == 0) return true;
     if (!(wide_s2 < kInfinity<double>) || !(wide_l1 < kInfinity<double>)) return false;

@@ -136,8 +136,9 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
   Batch<1> single;
   int64_t all = 0;
   if (count > 1) {
-    for (int64_t i = 0; i < count; ++i)
+    for (int64_t i = 0; i < count; ++i) {
       all += params[i].view.numel() * element_size(params[i].dtype);
+    }
   }
   const auto take = [&](const UpdateParams& p, const LogicalOrder* order) {
     const bool alone = count == 1 || p.view.outer_dims > Table<kMany>::kDims ||
