@@ -4,17 +4,22 @@
 
 #include "cuda/counting.cuh"
 #include "cuda/fold.cuh"
-#include "cuda/kept.cuh"
-#include "cuda/source.cuh"
+#include "cuda/runs_piece.cuh"
 
 namespace hookstats::cuda {
 
 template <class Source, bool kCounts, bool kHigher>
-class Runs {
-  using Real = typename Source::Real;
-  static constexpr int kElements = Source::kElements;
-  using Values = typename Source::template Values<kElements>;
+class Runs : RunsPiece<Source> {
+  using Base = RunsPiece<Source>;
+  using Base::common_, Base::item_, Base::outer_, Base::scale_;
+  using Base::kElements, Base::keep, Base::piece_at, Base::whole_slots, Base::widen_all;
+  using Base::team_threads_, Base::team_, Base::thread_;
+  using typename Base::Piece;
+  using typename Base::Real;
+  using typename Base::Values;
   using Tile = Real[kInFlight * kElements];
+  using Extremes = typename Source::template Extremes<1>;
+  using Zeros = typename Source::template Zeros<1>;
   // Whether a team may be kLanes lanes: those of a warp read as many elements each.
   static constexpr bool kHasLanes = Source::kVectors && !Source::kMasked;
 
@@ -30,16 +35,9 @@ class Runs {
 
   HOOKSTATS_DEVICE Runs(const Common& common, const Item& item, const Dim* outer,
                         const Histogram& tensor, const Histogram& channels, Place&)
-      : common_(common),
-        item_(item),
-        outer_(outer),
-        scale_(common),
+      : Base(common, item, outer),
         tensor_(tensor),
         channels_(channels),
-        team_threads_(block_threads() / item.teams),
-        team_(thread_index() / team_threads_),
-        thread_(thread_index() % team_threads_),
-        element_size_(Source::element_size(common)),
         counts_(kCounts && (tensor.on() || channels.on())),
         quickly_(Source::kVectors && tensor.way != Way::kAny && channels.way != Way::kAny) {
     team_counter_ = kCounts && channels_.on() ? first_counter(channels_, team_) : 0;
@@ -74,135 +72,26 @@ class Runs {
   }
 
  private:
-  // `rows` rows of `length` elements, each `slots.divisor` slots.
-  struct Piece {
-    uintptr_t address;  // of the first row, but for dimensions beyond one
-    uint32_t before;    // bytes of the one row that are before the address, where vectors begin
-    int64_t row_bytes, row;
-    uint32_t channel, rows, length, slots;
-    uint32_t kept;  // rows, of a mask
-    int split;
-  };
-
-  HOOKSTATS_DEVICE Piece piece_at(uint32_t index) const {
-    const uint32_t splits = static_cast<uint32_t>(item_.splits());
-    Piece p;
-    p.channel = index / splits;
-    p.split = static_cast<int>(index % splits);
-    p.row = (p.split / item_.inner_splits) * item_.row_step;
-    const int64_t rows_left = item_.outer_size - p.row;
-    p.rows = static_cast<uint32_t>(rows_left < item_.row_step ? rows_left : item_.row_step);
-    const int64_t inner = (p.split % item_.inner_splits) * item_.inner_step;
-    const int64_t left = item_.inner_size - inner;
-    p.length = static_cast<uint32_t>(left < item_.inner_step ? left : item_.inner_step);
-    p.kept = p.rows;
-    const uint32_t most = p.length / kElements + 2;  // the last part of a row may be a short one
-    const bool is_short = item_.inner_splits > 1 && most < item_.slots.divisor;
-    p.slots = p.rows * (is_short ? most : item_.slots.divisor);
-    p.row_bytes = item_.outer_dims == 1 ? outer_[0].stride * element_size_ : 0;
-    const int64_t offset = p.channel * item_.channel_stride + inner * item_.inner_stride;
-    p.address = reinterpret_cast<uintptr_t>(item_.data) +
-                static_cast<uintptr_t>(offset * element_size_ + p.row * p.row_bytes);
-    p.before = 0;
-    if (Source::kVectors && p.rows == 1) {
-      p.before = static_cast<uint32_t>(0 - p.address) % 16;
-      p.address += p.before;
-    }
-    return p;
-  }
-
-  // Cuts a piece to the rows from the first kept one to the last.
-  HOOKSTATS_DEVICE void keep(Piece& p, const KeptIndices& kept) const {
-    p.kept = kept.count;
-    const uint32_t slots = p.rows > 1 ? item_.slots.divisor : p.slots;
-    p.rows = kept.count == 0 ? 0 : kept.end - kept.first;
-    p.slots = p.rows * slots;
-    if (kept.count == 0) return;
-    p.row += kept.first;
-    p.address += static_cast<uintptr_t>(kept.first * p.row_bytes);
-  }
-
-  // Whether the mask keeps the row of a slot of the piece.
-  HOOKSTATS_DEVICE bool keeps_slot(const Piece& p, uint32_t slot) const {
-    return slot < p.slots &&
-           (p.kept == p.rows || keeps(common_.rows, p.row + item_.slots.quotient(slot)));
-  }
-
-  // The vector of a slot, perhaps with what is beside the run: `exist` says which elements are its
-  // own, one bit each. What leaves the others out waits for the vector.
-  HOOKSTATS_DEVICE Values begin_to_read(const Piece& p, uint32_t slot, uint32_t& exist) const {
-    bool exists = slot < p.slots;
-    if constexpr (Source::kMasked) exists = keeps_slot(p, slot);
-    uint32_t row = 0, column = slot;
-    if (p.rows > 1) {
-      row = item_.slots.quotient(slot);
-      column = slot - row * item_.slots.divisor;
-    } else if (p.before != 0) {  // what is before the first whole vector comes last
-      column = slot + 1 == p.slots ? 0 : slot + 1;
-    }
-    uintptr_t begin = p.address - p.before + static_cast<uintptr_t>(row * p.row_bytes);
-    if constexpr (Source::kVectors) {
-      // In bytes from where vectors begin; a piece's part of a row has fewer than 2^31.
-      const uint32_t skew = static_cast<uint32_t>(begin & 15), at = column * 16;
-      const uint32_t bytes = p.length * static_cast<uint32_t>(element_size_);
-      const uint32_t end = exists ? skew + bytes : 0;
-      const uintptr_t vector = begin - skew + at;
-      exist = Source::first_bytes(static_cast<int32_t>(end - at)) &
-              ~Source::first_bytes(static_cast<int32_t>(skew - at));
-      const bool inside = vector >= reinterpret_cast<uintptr_t>(item_.data) &&
-                          vector + 16 <= reinterpret_cast<uintptr_t>(item_.end);
-      return Source::read_part(vector, exist, inside);
-    } else {
-      if (item_.outer_dims > 1 && exists) {
-        const int64_t offset = offset_of_many(outer_, item_.outer_dims, p.row + row);
-        begin += static_cast<uintptr_t>(offset * element_size_);
-      }
-      const uintptr_t ahead = static_cast<uintptr_t>(column * item_.inner_stride * element_size_);
-      return Source::read_run(common_, begin + ahead, exists && column < p.length);
-    }
-  }
-
-  HOOKSTATS_DEVICE void widen_all(const Values& values, Real (&x)[kElements]) const {
-    Source::widen_all(common_, scale_, values, x);
-  }
-
-  // How many of the piece's slots, from the first on, are whole vectors side by side.
-  HOOKSTATS_DEVICE uint32_t whole_slots(const Piece& p) const {
-    if (!Source::kVectors || p.rows > 1 || p.address % 16 != 0) return 0;
-    const uint32_t before = p.before / static_cast<uint32_t>(element_size_);
-    return p.length < before ? 0 : (p.length - before) / kElements;
-  }
-
-  // The vectors of this thread from slot `first` on.
+  // The least of the warp's numbers, each of which a team of kTeam lanes has.
   template <int kTeam>
-  HOOKSTATS_DEVICE void read_tile(const Piece& p, uint32_t first, uint32_t whole,
-                                  Values (&values)[kInFlight]) const {
-    if constexpr (Source::kVectors) {
-      if (first + kTeam * kInFlight <= whole) {
-        const uintptr_t at = p.address + uint64_t{first + static_cast<uint32_t>(thread_)} * 16;
-        HOOKSTATS_UNROLL
-        for (int i = 0; i < kInFlight; ++i) values[i] = Source::read_whole(at, i * kTeam * 16);
-        return;
-      }
+  static HOOKSTATS_DEVICE uint32_t least_of_warp(uint32_t n) {
+    HOOKSTATS_UNROLL
+    for (int mask = kTeam; mask < kWarp; mask *= 2) {
+      const uint32_t other = shuffle_xor(n, mask);
+      n = other < n ? other : n;
     }
-    uint32_t exist[kInFlight];
+    return n;
+  }
+
+  // Widens a tile of vectors, and adds it to what is found in memory's own words.
+  HOOKSTATS_DEVICE void widen_tile(const Values (&values)[kInFlight], Tile& x, Extremes& extremes,
+                                   Zeros& zeros) const {
     HOOKSTATS_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
-      values[i] = begin_to_read(p, first + static_cast<uint32_t>(i * kTeam + thread_), exist[i]);
+      HOOKSTATS_UNROLL
+      for (const uint32_t word : values[i].words) extremes.add(0, word);
     }
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kInFlight; ++i) Source::leave_out(exist[i], values[i]);
-  }
-
-  // Whether the mask keeps something that the warp has in a tile.
-  template <int kTeam>
-  HOOKSTATS_DEVICE bool keeps_tile(const Piece& p, uint32_t first) const {
-    bool some = false;
-    HOOKSTATS_UNROLL
-    for (int i = 0; i < kInFlight; ++i) {
-      some |= keeps_slot(p, first + static_cast<uint32_t>(i * kTeam + thread_));
-    }
-    return any_in_warp(some);
+    Source::widen_tile(scale_, values, x, zeros);
   }
 
   // Sums the tile as if all its values were finite, and counts nothing; false, with nothing summed,
@@ -233,6 +122,34 @@ class Runs {
     return all_finite;
   }
 
+  // Sums whole tiles from slot `first` on, which is read already, as if all their values were
+  // finite, and counts them, up to the first tile with one that is not, or to slot `whole`. The
+  // next tile is under way meanwhile. Returns where it ended.
+  template <int kTeam>
+  HOOKSTATS_DEVICE uint32_t add_whole(const Piece& p, uint32_t first, uint32_t whole,
+                                      Values (&ahead)[kInFlight], float factor, float offset,
+                                      Totals<Real, kHigher>& sums, Extremes& extremes) const {
+    constexpr uint32_t kTile = kTeam * kInFlight;
+    HOOKSTATS_NO_UNROLL
+    for (; first + kTile <= whole; first += kTile) {
+      Values values[kInFlight];
+      HOOKSTATS_UNROLL
+      for (int i = 0; i < kInFlight; ++i) values[i] = ahead[i];
+      Source::scale_in_place(scale_, values);
+      auto with = extremes;
+      Zeros zeros;
+      Tile x;
+      widen_tile(values, x, with, zeros);
+      if (first + 2 * kTile <= whole) Base::template read_whole<kTeam>(p, first + kTile, ahead);
+      if (!add_finite(x, zeros.all(), factor, offset, sums)) break;
+      extremes = with;
+      if constexpr (kCounts) {
+        if (counts_) count_quick(x);
+      }
+    }
+    return first;
+  }
+
   // The sums of this warp's part of the piece, or of a team of fewer lanes, for every lane. The
   // caller counts NaNs. A tile with values that are not finite is summed twice, the tiles after it
   // once, until one is finite; which is asked of all lanes of a warp together.
@@ -243,39 +160,47 @@ class Runs {
     Others<Real> rare;  // of tiles that are not summed as finite ones
     if constexpr (kTiles) keep_in_memory(rare);
     if constexpr (kTiles && Source::kMasked) keep_in_memory(p);
-    [[maybe_unused]] typename Source::template Extremes<1> extremes;
+    [[maybe_unused]] Extremes extremes;
     Real shift = 0, factor = 1, offset = 0;
     bool finite = true;
-    [[maybe_unused]] bool begun = false;
-    const uint32_t whole = whole_slots(p);
-    for (uint32_t first = 0; first < p.slots; first += kTeam * kInFlight) {
-      bool begins = first == 0;
+    bool begun = false;
+    // Finds the shift by the team's first vectors.
+    const auto begin_at = [&](const Values& first) {
+      Values values[1] = {first};
+      Real x[kElements];
+      Source::scale_in_place(scale_, values);
+      widen_all(values[0], x);
+      shift = lanes_mean<kLanesOf<kTeam>>(tree_mean(x));
+      if constexpr (kTiles) factor = factor_for(warp_magnitude(x));
+      offset = -shift * factor;
+      begun = true;
+    };
+    constexpr uint32_t kTile = kTeam * kInFlight;
+    const uint32_t whole = whole_slots(p), whole_of_all = least_of_warp<kTeam>(whole);
+    for (uint32_t first = 0; first < p.slots; first += kTile) {
+      if constexpr (kTiles) {
+        if (finite && (!counts_ || quickly_) && first + kTile <= whole_of_all) {
+          Values ahead[kInFlight];
+          Base::template read_whole<kTeam>(p, first, ahead);
+          if (first == 0) begin_at(ahead[0]);
+          first = add_whole<kTeam>(p, first, whole_of_all, ahead, factor, offset, sums, extremes);
+          if (first >= p.slots) break;
+          finite = first + kTile > whole_of_all;
+        }
+      }
       if constexpr (Source::kMasked) {
-        if (!keeps_tile<kTeam>(p, first)) continue;
-        begins = !begun;
-        begun = true;
+        if (p.kept != p.rows && !Base::template keeps_tile<kTeam>(p, first)) continue;
       }
       Values values[kInFlight];
-      read_tile<kTeam>(p, first, whole, values);
+      Base::template read_tile<kTeam>(p, first, whole, values);
+      if (!begun) begin_at(values[0]);
       Source::scale_in_place(scale_, values);
-      if (begins) {
-        Real x[kElements];
-        widen_all(values[0], x);
-        shift = lanes_mean<kLanesOf<kTeam>>(tree_mean(x));
-        if constexpr (kTiles) factor = factor_for(warp_magnitude(x));
-        offset = -shift * factor;
-      }
       Tile x;
       bool added = false;
       if constexpr (kTiles) {
         auto with = extremes;
-        typename Source::template Zeros<1> zeros;
-        HOOKSTATS_UNROLL
-        for (int i = 0; i < kInFlight; ++i) {
-          HOOKSTATS_UNROLL
-          for (const uint32_t word : values[i].words) with.add(0, word);
-        }
-        Source::widen_tile(scale_, values, x, zeros);
+        Zeros zeros;
+        widen_tile(values, x, with, zeros);
         if (finite) added = add_finite(x, zeros.all(), factor, offset, sums);
         if (added) extremes = with;
       } else {
@@ -315,7 +240,7 @@ class Runs {
     HOOKSTATS_NO_UNROLL
     for (uint32_t first = 0; first < p.slots; first += kTeam * kInFlight) {
       Values values[kInFlight], some[1];
-      read_tile<kTeam>(p, first, whole_slots(p), values);
+      Base::template read_tile<kTeam>(p, first, whole_slots(p), values);
       Source::scale_in_place(scale_, values);
       HOOKSTATS_NO_UNROLL
       for (int i = 0; i < kInFlight; ++i) {
@@ -340,17 +265,22 @@ class Runs {
         count_again<kTeam>(common_, item_, outer_, p, first, tensor_.on(), channels_.on());
         return;
       }
-      if (tensor_.table != nullptr) {
-        const int32_t copy[] = {lane() & (tensor_.pitch - 1)};
-        count_quickly<true, true>(tensor_, tile, copy);
-      }
-      if (channels_.table != nullptr) {
-        const int32_t copy[] = {team_counter_ + (lane() & (channels_.pitch - 1))};
-        count_quickly<true, false>(channels_, tile, copy);
-      }
+      count_quick(tile);
     } else {
       if (tensor_.on()) count_in(tensor_, item_.tensor_counts, 0, tile);
       if (channels_.on()) count_in(channels_, state(p, channels_), team_, tile);
+    }
+  }
+
+  // Counts a tile of finite values, where no histogram takes a search.
+  HOOKSTATS_DEVICE void count_quick(const Tile& tile) const {
+    if (tensor_.table != nullptr) {
+      const int32_t copy[] = {lane() & (tensor_.pitch - 1)};
+      count_quickly<true, true>(tensor_, tile, copy);
+    }
+    if (channels_.table != nullptr) {
+      const int32_t copy[] = {team_counter_ + (lane() & (channels_.pitch - 1))};
+      count_quickly<true, false>(channels_, tile, copy);
     }
   }
 
@@ -436,13 +366,7 @@ class Runs {
     sync_block();
   }
 
-  const Common& common_;
-  const Item& item_;
-  const Dim* outer_;
-  Scale scale_;
   Histogram tensor_, channels_;
-  int team_threads_, team_, thread_;
-  int64_t element_size_;
   int32_t team_counter_;  // where the team's table begins
   bool counts_, quickly_;
 };

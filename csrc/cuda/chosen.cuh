@@ -37,12 +37,21 @@ class Chosen {
   // Counts the block's share of the tensor's sample.
   HOOKSTATS_DEVICE void count_tensor(const Histogram& h, const Sample& sample) const {
     if (!h.on() || sample.all()) return;
+    if constexpr (kVectors) {
+      if (in_vectors(h)) return count_vectors(h, sample);
+    }
     const int32_t copy[] = {lane() & (h.pitch - 1)};
     int64_t* const state = item_.tensor_counts;
     each(sample, [&](int64_t, const Real(&x)[1]) {
       if (h.patterns() && x[0] == 0) add_shared(h.unread + 1, 1);
       count_any(h, x, item_.repeat, copy, [=](int) { return state; });
     });
+  }
+
+  // Whether the block's share of the tensor's sample has something, or all elements are counted.
+  HOOKSTATS_DEVICE bool has_share(const Histogram& h, const Sample& sample) const {
+    const int64_t together = in_vectors(h) ? int64_t{kBlock} * kUnits : kSideBySide;
+    return sample.all() || (block_index() - item_.first_block) * together < sample.groups();
   }
 
   // The same of the channels' sample. Neighbouring units may be of any channels, whose tables would
@@ -58,6 +67,55 @@ class Chosen {
   }
 
  private:
+  static constexpr bool kVectors = Source::kVectors && !Source::kMasked;
+  // Units that a thread chooses at a time, of vectors that as many threads read.
+  static constexpr int kUnits = kInFlight * Source::kElements / static_cast<int>(kUnit);
+
+  HOOKSTATS_DEVICE bool in_vectors(const Histogram& h) const {
+    return kVectors && item_.placed_dims == 0 && h.way != Way::kAny &&
+           reinterpret_cast<uintptr_t>(item_.data) % 16 == 0;
+  }
+
+  // Of a tensor in whose memory elements follow each other in logical order, in vectors: a thread
+  // chooses some neighbouring units, of each of which it reads one vector, as its neighbours do.
+  HOOKSTATS_DEVICE void count_vectors(const Histogram& h, const Sample& sample) const {
+    constexpr int kElements = Source::kElements, kOfUnit = kInFlight / kUnits;
+    using Values = typename Source::template Values<kElements>;
+    const int64_t groups = sample.groups(), elements = item_.elements();
+    const int64_t step = int64_t{item_.blocks} * kBlock * kUnits;
+    const int64_t block = block_index() - item_.first_block;
+    const int32_t copy[] = {lane() & (h.pitch - 1)};
+    const int own = lane() % kOfUnit;
+    uint32_t all_zeros = 0;
+    HOOKSTATS_NO_UNROLL
+    for (int64_t of_warp = (block * kBlock + warp() * kWarp) * kUnits; of_warp < groups;
+         of_warp += step) {
+      const int64_t first = of_warp + lane() * kUnits;
+      const Sample::Order order = sample.order_of(first);
+      Values values[kInFlight];
+      HOOKSTATS_UNROLL
+      for (int u = 0; u < kUnits; ++u) {
+        const int64_t unit = first + u < groups ? sample.unit_of(first + u, order) : sample.units;
+        HOOKSTATS_UNROLL
+        for (int v = 0; v < kOfUnit; ++v) {
+          const int64_t place = shuffle_from(unit, lane() - own + v) * kUnit + own * kElements;
+          const int64_t left = elements - place;
+          const int exist = left < 0 ? 0 : left < kElements ? static_cast<int>(left) : kElements;
+          const uintptr_t at = reinterpret_cast<uintptr_t>(item_.data) +
+                               static_cast<uintptr_t>(place * Source::element_size(common_));
+          values[u * kOfUnit + v] = Source::read_part(at, (1u << exist) - 1, exist == kElements);
+        }
+      }
+      Real x[kInFlight * kElements];
+      typename Source::template Zeros<1> zeros;
+      Source::scale_in_place(scale_, values);
+      Source::widen_tile(scale_, values, x, zeros);
+      all_zeros += zeros.all();
+      count_quickly<false, true>(h, x, copy);
+    }
+    if (h.patterns()) add_shared(h.unread + 1, all_zeros);
+  }
+
   static constexpr int kTogether = 4;                                   // units of a thread
   static constexpr int kSideBySide = kBlock / static_cast<int>(kUnit);  // units of a block
 

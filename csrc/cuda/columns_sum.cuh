@@ -26,11 +26,20 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   using Tile = Real[kRows * kOwned];
   // Whether whole tiles are summed as if all of their values were finite.
   static constexpr bool kTiles = Source::kVectors && !kHigher;
+  // Rows that begin anywhere lose by it: they have no registers left.
+  static constexpr bool kReadsAhead = !Source::kSkewed;
   struct Nothing {
     HOOKSTATS_DEVICE explicit Nothing(void* = nullptr) {}
     HOOKSTATS_DEVICE void begin() {}
   };
   using Whole = std::conditional_t<kTiles, WholeTotals<Source>, Nothing>;
+
+  // The tile that a thread reads next, which is under way while the one before it is summed.
+  struct Ahead {
+    static constexpr uint32_t kNone = 0xffffffffu;
+    Values values[kRows];
+    uint32_t first = kNone;  // its first row
+  };
 
   HOOKSTATS_DEVICE ColumnsSum(const Common& common, const Item& item, const Dim* outer,
                               const Histogram& tensor, const Histogram& channels, Place& place)
@@ -58,14 +67,16 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     for (int c = 0; c < kOwned; ++c) counters[c] = kCounts && channels_.on() ? counter(c) : 0;
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     bool finite = true;
+    [[maybe_unused]] Ahead ahead;
     for (uint32_t first = 0; first < place_.rows;) {
       uint32_t counted = first;  // the rows before it are
       if constexpr (kTiles) {
-        const uint32_t whole = Source::kMasked   ? kept_until(first)
+        const bool keeps_all = !Source::kMasked || place_.kept == place_.rows;
+        const uint32_t whole = !keeps_all        ? kept_until(first)
                                : Source::kSkewed ? place_.whole_to
                                                  : place_.rows;
         if (finite && first >= place_.whole_from && first + step <= whole &&
-            add_finite(totals, shift, factor, counters, counted, whole)) {
+            add_finite(totals, shift, factor, counters, counted, whole, ahead)) {
           first = counted;
           continue;
         }
@@ -153,7 +164,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   // were finite, and counts them; false, with nothing summed, if some value is not.
   HOOKSTATS_DEVICE bool add_finite(WholeTotals<Source>& totals, const Real (&shift)[kOwned],
                                    float factor, const int32_t (&counters)[kOwned], uint32_t& first,
-                                   uint32_t end) const {
+                                   uint32_t end, Ahead& ahead) const {
     constexpr int kWords = sizeof(Values) / sizeof(uint32_t);
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     TileSums tiles[kOwned];
@@ -165,6 +176,13 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     const uintptr_t down_bytes = place_.down_bytes;
     const Values keeps = place_.keeps;
     uintptr_t at = Piece::row_address(first);
+    if constexpr (kReadsAhead) {
+      if (ahead.first == first) {
+        at += kRows * down_bytes;
+      } else {
+        at = read_whole(at, down_bytes, keeps, ahead.values);
+      }
+    }
     int all = 0;
     HOOKSTATS_UNROLL
     for (int i = 0; i < kAdditions / kRows; ++i) all += first + step * (i + 1u) <= end ? 1 : 0;
@@ -172,12 +190,23 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     for (int i = 0; i < all; ++i) {
       Values values[kRows];
       Tile x;
-      at = read_whole(at, down_bytes, keeps, values);
+      if constexpr (kReadsAhead) {
+        HOOKSTATS_UNROLL
+        for (int r = 0; r < kRows; ++r) values[r] = ahead.values[r];
+      } else {
+        at = read_whole(at, down_bytes, keeps, values);
+      }
       Source::scale_in_place(scale_, values);
       Source::widen_tile(scale_, values, x, zeros);
       HOOKSTATS_UNROLL
       for (int w = 0; w < kRows * kWords; ++w) {
         extremes.add(w % kWords, values[w / kWords].words[w % kWords]);
+      }
+      if constexpr (kReadsAhead) {
+        const uint32_t next = first + step * (i + 1u);
+        const bool exists = next + step <= end;
+        if (exists) at = read_whole(at, down_bytes, keeps, ahead.values);
+        ahead.first = exists ? next : Ahead::kNone;
       }
       HOOKSTATS_UNROLL
       for (int e = 0; e < kRows * kOwned; ++e) {

@@ -35,18 +35,35 @@ struct KeptIndices {
 };
 constexpr uint32_t kNoIndex = 0xffffffffu;
 
-// The kept ones of the outer indices [from, to) beyond `begin`, counted from there; first is
-// kNoIndex if there is none. All lanes of a warp call it, and get the same.
-HOOKSTATS_OUT_OF_LINE KeptIndices kept_by_warp(const RowFlags& rows, int64_t begin, uint32_t from,
-                                               uint32_t to) {
-  constexpr uint32_t kTogether = 8;  // flags that a lane reads without waiting
+// Of `n` flags: how many are set, the first one, kNoIndex if there is none, and the end of the
+// last. All lanes of a warp call it, and get the same. Vectors that are all flags are read whole.
+HOOKSTATS_OUT_OF_LINE KeptIndices kept_flags(const uint8_t* flags, uint32_t n) {
+  constexpr uint32_t kVector = 16, kTogether = 4;  // vectors that a lane reads without waiting
+  const uint32_t off = static_cast<uint32_t>(0 - reinterpret_cast<uintptr_t>(flags)) % kVector;
+  const uint32_t begin = off < n ? off : n, vectors = (n - begin) / kVector;
+  const uint32_t end = begin + vectors * kVector;
   KeptIndices kept{0, kNoIndex, 0};
+  const auto own = static_cast<uint32_t>(lane());
+  const uint32_t beside = own < kVector ? own : end + own - kVector;  // before or behind vectors
+  if (beside < (own < kVector ? begin : n) && load(flags + beside) != 0) {
+    kept.add({1, beside, beside + 1});
+  }
   HOOKSTATS_NO_UNROLL
-  for (uint32_t at = from + static_cast<uint32_t>(lane()); at < to; at += kTogether * kWarp) {
+  for (uint32_t first = own; first < vectors; first += kTogether * kWarp) {
+    Bytes16 bytes[kTogether];
     HOOKSTATS_UNROLL
     for (uint32_t i = 0; i < kTogether; ++i) {
-      const uint32_t index = at + i * kWarp;
-      if (index < to && keeps(rows, begin + index)) kept.add({1, index, index + 1});
+      const uint32_t vector = first + i * kWarp;
+      bytes[i] = {};
+      if (vector < vectors) bytes[i] = load16(flags + begin + vector * kVector);
+    }
+    HOOKSTATS_UNROLL
+    for (uint32_t i = 0; i < kTogether * 4; ++i) {
+      const uint32_t word = bytes[i / 4].word[i % 4];
+      const uint32_t set = (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) & 0x80808080u;
+      if (set == 0) continue;
+      const uint32_t at = begin + (first + i / 4 * kWarp) * kVector + i % 4 * 4;
+      kept.add({count_ones(set), at + lowest_one(set) / 8, at + highest_one(set) / 8 + 1});
     }
   }
   sync_warp();
@@ -56,6 +73,25 @@ HOOKSTATS_OUT_OF_LINE KeptIndices kept_by_warp(const RowFlags& rows, int64_t beg
               shuffle_xor(kept.end, mask)});
   }
   return kept;
+}
+
+// The kept ones of the outer indices [from, to) beyond `begin`, counted from there; first is
+// kNoIndex if there is none. All lanes of a warp call it, and get the same.
+HOOKSTATS_DEVICE KeptIndices kept_by_warp(const RowFlags& rows, int64_t begin, uint32_t from,
+                                          uint32_t to) {
+  if (from >= to) return {0, kNoIndex, 0};
+  const int64_t outer = rows.row_outer, first_row = (begin + from) / outer;
+  const int64_t end_row = (begin + to - 1) / outer + 1;
+  const auto n = static_cast<uint32_t>(end_row - first_row);
+  const KeptIndices kept = kept_flags(rows.flags + first_row, n);
+  if (kept.count == 0) return kept;
+  // Of the first and the last row a part may be asked for.
+  const int64_t before = begin + from - first_row * outer, behind = end_row * outer - begin - to;
+  const int64_t count =
+      kept.count * outer - (kept.first == 0 ? before : 0) - (kept.end == n ? behind : 0);
+  const int64_t first = kept.first * outer - before, end = kept.end * outer - before;
+  return {static_cast<uint32_t>(count), from + static_cast<uint32_t>(first < 0 ? 0 : first),
+          end < to - from ? from + static_cast<uint32_t>(end) : to};
 }
 
 // The same of `size` indices, whose flags the warps share out; all threads of a block call it.

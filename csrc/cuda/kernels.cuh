@@ -40,6 +40,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   const Item& item = table.items[index];
   Histogram tensor, channels;
   Sample tensor_sample, channel_sample;
+  [[maybe_unused]] bool has_share = true;
   if constexpr (kCounts) {
     uint32_t* const counters = shared_at<uint32_t>(shared.counters);
     float* const tensor_edges = shared_at<float>(shared.tensor_edges);
@@ -53,7 +54,11 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
     channels.way = way_of(channels.bins, channels.table != nullptr, false);
     tensor_sample = sample_of(common, item, kTensorEvery);
     channel_sample = sample_of(common, item, kChannelEvery);
-    clear(counters, shared.counters_size);
+    // Without a share of the sample, a table of the tensor's histogram, the last one, is not used.
+    has_share =
+        Chosen<typename Agent::From>(common, item, table.placed).has_share(tensor, tensor_sample);
+    const int32_t before = (shared.tensor_table - shared.counters) / int32_t{sizeof(uint32_t)};
+    clear(counters, has_share || tensor.table == nullptr ? shared.counters_size : before);
     if (thread_index() == 0) {
       Histogram* const of_block = block_histograms(common);
       of_block[0] = tensor;
@@ -70,7 +75,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
     const Histogram* const of_block = block_histograms(common);
     chosen.count_tensor(of_block[0], tensor_sample);
     chosen.count_channels(of_block[1], channel_sample);
-    if (of_block[0].table == nullptr) return;
+    if (of_block[0].table == nullptr || !has_share) return;
     sync_block();
     add_tensor_table(of_block[0], item);
   }

@@ -53,8 +53,8 @@ constexpr int kWarp = 32;  // threads, which the hardware has
 
 // Threads per block: many blocks make an even end of a launch.
 using tuned::kBlock;
-// Loads a thread has under way: 4 x 16 bytes x 1024 threads are 64 KB per multiprocessor, where
-// latency asks for 20 KB.
+// Loads a thread has under way, while it sums what as many have brought: 4 x 16 bytes x 512 threads
+// are 32 KB per multiprocessor, where latency asks for 20 KB.
 using tuned::kInFlight;
 // Blocks that a multiprocessor holds at a time, for which registers are shared out.
 using tuned::kColumnsBlocks;
@@ -87,7 +87,7 @@ struct PlanPolicy {
   // costs 80 bytes per channel.
   int column_pieces = tuned::kColumnPieces;
   // Channels of a block, channels last: the root of their number times this, at most so many bytes
-  // of a row, and no fewer than these: 16 of 16 bits are the 32 bytes that memory reads at least.
+  // of a row, and no fewer than these: memory reads 64 bytes of a row worse than 128.
   int column_roots = tuned::kColumnRoots;
   int column_bytes = tuned::kColumnBytes;
   int least_columns = tuned::kLeastColumns;
@@ -103,7 +103,7 @@ struct PlanPolicy {
 };
 
 constexpr int64_t kLeastCounted = 65536;          // bytes that a block with a table reads at least
-constexpr int64_t kMostCounted = 524288;          // the same, of as many tensors as may be
+constexpr int64_t kMostCounted = 131072;          // the same, of as many tensors as may be
 constexpr int64_t kLeastMapBytes = 256;           // of a row that a block of maps reads
 constexpr int64_t kTotalsBytes = kBlock * 148;    // of whole tiles, of a block of columns
 constexpr int64_t kHistogramBytes = 256;          // of both histograms, as a block sees them

@@ -61,6 +61,9 @@ T load_fresh(const T* address) {
   return *address;  // seen by the race detector, as load() is not
 }
 inline uint64_t load8(const void* address) { return load(static_cast<const uint64_t*>(address)); }
+inline uint32_t count_ones(uint32_t x) { return static_cast<uint32_t>(__builtin_popcount(x)); }
+inline uint32_t lowest_one(uint32_t x) { return static_cast<uint32_t>(__builtin_ctz(x)); }
+inline uint32_t highest_one(uint32_t x) { return 31 - static_cast<uint32_t>(__builtin_clz(x)); }
 inline void hide(uint32_t&) {}
 template <class T>
 void keep_in_memory(T&) {}
@@ -208,6 +211,11 @@ template <class T>
 HOOKSTATS_DEVICE T load_fresh(const T* address) {
   return __ldcg(address);
 }
+
+// Which bits of a word, which is not 0, are ones.
+HOOKSTATS_DEVICE uint32_t count_ones(uint32_t x) { return static_cast<uint32_t>(__popc(x)); }
+HOOKSTATS_DEVICE uint32_t lowest_one(uint32_t x) { return static_cast<uint32_t>(__ffs(x)) - 1; }
+HOOKSTATS_DEVICE uint32_t highest_one(uint32_t x) { return 31 - static_cast<uint32_t>(__clz(x)); }
 
 // Hides from the compiler what a value is made of. Volatile, so that what takes the value stays
 // behind the barriers that are before this.

@@ -388,7 +388,9 @@ struct Scalars {
   }
 
   template <int kWords>
-  struct Extremes {};  // Sums have them
+  struct Extremes {};  // Sums have them, and zeros
+  template <int kWords>
+  struct Zeros {};
 
   using Bits = uint64_t;
   static HOOKSTATS_DEVICE Bits bits_at(const Common& common, uintptr_t address) {

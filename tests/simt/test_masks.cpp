@@ -222,6 +222,20 @@ void test_padding_is_not_read() {
   }
 }
 
+// A piece with rows that are not kept is read ahead up to the end of those that are, of which a
+// thread sums no more than some at a time.
+void test_long_sequences() {
+  const MaskedShape shape{{"long sequences", {2, 2500, 64}, {160000, 64, 1}, 2}, {2, 2500}};
+  std::vector<uint8_t> flags(5000);
+  std::fill_n(flags.begin(), 2400, uint8_t{1});
+  std::fill_n(flags.begin() + 2600, 2300, uint8_t{1});
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Case c = make_case(shape.shape, dtype, Data::kNormal, 0.0, 1.0, 1.0f, 0, 5);
+    check_mask(c, shape, flags, {tensor_bins()[2], channel_bins()[0], kDevices[1], false, nullptr},
+               1);
+  }
+}
+
 // Outer indices of more than 32 bits belong to the rows that they do by definition.
 void test_rows_of_outer_indices() {
   constexpr int64_t kOne = 1;
@@ -237,6 +251,45 @@ void test_rows_of_outer_indices() {
               static_cast<long>(row));
       }
       if (row > 0) CHECK(!cuda::keeps(rows, row * row_outer - 1), "the row before %ld", row);
+    }
+  }
+}
+
+HOOKSTATS_KERNEL void find_kept(cuda::RowFlags rows, int64_t begin, uint32_t from, uint32_t to,
+                                cuda::KeptIndices* found) {
+  found[cuda::thread_index()] = cuda::kept_by_warp(rows, begin, from, to);
+}
+
+// Flags that begin and end anywhere in vectors, of rows of some outer indices each.
+void test_kept_indices() {
+  std::mt19937_64 random(3);
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
+  for (int i = 0; i < 400; ++i) {
+    const int64_t off = below(17), flags = 1 + below(i % 4 == 0 ? 5000 : 70);
+    const int64_t row_outer = i % 3 == 0 ? 1 + below(9) : 1;
+    std::vector<uint8_t> memory(static_cast<size_t>(off + flags));
+    const int64_t share = 1 + below(40);
+    for (uint8_t& flag : memory)
+      flag = below(share) == 0 ? static_cast<uint8_t>(1 + below(255)) : 0;
+    const cuda::RowFlags rows{memory.data() + off, 1, row_outer,
+                              cuda::make_divisor(static_cast<uint32_t>(row_outer))};
+    const int64_t begin = below(flags * row_outer), left = flags * row_outer - begin;
+    const auto from = static_cast<uint32_t>(below(left + 1));
+    const auto to = from + static_cast<uint32_t>(below(left - from + 1));
+    cuda::KeptIndices expected{0, cuda::kNoIndex, 0};
+    for (uint32_t index = from; index < to; ++index) {
+      if (cuda::keeps(rows, begin + index)) expected.add({1, index, index + 1});
+    }
+    cuda::KeptIndices found[cuda::kWarp];
+    launch(find_kept, {1, cuda::kWarp}, rows, begin, from, to, found);
+    for (const cuda::KeptIndices& each : found) {
+      CHECK(
+          each.count == expected.count && each.first == expected.first && each.end == expected.end,
+          "%ld flags of %ld from %ld on, [%u, %u): %u of [%u, %u), not %u of [%u, %u)",
+          static_cast<long>(flags), static_cast<long>(row_outer), static_cast<long>(begin), from,
+          to, each.count, each.first, each.end, expected.count, expected.first, expected.end);
     }
   }
 }
@@ -289,7 +342,9 @@ int main() {
   if (simt::observer != nullptr) std::printf("looking for races\n");
   test_masks();
   test_padding_is_not_read();
+  test_long_sequences();
   test_rows_of_outer_indices();
+  test_kept_indices();
   test_masks_of_many();
   return check::finish("masks");
 }

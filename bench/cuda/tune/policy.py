@@ -134,7 +134,9 @@ def header(policy: Policy, provenance: Sequence[str]) -> str:
         return "".join(f"constexpr int {constant(name)} = {value};\n" for name, value in each)
 
     said = "\n".join(
-        textwrap.fill(line, 100, initial_indent="// ", subsequent_indent="// ")
+        textwrap.fill(
+            line, 100, initial_indent="// ", subsequent_indent="// ", break_on_hyphens=False
+        )
         for line in provenance
     )
     return f"""\
