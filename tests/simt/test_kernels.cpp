@@ -369,6 +369,13 @@ void test_samples() {
     const Case c = make_case(shape, DType::kBFloat16, Data::kMostlyZero, 0.0, 1.0, 1.0f, 0, ++seed);
     check_sample(c, tensor_bins()[2], channel_bins()[0], kDevices[0], {int64_t{1} << 40, 0, 0});
   }
+  // The last unit, the only one of its group, ends anywhere in a vector.
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (int64_t n = 65; n <= 80; ++n) {
+      const Case c = make_case({"whole", {n}, {1}, -1}, dtype, Data::kNormal, 0.0, 1.0, 1.0f, 0, 7);
+      check_sample(c, tensor_bins()[2], channel_bins()[0], kDevices[0], {3, 2, 1});
+    }
+  }
 }
 
 // Tensors in logical order share a launch; each has a sample of its own.
