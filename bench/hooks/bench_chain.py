@@ -153,10 +153,9 @@ def in_python() -> Watched:
 
 
 def paused() -> Chain:
-    """Watched, but paused."""
+    """Watched, but paused: hooks leave modules where a step ends."""
     chain = Watched()
     chain.watch.pause()
-    chain.close_step = lambda: None  # type: ignore[method-assign]
     chain.check = partial(Chain.check, chain)  # type: ignore[method-assign]
     return chain
 

@@ -236,7 +236,9 @@ class Monitor:
         def may_show(rule: Rule, key: Any) -> bool:
             return _is_of(key, values)
 
-        check = partial(self._check, look, step, may_show, self._of_scalars)
+        # Rules that look at no scalars have seen nothing of this step, in which theirs could end.
+        lasting = self._live - self._of_scalars
+        check = partial(self._check, look, step, may_show, self._of_scalars, lasting)
         return self._checked("scalars", check) or []
 
     def _checked(self, part: str, action: Callable[[], _T]) -> _T | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,10 +20,12 @@ from hookstats.rules import (
     Loss,
     LossScale,
     Monitor,
+    NonFinite,
     Rule,
     Setup,
     WeightDecay,
 )
+from hookstats.rules import monitor as monitor_module
 from hookstats.rules.setup import Group
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
@@ -213,6 +216,27 @@ def test_scalars_of_a_record_are_checked_once() -> None:
     monitor.write_scalars(0, 0, {"loss": 1.0, "later_loss": 2.0})
     monitor.write_scalars(1, 0, {"loss": 3.0})
     assert dict(monitor._history.scalars) == {"loss": [1.0, 3.0], "later_loss": [2.0]}
+
+
+def test_numbers_of_a_step_have_nobody_look_at_findings_about_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monitor = Monitor([NonFinite(action=lambda alert: None), Loss()])
+    record = record_of({("a", "output"): (torch.full((4, 3), math.nan), 1)}, 0)
+    monitor(record)
+    (alert,) = monitor.alerts
+    looked: list[object] = []
+
+    def look(finding: object) -> bool:
+        looked.append(finding)
+        return True
+
+    monkeypatch.setattr(monitor_module._Finding, "is_live", property(look))
+    monitor.examine_scalars(1, {"loss": 1.0, "lr/0": 0.1})
+    assert looked == []
+    monitor(replace(record, step=2))
+    assert looked
+    assert monitor.alerts == [alert]
 
 
 def iterate(model: nn.Module, optimizer: torch.optim.Optimizer, w: Watch, closes: bool) -> None:
