@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch._C import (
     DisableTorchFunction,
+    DispatchKey,
     _current_graph_task_id,
     _disabled_torch_dispatch_impl,
     _DisableTorchDispatch,
+    _dispatch_tls_is_dispatch_key_included,
     _get_dispatch_mode,
     _get_tracing_state,
     _has_storage,
@@ -32,7 +34,7 @@ from torch._C import (
 )
 from torch._C import _is_torch_function_enabled as is_torch_function_enabled
 from torch._C._autograd import _get_sequence_nr, _top_saved_tensors_default_hooks
-from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs
@@ -43,11 +45,10 @@ __all__ = [
     "FakeTensor",
     "is_functorch_wrapped_tensor",
     "is_torch_function_enabled",
-    "maybe_current_level",
 ]
 
-# DisableTorchFunction keeps subclasses' __torch_function__ out; maybe_current_level and
-# is_functorch_wrapped_tensor tell of torch.func transforms, FakeTensor of no data (all; required).
+# DisableTorchFunction keeps subclasses' __torch_function__ out; is_functorch_wrapped_tensor tells
+# of torch.func transforms, FakeTensor of no data (all; required).
 
 DisableTorchDispatch = _DisableTorchDispatch
 """Context: neither modes nor subclasses see the operators that are called (all; required)."""
@@ -88,8 +89,7 @@ foreach_zero_ = torch._foreach_zero_
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether `tensor` has no dispatch of its own, so that its memory holds its values (all;
-    required)."""
+    """Whether `tensor` has no dispatch of its own: its memory holds its values (all; required)."""
     return type(tensor).__torch_dispatch__ is _disabled_torch_dispatch_impl
 
 
@@ -98,14 +98,19 @@ def is_forward_mode() -> bool:
     return forward_ad._current_level != -1
 
 
+def is_transforming() -> bool:
+    """Whether torch.func transforms what this thread calls (all; required). Unlike a question for
+    the level, this makes nothing that each node of autograd would have to copy from then on."""
+    return _dispatch_tls_is_dispatch_key_included(DispatchKey.FuncTorchDynamicLayerFrontMode)
+
+
 def is_faking() -> bool:
     """Whether a FakeTensorMode is on: operators compute shapes, no values (all; required)."""
     return _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None
 
 
 def forget_global_hook(identity: int) -> None:
-    """Drop what torch keeps of a removed global forward hook with keyword arguments (all;
-    required)."""
+    """Drop what torch keeps of a removed global hook with keyword arguments (all; required)."""
     _global_forward_hooks_with_kwargs.pop(identity, None)
 
 
@@ -224,13 +229,11 @@ def makes_optimizer_state() -> bool:
 def _is_called_by(module: str, functions: tuple[str, ...]) -> bool:
     """Whether one of these functions of a module is running on this thread."""
     found = sys.modules.get(module)
-    if found is None:  # nothing uses it
-        return False
-    frame = sys._getframe()
-    while (above := frame.f_back) is not None:
-        frame = above
+    frame = None if found is None else sys._getframe().f_back  # None: nothing uses the module
+    while frame is not None:
         if frame.f_code.co_name in functions and frame.f_globals is vars(found):
             return True
+        frame = frame.f_back
     return False
 
 
@@ -322,14 +325,11 @@ def trace_with_caller(code: CodeType) -> None:
     """Have dynamo trace `code` as part of its caller, never for itself (all; without it:
     dynamo compiles hooks that uncompiled code calls)."""
     with suppress(ImportError, AttributeError):
-        from torch._C._dynamo.eval_frame import (
-            _FrameAction,
-            _FrameExecStrategy,
-            set_code_exec_strategy,
-        )
+        from torch._C._dynamo import eval_frame
 
-        strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-        set_code_exec_strategy(code, strategy)
+        skip = eval_frame._FrameAction.SKIP
+        strategy = eval_frame._FrameExecStrategy(skip, skip)
+        eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def end_graph_at(function: Callable[..., object], reason: str) -> None:

@@ -23,9 +23,9 @@ from hookstats._torch import (
     is_pending,
     is_plain,
     is_torch_function_enabled,
+    is_transforming,
     jit_tracing_state,
     local_shard,
-    maybe_current_level,
     wait_for,
 )
 from hookstats.arena.lock import IS_NEEDED, Whole
@@ -79,7 +79,7 @@ def unreadable(tensor: Tensor) -> str | None:
     """Why the memory of `tensor` does not hold its values; None if it does. Cheap."""
     if not is_plain(tensor) and (reason := refusal(tensor)) is not None:
         return reason
-    if maybe_current_level() is not None:
+    if is_transforming():
         return reasons.TRANSFORM
     if not tensor.is_cpu and backend_of(tensor.device).is_capturing():
         return reasons.GRAPH_CAPTURE

@@ -23,9 +23,9 @@ from hookstats._torch import (
     current_graph_task_id,
     has_static_value,
     is_dtensor,
+    is_transforming,
     local_shard,
     mark_constant,
-    maybe_current_level,
     placed,
     save_without_version,
     top_saved_tensors_hooks,
@@ -181,7 +181,7 @@ def hookstats_leaves_out() -> bool:
     may change nothing outside."""
     _allow_in_graph()  # here, since a trace runs this function first
     # Dynamo itself takes is_exporting() for True before torch 2.12, whatever it traces for.
-    transformed = is_exporting() or maybe_current_level() is not None
+    transformed = is_exporting() or is_transforming()
     return transformed or not _PURE.isdisjoint(traced_operators())
 
 
