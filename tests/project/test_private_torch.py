@@ -32,6 +32,11 @@ def node() -> object:
     return torch.ones(2, requires_grad=True).exp().grad_fn
 
 
+def frames() -> object:
+    """Where dynamo decides what becomes of a frame."""
+    return importlib.import_module("torch._C._dynamo.eval_frame")
+
+
 def node_number(tensor: torch.Tensor) -> int:
     """The sequence number of the node that made a tensor."""
     made = tensor.grad_fn
@@ -41,6 +46,8 @@ def node_number(tensor: torch.Tensor) -> int:
 
 # Private attributes and marks, each with an object that has it, or the module whose code sets it.
 PLACES: dict[str, str | Callable[[], object]] = {
+    "_FrameAction": frames,
+    "_FrameExecStrategy": frames,
     "_ToTorchTensorBackward": "torch.distributed.tensor._api",  # without "Backward"
     "_checkpoint_wrapped_module": "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
     "_compiled_call_impl": lambda: nn.Linear(1, 1),
@@ -70,6 +77,7 @@ PLACES: dict[str, str | Callable[[], object]] = {
     "_torchdynamo_disable_msg": "torch._dynamo.decorators",
     "dtensor_spec": "torch.distributed.tensor._api",
     "saved_tensor_with_no_vc_check": "torch._functorch.partitioners",
+    "set_code_exec_strategy": frames,
 }
 # Pairs of which versions of torch have the one or the other.
 EITHER = (
