@@ -99,7 +99,7 @@ def is_forward_mode() -> bool:
 
 
 def is_transforming() -> bool:
-    """Whether torch.func transforms what this thread calls (all; required). Unlike a question for
+    """Whether torch.func transforms what this thread calls (2.13; required). Unlike a question for
     the level, this makes nothing that each node of autograd would have to copy from then on."""
     return _dispatch_tls_is_dispatch_key_included(DispatchKey.FuncTorchDynamicLayerFrontMode)
 
