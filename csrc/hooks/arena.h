@@ -34,7 +34,7 @@ class TimedMutex {
     return true;
   }
   void unlock() {
-    if (--depth_ == 0) held_ += Clock::now() - since_;
+    if (--depth_ == 0) held_.store(held() + (Clock::now() - since_), std::memory_order_relaxed);
     mutex_.unlock();
   }
   // How often this thread holds the mutex.
@@ -44,8 +44,9 @@ class TimedMutex {
     mutex_.unlock();
     return depth;
   }
-  // The seconds so far; the caller holds the mutex, and the time since then is not included.
-  double seconds() const { return std::chrono::duration<double>(held_).count(); }
+  // The seconds so far, without those since a thread locked it that has not unlocked it yet. Waits
+  // for no thread.
+  double seconds() const { return std::chrono::duration<double>(held()).count(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -53,11 +54,12 @@ class TimedMutex {
   void begin() {
     if (depth_++ == 0) since_ = Clock::now();
   }
+  Clock::duration held() const { return held_.load(std::memory_order_relaxed); }
 
   std::recursive_mutex mutex_;
   int depth_ = 0;
   Clock::time_point since_;
-  Clock::duration held_{0};
+  std::atomic<Clock::duration> held_{Clock::duration{0}};  // changed by whoever holds the mutex
 };
 
 // A mask with the rows that it keeps, found once for all tensors of a call.

@@ -224,10 +224,7 @@ class Arena:
     def seconds(self) -> float | None:
         """How long threads have held the lock so far: what hooks cost the training. None without
         C++ hooks, as Python's locks cannot tell."""
-        if self.native is None:
-            return None
-        with self.lock:
-            return self.native.seconds
+        return None if self.native is None else self.native.seconds
 
     def pending(self) -> int:
         """How many tensors were folded into the open step; waits for the devices."""

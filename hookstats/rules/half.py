@@ -73,6 +73,9 @@ class LossScale(Rule):
         super().__post_init__()
         at_least(self, 1, "factor", "iterations")
 
+    def looks_at(self, name: str) -> bool:
+        return False  # but at iterations that close no step
+
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:

@@ -67,6 +67,9 @@ class Loss(Rule):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         yield from ()
 
+    def looks_at(self, name: str) -> bool:
+        return is_loss(name)
+
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:

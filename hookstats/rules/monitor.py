@@ -10,7 +10,6 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
-    Set,
 )
 from dataclasses import dataclass, fields
 from functools import partial
@@ -69,6 +68,8 @@ class Monitor:
         self._rows: dict[int, NDArray[Any]] = {}  # what `by_site` gave of the last steps, by rule
         self._before: dict[int, tuple[Sites, bytes]] = {}  # what it gave of the step before
         self._of_scalars = {id(rule) for rule in self._rules if looks_at_scalars(rule)}
+        # Those of them that look at the scalars of the last step, and the names of these.
+        self._looking: tuple[tuple[str, ...], list[Rule]] | None = None
         self._to_raise: Alert | None = None
         self._seen: dict[int, Collection[str]] = {}  # the scalars that a record had, by step
         self._said: dict[int, int] = {}  # the worst level warned of, by incident
@@ -103,12 +104,13 @@ class Monitor:
 
     def write_scalars(self, step: int, rank: int, values: Mapping[str, float]) -> None:
         """Check the scalars of a step that its record did not have, and act on the alerts."""
-        seen = self._seen.pop(step, ())
-        for earlier in [other for other in self._seen if other < step]:
-            del self._seen[earlier]
-        new = {name: value for name, value in values.items() if name not in seen}
-        if new:
-            self._act(self._examine_scalars(step, new))
+        if self._seen:
+            seen = self._seen.pop(step, ())
+            for earlier in [other for other in self._seen if other < step]:
+                del self._seen[earlier]
+            values = {name: value for name, value in values.items() if name not in seen}
+        if values:
+            self._act(self._examine_scalars(step, values, self._looking_at(values)))
 
     def write_unclosed(self, step: int, values: Mapping[str, float], iteration: int) -> None:
         """Check the scalars of an iteration that closed no step, and act on the alerts.
@@ -116,7 +118,8 @@ class Monitor:
         iteration: how many of them the open step has so far.
         """
         self._history.unclosed = iteration
-        self._act(self._examine_scalars(step, values))
+        looking = [rule for rule in self._rules if id(rule) in self._of_scalars]
+        self._act(self._examine_scalars(step, values, looking))
         self._history.unclosed = 0
 
     def examine(self, record: StepRecord) -> list[Alert]:
@@ -127,7 +130,8 @@ class Monitor:
 
     def examine_scalars(self, step: int, values: Mapping[str, float]) -> list[Alert]:
         """The alerts about the scalars of a step, in the same way."""
-        return [a for _, alerts in self._examine_scalars(step, values) for a, _ in alerts]
+        given = self._examine_scalars(step, values, self._looking_at(values))
+        return [alert for _, alerts in given for alert, _ in alerts]
 
     def tell(self, alert: Alert) -> None:
         """Keep an alert that is of no rule; no action is taken."""
@@ -204,11 +208,12 @@ class Monitor:
         values = dict(record.scalars)
         self._seen[record.step] = values.keys()
         self._history.push_scalars(values)
+        of_scalars = {*map(id, self._looking_at(values)), *(self._live & self._of_scalars)}
 
         def look(rule: Rule) -> Iterator[_Look]:
             if id(rule) in suspects:
                 yield "check", partial(rule.check, record, self._history)
-            if id(rule) in self._of_scalars:
+            if id(rule) in of_scalars:
                 check = partial(rule.check_scalars, record.step, values, self._history)
                 yield "check_scalars", check
 
@@ -220,25 +225,45 @@ class Monitor:
         before, self._before = self._before, {}
         same = {rule for rule in rows if before.get(rule) == rows[rule]}
         lasting = (same & self._settled) - self._of_scalars
-        looking = {*suspects, *self._of_scalars} - self._unknown - lasting
-        given = self._check(look, record.step, may_show, looking, lasting)
+        ending = self._live - lasting  # some of their findings may end
+        looking = ({*suspects, *of_scalars} - lasting | ending) - self._unknown
+        rules = [rule for rule in self._rules if id(rule) in looking]
+        given = self._check(rules, look, record.step, may_show)
         self._before = rows
         return given
 
-    def _examine_scalars(self, step: int, values: Mapping[str, float]) -> _Given:
+    def _looking_at(self, values: Mapping[str, float]) -> list[Rule]:
+        """The rules that look at some of these scalars."""
+        names = tuple(values)
+        if self._looking is not None and self._looking[0] == names:  # as a rule
+            return self._looking[1]
+        of_scalars = [rule for rule in self._rules if id(rule) in self._of_scalars]
+        flags = [
+            self._called(rule, "looks_at", partial(map, rule.looks_at, names))
+            for rule in of_scalars
+        ]
+        looking = [rule for rule, found in zip(of_scalars, flags, strict=True) if any(found or ())]
+        if None not in flags:  # a rule that failed is asked again
+            self._looking = names, looking
+        return looking
+
+    def _examine_scalars(
+        self, step: int, values: Mapping[str, float], looking: list[Rule]
+    ) -> _Given:
+        """What the rules give that are looking at a step's scalars."""
         self._history.push_scalars(values)
 
         def look(rule: Rule) -> Iterator[_Look]:
-            if id(rule) in self._of_scalars:
-                check = partial(rule.check_scalars, step, values, self._history)
-                yield "check_scalars", check
+            yield "check_scalars", partial(rule.check_scalars, step, values, self._history)
 
         def may_show(rule: Rule, key: Any) -> bool:
             return _is_of(key, values)
 
         # Rules that look at no scalars have seen nothing of this step, in which theirs could end.
-        lasting = self._live - self._of_scalars
-        check = partial(self._check, look, step, may_show, self._of_scalars, lasting)
+        if ending := (self._live & self._of_scalars) - self._unknown:
+            ending.update(map(id, looking))
+            looking = [rule for rule in self._rules if id(rule) in ending]
+        check = partial(self._check, looking, look, step, may_show)
         return self._checked("scalars", check) or []
 
     def _checked(self, part: str, action: Callable[[], _T]) -> _T | None:
@@ -246,7 +271,7 @@ class Monitor:
         key = None, part
         given = self._retries.tried(key, "checking steps", "rules are disabled", action)
         if self._retries.is_ended(key):
-            self._rules = []
+            self._go_on_with([])
         return given
 
     def _called(self, rule: Rule, part: str, look: Callable[[], Iterable[_T]]) -> list[_T] | None:
@@ -256,8 +281,11 @@ class Monitor:
             key, f"rule {rule.name!r}", "the rule is disabled", lambda: list(look())
         )
         if found is None and self._retries.is_ended(key):
-            self._rules = [other for other in self._rules if other is not rule]
+            self._go_on_with([other for other in self._rules if other is not rule])
         return found
+
+    def _go_on_with(self, rules: list[Rule]) -> None:
+        self._rules, self._looking = rules, None
 
     def _found(self, rule: Rule, looks: Iterable[_Look]) -> list[Alert] | None:
         """What a rule finds in a step; None where that is not known."""
@@ -270,23 +298,18 @@ class Monitor:
 
     def _check(
         self,
+        rules: Sequence[Rule],
         look: Callable[[Rule], Iterable[_Look]],
         step: int,
         may_show: Callable[[Rule, Any], bool],
-        looking: Collection[int],
-        lasting: Set[int] = frozenset(),
     ) -> _Given:
-        """What `looking` rules, by id, find in a step; of others that are not `lasting`, findings
-        may end."""
+        """What rules find in a step, beyond what they reported before."""
         given: _Given = []
         told: list[Told] = []
-        ending = self._live - self._unknown - lasting
-        for rule in self._rules.copy():
-            if (key := id(rule)) not in looking and key not in ending:
-                continue
-            self._settled.discard(key)
+        for rule in rules:
+            self._settled.discard(id(rule))
             found = self._found(rule, look(rule))
-            if found is None or not (found or key in self._live):
+            if found is None or not (found or id(rule) in self._live):
                 continue
             alerts = self._begun(rule, found, step, may_show)
             if not alerts:

@@ -43,6 +43,9 @@ class LearningRate(Rule):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         yield from ()
 
+    def looks_at(self, name: str) -> bool:
+        return name.startswith(_RATE)
+
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
@@ -75,6 +78,9 @@ class WeightDecay(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         yield from ()
+
+    def looks_at(self, name: str) -> bool:
+        return name.startswith(_RATE)
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
@@ -115,6 +121,9 @@ class Clipping(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         yield from ()
+
+    def looks_at(self, name: str) -> bool:
+        return name == GRADIENT_NORM
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History

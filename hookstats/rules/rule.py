@@ -106,6 +106,14 @@ class Rule(ABC):
         """
         return ()
 
+    def looks_at(self, name: str) -> bool:
+        """Whether `check_scalars` may find something in a step that was closed and has a scalar of
+        this name. It is called for these alone, and where findings of scalars may end.
+
+        By default, it may in every step.
+        """
+        return True
+
     def alert(
         self,
         record: StepRecord,

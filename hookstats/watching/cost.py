@@ -15,7 +15,7 @@ class Cost:
         self._arena = arena
         self._closing = 0.0  # outside of the lock
         self._before = 0.0
-        self._began: tuple[float | None, float] = None, 0.0
+        self._began: tuple[float | None, float] = None, 0.0  # what the lock was held, and when
 
     def __enter__(self) -> None:
         """Begin to count the time of the block, that of closing a step."""
@@ -35,9 +35,9 @@ class Cost:
         return None if held is None else held + self._closing
 
     def since(self) -> dict[str, float]:
-        """The cost since the last call of this, as a scalar by its name."""
-        total = self.total()
-        if total is None:
+        """The cost since the last call of this until the block began, as a scalar by its name."""
+        held = self._began[0]
+        if held is None:
             return {}
-        before, self._before = self._before, total
+        before, self._before = self._before, held + self._closing
         return {COST: self._before - before}

@@ -30,7 +30,7 @@ from hookstats.watching.mailbox import Mailbox
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.requests import Close, ClosedStep, Drain, Renumber, Scalars, Skip, Step
 from hookstats.watching.scalars import StepScalars
-from hookstats.watching.sinks import Action, Sink, Sinks, calls_with, takes_scalars
+from hookstats.watching.sinks import Action, Numbers, Sink, Sinks
 
 DISK_PATIENCE = 60.0
 """The seconds that anybody waits for the flush thread while it gets nothing done: a disk hangs."""
@@ -326,7 +326,7 @@ class Flusher:
                 if self.exchange is not None:
                     self.exchange.line += 1
             case Scalars(steps):
-                self._todo.extend(partial(self._record_scalars, scalars) for scalars in steps)
+                self._todo.append(partial(self._record_scalars, steps))
             case Drain(done, disk):
                 try:
                     if disk:
@@ -346,12 +346,10 @@ class Flusher:
             if not self._attempt("recording a step", "the step is lost", action):
                 # Where the writer has the step, this does nothing.
                 self._disk.do(partial(RunWriter.skip, step=step.step, reason="error"))
-        use = self._sinks.use
-        uses = [partial(use, s, "records", c) for s in self._sinks for c in calls_with(s, records)]
+        rules, others = self._sinks.with_records(records)
         # What is written once rules have seen it comes before other sinks, which may be slow.
-        rules = len(records) if isinstance(next(iter(self._sinks), None), Monitor) else 0
-        self._todo.extendleft(reversed(uses[:rules]))
-        self._todo.extend(uses[rules:])
+        self._todo.extendleft(reversed(rules))
+        self._todo.extend(others)
 
     def _record_one(self, request: Step, into: list[StepRecord]) -> None:
         """Record a closed step, and add what the sinks are to get."""
@@ -400,24 +398,26 @@ class Flusher:
             self._norms.pop(record.step, None)  # that of this rank's own gradients
         return merged
 
-    def _record_scalars(self, scalars: StepScalars) -> None:
+    def _record_scalars(self, steps: Sequence[StepScalars]) -> None:
+        closed: list[Numbers] = []
+        for one in steps:
+            record = partial(self._record_scalars_of, one, closed)
+            self._attempt("recording a step", "the step is lost", record)
+        self._todo.extend(self._sinks.with_scalars(self.rank, closed))
+
+    def _record_scalars_of(self, scalars: StepScalars, into: list[Numbers]) -> None:
+        """Record the scalars of a step, and add what the sinks are to get."""
         step, time, _, iteration = scalars
         values = scalars.resolved()
         if iteration:
-            for sink in self._sinks:
-                if isinstance(sink, Monitor):
-                    action = partial(sink.write_unclosed, step, values, iteration)
-                    self._todo.append(partial(self._sinks.use, sink, "scalars", action))
+            self._todo.extend(self._sinks.with_unclosed(step, values, iteration))
             return
         if step in self._norms:
             values.setdefault(GRADIENT_NORM, self._norms.pop(step))
         if self.latest is not None and self.latest.step == step:
             self.latest.complete(values)
         self._disk.do(lambda writer: writer.write_scalars(step, time, values))
-        for sink in filter(takes_scalars, self._sinks):
-            write: Any = sink
-            action = partial(write.write_scalars, step, self.rank, values)
-            self._todo.append(partial(self._sinks.use, sink, "scalars", action))
+        into.append((step, values))
 
     def _end(self, coverage: Mapping[str, Any] | None) -> None:
         if coverage is not None and (late := self.failures_of_all()):

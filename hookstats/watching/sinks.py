@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hookstats.arena.lock import lock
 from hookstats.records.record import StepRecord
@@ -16,6 +16,9 @@ Sink = Callable[[StepRecord], object]
 """What gets every record; it may have a `close`, and a `write_scalars`."""
 
 Action = Callable[[], object]
+
+Numbers = tuple[int, Mapping[str, float]]
+"""A step, and its scalars by name."""
 
 
 class Call(NamedTuple):
@@ -55,7 +58,46 @@ class Sinks:
     def __len__(self) -> int:
         return len(self._sinks)
 
-    def use(self, sink: Sink, part: str, action: Action) -> None:
+    def with_records(self, records: Sequence[StepRecord]) -> tuple[list[Action], list[Action]]:
+        """The calls that give sinks these records, one each: those of rules that come before all
+        other sinks, which look at all records in the first call, and the rest."""
+        calls: list[Action] = []
+        rules = 0
+        for sink in self._sinks:
+            if isinstance(sink, Monitor):
+                given: list[Action] = [partial(next, sink.each_of(records), None)] * len(records)
+                rules += len(given) if not calls else 0
+            else:
+                given = [partial(sink, record) for record in records]
+            calls += self._uses(sink, "records", given)
+        return calls[:rules], calls[rules:]
+
+    def with_scalars(self, rank: int, steps: Iterable[Numbers]) -> list[Action]:
+        """The calls that give sinks the scalars of steps: one each, but one of all for rules."""
+        calls: list[Action] = []
+        for sink in self._sinks:
+            write: Any = getattr(sink, "write_scalars", None)
+            if not callable(write):
+                continue
+            given: list[Action] = [partial(write, step, rank, values) for step, values in steps]
+            if isinstance(sink, Monitor):
+                given = [partial(_call_all, given)]
+            calls += self._uses(sink, "scalars", given)
+        return calls
+
+    def with_unclosed(self, step: int, values: Mapping[str, float], iteration: int) -> list[Action]:
+        """The calls that give rules the scalars of an iteration that closed no step."""
+        calls: list[Action] = []
+        for sink in self._sinks:
+            if isinstance(sink, Monitor):
+                write = partial(sink.write_unclosed, step, values, iteration)
+                calls += self._uses(sink, "scalars", [write])
+        return calls
+
+    def _uses(self, sink: Sink, part: str, actions: Iterable[Action]) -> list[Action]:
+        return [partial(self._use, sink, part, action) for action in actions]
+
+    def _use(self, sink: Sink, part: str, action: Action) -> None:
         """Call a part of a sink, such as "scalars", if it is due; close a sink that is ended."""
         key = id(sink), part
         if not self._has(sink) or not self._retries.is_due(key):
@@ -131,13 +173,6 @@ class Sinks:
         return name
 
 
-def takes_scalars(sink: Sink) -> bool:
-    """Whether a sink gets the scalars of each step, too."""
-    return callable(getattr(sink, "write_scalars", None))
-
-
-def calls_with(sink: Sink, records: Sequence[StepRecord]) -> Sequence[Action]:
-    """The calls by which a sink gets records, one each; rules look at all of them in the first."""
-    if isinstance(sink, Monitor):
-        return [partial(next, sink.each_of(records), None)] * len(records)
-    return [partial(sink, record) for record in records]
+def _call_all(actions: Iterable[Action]) -> None:
+    for action in actions:
+        action()

@@ -209,3 +209,32 @@ def test_a_step_that_the_history_cannot_take_is_left_out(monkeypatch: pytest.Mon
         "hookstats: checking steps works again; calls that it missed: 2",
     ]
     assert steps_of(monitor, "other") == [0, 2, *range(6, 20, 2)]
+
+
+class Asked(Seen):
+    """Fails when it is asked what it looks at, so many times."""
+
+    def looks_at(self, name: str) -> bool:
+        self.calls.append(name)
+        if len(self.calls) in self.at:
+            raise self.error("injected")
+        return name == "loss"
+
+
+def test_a_rule_that_fails_to_say_what_it_looks_at_is_asked_again() -> None:
+    monitor = Monitor([Asked(calls=[], at=range(1, 3)), Other(calls=[])])
+    told = failures_of(monitor, 20)
+    assert len(told) == 2
+    assert str(told[1].message).startswith("hookstats: rule 'seen' works again; calls that it mis")
+    assert steps_of(monitor, "other", "loss") == [*range(0, 20, 2)]
+    assert steps_of(monitor, "seen", "loss") == [*range(6, 20, 2)]  # steps 1, 3 and 4 are left out
+    assert steps_of(monitor, "seen") == [*range(0, 20, 2)]
+
+
+def test_a_rule_that_never_says_what_it_looks_at_is_ended() -> None:
+    rule = Asked(calls=[], at=range(1, MANY), error=ZeroDivisionError)
+    monitor = Monitor([rule, Other(calls=[])])
+    told = failures_of(monitor, MANY)
+    assert len(told) == 2
+    assert str(told[1].message).endswith("4 times in a row; the rule is disabled")
+    assert repr(monitor) == "Monitor(other)"

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.samples import record_of
 from torch import nn
 
@@ -273,3 +275,66 @@ def test_micro_batches_that_an_epoch_leaves_over() -> None:
             for i in range(10):
                 iterate(model, optimizer, w, (i + 1) % 4 == 0)
     assert w.alerts == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "asked"),
+    [
+        (["lr/0", "hookstats/seconds", "steps_per_second"], [WeightDecay, LearningRate]),
+        (["lr/0", "train_loss"], [WeightDecay, LearningRate, Loss]),
+        (["grad_norm"], [Clipping]),
+        (["accuracy"], []),
+    ],
+)
+def test_rules_are_called_with_numbers_that_they_look_at(
+    names: list[str], asked: list[type[Rule]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[type[Rule]] = []
+
+    def note(rule: Rule, step: int, values: object, history: object) -> Iterable[Alert]:
+        called.append(type(rule))
+        return ()
+
+    for rule in (WeightDecay, LearningRate, Clipping, LossScale, Loss):
+        monkeypatch.setattr(rule, "check_scalars", note)
+    monitor = Monitor()
+    for step in range(2):
+        monitor.write_scalars(step, 0, dict.fromkeys(names, 1.0))
+    assert called == 2 * asked
+    monitor.write_unclosed(2, {"accuracy": 1.0}, 1)
+    assert called[2 * len(asked) :] == [WeightDecay, LearningRate, Clipping, LossScale, Loss]
+
+
+_NUMBERS = st.dictionaries(
+    st.sampled_from(["lr/0", "lr/1", "loss", "grad_norm", "accuracy"]),
+    st.sampled_from([0.0, 0.1, 1.0, 1.05, 20.0, math.nan]),
+    max_size=4,
+)
+
+
+@given(st.lists(st.tuples(_NUMBERS, st.integers(0, 8)), min_size=10, max_size=60))
+def test_what_rules_do_not_look_at_changes_no_alert(
+    steps: list[tuple[dict[str, float], int]],
+) -> None:
+    found = []
+    for looks in (None, lambda rule, name: True):
+        with pytest.MonkeyPatch.context() as patch:
+            rules = [
+                LearningRate(steps=2, every=1),
+                WeightDecay(every=1),
+                Clipping(every=1),
+                LossScale(iterations=2, every=1),
+                Loss(every=1),
+            ]
+            if looks is not None:
+                for rule in rules:
+                    patch.setattr(type(rule), "looks_at", looks)
+            monitor = Monitor(rules, Setup({}, (), (Group("SGD", 0.0, 0.1),)))
+            monitor._history.pushed = 8
+            for step, (values, unclosed) in enumerate(steps):
+                for iteration in range(1, unclosed - 5):
+                    monitor.write_unclosed(step, values or {"loss": 1.0}, iteration)
+                monitor.write_scalars(step, 0, values)
+            assert monitor.failures == {}
+            found.append(monitor.alerts)
+    assert found[0] == found[1]

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from hookstats.records.record import StepRecord
+from hookstats.rules.monitor import Monitor
 from hookstats.rules.rates import LearningRate
 from hookstats.runs.run import open_run
 from hookstats.watching import scalars
+from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
@@ -339,3 +341,26 @@ def test_log_does_not_wait_for_the_device() -> None:
             torch.cuda._sleep(10_000_000)
             total += 100  # what was logged stays
     assert [values["total"] for values in kept.scalars.values()] == [1, 102, 203]
+
+
+class Lost(scalars.OnDevice):
+    """A number of a device that is lost before it is there."""
+
+    def __init__(self) -> None:
+        pass
+
+    def wait(self) -> float:
+        raise RuntimeError("the device is lost")
+
+
+def test_a_number_that_never_comes_takes_no_other_step_along() -> None:
+    kept = Kept()
+    flusher = Flusher(None, [Monitor(), kept])
+    steps = [
+        scalars.StepScalars(step, 0.0, {"loss": Lost() if step == 1 else float(step)})
+        for step in range(3)
+    ]
+    flusher.submit_scalars(steps)
+    with pytest.warns(RuntimeWarning, match="RuntimeError: the device is lost; the step is lost"):
+        flusher.close()
+    assert kept.scalars == {0: {"loss": 0.0}, 2: {"loss": 2.0}}
