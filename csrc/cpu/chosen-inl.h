@@ -222,6 +222,34 @@ class ChannelUnits {
   Lanes<int64_t> next_[kRowBlock / kLanes], groups_[kRowBlock / kLanes];
 };
 
+// The chosen units of neighbouring channels, as ChannelUnits has them, where a batch may have whole
+// maps: of channels whose elements follow each other, all of them in logical order.
+class UnitsAcross {
+ public:
+  explicit UnitsAcross(const Sample& sample) : in_order_(sample), by_channel_(sample) {}
+
+  // Calls f(channel, first, count) as ChannelUnits::each does.
+  template <class F>
+  HOOKSTATS_INLINE void each(const ChannelUnits::Batch& rows, F&& f) {
+    if (rows.count != rows.apart) return by_channel_.each(rows, f);
+    const auto part = [&](int64_t at, int64_t count) {
+      // In 32 bits, which all elements of a batch fit into.
+      int64_t channel = static_cast<uint32_t>(at) / static_cast<uint32_t>(rows.count);
+      for (int64_t first = at - channel * rows.count; count > 0; ++channel, first = 0) {
+        const int64_t left = rows.count - first, n = count < left ? count : left;
+        f(channel, first, n);
+        count -= n;
+      }
+    };
+    in_order_.each(
+        rows.place, rows.channels * rows.count, [&](int64_t first) { part(first, kLanes); }, part);
+  }
+
+ private:
+  Units in_order_;
+  ChannelUnits by_channel_;
+};
+
 // Stores the counters of the finite ones among the first `count` elements `x`, one after another,
 // at `to`, which has room for kLanes; returns how many there are.
 template <class Real>

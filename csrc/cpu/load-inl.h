@@ -132,3 +132,14 @@ template <class Real, class Source>
 HOOKSTATS_INLINE Lanes<Real> load_up_to(const Source* p, int64_t count) {
   return count == kLanes ? load<Real, Source>(p) : load_first<Real, Source>(p, count);
 }
+
+// Copies `n` <= kLanes elements that are `stride` apart.
+template <class Source>
+HOOKSTATS_INLINE void copy_apart(const Source* p, int64_t stride, int64_t n, Source* to) {
+  if (n == kLanes) {
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kLanes; ++i) to[i] = p[i * stride];
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i] = p[i * stride];
+  }
+}

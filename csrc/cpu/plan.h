@@ -48,6 +48,9 @@ struct Plan {
   bool by_key;
 
   bool across;  // samples are of each channel's rows, see `ChannelView::rows_are_in_order`
+  // Then the rows of one map, if it fits into L2: tasks have whole maps, which are in logical
+  // order.
+  int64_t map_rows;
 
   bool samples() const { return !tensor_sample.all() || !channel_sample.all(); }
   int64_t splits() const { return row_splits * inner_splits; }  // partial results per channel
@@ -143,6 +146,13 @@ inline Plan make_plan(const UpdateParams& p) {
   plan.blocks = ceil_div(plan.width, plan.block);
   plan.row_splits = std::clamp<int64_t>(kMostTasks / plan.blocks, 1, plan.row_splits);
   plan.row_step = ceil_div(plan.rows, plan.row_splits);
+  if (plan.across && view.outer_dims > 0) {
+    const int64_t size = view.outer[view.outer_dims - 1].size;
+    if (size * plan.block <= 2 * kRunTask) {
+      plan.map_rows = size;
+      plan.row_step = ceil_div(plan.row_step, size) * size;
+    }
+  }
   plan.row_splits = ceil_div(plan.rows, plan.row_step);
   plan.direct = plan.splits() == 1 && plan.joined == 1 && view.repeat == 1;
   plan.tensor_sample = sample_of(p, kTensorEvery);

@@ -168,7 +168,7 @@ class Rows : Reader<Source> {
   // Calls f(p, stride, n, column) on what a sample has of some rows, of which only the first is at
   // hand: n <= kLanes elements of one column of the block, `stride` apart.
   template <class F>
-  void each_across(const Task& task, ChannelUnits& units, const Group& group, F&& f) {
+  void each_across(const Task& task, UnitsAcross& units, const Group& group, F&& f) {
     const Dim run = last_dim();
     const int64_t stride = plan_.packed ? group.width : run.stride;
     const int64_t offset = view_.outer_offset(group.row), end = group.row + group.count;
@@ -190,16 +190,6 @@ class Rows : Reader<Source> {
     }
   }
 
-  // Copies n <= kLanes elements that are `stride` apart.
-  static HOOKSTATS_INLINE void copy_column(const Source* p, int64_t stride, int64_t n, Source* to) {
-    if (n == kLanes) {
-#pragma GCC unroll 16
-      for (int64_t j = 0; j < kLanes; ++j) to[j] = p[j * stride];
-    } else {
-      for (int64_t j = 0; j < n; ++j) to[j] = p[j * stride];
-    }
-  }
-
   // Counts what samples have of some rows, of which only the first is at hand, where logical order
   // goes from row to row.
   void count_columns(const Task& task, const Group& group, const Histograms& into) {
@@ -212,7 +202,7 @@ class Rows : Reader<Source> {
                       into.tensor->template add_kept<Real, Source>(values, found, waiting_);
                       found = 0;
                     }
-                    copy_column(p, stride, n, values + found);
+                    copy_apart(p, stride, n, values + found);
                     found += n;
                   });
       into.tensor->template add_kept<Real, Source>(values, found, waiting_);
@@ -223,7 +213,7 @@ class Rows : Reader<Source> {
     each_across(task, channel_units_, group,
                 [&](const Source* p, int64_t stride, int64_t n, int64_t column) {
                   Source values[kLanes];
-                  copy_column(p, stride, n, values);
+                  copy_apart(p, stride, n, values);
                   into.by_channel->template add_kept<Real, Source>(values, n, column);
                 });
   }
@@ -304,8 +294,14 @@ class Rows : Reader<Source> {
       const int64_t end = row + count;
       const bool waits = end < task.row_end && (uncounted_rows + count) * width <= kRunTask;
       if (waits && !plan_.packed) return;
-      count_columns(task, {&uncounted, uncounted_rows, width, end - uncounted_rows}, in_columns);
-      uncounted_rows = 0;
+      // Rows of a map that goes on are left for the next time.
+      const bool by_maps = plan_.map_rows > 0 && !plan_.packed && end < task.row_end;
+      const int64_t left = by_maps ? end % plan_.map_rows : 0;
+      if (left >= uncounted_rows) return;
+      count_columns(task, {&uncounted, uncounted_rows - left, width, end - uncounted_rows},
+                    in_columns);
+      uncounted_rows = left;
+      if (left > 0) uncounted = rows[0] + view_.outer_offset(end - left) - view_.outer_offset(row);
     });
     for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
     waiting_.finish();
@@ -442,7 +438,7 @@ class Rows : Reader<Source> {
     }
   }
 
-  ChannelUnits tensor_units_, channel_units_;
+  UnitsAcross tensor_units_, channel_units_;
   RowHistograms by_channel_;
   Waiting waiting_;  // for the tensor's histogram
   std::conditional_t<kCountsWithSums, Whole, WithSample> whole_;

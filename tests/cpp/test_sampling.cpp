@@ -96,6 +96,9 @@ int main() {
   shapes.push_back({"transposed, joined", {40, 3000}, {1, 40}, 0});
   shapes.push_back({"channels last, one image", {1, 40, 60, 50}, {120000, 1, 2000, 40}, 1});
   shapes.push_back({"channels last, wide", {2, 900, 11, 13}, {128700, 1, 11700, 900}, 1});
+  shapes.push_back({"channels last, 7x7", {60, 40, 7, 7}, {1960, 1, 280, 40}, 1});
+  shapes.push_back({"channels last, 3x3", {300, 33, 3, 3}, {297, 1, 99, 33}, 1});
+  shapes.push_back({"channels last, 14x14", {7, 200, 14, 14}, {39200, 1, 2800, 200}, 1});
   shapes.push_back({"heads", {3, 4, 50, 16}, {3200, 16, 64, 1}, 3});
   uint64_t seed = 0;
   for (const Shape& shape : shapes) {

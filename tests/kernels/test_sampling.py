@@ -118,9 +118,13 @@ def equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is not None and b is not None and torch.equal(a, b)
 
 
-def test_memory_formats_change_no_count() -> None:
-    x = normal(2, 17, 9, 11).float()
-    how = sampling(4, 8, 2)
+@pytest.mark.parametrize(
+    "shape", [(2, 17, 9, 11), (300, 33, 3, 3), (70, 130, 7, 7), (9, 800, 7, 7), (7, 200, 14, 14)]
+)
+@pytest.mark.parametrize("every", [(8, 2), (2, 3), (13, 200)])
+def test_memory_formats_change_no_count(shape: tuple[int, ...], every: tuple[int, int]) -> None:
+    x = normal(*shape).float()
+    how = sampling(4, *every)
     first = fold_sampled(ops.update_, x, 1, LOG, LINEAR, how)
     last = x.to(memory_format=torch.channels_last)
     again = fold_sampled(ops.update_, last, 1, LOG, LINEAR, how)
