@@ -72,7 +72,7 @@ class Sinks:
             calls += self._uses(sink, "records", given)
         return calls[:rules], calls[rules:]
 
-    def with_scalars(self, rank: int, steps: Iterable[Numbers]) -> list[Action]:
+    def with_scalars(self, rank: int, steps: Sequence[Numbers]) -> list[Action]:
         """The calls that give sinks the scalars of steps: one each, but one of all for rules."""
         calls: list[Action] = []
         for sink in self._sinks:
