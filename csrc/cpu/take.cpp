@@ -2,7 +2,6 @@
 #include "cpu/take.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "core/marks.h"
@@ -24,21 +23,6 @@ void take_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns
   for (int64_t r = 0; r < count; ++r, rows += kColumns) {
     for (int c = 0; c < kColumns; ++c) columns[c * total + r] = rows[c];
     std::memcpy(rows, empty, sizeof empty);
-  }
-}
-
-// Calls f(begin, end) on the slots of each mark; marks past the last slot are ignored. Always
-// inlined: GCC drops calls of functions that do nothing but prefetch.
-template <class F>
-inline __attribute__((always_inline)) void each_marked(const int64_t* marks, int64_t width, F&& f) {
-  const int64_t* bits = marks + 1;
-  for (int64_t begin = 0; begin < width; begin += kWordSlots) {
-    auto word = static_cast<uint64_t>(*bits++);
-    for (; word != 0; word &= word - 1) {
-      const int64_t slot = begin + std::countr_zero(word) * kMarkSlots;
-      if (slot >= width) break;
-      f(slot, std::min(slot + kMarkSlots, width));
-    }
   }
 }
 

@@ -90,7 +90,14 @@ PYBIND11_MODULE(_hooks, m) {
           "routes", [](const Arena& a) { return a.routes.load(); },
           [](Arena& a, bool routes) { a.routes = routes; })
       .def_property_readonly("seconds", [](const Arena& a) { return a.mutex.seconds(); })
-      .def_readwrite("front", &Arena::front)
+      .def_property(
+          "front", [](const Arena& a) { return a.front; },
+          [](Arena& a, int front) {
+            a.front = front;
+            a.recent.clear();
+          })
+      .def("forget", [](Arena& a) { a.recent.clear(); })
+      .def_property_readonly("repeated", [](const Arena& a) { return a.recent.repeated; })
       .def(
           "set_mask",
           [](Arena& a, const std::optional<at::Tensor>& mask) {

@@ -101,7 +101,7 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   if (!dtype || kernels == nullptr) return;
   int dim = -1;
   if (channel_dim) dim = static_cast<int>(*channel_dim < 0 ? *channel_dim + x.dim() : *channel_dim);
-  auto bound = std::make_unique<Bound>(Bound{kernels,
+  auto bound = std::make_shared<Bound>(Bound{kernels,
                                              x.scalar_type(),
                                              x.device(),
                                              x.sizes().vec(),
@@ -178,15 +178,20 @@ void Site::fold(const UpdateParams& aimed) {
   count_fold();
 }
 
-void Site::receive(const at::Tensor& gradient, bool first, const Mask* mask) {
+void Site::receive(const at::Tensor& gradient, bool first, const std::shared_ptr<const Mask>& mask,
+                   const Origin& origin) {
   {
     std::lock_guard<TimedMutex> lock(arena_->mutex);
     const bool recording = arena_->recording;
     if (!recording || takes(gradient)) {
       const Reason* reason = &kNotRecorded;
-      if (recording) reason = attempt([&] { fold(gradient, mask); }) ? nullptr : &kDisabled;
+      if (recording) {
+        const auto read = [&] { fold(gradient, mask.get()); };
+        const bool folded = attempt([&] { fold_once(gradient, mask, origin, read); });
+        reason = folded ? nullptr : &kDisabled;
+      }
       arrive(first, reason == nullptr ? std::nullopt : std::optional<std::string>(reason->text),
-             recording && is_whole(gradient, mask));
+             recording && is_whole(gradient, mask.get()));
       return;
     }
   }

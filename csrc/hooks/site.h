@@ -18,16 +18,12 @@
 
 #include "core/update_params.h"
 #include "hooks/arena.h"
+#include "hooks/bound.h"
 #include "hooks/reasons.h"
+#include "hooks/recent.h"
 #include "ops/kernels.h"
 
 namespace hookstats::hooks {
-
-// The arguments of `update_` after x and channel_dim: Python's `State`, with the same names.
-struct State {
-  at::Tensor moments, tallies;
-  std::optional<at::Tensor> counts, bins, channel_counts, channel_bins, sampling;
-};
 
 // Every method but the constructor and destructor needs the arena's lock, unless it says otherwise.
 class Site {
@@ -88,16 +84,17 @@ class Site {
   // call. Only `aim` reads the tensor; the caller keeps the memory of tensor and mask alive.
   const UpdateParams& aim(const at::Tensor& x, const Mask* mask = nullptr);
   void fold(const UpdateParams& aimed);
-  void count_fold() {
-    const auto front = static_cast<size_t>(arena_->front);
-    ++*bound_->call_counts[front];
-    if (int64_t* const marks = bound_->params[front].tensor_marks) ++marks[0];
-  }
+  void count_fold() { bound_->count_fold(static_cast<size_t>(arena_->front)); }
+  // Folds a tensor that `takes` accepted by `read()`, unless another site has read it in this step.
+  template <class Read>
+  void fold_once(const at::Tensor& x, const std::shared_ptr<const Mask>& mask, const Origin& origin,
+                 Read read);
 
   // Counts a gradient that arrived and folds it in; `first`: no other gradient arrived for its
   // tensor; `mask`: that of the call which had the tensor, or null. Call it without the lock and
   // without the GIL, which it takes only where `takes` refuses.
-  void receive(const at::Tensor& gradient, bool first, const Mask* mask);
+  void receive(const at::Tensor& gradient, bool first, const std::shared_ptr<const Mask>& mask,
+               const Origin& origin);
   // Counts the gradient of a view's base if the view's part cannot be taken out of it.
   void refuse(const at::Tensor& gradient, bool first);
   // Runs one step of the site's work; if that throws, disables the site with a warning. Returns
@@ -116,30 +113,25 @@ class Site {
   static bool is_strided(const at::Tensor& x);
 
  private:
-  struct Bound {
-    const Kernels* kernels;
-    at::ScalarType dtype;
-    at::Device device;
-    std::vector<int64_t> sizes, strides;
-    int channel_dim;  // or -1
-    std::array<UpdateParams, 2> params;
-    // Owns the memory that `params` points into.
-    std::array<State, 2> states;
-    std::array<at::Tensor, 2> calls;
-    std::optional<std::array<at::Tensor, 2>> marks;
-    std::array<int64_t*, 2> call_counts;
-    std::vector<float> tensor_edges, channel_edges;
-    bool masked = false;  // whether the views in `params` are of a mask
-  };
-
   // How many dimensions of the tensor a mask covers; 0: it does not fit, or there is none.
   int covered(const at::Tensor& x, const Mask* mask) const;
 
   std::shared_ptr<Arena> arena_;
-  std::unique_ptr<Bound> bound_;
+  std::shared_ptr<Bound> bound_;
   std::optional<std::vector<int64_t>> expected_;
   PyObject* owner_;  // a weak reference
 };
+
+template <class Read>
+void Site::fold_once(const at::Tensor& x, const std::shared_ptr<const Mask>& mask,
+                     const Origin& origin, Read read) {
+  if (!Recent::takes(*bound_, x, origin)) return read();
+  const auto front = static_cast<size_t>(arena_->front);
+  const Recent::Key key{x, mask, origin};
+  if (arena_->recent.repeat(key, *bound_, front)) return;
+  read();
+  arena_->recent.add(key, bound_, front);
+}
 
 template <class Work>
 bool Site::attempt(Work work) {

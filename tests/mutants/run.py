@@ -41,6 +41,7 @@ SECONDS = 300
 """What runs longer is caught, too: a mutant may wait for ever."""
 
 PROGRAMS = {
+    "tests/cpp/test_copy.cpp": (),
     "tests/cpp/test_core.cpp": (),
     "tests/cpp/test_take.cpp": ("csrc/cpu/take.cpp",),
     "tests/cpp/test_wholes.cpp": ("csrc/cpu/wholes.cpp",),

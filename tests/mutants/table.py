@@ -29,6 +29,13 @@ MUTANTS = (
         "tests/hooks/test_interrupted_masks.py",
     ),
     Mutant(
+        "tensors of a discarded step are taken for folded in",
+        "hookstats/arena/arena.py",
+        "self.native.forget()",
+        "pass",
+        "tests/hooks/test_recent.py",
+    ),
+    Mutant(
         "scalars of steps without a record come after later records",
         "hookstats/watching/scalars.py",
         "or (is_shown and self._is_unseen)",
