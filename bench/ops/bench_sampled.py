@@ -34,7 +34,13 @@ pytestmark = [
 ]
 
 EVERY = 8
-SMALL_MAPS = pick({"NCHW 32x512x7x7": Layout((32, 512, 7, 7), axis=1)}, {})
+SMALL_MAPS = pick(
+    {
+        "NCHW 32x512x7x7": Layout((32, 512, 7, 7), axis=1),
+        "channels_last 32x512x7x7": Layout((32, 7, 7, 512), axis=3, order=(0, 3, 1, 2)),
+    },
+    {},
+)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SAMPLES = {
     f"{name} {dtype}": (layout, DTYPES[dtype])
