@@ -1,6 +1,7 @@
 // Recent: recognises tensors that come again, and copies their states.
 #include "hooks/recent.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -14,14 +15,14 @@ namespace {
 // Tensors below this many elements are read in less time than it takes to be sure of them.
 constexpr int64_t kLeastElements = 1 << 14;
 
-constexpr int64_t kMostElements = INT32_MAX;  // by how `samples_of` finds them
+constexpr int64_t kMostElements = INT32_MAX;  // by how `hash_of_some` finds them
 
-// Up to so many bytes an element, a state is copied faster than the tensor is read.
+// Up to this many bytes per element, a state is copied faster than the tensor is read.
 constexpr int64_t kMostRowBytes = 2;
 
 // A hash of 64 elements all over a dense tensor: a change that version counters do not tell, as by
 // `x.data`, shows in it unless only few elements changed.
-uint64_t samples_of(const at::Tensor& x) {
+uint64_t hash_of_some(const at::Tensor& x) {
   constexpr int kSamples = 64;
   const auto* const bytes = static_cast<const char*>(x.const_data_ptr());
   const size_t size = x.element_size();
@@ -38,34 +39,48 @@ uint64_t samples_of(const at::Tensor& x) {
   return hash;
 }
 
-uint32_t version_of(const at::Tensor& x) {
-  return x.unsafeGetTensorImpl()->version_counter().current_version();
-}
-
 }  // namespace
 
 bool Recent::takes(const Bound& bound, const at::Tensor& x, const Origin& origin) {
   if (x.numel() < kLeastElements || x.numel() > kMostElements) return false;
-  // Without a gradient to compute, nobody needs to count a change in place.
+  // Autograd has to know of each change of a tensor that it computes gradients with.
   const bool versioned = !x.is_inference() && (origin.node != nullptr || x.requires_grad());
   return versioned && bound.device.is_cpu() && x.is_non_overlapping_and_dense() &&
          row_bytes(bound.params[0], bound.channels()) <= kMostRowBytes * x.numel();
 }
 
-bool Recent::repeat(const Key& key, Bound& into, size_t front) {
-  const at::Tensor& x = key.x;
-  const uint32_t version = version_of(x);
+Recent::Entry Recent::describe(const at::Tensor& x, const std::shared_ptr<const Mask>& mask,
+                               const Origin& origin, const std::shared_ptr<const Bound>& bound,
+                               size_t front) {
+  const c10::VariableVersion& counter = x.unsafeGetTensorImpl()->version_counter();
+  std::array<int64_t, kSamplingColumns> sampling{};
+  const int64_t* const rates = bound->params[front].sampling;
+  if (rates != nullptr) std::copy_n(rates, kSamplingColumns, sampling.begin());
+  return {x.storage().getWeakStorageImpl(),
+          x.const_data_ptr(),
+          counter,
+          counter.current_version(),
+          hash_of_some(x),
+          mask,
+          origin,
+          sampling,
+          bound->seen(front) == 0,
+          bound,
+          0};
+}
+
+bool Recent::repeat(const Entry& tensor, at::IntArrayRef strides, Bound& into, size_t front) {
   for (const Entry& entry : entries_) {
-    if (entry.memory._unsafe_get_target() != x.storage().unsafeGetStorageImpl()) continue;
+    if (entry.storage._unsafe_get_target() != tensor.storage._unsafe_get_target()) continue;
     const Bound& from = *entry.bound;
-    const bool same = entry.data == x.const_data_ptr() && entry.version == version &&
-                      entry.counter.current_version() == version && entry.mask == key.mask &&
-                      entry.origin == key.origin && from.dtype == into.dtype &&
+    const bool same = entry.data == tensor.data && entry.version == tensor.version &&
+                      entry.counter.current_version() == tensor.version &&
+                      entry.mask == tensor.mask && entry.origin == tensor.origin &&
+                      entry.sampling == tensor.sampling && from.dtype == into.dtype &&
                       from.channel_dim == into.channel_dim && from.sizes == into.sizes &&
-                      x.strides() == from.strides;
-    if (!same || *from.call_counts[front] != 1 || from.seen(front) != entry.seen) continue;
-    if (*into.call_counts[front] != 0 || into.seen(front) != 0) return false;
-    if (entry.samples != samples_of(x)) return false;
+                      strides == from.strides;
+    if (!same || from.seen(front) != entry.seen) continue;
+    if (!tensor.first || entry.hash != tensor.hash) return false;
     copy_state(from.params[front], into.params[front], into.channels());
     into.count_fold(front);
     ++repeated;
@@ -74,22 +89,14 @@ bool Recent::repeat(const Key& key, Bound& into, size_t front) {
   return false;
 }
 
-void Recent::add(const Key& key, const std::shared_ptr<const Bound>& bound, size_t front) {
-  if (*bound->call_counts[front] != 1) return;
-  const at::Tensor& x = key.x;
-  Entry entry{x.storage().getWeakStorageImpl(),
-              x.const_data_ptr(),
-              x.unsafeGetTensorImpl()->version_counter(),
-              version_of(x),
-              samples_of(x),
-              key.mask,
-              key.origin,
-              bound,
-              bound->seen(front)};
+void Recent::add(Entry tensor, size_t front) {
+  // What changed while it was read is not what will come again.
+  if (!tensor.first || tensor.counter.current_version() != tensor.version) return;
+  tensor.seen = tensor.bound->seen(front);
   if (entries_.size() < kMost) {
-    entries_.push_back(std::move(entry));
+    entries_.push_back(std::move(tensor));
   } else {
-    entries_[next_] = std::move(entry);
+    entries_[next_] = std::move(tensor);
     next_ = (next_ + 1) % kMost;
   }
 }

@@ -127,10 +127,12 @@ void Site::fold_once(const at::Tensor& x, const std::shared_ptr<const Mask>& mas
                      const Origin& origin, Read read) {
   if (!Recent::takes(*bound_, x, origin)) return read();
   const auto front = static_cast<size_t>(arena_->front);
-  const Recent::Key key{x, mask, origin};
-  if (arena_->recent.repeat(key, *bound_, front)) return;
+  Recent& recent = arena_->recent;
+  // Before other threads may change x, as they may while it is read.
+  Recent::Entry tensor = Recent::describe(x, mask, origin, bound_, front);
+  if (recent.repeat(tensor, x.strides(), *bound_, front)) return;
   read();
-  arena_->recent.add(key, bound_, front);
+  recent.add(std::move(tensor), front);
 }
 
 template <class Work>

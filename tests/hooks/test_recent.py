@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from hookstats import LinearBins, LogBins, StepRecord
+from hookstats.arena.arena import Accumulator
 from hookstats.kernels import native
 from hookstats.watching.watch import watch
 
@@ -149,6 +153,12 @@ def by_version(x: Tensor) -> Tensor:
     return x
 
 
+def behind_an_alias(x: Tensor) -> Tensor:
+    alias = x.data
+    x[3, 5] += 1.0
+    return alias.requires_grad_()
+
+
 def by_data(x: Tensor) -> Tensor:
     x.data.mul_(1.5)
     return x
@@ -184,6 +194,7 @@ def with_a_hook(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
         (with_a_hook(by_version), 1),
         (with_a_hook(by_data), 1),
         (lambda x: x.detach().requires_grad_(), 1),
+        (behind_an_alias, 0),
         (lambda x: x.view_as(x), 1),
     ],
 )
@@ -218,6 +229,90 @@ def test_several_calls_are_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first call alone, of outputs and of gradients.
     assert repeated(monkeypatch, Shared) == 2
     assert repeated(monkeypatch, Shared, batches=3) == 2
+
+
+def test_a_state_of_several_calls_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(WIDTH, WIDTH)
+            self.of_first, self.of_second = nn.Identity(), nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.one(x)
+            second = self.one(first)
+            y: Tensor = self.of_second(second) + self.of_first(first)
+            return y
+
+    # The gradient of the second call alone, which comes first.
+    assert repeated(monkeypatch, Twice) == 1
+
+
+def test_a_step_that_is_numbered_anew_has_another_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(hooks: Any) -> list[StepRecord]:
+        monkeypatch.setattr(native, "hooks", hooks)
+        records: list[StepRecord] = []
+        torch.manual_seed(0)
+        model = Chain(nn.Identity())
+        with watch(model, sinks=(records.append,), bins=LogBins(sample=4)) as w:
+            for step in range(4):
+                y = model.linear(torch.randn(ROWS, WIDTH))
+                w.set_step(100 * step + 50)
+                model.rest(y).sum().backward()
+                w.step()
+        return records
+
+    assert_same_statistics(train(native.hooks), train(None))
+
+
+def test_what_an_interrupt_left_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that was folded in and not counted."""
+    model = Chain(nn.Identity())
+    with watch(model, kinds=("output",)) as w:
+        model.rest(torch.randn(ROWS, WIDTH))
+        w.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(Accumulator, "end", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model.linear(torch.randn(ROWS, WIDTH))  # the first one: Python folds it in
+        y = model.linear(torch.randn(ROWS, WIDTH))
+        model.rest(y)
+        w.step()
+    found = w.latest["rest.0", "output"]
+    assert found.count.tolist() == [ROWS] * WIDTH
+    torch.testing.assert_close(found.mean, y.detach().double().mean(0))
+
+
+def interrupt(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_threads_may_change_what_is_read() -> None:
+    """Another thread gives a tensor other memory, and takes it away, while C++ reads without the
+    GIL."""
+    model = nn.Sequential(nn.Linear(64, 4096), nn.Identity())
+    found: list[Tensor] = []
+    stop = threading.Event()
+
+    def change() -> None:
+        empty = torch.empty(0)
+        while not stop.is_set():
+            for y in found[-1:]:
+                y.data = empty
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    model[0].register_forward_pre_hook(lambda module, args: found.clear())
+    model[0].register_forward_hook(lambda module, args, output: found.append(output))
+    with watch(model) as w, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(50):
+            with suppress(RuntimeError):  # as the tensor is empty now
+                model(torch.randn(256, 64))
+            w.step()
+    stop.set()
+    thread.join()
+    assert w.latest["0", "output"].count.tolist() == [256] * 4096
 
 
 def test_small_tensors_and_such_without_a_gradient_are_read(
@@ -290,18 +385,28 @@ def test_a_discarded_step_is_forgotten() -> None:
     torch.testing.assert_close(w.latest["rest.0", "output"].mean, y.detach().double().mean(0))
 
 
-def test_memory_is_freed_and_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor at the address of another that is gone, with the same version."""
+def test_memory_that_another_tensor_has_meanwhile_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the same address, of the same version, and with nearly the same values."""
+    reused = 0
 
     class Forgets(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.one, self.two = Lambda(torch.clone), Lambda(torch.clone)
+            self.last = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: Tensor) -> Tensor:
+            nonlocal reused
+            values = x.clone().requires_grad_()
+            address = self.one(values).data_ptr()
             with torch.no_grad():
-                self.one(x).requires_grad_()
-            y: Tensor = self.two(x)
+                values[3, 5] += 1.0
+            found = self.two(values)
+            reused += found.data_ptr() == address
+            y: Tensor = self.last(found)
             return y
 
-    assert repeated(monkeypatch, Forgets) == 0
+    assert repeated(monkeypatch, Forgets, steps=6) == 0
+    assert reused > 0
