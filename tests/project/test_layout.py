@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,3 +173,11 @@ def test_functions_are_short() -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     assert {name: n for name, n in found.items() if n > FUNCTION_LINES} == {}
+
+
+def test_cmake_builds_every_program_of_tests_cpp() -> None:
+    presets = json.loads((ROOT / "CMakePresets.json").read_text("utf-8"))["buildPresets"]
+    (default,) = [preset for preset in presets if preset["name"] == "default"]
+    programs = {file.stem for file in (ROOT / "tests" / "cpp").glob("*.cpp")}
+    assert len(programs) > 5
+    assert programs <= set(default["targets"])
