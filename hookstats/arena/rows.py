@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookstats.arena import pages
 from hookstats.records.sparse import Int64
 
 _BLOCK_ROWS = 4096
@@ -64,13 +65,22 @@ class _Block:
     """Rows that were allocated at once: those from `start` on, up to `end`."""
 
     def __init__(self, empty: Sequence[Tensor], start: int, capacity: int) -> None:
-        self.groups = [row.repeat(2, capacity, 1) for row in empty]
+        self.groups = [_repeated(row, capacity) for row in empty]
         self.start = start
         self.end = start + capacity
 
     def rows(self, first: int, rows: int) -> list[Tensor]:
         place = first - self.start
         return [group[:, place : place + rows] for group in self.groups]
+
+
+def _repeated(row: Tensor, capacity: int) -> Tensor:
+    """Two buffers of `capacity` rows like `row`."""
+    if row.device.type != "cpu":
+        return row.repeat(2, capacity, 1)
+    words = torch.from_numpy(pages.zeros(2 * capacity * row.numel()))
+    block = words.view(row.dtype).view(2, capacity, row.numel())
+    return block.copy_(row) if row.any() else block
 
 
 class Counters:

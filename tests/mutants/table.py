@@ -120,6 +120,20 @@ MUTANTS = (
         "tests/arena/test_arena.py",
     ),
     Mutant(
+        "states lie in malloc's heap",
+        "hookstats/arena/pages.py",
+        "if 8 * words < _LEAST_BYTES:",
+        "if True:",
+        "tests/arena/test_pages.py",
+    ),
+    Mutant(
+        "a forked process writes into the states of its parent",
+        "hookstats/arena/pages.py",
+        "mmap.MAP_PRIVATE",
+        "mmap.MAP_SHARED",
+        "tests/arena/test_pages.py",
+    ),
+    Mutant(
         "the memory of a record is used again while the record has it",
         "hookstats/arena/memory.py",
         "        view = block[:]\n",
