@@ -13,11 +13,12 @@ from hookstats.insight.channels import MARGIN, saturation
 from hookstats.insight.layers import per_tensor
 from hookstats.records.alerts import Alert
 from hookstats.records.groups import over_site
-from hookstats.records.keys import parse_kind
+from hookstats.records.keys import finder
 from hookstats.records.record import StepRecord
+from hookstats.records.sparse import Int64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.rules.steps import Flags, Steps, in_steps
+from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 from hookstats.stats.derived import amax
 
 
@@ -59,11 +60,19 @@ class DeadChannels(Rule):
             return np.zeros((len(steps), len(channels)), np.int8)
         found = np.zeros(steps.dead.shape, bool)
         found[:, rows] = lasting & steps.dead[:, rows]
-        counts = steps.in_sites(found)
-        outputs = steps.sites.of_kind("output")
-        many = counts >= np.maximum(2, self.share * channels)
-        many &= outputs | steps.sites.of_kind("grad_output")
-        some = (channels >= self.width) & (counts >= np.maximum(2, self.few * channels)) & outputs
+        return self._levels(steps.in_sites(found), steps.sites)
+
+    def _levels(self, counts: Int64, sites: Sites) -> NDArray[np.int8]:
+        """By the number of counted channels of each site, [..., S]: 2 for a warning, 1 for a note,
+        0 for nothing."""
+        outputs, gradients = sites.of_kind("output"), sites.of_kind("grad_output")
+        told = outputs | gradients
+        if gradients.any():
+            told &= gradients | sites.once(_has_gradient)
+        channels = sites.channels
+        many = told & (counts >= np.maximum(2, self.share * channels))
+        wide = told & outputs & (channels >= self.width)
+        some = wide & (counts >= np.maximum(2, self.few * channels))
         level: NDArray[np.int8] = many.astype(np.int8) + (many | some)
         return level
 
@@ -73,41 +82,35 @@ class DeadChannels(Rule):
         rows = np.flatnonzero(found)
         if not len(rows):
             return
-        gradients = "grad_output" in history.plain_kinds
         counts, dead_channels = (
             over_site(np.add, flags.astype(np.int64), record.offsets, 0)
             for flags in (found, history.dead)
         )
-        sites = np.flatnonzero(counts)
-        firsts = rows[np.searchsorted(rows, record.offsets[sites])]
-        for site, first in zip(sites.tolist(), firsts.tolist(), strict=True):
-            count = int(counts[site])
-            info = record.sites[site]
-            kind = parse_kind(info.kind)
-            many = count >= max(2, self.share * info.channels)
-            some = info.channels >= self.width and count >= max(2, self.few * info.channels)
-            if not (many or (some and kind.plain == "output")):
-                continue
-            if kind.plain == "output":
-                if gradients and (info.name, kind.gradient) not in record:
-                    continue
-                what = "carry no signal"
-            elif kind.plain == "grad_output":
-                what = "receive no gradient"
-            else:
-                continue
-            channel = int(first - record.offsets[site])
-            dead = int(dead_channels[site])
+        levels = self._levels(counts, history.sites)
+        sites = np.flatnonzero(levels)
+        firsts = rows[np.searchsorted(rows, record.offsets[sites])] - record.offsets[sites]
+        # As plain numbers, which are faster to put into words than NumPy's.
+        of_sites = (sites, firsts, levels[sites], counts[sites], dead_channels[sites])
+        for site, first, level, count, dead in zip(*(x.tolist() for x in of_sites), strict=True):
+            channels = record.sites[site].channels
+            what = "receive no gradient" if history.gradient[site] else "carry no signal"
             those = "their values" if dead == count else f"the values of {count} of them"
             yield self.alert(
                 record,
                 site,
-                f"has {dead} dead channels of {info.channels}, the first is channel {channel}: "
+                f"has {dead} dead channels of {channels}, the first is channel {first}: "
                 f"all {those} have been zero for {self.steps} steps or more, so they {what}",
-                count / info.channels,
-                channel,
-                "warning" if many else "note",
+                count / channels,
+                first,
+                "warning" if level == 2 else "note",
             )
+
+
+def _has_gradient(sites: Sites) -> Flags:
+    """bool [S]: whether a gradient of each site is a site, too."""
+    find = finder([(site.name, site.kind) for site in sites.sites])
+    named = zip(sites.sites, sites.kinds, strict=True)
+    return np.array([find(site.name, kind.gradient) is not None for site, kind in named], bool)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,6 +134,20 @@ MUTANTS = (
         "tests/arena/test_pages.py",
     ),
     Mutant(
+        "dead channels: also of outputs without a gradient",
+        "hookstats/rules/channels.py",
+        "told &= gradients | sites.once(_has_gradient)",
+        "pass",
+        "tests/rules/test_rules.py",
+    ),
+    Mutant(
+        "dead channels: notes about narrow layers, too",
+        "hookstats/rules/channels.py",
+        "told & outputs & (channels >= self.width)",
+        "told & outputs",
+        "tests/rules/test_rules.py",
+    ),
+    Mutant(
         "the memory of a record is used again while the record has it",
         "hookstats/arena/memory.py",
         "        view = block[:]\n",
