@@ -17,7 +17,7 @@ from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo
 from hookstats.stats.bins import LogBins
 
-PAGE = 1 << 16
+LEAST = pages._LEAST_BYTES // 8
 
 
 class _MallInfo(ctypes.Structure):
@@ -48,7 +48,7 @@ def malloced() -> Callable[[], int]:
     return used
 
 
-@pytest.mark.parametrize("words", [0, 1, 31, PAGE // 8 - 1, PAGE // 8, PAGE // 8 + 1, 99_991])
+@pytest.mark.parametrize("words", [0, 1, 31, LEAST - 1, LEAST, LEAST + 1, 99_991])
 def test_words_are_zero_and_may_be_written(words: int) -> None:
     memory = pages.zeros(words)
     assert memory.shape == (words,)
