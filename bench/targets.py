@@ -184,8 +184,8 @@ TARGETS = (
     Target("a mask that keeps 60 %: to none", 1.1, ratios(MASKED, "60% kept", "no mask"), "x"),
     Target("MLP 64 wide, paused: CPU time added", 0.5, added(IDLE, "paused"), "%"),
     Target("MLP 64 wide, every=100: CPU time added", 0.5, added(IDLE, "every=100"), "%"),
-    Target("budget of 1%: added", 1.3, added(BUDGET, "budget=0.01"), "%"),
-    Target("budget of 3%: added", 3.9, added(BUDGET, "budget=0.03"), "%"),
+    Target("budget of 1%: added", 1.3, added(f"{BUDGET} of 1%", "budget=0.01"), "%"),
+    Target("budget of 3%: added", 3.9, added(f"{BUDGET} of 3%", "budget=0.03"), "%"),
     *_steps("", "bins=None"),
     *_steps(" and log bins", "watch"),
 )

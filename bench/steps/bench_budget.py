@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
-from models import JOBS
+from models import JOBS, Job
 from pytest_benchmark.fixture import BenchmarkFixture
-from trainings import KINDS, Training, Watched
+from trainings import KINDS, Training
 
 import hookstats as hs
 from bench.measure import Measured, measure
 from bench.measured import Results, Table
 from bench.replay import replayed
 from bench.smoke import SMOKE, pick
-from bench.turns import Peer, Rounds
+from bench.turns import Rounds
 
 pytestmark = replayed
 
-SETTLING = pick(100, 2)
+BUDGETS = {"budget=0.01": 0.01, "budget=0.03": 0.03}
+SETTLING = pick(64, 2)
 """The steps, at least, after which what the budget chose is measured."""
 
 
-class Budgeted(Watched):
+class Budgeted(Training):
     """Recorded by `watch` within a budget, once it has chosen.
 
     A run has as many steps as there are from one record to the next: one of them is recorded.
     """
 
-    budget = 0.01
+    def __init__(self, job: Job, budget: float) -> None:
+        self._budget = budget
+        together: dict[str, Training] = {}
+        plain = Training(job, together)
+        plain.run()  # what `check` compares with
+        super().__init__(job, together)
 
     def attach(self) -> None:
-        self.watch = hs.watch(
-            self.model, self.optimizer, kinds=KINDS, bins=self.bins, budget=self.budget
-        )
-        self._passed, self.steps = 0, SETTLING
+        self.watch = hs.watch(self.model, self.optimizer, kinds=KINDS, budget=self._budget)
+        self.steps = SETTLING
         super().run()
 
     @property
@@ -48,72 +51,74 @@ class Budgeted(Watched):
 
     def prepare(self) -> None:
         self.steps = self.chosen
+        self._records = self._recorded()
+
+    def _recorded(self) -> int:
+        return max(row.observed for row in self.watch.coverage())
 
     def check(self) -> None:
-        Training.check(self)
-        assert 0 <= self.record.step < self._passed
+        super().check()
+        assert self._recorded() > self._records
         for row in self.watch.coverage():
             assert row.observed == row.forwards, row
         found = self.watch.coverage().budget
         assert SMOKE or (found is not None and not found["is_out_of_reach"])
 
-
-class BudgetedMore(Budgeted):
-    """The same, within three times the budget."""
-
-    budget = 0.03
+    def detach(self) -> None:
+        self.watch.close()
 
 
-class BudgetedSample(Budgeted):
-    """The same within the smaller budget, with histograms that are sampled from the first step."""
+class Paused:
+    """The same training, as many steps of it, while its watch is paused.
 
-    bins = hs.LogBins(sample="auto")
+    Two trainings of one model would differ by several percent, by where in memory each lies.
+    """
+
+    def __init__(self, budgeted: Budgeted) -> None:
+        self._budgeted = budgeted
+
+    def prepare(self) -> None:
+        self._budgeted.prepare()
+
+    def run(self) -> float:
+        self._budgeted.watch.pause()
+        took = self._budgeted.run()
+        self._budgeted.watch.resume()
+        return took
+
+    def check(self) -> None:
+        """What was not watched has no results."""
 
 
-class BudgetedMoreSample(BudgetedMore):
-    """The same, within three times the budget."""
+def table(peer: str) -> Table:
+    """The table of a budget: how `paused` and `peer` compare."""
+    return Table(
+        f"a budget of {BUDGETS[peer]:.0%}: training step with what `watch` records by default",
+        "ms/step",
+        1e3,
+        floor="paused",
+        ours=(peer,),
+    )
 
-    bins = hs.LogBins(sample="auto")
 
-
-PEERS: dict[str, type[Training]] = {
-    "no hooks": Training,
-    "budget=0.01": Budgeted,
-    "budget=0.03": BudgetedMore,
-    "0.01, auto": BudgetedSample,
-    "0.03, auto": BudgetedMoreSample,
-}
-TABLE = Table(
-    "a budget: training step with what `watch` records by default, with log bins",
-    "ms/step",
-    1e3,
-    floor="no hooks",
-    ours=tuple(PEERS)[1:],
-    parts={
-        "0.01, auto": 'budget=0.01, LogBins(sample="auto")',
-        "0.03, auto": 'budget=0.03, LogBins(sample="auto")',
-    },
+@pytest.fixture(
+    scope="module",
+    params=[(job, peer) for job in JOBS for peer in BUDGETS],
+    ids=lambda each: f"{each[0]}, {each[1]}",
 )
-
-
-@pytest.fixture(scope="module", params=JOBS)
 def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]:
-    """The training runs of a job, measured in turn."""
-    job = JOBS[request.param]
-    together: dict[str, Training] = {}
-    makers: dict[str, Callable[[], Peer]] = {
-        name: partial(kind, job, together) for name, kind in PEERS.items()
-    }
-    measured = measure(TABLE, request.param, job.steps, makers, Rounds(12.0, least=5))
-    for name in TABLE.ours:
-        peer = cast(Budgeted, measured.peers[name])
-        measured.case.facts[f"_{name}"] = peer.chosen
+    """A job's training with a budget: stretches with records and others, in turn."""
+    name, peer = request.param
+    job = JOBS[name]
+    budgeted = Budgeted(job, BUDGETS[peer])
+    makers = {"paused": lambda: Paused(budgeted), peer: lambda: budgeted}
+    measured = measure(table(peer), name, job.steps, makers, Rounds(40.0, least=6))
+    measured.case.facts["_every"] = budgeted.chosen
     results.cases.append(measured.case)
     yield measured
-    for training in measured.peers.values():
-        cast(Training, training).detach()
+    budgeted.detach()
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_step(peer: str, case: Measured, benchmark: BenchmarkFixture) -> None:
-    case.verify(peer, benchmark)
+@pytest.mark.parametrize("place", ["paused", "watched"])
+def test_step(place: str, case: Measured, benchmark: BenchmarkFixture) -> None:
+    case.verify("paused" if place == "paused" else case.case.table.ours[0], benchmark)
