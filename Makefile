@@ -173,7 +173,7 @@ readme-picture: $(STAMPS)/dev  ## Train a run of bench/faults, and draw the READ
 page-pictures: $(STAMPS)/dev  ## Take the pictures of docs/page.md, of a run of bench/faults, by Chromium
 	$(WAITING) $(BIN)/python -W ignore -m bench.faults.screens docs/figures
 
-bench: $(STAMPS)/bench  ## Benchmark, beside other tools, about 45 minutes; BENCH=ops|hooks|steps|flush|ranks for a part
+bench: $(STAMPS)/bench  ## Benchmark, beside other tools, about 50 minutes; BENCH=ops|hooks|steps|flush|ranks for a part
 	$(BENCHMARKS) --benchmark-quiet --results $(RESULTS)
 
 bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, for its assertions alone

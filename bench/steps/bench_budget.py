@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from models import JOBS, Job
 from pytest_benchmark.fixture import BenchmarkFixture
-from trainings import KINDS, Training
+from trainings import KINDS, Training, Watched
 
 import hookstats as hs
 from bench.measure import Measured, measure
@@ -24,7 +24,7 @@ SETTLING = pick(64, 2)
 """The steps, at least, after which what the budget chose is measured."""
 
 
-class Budgeted(Training):
+class Budgeted(Watched):
     """Recorded by `watch` within a budget, once it has chosen.
 
     A run has as many steps as there are from one record to the next: one of them is recorded.
@@ -36,10 +36,13 @@ class Budgeted(Training):
         Training(job, together).run()  # what `check` compares with
         super().__init__(job, together)
 
+    def open(self) -> hs.Watch:
+        return hs.watch(self.model, self.optimizer, KINDS, bins=self.bins, budget=self._budget)
+
     def attach(self) -> None:
-        self.watch = hs.watch(self.model, self.optimizer, kinds=KINDS, budget=self._budget)
+        super().attach()
         self.steps = SETTLING
-        super().run()
+        self.run()
 
     @property
     def chosen(self) -> int:
@@ -48,25 +51,21 @@ class Budgeted(Training):
         assert found is not None
         return cast(int, found["every"])
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a step of the last run was recorded."""
+        return self._passed - self.steps <= self.record.step < self._passed
+
     def prepare(self) -> None:
         self.steps = self.chosen
-        self._before = self.recorded
-
-    @property
-    def recorded(self) -> int:
-        """How many steps were recorded so far."""
-        return max(row.observed for row in self.watch.coverage())
 
     def check(self) -> None:
-        super().check()
-        assert self.recorded > self._before
+        Training.check(self)
+        assert self.is_recorded
         for row in self.watch.coverage():
             assert row.observed == row.forwards, row
         found = self.watch.coverage().budget
         assert SMOKE or (found is not None and not found["is_out_of_reach"])
-
-    def detach(self) -> None:
-        self.watch.close()
 
 
 class Paused:
@@ -82,16 +81,15 @@ class Paused:
         self._budgeted.prepare()
 
     def run(self) -> float:
-        before = self._budgeted.recorded
         self._budgeted.watch.pause()
         took = self._budgeted.run()
         self._budgeted.watch.resume()
-        self._recorded = self._budgeted.recorded - before
+        self._is_recorded = self._budgeted.is_recorded
         return took
 
     def check(self) -> None:
         """Assert that nothing was recorded."""
-        assert self._recorded == 0
+        assert not self._is_recorded
 
 
 def table(peer: str) -> Table:
@@ -116,7 +114,8 @@ def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]
     job = JOBS[name]
     budgeted = Budgeted(job, BUDGETS[peer])
     makers = {"paused": lambda: Paused(budgeted), peer: lambda: budgeted}
-    measured = measure(table(peer), name, job.steps, makers, Rounds(0.0, least=8))
+    rounds = Rounds(0.0, least=12)  # by number, so that the last round has both, too
+    measured = measure(table(peer), name, job.steps, makers, rounds)
     measured.case.facts["_every"] = budgeted.chosen
     results.cases.append(measured.case)
     yield measured
