@@ -41,14 +41,15 @@ class GradientNorm:
             self._gradients, self._sites = _gradients(record.sites), record.sites
         if not len(self._gradients):
             return None
-        moments, tallies = (state.T[:, self._gradients] for state in record.whole_state)
-        if tallies[NAN].any():
+        moments, tallies = [state.take(self._gradients, 0).T for state in record.whole_state]
+        total = tallies.sum(1).tolist()
+        if total[NAN]:
             return math.nan
-        if tallies[[POSINF, NEGINF]].any():
+        if total[POSINF] or total[NEGINF]:
             return math.inf
-        count, mean = tallies[COUNT], moments[MEAN]
+        mean = moments[MEAN]
         with np.errstate(over="ignore"):
-            squares = moments[M2].sum() + (count * mean * mean).sum()
+            squares = (tallies[COUNT] * mean * mean + moments[M2]).sum()
         return math.sqrt(squares)
 
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from hookstats.records.alerts import SCALAR, Alert, Severity
 from hookstats.records.norms import GRADIENT_NORM
-from hookstats.records.record import StepRecord
 from hookstats.rules.history import SCALARS, History
-from hookstats.rules.rule import Rule, at_least
+from hookstats.rules.rule import ScalarRule, at_least
 from hookstats.stats.arguments import check_integer
 
 _Values = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -28,7 +27,7 @@ _ONE_SIDED = 1.645  # of a normal distribution, 5 % lie above
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(Rule):
+class Loss(ScalarRule):
     """A logged loss is NaN, leaps, climbs or does not fall.
 
     Losses are scalars whose name ends in "loss", or in "loss" and "step", "train" or "total", as
@@ -63,9 +62,6 @@ class Loss(Rule):
         super().__post_init__()
         at_least(self, 0, "deviations", "leap", "climb", "t", "chance", "samples")
         check_integer("steps", self.steps, 24, _MOST)
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        yield from ()
 
     def looks_at(self, name: str) -> bool:
         return is_loss(name)

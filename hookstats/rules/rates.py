@@ -13,7 +13,7 @@ from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
-from hookstats.rules.rule import Rule, at_least, fraction
+from hookstats.rules.rule import Rule, ScalarRule, at_least, fraction
 from hookstats.rules.setup import Group
 from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 
@@ -21,7 +21,7 @@ _RATE = "lr/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningRate(Rule):
+class LearningRate(ScalarRule):
     """A learning rate jumps from one step to the next.
 
     It rises to `factor` times its last value or more, beyond where it ever was, or falls to zero or
@@ -39,9 +39,6 @@ class LearningRate(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "factor", "steps")
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        yield from ()
 
     def looks_at(self, name: str) -> bool:
         return name.startswith(_RATE)
@@ -62,7 +59,7 @@ class LearningRate(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightDecay(Rule):
+class WeightDecay(ScalarRule):
     """Weight decay shrinks the weights away.
 
     The learning rate times the weight decay is `most` or more: the weights forget what they learned
@@ -75,9 +72,6 @@ class WeightDecay(Rule):
     advice: ClassVar[str] = "lower it: 0.01 to 0.1 is usual for AdamW, 1e-4 for SGD"
 
     most: float = 0.02
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        yield from ()
 
     def looks_at(self, name: str) -> bool:
         return name.startswith(_RATE)
@@ -99,7 +93,7 @@ class WeightDecay(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clipping(Rule):
+class Clipping(ScalarRule):
     """Gradients are no longer clipped.
 
     The norm of all gradients (`norms.gradient_norm`) was at its greatest value, to `tolerance` of
@@ -119,18 +113,17 @@ class Clipping(Rule):
         fraction(self, "share")
         at_least(self, 1, "factor")
 
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        yield from ()
-
     def looks_at(self, name: str) -> bool:
         return name == GRADIENT_NORM
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
-        norm = values.get(GRADIENT_NORM)
-        past = np.array(history.scalars[GRADIENT_NORM][-25:-1])
-        if norm is None or len(past) < 16 or not np.isfinite(past).all():
+        norm, last = values.get(GRADIENT_NORM), history.scalars[GRADIENT_NORM][-25:-1]
+        if norm is None or len(last) < 16 or norm <= self.factor * max(last):
+            return  # as a rule
+        past = np.array(last)
+        if not np.isfinite(past).all():
             return
         most = float(past.max())
         clipped = float((past >= (1 - self.tolerance) * most).mean())

@@ -158,6 +158,22 @@ class Rule(ABC):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScalarRule(Rule):
+    """A rule about scalars; `check` is asked of records where a class has one of its own."""
+
+    def check(self, record: StepRecord, history: History) -> Iterable[Alert]:
+        return ()
+
+    def suspects(self, steps: Steps) -> Flags:
+        return steps.none if type(self).check is ScalarRule.check else steps.all
+
+    @abstractmethod
+    def check_scalars(
+        self, step: int, values: Mapping[str, float], history: History
+    ) -> Iterable[Alert]: ...
+
+
 def at_least(rule: Any, least: float, *names: str) -> None:
     """Raise a ValueError where a threshold of `rule` is below `least`, or NaN."""
     for name in names:
