@@ -224,6 +224,7 @@ def once_the_gil_is_given_up(act: Callable[[], None]) -> Iterator[None]:
 
     thread = threading.Thread(target=wait)
     interval = sys.getswitchinterval()
+    gc.disable()  # what other tests left may give the GIL up as it is deleted
     try:
         thread.start()
         waits.wait()
@@ -231,6 +232,7 @@ def once_the_gil_is_given_up(act: Callable[[], None]) -> Iterator[None]:
         go.set()
         yield
     finally:
+        gc.enable()
         go.set()
         sys.setswitchinterval(interval)
         thread.join()
