@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/marks.h"
@@ -54,42 +55,20 @@ void check_marks(const std::vector<Tensor>& counts, const std::vector<Tensor>& m
   }
 }
 
-// The results, in the order of `into`.
-enum Result : size_t {
-  kMoments,
-  kTallies,
-  kOffsets,
-  kSlots,
-  kCounts,
-  kChannelOffsets,
-  kChannelSlots,
-  kChannelCounts,
-  kWholeMoments,
-  kWholeTallies
-};
-constexpr std::array kResultTypes{
-    ScalarType::Double, ScalarType::Long, ScalarType::Long, ScalarType::Int,    ScalarType::Long,
-    ScalarType::Long,   ScalarType::Int,  ScalarType::Long, ScalarType::Double, ScalarType::Long};
-
-// An attempt that failed may have left sizes, but not those of the offsets, which come last.
-void check_into(const std::vector<Tensor>& into) {
-  STD_TORCH_CHECK(into.size() == kResultTypes.size(), "into has ", into.size(),
-                  " tensors; expected ", kResultTypes.size());
-  for (size_t i = 0; i < into.size(); ++i) {
-    STD_TORCH_CHECK(into[i].is_cpu() && into[i].scalar_type() == kResultTypes[i] &&
-                        (i != kOffsets || into[i].numel() == 0),
-                    "into[", i, "] is ", into[i].scalar_type(), " ", shape_of(into[i]),
-                    "; expected ", i == kOffsets ? "an empty" : "a", " CPU tensor of ",
-                    kResultTypes[i]);
-  }
+// Checks that x is a contiguous vector, whose size the message calls `size`.
+void check_flat(const Tensor& x, const char* name, ScalarType dtype, const char* size) {
+  STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == dtype && x.dim() == 1 && x.is_contiguous(), name,
+                  " is ", x.scalar_type(), " ", shape_of(x),
+                  "; expected a contiguous CPU tensor of ", dtype, " [", size, "]");
 }
 
 // Gives a result its size, and returns where its data are. A smaller size keeps the first entries,
 // where they are: most of the remaining memory was never written to. Memory from the heap rather
 // than the system stays with the result, at worst 16 times the entries.
 template <class T>
-T* resize(const Tensor& result, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+T* resize(const Tensor& result, int64_t size) {
   using torch::stable::detail::from;
+  const torch::headeronly::IntHeaderOnlyArrayRef sizes(&size, 1);
   std::array stack{from(result), from(sizes), from(std::nullopt)};
   TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::resize_", "", stack.data(), TORCH_ABI_VERSION));
@@ -102,10 +81,9 @@ class TensorRows {
  public:
   // The rows of a tensor are in one block.
   TensorRows(const Tensor& offsets, const std::vector<Tensor>& blocks, int64_t rows) {
-    STD_TORCH_CHECK(offsets.is_cpu() && offsets.scalar_type() == ScalarType::Long &&
-                        offsets.dim() == 1 && offsets.is_contiguous() && offsets.size(0) > 0,
-                    "offsets is ", offsets.scalar_type(), " ", shape_of(offsets),
-                    "; expected a contiguous CPU tensor of ", ScalarType::Long, " [tensors + 1]");
+    check_flat(offsets, "offsets", ScalarType::Long, "tensors + 1");
+    STD_TORCH_CHECK(offsets.size(0) > 0, "offsets is ", shape_of(offsets),
+                    "; expected [tensors + 1]");
     offsets_ = static_cast<const int64_t*>(offsets.const_data_ptr());
     count_ = offsets.size(0) - 1;
     STD_TORCH_CHECK(std::is_sorted(offsets_, offsets_ + count_ + 1) && offsets_[0] == 0 &&
@@ -173,20 +151,45 @@ int64_t move_counts(const Dense& dense, cpu::SparseCounts into) {
   return into.entries;
 }
 
-// Where moments and tallies go, by column, and what they give together.
-struct Columns {
+// Where states go: moments and tallies by column, [columns, rows], what they give together by row,
+// and the offsets of histograms.
+struct Places {
   double* moments;
   int64_t* tallies;
   double* whole_moments;
   int64_t* whole_tallies;
+  int64_t* offsets;
+  int64_t* channel_offsets;
+  int64_t* is_there;
   int64_t rows;
+
+  // The parts of `memory`, which must have as many words as these take, the last of them 0.
+  Places(const Tensor& memory, int64_t columns, int64_t rows, int64_t tensors, int64_t histograms,
+         int64_t channel_histograms)
+      : rows(rows) {
+    const int64_t words = (columns + kTallyColumns) * (rows + tensors) + (histograms + 1) +
+                          (channel_histograms + 1) + 1;
+    STD_TORCH_CHECK(memory.size(0) == words, "memory has ", memory.size(0), " words; expected ",
+                    words);
+    auto* next = static_cast<int64_t*>(memory.mutable_data_ptr());
+    const auto part = [&](int64_t size) { return std::exchange(next, next + size); };
+    moments = reinterpret_cast<double*>(part(columns * rows));
+    tallies = part(kTallyColumns * rows);
+    whole_moments = reinterpret_cast<double*>(part(columns * tensors));
+    whole_tallies = part(kTallyColumns * tensors);
+    offsets = part(histograms + 1);
+    channel_offsets = part(channel_histograms + 1);
+    is_there = next;
+    STD_TORCH_CHECK(*is_there == 0, "memory ends with ", *is_there,
+                    "; expected 0, or the states that it has would be lost");
+  }
 };
 
 // Moves the rows of a block, of which the first is row `first`, and merges them, tensor by tensor,
 // while they are in the caches.
 template <class C>
 void move_rows(const Tensor& moments, const Tensor& tallies, int64_t first,
-               const TensorRows& tensors, size_t block, const Columns& into) {
+               const TensorRows& tensors, size_t block, const Places& into) {
   cpu::take_moments<C>(static_cast<double*>(moments.mutable_data_ptr()), moments.size(0),
                        into.moments, first, into.rows);
   cpu::take_tallies(static_cast<int64_t*>(tallies.mutable_data_ptr()), tallies.size(0),
@@ -200,7 +203,7 @@ void move_rows(const Tensor& moments, const Tensor& tallies, int64_t first,
 
 void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vector<Tensor> counts,
               std::vector<Tensor> marks, Tensor folds, std::vector<Tensor> channel_counts,
-              Tensor offsets, std::vector<Tensor> into) {
+              Tensor offsets, Tensor memory, Tensor slots, Tensor entries) {
   STD_TORCH_CHECK(!moments.empty(), "moments has no blocks; expected one or more");
   const bool higher = moments.front().dim() == 2 && moments.front().size(1) == kHigherColumns;
   const int64_t columns = higher ? kHigherColumns : kMomentColumns;
@@ -214,7 +217,8 @@ void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vec
   }
   const TensorRows tensors(offsets, moments, rows);
   const int64_t histograms = check_blocks(counts, "counts", ScalarType::Long, -1);
-  check_blocks(channel_counts, "channel_counts", ScalarType::Long, -1);
+  const int64_t channel_histograms =
+      check_blocks(channel_counts, "channel_counts", ScalarType::Long, -1);
   check_blocks(marks, "marks", ScalarType::Long, -1);
   check_marks(counts, marks);
   STD_TORCH_CHECK(folds.is_cpu() && folds.scalar_type() == ScalarType::Long && folds.dim() == 1 &&
@@ -222,33 +226,27 @@ void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vec
                   "folds is ", folds.scalar_type(), " ", shape_of(folds),
                   "; expected a contiguous CPU tensor of ", ScalarType::Long, " [", histograms,
                   "], one per histogram of counts");
-  check_into(into);
+  check_flat(memory, "memory", ScalarType::Long, "words");
+  check_flat(slots, "slots", ScalarType::Int, "any");
+  check_flat(entries, "entries", ScalarType::Long, "any");
+  const Places into(memory, columns, rows, tensors.count(), histograms, channel_histograms);
   const Dense tensor = marked(counts, &marks, static_cast<const int64_t*>(folds.const_data_ptr()));
   const Dense channel = marked(channel_counts, nullptr, nullptr);
   // All memory comes before the first row is moved, so that running out of memory loses nothing.
-  auto* const slots = resize<int32_t>(into[kSlots], {tensor.most});
-  auto* const values = resize<int64_t>(into[kCounts], {tensor.most});
-  auto* const channel_offsets = resize<int64_t>(into[kChannelOffsets], {channel.rows + 1});
-  auto* const channel_slots = resize<int32_t>(into[kChannelSlots], {channel.most});
-  auto* const channel_values = resize<int64_t>(into[kChannelCounts], {channel.most});
-  const Columns all{resize<double>(into[kMoments], {columns, rows}),
-                    resize<int64_t>(into[kTallies], {kTallyColumns, rows}),
-                    resize<double>(into[kWholeMoments], {tensors.count(), columns}),
-                    resize<int64_t>(into[kWholeTallies], {tensors.count(), kTallyColumns}), rows};
-  auto* const hist_offsets = resize<int64_t>(into[kOffsets], {tensor.rows + 1});  // says: taken
+  const int64_t most = tensor.most + channel.most;
+  auto* const to_slots = resize<int32_t>(slots, most);
+  auto* const to_entries = resize<int64_t>(entries, most);
   const auto move = higher ? move_rows<HigherChannel> : move_rows<Channel>;
   int64_t first = 0;
   for (size_t i = 0; i < moments.size(); ++i) {
-    move(moments[i], tallies[i], first, tensors, i, all);
+    move(moments[i], tallies[i], first, tensors, i, into);
     first += moments[i].size(0);
   }
-  const int64_t entries = move_counts(tensor, {hist_offsets, slots, values});
-  const int64_t channel_entries =
-      move_counts(channel, {channel_offsets, channel_slots, channel_values});
-  resize<int32_t>(into[kSlots], {entries});
-  resize<int64_t>(into[kCounts], {entries});
-  resize<int32_t>(into[kChannelSlots], {channel_entries});
-  resize<int64_t>(into[kChannelCounts], {channel_entries});
+  int64_t count = move_counts(tensor, {into.offsets, to_slots, to_entries});
+  count += move_counts(channel, {into.channel_offsets, to_slots + count, to_entries + count});
+  *into.is_there = 1;
+  resize<int32_t>(slots, count);
+  resize<int64_t>(entries, count);
 }
 
 }  // namespace

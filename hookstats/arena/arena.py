@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from hookstats.arena.lock import lock, whole
 from hookstats.arena.mask import MaskOfCalls
 from hookstats.arena.rows import Counters, offsets_of
 from hookstats.arena.shelf import Shelf
-from hookstats.arena.snapshot import SMALL_BYTES, Extent, Layout, Places, Snapshot
+from hookstats.arena.snapshot import SMALL_BYTES, Layout, Places, Snapshot
 from hookstats.kernels import native
 from hookstats.kernels.backends import backend_of, home
 from hookstats.kernels.ops import entries, update_
@@ -106,11 +106,9 @@ class Arena:
         self._half: _hooks.Arena | _PythonHalf = self.native or _PythonHalf()
         self._placed: list[_Placed] = []
         self._infos: tuple[SiteInfo, ...] | None = None  # those of `_placed`, until one changes
-        self.calls = Counters()
-        """The number of tensors that were folded in, by site and buffer, not counting graphs."""
-        self.under_way = Counters()
-        """1 while Python folds a tensor in, by site and buffer; where it stays 1, an interrupt came
-        meanwhile."""
+        self.counters = Counters(2)
+        """By site and buffer: the number of tensors that were folded in, not counting graphs, and
+        1 while Python folds a tensor in; where that stays 1, an interrupt came meanwhile."""
         self.is_evaluation: Callable[[], bool] = lambda: False
         """Whether a module's call is one of an evaluation now, which is left out."""
         self.stalls = 0
@@ -144,8 +142,7 @@ class Arena:
                 shelf = self.shelves[device] = Shelf(device, *counting, higher=self.higher)
             index, (place, row) = len(self._placed), self._end_of(shelf)
             states, marks = shelf.states(place, row, info.channels)
-            counters = self.calls.row(index), self.under_way.row(index)
-            made = Accumulator(self, index, states, counters, marks)
+            made = Accumulator(self, index, states, self.counters.row(index), marks)
             self._placed.append(_Placed(info, shelf, place, row))  # from now on there is the site
             return made
 
@@ -178,11 +175,10 @@ class Arena:
             by_shelf: dict[Shelf, list[int]] = {shelf: [] for shelf in self.shelves.values()}
             for site, placed in enumerate(self._placed):
                 by_shelf[placed.shelf].append(site)
-            order = [site for sites in by_shelf.values() for site in sites]
-            channels = np.array([self._placed[site].info.channels for site in order], np.int64)
-            used = [shelf for shelf, sites in by_shelf.items() if sites]
-            extents = tuple([Extent(shelf, *self._end_of(shelf)) for shelf in used])
-            self._places = Places(np.array(order, np.int64), offsets_of(channels), extents)
+            order = np.array([site for sites in by_shelf.values() for site in sites], np.int64)
+            channels = np.array([placed.info.channels for placed in self._placed], np.int64)
+            extents = [shelf.extent(channels[sites]) for shelf, sites in by_shelf.items() if sites]
+            self._places = Places(order, offsets_of(channels[order]), tuple(extents))
         return self._places
 
     def native_site(self, site: object) -> _hooks.Site | None:
@@ -229,11 +225,16 @@ class Arena:
     def pending(self) -> int:
         """How many tensors were folded into the open step; waits for the devices."""
         graphs = [int(s.graphs.folded().sum()) for s in self.shelves.values() if s.graphs.sites]
-        return int(self.calls.first(len(self._placed), self.front).sum()) + sum(graphs)
+        return int(self._calls().sum()) + sum(graphs)
 
     def has_calls(self) -> bool:
         """Whether any tensor was folded into the open step, graphs aside; waits for nothing."""
-        return bool(self.calls.first(len(self._placed), self.front).any())
+        return bool(self._calls().any())
+
+    def _calls(self) -> Int64:
+        """int64 [sites]: how many tensors were folded into the open step, graphs aside."""
+        calls: Int64 = self.counters.first(len(self._placed), self.front)[0]
+        return calls
 
     def is_captured(self) -> bool:
         """Whether work on one of the devices now becomes part of a graph, such as a CUDA graph."""
@@ -279,8 +280,7 @@ class Arena:
     def _close(self, is_lent: Callable[[Flag], bool]) -> Snapshot:
         """What is in the open step."""
         layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)
-        counts = self.calls, self.under_way
-        return Snapshot(layout, *counts, self.front, is_lent, self.small_bytes)
+        return Snapshot(layout, self.counters, self.front, is_lent, self.small_bytes)
 
     def _make_room(self) -> None:
         """Copy the step before out of its buffer, or wait until that is done."""
@@ -305,10 +305,9 @@ class Arena:
         """Empty the other buffer if nobody has its step any more; whether it is free."""
         if self._lent() is None and not self._back_is_free.is_set():
             with self.lock:
-                for shelf, sites, rows in self.places().extents:
-                    shelf.clear(rows, sites, 1 - self.front)
-                for counters in (self.calls, self.under_way):
-                    counters.clear(len(self._placed), 1 - self.front)
+                for extent in self.places().extents:
+                    extent.shelf.clear(extent, 1 - self.front)
+                self.counters.clear(len(self._placed), 1 - self.front)
                 self._back_is_free.set()
         return self._back_is_free.is_set()
 
@@ -382,10 +381,10 @@ class Accumulator:
         arena: Arena,
         index: int,
         states: tuple[State, State],
-        counters: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
+        counters: Sequence[tuple[Int64, Int64]],
         marks: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """counters: the site's rows of the arena's `calls` and `under_way`."""
+        """counters: the site's row of the arena's."""
         self._arena = arena
         self._index = index
         self._states = states

@@ -126,8 +126,10 @@ class GraphStates:
 
         observed: gives, by index in the arena, the number of tensors that are in the row already.
         """
+        if not self._states:
+            return self._seen
         into_empty: list[GraphState] = []
-        in_rows = observed() if self._states else ()
+        in_rows = observed()
         for site, graph in self._states.items():
             if in_rows[site]:
                 _merge_into(graph.rows[buffer], graph.memory)
@@ -143,14 +145,12 @@ class GraphStates:
 
     def discard(self) -> None:
         """Empty the states, whose tensors came too late, and count them as that."""
-        late = self._empty()
         if self._states:
+            late = self._empty()
             foreach_add_([graph.late for graph in self._states.values()], list(late))
 
     def _empty(self) -> Tensor:
         new = self.folded()
-        if not self._states:
-            return new
         foreach_copy_(
             [graph.memory.moments for graph in self._states.values()],
             [graph.identity for graph in self._states.values()],

@@ -84,31 +84,33 @@ def _repeated(row: Tensor, capacity: int) -> Tensor:
 
 
 class Counters:
-    """One int64 per row, on the host: counting and reading call no torch operator."""
+    """A few int64 per row, on the host: counting and reading call no torch operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: int) -> None:
+        """kinds: how many counters a row has."""
+        self._kinds = kinds
         self._blocks: list[NDArray[np.int64]] = []
 
-    def row(self, index: int) -> tuple[Int64, Int64]:
-        """A row: an int64 [1] per buffer."""
+    def row(self, index: int) -> list[tuple[Int64, Int64]]:
+        """A row: for each counter, an int64 [1] per buffer."""
         block, place = divmod(index, _BLOCK_ROWS)
         while len(self._blocks) <= block:
-            self._blocks.append(np.zeros((2, _BLOCK_ROWS), np.int64))
-        first, second = self._blocks[block]
-        return first[place : place + 1], second[place : place + 1]
+            self._blocks.append(np.zeros((2, self._kinds, _BLOCK_ROWS), np.int64))
+        first, second = self._blocks[block][:, :, place : place + 1]
+        return list(zip(first, second, strict=True))
 
     def first(self, rows: int, buffer: int) -> Int64:
-        """A copy of the first `rows` rows, int64 [rows]."""
+        """A copy of the first `rows` rows, int64 [kinds, rows]."""
         if len(self._blocks) == 1:  # as a rule
-            out: Int64 = self._blocks[0][buffer, :rows].copy()
+            out: Int64 = self._blocks[0][buffer, :, :rows].copy()
             return out
         whole = [block[buffer] for block in self._blocks]
-        return np.concatenate([np.empty(0, np.int64), *whole])[:rows]
+        return np.concatenate([np.empty((self._kinds, 0), np.int64), *whole], axis=1)[:, :rows]
 
     def clear(self, rows: int, buffer: int) -> None:
         """Make the first `rows` rows zero again."""
         for block in self._blocks:
-            block[buffer, :rows] = 0
+            block[buffer, :, :rows] = 0
             rows = max(0, rows - _BLOCK_ROWS)
 
 

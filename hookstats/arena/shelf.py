@@ -10,25 +10,40 @@ from torch import Tensor
 
 from hookstats.arena.graph_states import GraphStates
 from hookstats.arena.memory import Memory
-from hookstats.arena.rows import Table, zeros
+from hookstats.arena.rows import Table, offsets_of, zeros
 from hookstats.arena.staging import Staging, event
+from hookstats.arena.taken import Sizes, Taken
 from hookstats.kernels.backends import backend_of
-from hookstats.kernels.ops import Taken, close_streams, mark_columns, take_
+from hookstats.kernels.ops import close_streams, mark_columns, take_
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import Bins
-from hookstats.stats.state import TALLIES, State, identity_moments, identity_tallies
+from hookstats.stats.state import State, identity_moments, identity_tallies
 
 MAX_SITE_BYTES = 4 << 30
 """The most memory that the states of one site may take; the same on all ranks, so that they record
 the same sites."""
 
 
-class Part(NamedTuple):
-    """One device's part of a closed step."""
+class Extent(NamedTuple):
+    """What is in use of a shelf."""
 
     shelf: Shelf
     sites: int
     rows: int
+    """The number of channels of the sites together."""
+    offsets: Tensor
+    """int64 [sites + 1]: the first row of each site, on the CPU."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the channels' states in one step."""
+        return self.rows * self.shelf.row_bytes
+
+
+class Part(NamedTuple):
+    """One device's part of a closed step."""
+
+    extent: Extent
     graph_sites: list[int]
     in_graphs: Tensor
     """int64 [graph_sites]: the number of tensors that compiled graphs folded in."""
@@ -39,7 +54,7 @@ class Reading:
     """What was read of a part so far. Who reads makes it first: an interrupt loses nothing then."""
 
     def __init__(self) -> None:
-        self.taken = Taken.none()
+        self.taken: Taken | None = None
         self.staged: tuple[list[list[Tensor]], Tensor] | None = None
         """Of a device other than the CPU: its rows on the host, and its part's `in_graphs`."""
 
@@ -110,72 +125,71 @@ class Shelf:
 
         return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])
 
-    def close(self, buffer: int, sites: int, rows: int, observed: Callable[[], Int64]) -> Part:
+    def extent(self, channels: Int64) -> Extent:
+        """What the first sites, with so many channels each, have of the shelf."""
+        offsets = offsets_of(channels)
+        rows = int(offsets[-1])
+        return Extent(self, len(channels), rows, torch.from_numpy(offsets))
+
+    def close(self, buffer: int, extent: Extent, observed: Callable[[], Int64]) -> Part:
         """This device's part of the step in `buffer`, as it is now.
 
-        sites, rows: as in `states`.
         observed: by index in the arena, the number of tensors that hooks folded in; called where
             graphs have folded in others.
         """
         close_streams(self.device)
-        return Part(
-            self,
-            sites,
-            rows,
-            self.graphs.sites,
-            self.graphs.collect(buffer, observed),
-            None if self._staging is None else event(self.device),
-        )
+        in_graphs = self.graphs.collect(buffer, observed)
+        behind = None if self._staging is None else event(self.device)
+        return Part(extent, self.graphs.sites, in_graphs, behind)
 
-    def take(
-        self, part: Part, buffer: int, folds: Tensor, offsets: Tensor, reading: Reading
-    ) -> Tensor:
+    def take(self, part: Part, buffer: int, folds: Tensor, reading: Reading) -> Tensor:
         """Take the states of the part's rows and sites out, and leave the rows empty.
 
         After an interrupt or an error, another call with the same `reading` does the rest.
 
         folds: int64 [sites]: the number of tensors that hooks folded in; -1 where graphs may have
             folded in others.
-        offsets: int64 [sites + 1]: the first row of each site.
         Returns `in_graphs` on the CPU. Devices other than the CPU do all work after the part's
         event.
         """
-        groups, in_graphs = self._groups(part, buffer), part.in_graphs
+        groups, in_graphs = self._groups(part.extent, buffer), part.in_graphs
         if self._staging is not None:
             with self._staging.work(part.event):
                 if reading.staged is None:
                     copies = [[self._staging.copy(block) for block in group] for group in groups]
                     reading.staged = copies, self._staging.copy(in_graphs)
-                self._clear(part.rows, part.sites, buffer)
+                self._clear(part.extent, buffer)
             groups, in_graphs = reading.staged
-        if not reading.taken.is_there:
+        if reading.taken is None or not reading.taken.is_there:
             moments, tallies, counts, marks, channel_counts = groups
             if not marks:  # all counts are looked at
                 marks = [c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]
-            columns = moments[0].shape[1]
-            memory = self._memory.take((columns + len(TALLIES)) * part.rows)
-            reading.taken = reading.taken._replace(
-                moments=memory[: columns * part.rows].view(torch.float64).view(columns, part.rows),
-                tallies=memory[columns * part.rows :].view(len(TALLIES), part.rows),
+            sizes = Sizes(
+                columns=moments[0].shape[1],
+                rows=part.extent.rows,
+                tensors=part.extent.sites,
+                hist=part.extent.sites if counts else 0,
+                channel_hist=part.extent.rows if channel_counts else 0,
             )
+            reading.taken = Taken(sizes, self._memory.take(sizes.words))
             states = moments, tallies, counts, marks, folds, channel_counts
-            take_(*states, offsets, reading.taken)
+            take_(*states, part.extent.offsets, *reading.taken.into)
         return in_graphs
 
-    def _groups(self, part: Part, buffer: int) -> list[list[Tensor]]:
-        """The part's blocks: moments, tallies, counts, marks and the counts of channels."""
-        moments, tallies, *channel_counts = self._channels.first(part.rows, buffer)
-        counts, marks = (*self._tensors.first(part.sites, buffer), [], [])[:2]
+    def _groups(self, extent: Extent, buffer: int) -> list[list[Tensor]]:
+        """The blocks in use: moments, tallies, counts, marks and the counts of channels."""
+        moments, tallies, *channel_counts = self._channels.first(extent.rows, buffer)
+        counts, marks = (*self._tensors.first(extent.sites, buffer), [], [])[:2]
         return [moments, tallies, counts, marks, *(channel_counts or [[]])]
 
-    def clear(self, rows: int, sites: int, buffer: int, behind: torch.Event | None = None) -> None:
-        """Make the first rows and sites empty again, after the event, or after all work so far."""
+    def clear(self, extent: Extent, buffer: int, behind: torch.Event | None = None) -> None:
+        """Make rows and sites empty again, after the event, or after all work so far."""
         if self._staging is None:
-            self._clear(rows, sites, buffer)
+            self._clear(extent, buffer)
             return
         with self._staging.work(behind or event(self.device)):
-            self._clear(rows, sites, buffer)
+            self._clear(extent, buffer)
 
-    def _clear(self, rows: int, sites: int, buffer: int) -> None:
-        self._channels.clear(rows, buffer)
-        self._tensors.clear(sites, buffer)
+    def _clear(self, extent: Extent, buffer: int) -> None:
+        self._channels.clear(extent.rows, buffer)
+        self._tensors.clear(extent.sites, buffer)

@@ -16,7 +16,7 @@ from torch import Tensor
 from hookstats.arena.flag import Flag
 from hookstats.arena.lock import lock
 from hookstats.arena.rows import Counters, offsets_of
-from hookstats.arena.shelf import Reading, Shelf
+from hookstats.arena.shelf import Extent, Reading
 from hookstats.records.merge import joined
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64, SparseCounts
@@ -25,15 +25,6 @@ from hookstats.stats.state import identity_moments, identity_tallies
 
 SMALL_BYTES = 256 << 10
 """What a step may have that is copied out when it is closed."""
-
-
-class Extent(NamedTuple):
-    """What is in use of a shelf."""
-
-    shelf: Shelf
-    sites: int
-    rows: int
-    """The number of channels of the sites together."""
 
 
 class Places(NamedTuple):
@@ -67,47 +58,46 @@ class Snapshot:
     def __init__(
         self,
         layout: Layout,
-        calls: Counters,
-        under_way: Counters,
+        counters: Counters,
         buffer: int,
         is_lent: Callable[[Flag], bool],
         small_bytes: int,
     ) -> None:
-        """calls, under_way, small_bytes: those of the arena.
+        """counters, small_bytes: those of the arena.
 
         is_lent: whether the arena waits for this flag, because it has lent the buffer.
         """
         self._layout = layout
-        self._counters = calls, under_way
+        self._counters = counters
         self._buffer = buffer
         self._is_lent = is_lent
-        self._small_bytes = small_bytes
         self.is_free = Flag()
         """Whether the buffer is empty and given back."""
         self._reader = lock()  # held while the step is read out
         self._readings: list[Reading] = []  # by part, once it is to be read
         self._in_graphs: list[Tensor] = []  # of the parts that were read: what `Shelf.take` gave
         self._parts = [
-            shelf.close(buffer, sites, rows, self._filled)
-            for shelf, sites, rows in layout.places.extents
+            extent.shelf.close(buffer, extent, self._filled) for extent in layout.places.extents
         ]
-
-    # Found by whoever reads the step out, as a rule not by the training: nobody counts in the
-    # buffer until it is given back.
-
-    @cached_property
-    def _by_site(self) -> Int64:
-        """By index in the arena, the number of tensors that hooks folded in."""
-        return self._counters[0].first(len(self._layout.infos), self._buffer)
+        self.waits = any(part.event is not None for part in self._parts)
+        """Whether `take_out` would wait for a device."""
+        # Of histograms of whole tensors only the slots that are marked are copied.
+        states = sum([extent.nbytes for extent in layout.places.extents])
+        self.is_small = states <= small_bytes and not self.waits
+        """Whether `take_out` waits for nothing, and copies little."""
 
     @cached_property
-    def _cut_short(self) -> NDArray[np.bool_]:
-        """The sites in whose step an interrupt came."""
-        return self._counters[1].first(len(self._layout.infos), self._buffer) > 0
+    def _counted(self) -> Int64:
+        """int64 [2, sites], by index in the arena: the number of tensors that hooks folded in, and
+        1 where an interrupt came meanwhile."""
+        # Found by whoever reads the step out, as a rule not by the training: nobody counts in the
+        # buffer until it is given back.
+        return self._counters.first(len(self._layout.infos), self._buffer)
 
     def _filled(self) -> Int64:
         """By index in the arena: 0 where the buffer has nothing of a site."""
-        return self._by_site + self._cut_short
+        filled: Int64 = self._counted.sum(0)
+        return filled
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         """The statistics of the sites that were observed in the step; gives the buffer back.
@@ -116,31 +106,35 @@ class Snapshot:
         """
         self.take_out()
         infos, (order, offsets, _), bins, channel_bins, higher = self._layout
-        taken, by_site = [reading.taken for reading in self._readings], self._by_site.copy()
+        taken = [reading.taken for reading in self._readings if reading.taken is not None]
+        by_site, cut_short = self._counted[0].copy(), self._counted[1]
         for part, in_graphs in zip(self._parts, self._in_graphs, strict=True):
-            by_site[part.graph_sites] += in_graphs.numpy()
-        by_site[self._cut_short] = 0
-        if len(self._parts) > 1:
-            infos = tuple(infos[site] for site in order)
+            if part.graph_sites:
+                by_site[part.graph_sites] += in_graphs.numpy()
+        by_site[cut_short > 0] = 0
+        if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
+            infos, by_site = tuple([infos[site] for site in order]), by_site[order]
         record = StepRecord(
             step=step,
             rank=rank,
             sites=infos,
-            observed=by_site[order],
+            observed=by_site,
             offsets=offsets,
             moments=_rows(
                 [part.moments for part in taken], partial(identity_moments, 0, higher=higher)
             ),
             tallies=_rows([part.tallies for part in taken], partial(identity_tallies, 0)),
             bins=bins,
-            hist=_join([part[2:5] for part in taken], len(order)),
+            hist=_join([part.hist for part in taken], len(order)),
             channel_bins=channel_bins,
-            channel_hist=_join([part[5:8] for part in taken], int(offsets[-1])),
+            channel_hist=_join([part.channel_hist for part in taken], int(offsets[-1])),
         )
-        if taken:
+        if len(taken) == 1:  # as a rule
+            record.keep_whole(taken[0].whole_moments, taken[0].whole_tallies)
+        elif taken:
             record.keep_whole(
-                torch.cat([part.whole_moments for part in taken]).numpy(),
-                torch.cat([part.whole_tallies for part in taken]).numpy(),
+                np.concatenate([part.whole_moments for part in taken]),
+                np.concatenate([part.whole_tallies for part in taken]),
             )
         record = record if record.observed.all() else _observed(record)
         return record if len(self._parts) < 2 else joined(record)
@@ -160,45 +154,28 @@ class Snapshot:
             return
         if not self._readings:
             self._readings = [Reading() for _ in self._parts]
-        # Both, before the buffer is given back.
-        folds, cut_short = self._by_site, self._cut_short
-        if cut_short.any():
-            folds = np.where(cut_short, -1, folds)
+        folds, cut_short = self._counted  # before the buffer is given back
+        if np.count_nonzero(cut_short):
+            folds = np.where(cut_short > 0, -1, folds)
         for part in self._parts:
             if part.graph_sites:
                 folds = folds.copy()
                 folds[part.graph_sites] = -1  # graphs set no marks
-        order, offsets, _ = self._layout.places
-        if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
-            folds = folds[order]
+        if len(self._parts) > 1:
+            folds = folds[self._layout.places.order]
         first = 0
         for i, part in enumerate(self._parts):
-            last = first + part.sites
-            rows = offsets[first : last + 1] - offsets[first]
-            of_part = torch.from_numpy(folds[first:last]), torch.from_numpy(rows)
-            first = last
+            of_part = torch.from_numpy(folds[first : first + part.extent.sites])
+            first += part.extent.sites
             if i == len(self._in_graphs):
-                reading = self._readings[i]
-                self._in_graphs.append(part.shelf.take(part, self._buffer, *of_part, reading))
+                reading, shelf = self._readings[i], part.extent.shelf
+                self._in_graphs.append(shelf.take(part, self._buffer, of_part, reading))
                 reading.staged = None
-
-    @property
-    def waits(self) -> bool:
-        """Whether `take_out` would wait for a device."""
-        return any(part.event is not None for part in self._parts)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether `take_out` waits for nothing, and copies little."""
-        # Of histograms of whole tensors only the slots that are marked are copied.
-        extents = self._layout.places.extents
-        states = sum(extent.rows * extent.shelf.row_bytes for extent in extents)
-        return states <= self._small_bytes and not self.waits
 
     @property
     def nbytes(self) -> int:
         """The bytes that were copied out."""
-        return sum(x.nbytes for reading in self._readings for x in reading.taken)
+        return sum([reading.taken.nbytes for reading in self._readings if reading.taken])
 
     def release(self) -> None:
         """Empty the buffer and give it back, if it is lent."""
@@ -209,32 +186,31 @@ class Snapshot:
     def clear(self) -> None:
         """Empty the buffer."""
         for part in self._parts[len(self._in_graphs) :]:
-            part.shelf.clear(part.rows, part.sites, self._buffer, part.event)
-        for counters in self._counters:
-            counters.clear(len(self._layout.infos), self._buffer)
+            part.extent.shelf.clear(part.extent, self._buffer, part.event)
+        self._counters.clear(len(self._layout.infos), self._buffer)
 
 
 # Few calls of NumPy and torch: every long call releases the GIL, which the training has to yield to
 # get it back.
 
 
-def _rows(parts: Sequence[Tensor], none: Callable[[], Tensor]) -> Any:
-    """The columns [columns, rows] of all devices as rows [rows, columns]; `none` makes no rows."""
+def _rows(parts: Sequence[NDArray[Any]], none: Callable[[], Tensor]) -> Any:
+    """The rows of all devices; `none` makes no rows."""
     if not parts:
         return none().numpy()
-    return (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)).numpy().T
+    return parts[0] if len(parts) == 1 else np.concatenate([part.T for part in parts], axis=1).T
 
 
-def _join(parts: Sequence[Sequence[Tensor]], rows: int) -> SparseCounts:
+def _join(parts: Sequence[SparseCounts], rows: int) -> SparseCounts:
     """The histograms of all devices, `rows` in number; empty where there are no bins."""
-    if sum(len(offsets) - 1 for offsets, _, _ in parts) < rows or not parts:
+    if sum([part.rows for part in parts]) < rows or not parts:
         return SparseCounts.empty(rows)
     if len(parts) == 1:
-        return SparseCounts(*(part.numpy() for part in parts[0]))
+        return parts[0]
     return SparseCounts(
-        offsets_of(np.concatenate([np.diff(offsets.numpy()) for offsets, _, _ in parts])),
-        np.concatenate([slots.numpy() for _, slots, _ in parts]),
-        np.concatenate([counts.numpy() for _, _, counts in parts]),
+        offsets_of(np.concatenate([np.diff(part.offsets) for part in parts])),
+        np.concatenate([part.slots for part in parts]),
+        np.concatenate([part.counts for part in parts]),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -99,50 +99,6 @@ a call that is refused changes no state, and the error names the argument and it
 """
 
 
-class Taken(NamedTuple):
-    """The states that `take_` took out, by column; on the CPU."""
-
-    moments: Tensor
-    """float64 [5, rows], or [7, rows] with the higher ones."""
-    tallies: Tensor
-    """int64 [5, rows]."""
-    offsets: Tensor
-    """int64 [tensors + 1]: histogram i has the entries offsets[i]:offsets[i + 1]."""
-    slots: Tensor
-    """int32 [entries]: ascending in each histogram."""
-    counts: Tensor
-    """int64 [entries]: never zero."""
-    channel_offsets: Tensor
-    """int64 [channels + 1]: as `offsets`, for the histograms of the channels."""
-    channel_slots: Tensor
-    """int32: as `slots`."""
-    channel_counts: Tensor
-    """int64: as `counts`."""
-    whole_moments: Tensor
-    """float64 [tensors, 5 or 7]: those of whole tensors, their channels merged."""
-    whole_tallies: Tensor
-    """int64 [tensors, 5]."""
-
-    @classmethod
-    def none(cls) -> Taken:
-        """Nothing yet, in memory that `take_` sizes."""
-        return cls(*[torch.empty(0, dtype=dtype, device="cpu") for dtype in _TAKEN_TYPES])
-
-    @property
-    def is_there(self) -> bool:
-        """Whether `take_` has taken the states out."""
-        return len(self.offsets) > 0
-
-
-_TAKEN_TYPES = (
-    torch.float64,
-    torch.int64,
-    *(torch.int64, torch.int32, torch.int64),
-    *(torch.int64, torch.int32, torch.int64),
-    *(torch.float64, torch.int64),
-)
-
-
 _WORD_SLOTS = 64 * 16  # an int64 has 64 marks, each of 16 slots
 
 
@@ -151,34 +107,29 @@ def mark_columns(slots: int) -> int:
     return 1 + -(-slots // _WORD_SLOTS)
 
 
-def take_(
-    moments: list[Tensor],
-    tallies: list[Tensor],
-    counts: list[Tensor],
-    marks: list[Tensor],
-    folds: Tensor,
-    channel_counts: list[Tensor],
-    offsets: Tensor,
-    into: Taken,
-) -> None:
-    """Take the states out of their rows, and leave the rows empty; needs no GIL.
+take_ = _operator("take_")
+"""take_(moments, tallies, counts, marks, folds, channel_counts, offsets, memory, slots, entries)
+-> None: takes the states out of their rows, and leaves the rows empty; needs no GIL.
 
-    An interrupt that comes meanwhile, and is raised when this returns, loses nothing: `into`, which
-    the caller has, says by `is_there` whether the states are in it or still in their rows. They
-    are in their rows where this raises, too.
+The last word of `memory`, 0 before, says by 1 that the states are there; else they are still in
+their rows. So nothing is lost by an error, or by an interrupt that comes meanwhile and is raised
+when this returns.
 
-    moments, tallies: one or more blocks [rows, 5] on the CPU, with the same number of rows in all.
-    counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
-    marks: for each block of counts int64 [histograms, `mark_columns`]: the number of tensors that
-        writers with marks counted, then the marks.
-    folds: int64 [histograms]: the number of tensors that were folded into each row of counts, -1 if
-        unknown. All slots of a histogram are looked at unless all its folds are marked.
-    offsets: int64 [tensors + 1]: tensor t has the rows offsets[t]:offsets[t + 1] of all blocks, and
-        those in one block.
-    into: `Taken.none()`, which gets the states; its moments and tallies may have memory for them.
-    """
-    operator = torch.ops.hookstats.take_.default  # twice as fast as choosing among all overloads
-    operator(moments, tallies, counts, marks, folds, channel_counts, offsets, into)
+moments, tallies: one or more blocks [rows, 5 or 7] and [rows, 5] on the CPU, as many rows in all.
+counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
+marks: for each block of counts int64 [histograms, `mark_columns`]: the number of tensors that
+    writers with marks counted, then the marks.
+folds: int64 [histograms]: the number of tensors that were folded into each row of counts, -1 if
+    unknown. All slots of a histogram are looked at unless all its folds are marked.
+offsets: int64 [tensors + 1]: tensor t has the rows offsets[t]:offsets[t + 1] of all blocks, and
+    those in one block.
+memory: int64 [words]; gets, one after the other, moments float64 [5 or 7, rows] and tallies
+    [5, rows]; those of whole tensors, their channels merged, float64 [tensors, 5 or 7] and
+    [tensors, 5]; where the entries of each histogram begin and the last one's end, [histograms + 1]
+    of the tensors, then of the channels; and the last word.
+slots, entries: int32 and int64 [any], which get the slots and the counts, never zero, of the
+    histograms of tensors, then of the channels, which begin at 0 again; slots ascend in each one.
+"""
 
 
 def entries(params_size: int) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,22 +15,35 @@ from hookstats.arena import memory
 from hookstats.arena.arena import Arena
 from hookstats.arena.memory import Memory
 from hookstats.records.record import SiteInfo
+from hookstats.records.sparse import Float64, Int64
 
 
-def test_a_block_comes_again_when_the_last_of_its_arrays_is_gone() -> None:
+def column(block: Int64) -> Float64:
+    return block[2:][1:7].view(np.float64).reshape(2, 3).T
+
+
+def column_of_tensor(block: Int64) -> Float64:
+    made: Float64 = torch.from_numpy(block)[3:9].view(torch.float64).numpy().T
+    return made
+
+
+@pytest.mark.parametrize("view", [column, column_of_tensor])
+def test_a_block_comes_again_when_the_last_of_its_arrays_is_gone(
+    view: Callable[[Int64], Float64],
+) -> None:
     blocks = Memory()
     block = blocks.take(33)
-    at = block.data_ptr()
+    at = block.ctypes.data
     block[:] = 7
-    column = block[3:9].view(torch.float64).numpy().T
+    last = view(block)
     del block
     others = [blocks.take(33) for _ in range(3)]
-    assert all(other.data_ptr() != at for other in others)
+    assert all(other.ctypes.data != at for other in others)
     for other in others:
-        other.fill_(-1)
-    assert (column.view(np.int64) == 7).all()
-    del column
-    assert blocks.take(33).data_ptr() == at
+        other.fill(-1)
+    assert (last.view(np.int64) == 7).all()
+    del last
+    assert blocks.take(33).ctypes.data == at
 
 
 def test_blocks_of_another_size_are_others() -> None:
@@ -40,7 +54,7 @@ def test_blocks_of_another_size_are_others() -> None:
     del small  # of a size that is not asked for any more
     again = [blocks.take(997) for _ in range(2)]
     assert [len(block) for block in again] == [997, 997]
-    assert len({block.data_ptr() for block in (large, *again)}) == 3
+    assert len({block.ctypes.data for block in (large, *again)}) == 3
 
 
 @pytest.mark.parametrize(("most", "kept"), [(0, 1), (3 * 8 * 31, 3)])
@@ -50,7 +64,7 @@ def test_no_more_is_kept_than_was_said(
     monkeypatch.setattr(memory, "_MOST_FREE", most)
     blocks = Memory()
     lent = [blocks.take(31) for _ in range(5)]
-    assert len({block.data_ptr() for block in lent}) == 5
+    assert len({block.ctypes.data for block in lent}) == 5
     lent.clear()
     lent.append(blocks.take(31))  # of what was kept
     assert len(blocks._blocks.free) == kept - 1
@@ -77,18 +91,18 @@ def test_an_interrupt_at_any_line_loses_a_block_at_most() -> None:
         reached = interruption.reached
         kept, other = blocks.take(31), blocks.take(31)
         assert len(kept) == len(other) == 31
-        assert kept.data_ptr() != other.data_ptr()
+        assert kept.ctypes.data != other.ctypes.data
     assert at > 10
 
 
 def test_any_thread_may_give_back() -> None:
     blocks = Memory()
     lent = [blocks.take(31)]
-    at = lent[0].data_ptr()
+    at = lent[0].ctypes.data
     thread = threading.Thread(target=lent.clear)
     thread.start()
     thread.join()
-    assert blocks.take(31).data_ptr() == at
+    assert blocks.take(31).ctypes.data == at
 
 
 def test_records_that_are_kept_keep_their_numbers() -> None:

@@ -19,6 +19,7 @@ from support.values import LINEAR, LOG, MEANS, STDS, layouts, normal, of_dtype
 from torch import Tensor
 
 from hookstats.arena.arena import Arena
+from hookstats.arena.taken import Sizes, Taken
 from hookstats.kernels import native, ops
 from hookstats.stats import reference, state
 from hookstats.stats.bins import Bins
@@ -232,11 +233,11 @@ def test_other_columns_are_refused(update: Update, columns: int) -> None:
 def test_take(columns: int) -> None:
     blocks = [normal(n, columns, seed=n) for n in (3, 0, 33)]
     tallies = [torch.ones(len(block), 5, dtype=torch.int64) for block in blocks]
-    expected = torch.cat(blocks).T.contiguous()
-    taken = ops.Taken.none()
+    expected = torch.cat(blocks).numpy()
+    taken = Taken(Sizes(columns, rows=36, tensors=2, hist=0, channel_hist=0))
     none = torch.zeros(0, dtype=torch.int64)
-    ops.take_(blocks, tallies, [], [], none, [], torch.tensor([0, 3, 36]), taken)
-    assert torch.equal(taken.moments, expected)
+    ops.take_(blocks, tallies, [], [], none, [], torch.tensor([0, 3, 36]), *taken.into)
+    np.testing.assert_array_equal(taken.moments, expected)
     for block in blocks:
         identity = state.identity_moments(len(block), higher=columns == COLUMNS)
         assert torch.equal(block, identity)
@@ -246,8 +247,9 @@ def test_blocks_taken_together_have_the_same_columns() -> None:
     blocks = [state.identity_moments(3, higher=True), state.identity_moments(3)]
     tallies = [state.identity_tallies(3)] * 2
     none, offsets = torch.zeros(0, dtype=torch.int64), torch.tensor([0, 6])
+    taken = Taken(Sizes(COLUMNS, rows=6, tensors=1, hist=0, channel_hist=0))
     with pytest.raises(RuntimeError, match=r"moments has a block .* \[rows, 7\]"):
-        ops.take_(blocks, tallies, [], [], none, [], offsets, ops.Taken.none())
+        ops.take_(blocks, tallies, [], [], none, [], offsets, *taken.into)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 9))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from hookstats.kernels.ops import Taken, mark_columns, take_
+from hookstats.arena.taken import Sizes, Taken
+from hookstats.kernels.ops import mark_columns, take_
 from hookstats.records.sparse import SparseCounts
 from hookstats.stats.state import identity_moments
 
@@ -36,23 +37,26 @@ def test_rows_come_out_and_nothing_is_left(
 ) -> None:
     blocks = [rows(n, seed) for seed, n in enumerate(sizes)]
     moments, tallies = [m for m, _ in blocks], [t for _, t in blocks]
-    expected = torch.cat(moments).T.contiguous(), torch.cat(tallies).T.contiguous()
+    expected = torch.cat(moments).numpy(), torch.cat(tallies).numpy()
     dense = [torch.tensor(block) for block in counts]
     channel_dense = [torch.tensor(block) for block in channel_counts]
     marks = [torch.zeros(len(block), mark_columns(19), dtype=int) for block in dense]
     folds = torch.ones(sum(len(block) for block in dense), dtype=int)
-    taken = Taken.none()
+    hists, channel_hists = [sum(len(block) for block in each) for each in (counts, channel_counts)]
+    taken = Taken(Sizes(5, sum(sizes), len(sizes), hists, channel_hists))
+    assert not taken.is_there
     offsets = torch.tensor([0, *np.cumsum(sizes)])
-    take_(moments, tallies, dense, marks, folds, channel_dense, offsets, taken)
+    take_(moments, tallies, dense, marks, folds, channel_dense, offsets, *taken.into)
     assert taken.is_there
-    assert torch.equal(taken.moments, expected[0])
-    assert torch.equal(taken.tallies, expected[1])
-    for found, blocks_of_counts in ((taken[2:5], counts), (taken[5:8], channel_counts)):
+    np.testing.assert_array_equal(taken.moments, expected[0])
+    np.testing.assert_array_equal(taken.tallies, expected[1])
+    for found, blocks_of_counts in ((taken.hist, counts), (taken.channel_hist, channel_counts)):
         sparse = SparseCounts.from_dense(
             np.concatenate([np.empty((0, 19), int), *blocks_of_counts])
         )
-        for mine, other in zip(found, (sparse.offsets, sparse.slots, sparse.counts), strict=True):
-            np.testing.assert_array_equal(mine.numpy(), other, strict=True)
+        for part in ("offsets", "slots", "counts"):
+            mine, other = getattr(found, part), getattr(sparse, part)
+            np.testing.assert_array_equal(mine, other, strict=True)
     for block in moments:
         assert torch.equal(block, identity_moments(len(block)))
     for block in (*tallies, *dense, *channel_dense):
@@ -67,7 +71,9 @@ GOOD: dict[str, Any] = {
     "folds": torch.zeros(2, dtype=torch.int64),
     "channel_counts": [],
     "offsets": torch.tensor([0, 1, 1, 3]),
-    "into": Taken.none(),
+    "memory": torch.zeros(10 * (3 + 3) + 3 + 1 + 1, dtype=torch.int64),
+    "slots": torch.zeros(0, dtype=torch.int32),
+    "entries": torch.zeros(0, dtype=torch.int64),
 }
 
 
@@ -85,7 +91,7 @@ GOOD: dict[str, Any] = {
         ({"folds": torch.zeros(2)}, r"folds is Float \[2\]"),
         ({"channel_counts": [torch.zeros(4, 2, dtype=int).T]}, "channel_counts has a block"),
         ({"offsets": torch.zeros(2)}, r"offsets is Float \[2\]; expected .* Long"),
-        ({"offsets": torch.zeros(0, dtype=int)}, r"offsets is Long \[0\]; .* \[tensors \+ 1\]"),
+        ({"offsets": torch.zeros(0, dtype=int)}, r"offsets is \[0\]; expected \[tensors \+ 1\]"),
         ({"offsets": torch.tensor([0, 2, 1, 3])}, "offsets are no ascending numbers from 0 to 3"),
         ({"offsets": torch.tensor([0, 2])}, "offsets are no ascending numbers from 0 to 3"),
         ({"offsets": torch.tensor([1, 3])}, "offsets are no ascending numbers from 0 to 3"),
@@ -100,31 +106,30 @@ GOOD: dict[str, Any] = {
             {"tallies": [torch.zeros(n, 5, dtype=int) for n in (2, 1)]},
             r"moments\[0\] has 3 rows; expected as many as tallies\[0\]",
         ),
-        ({"into": Taken.none()[:7]}, "into has 7 tensors; expected 10"),
-        (
-            {"into": Taken.none()._replace(slots=torch.zeros(0))},
-            r"into\[3\] is Float \[0\]; expected a CPU tensor of Int",
-        ),
-        (
-            {"into": Taken.none()._replace(offsets=torch.zeros(3, dtype=int))},
-            r"into\[2\] is Long \[3\]; expected an empty CPU tensor of Long",
-        ),
+        ({"memory": torch.zeros(64, dtype=int)}, "memory has 64 words; expected 65"),
+        ({"memory": torch.ones(65, dtype=int)}, "memory ends with 1; expected 0"),
+        ({"memory": torch.zeros(0, dtype=int)}, "memory has 0 words; expected 65"),
+        ({"memory": torch.zeros(65)}, r"memory is Float \[65\]; expected .* Long \[words\]"),
+        ({"memory": torch.zeros(130, dtype=int)[::2]}, "memory is .* expected a contiguous CPU"),
+        ({"slots": torch.zeros(0)}, r"slots is Float \[0\]; expected a .* CPU tensor of Int"),
+        ({"entries": torch.zeros(1, 1, dtype=int)}, r"entries is Long \[1, 1\]; expected .* Long"),
     ],
 )
 def test_other_blocks_are_refused(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         take_(**{**GOOD, **bad})
-    assert not GOOD["into"].is_there
+    assert not GOOD["memory"].any()
 
 
 def test_marks_past_the_slots_mean_nothing() -> None:
     counts = torch.ones(3, 17, dtype=torch.int64)
     marks = torch.tensor([[1, -1]]).repeat(3, 1)  # room for 64 marks, of which 2 are of slots
     channels, folds = rows(1, 0), torch.ones(3, dtype=torch.int64)
-    taken = Taken.none()
-    take_([channels[0]], [channels[1]], [counts], [marks], folds, [], torch.tensor([0, 1]), taken)
+    taken = Taken(Sizes(5, rows=1, tensors=1, hist=3, channel_hist=0))
+    states = [channels[0]], [channels[1]], [counts], [marks], folds, []
+    take_(*states, torch.tensor([0, 1]), *taken.into)
     assert taken.slots.tolist() == [*range(17)] * 3
-    assert taken.counts.tolist() == [1] * 51
+    assert taken.entries.tolist() == [1] * 51
     assert not counts.any()
     assert not marks.any()
 

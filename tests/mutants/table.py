@@ -115,7 +115,7 @@ MUTANTS = (
     Mutant(
         "what an interrupt left of a step that was taken out is taken again",
         "hookstats/arena/shelf.py",
-        "if not reading.taken.is_there:",
+        "if reading.taken is None or not reading.taken.is_there:",
         "if True:",
         "tests/arena/test_arena.py",
     ),
@@ -150,9 +150,23 @@ MUTANTS = (
     Mutant(
         "the memory of a record is used again while the record has it",
         "hookstats/arena/memory.py",
-        "        view = block[:]\n",
-        "        view = block[:]\n        self.free.append(block)\n",
+        "np.frombuffer(block, np.int64)",
+        "np.frombuffer(block, np.int64)[:]",
         "tests/arena/test_memory.py",
+    ),
+    Mutant(
+        "what is kept of whole tensors keeps the memory of all channels",
+        "hookstats/arena/taken.py",
+        "self._part(_WHOLE_MOMENTS).view(np.float64).copy()",
+        "self._part(_WHOLE_MOMENTS).view(np.float64)",
+        "tests/arena/test_taken.py",
+    ),
+    Mutant(
+        "a step is there before it was taken out",
+        "hookstats/arena/taken.py",
+        "        self.memory[-1] = 0\n",
+        "",
+        "tests/arena/test_taken.py",
     ),
     Mutant(
         "dead: also channels without finite values",

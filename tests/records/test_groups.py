@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookstats.kernels.ops import Taken, take_
+from hookstats.arena.taken import Sizes, Taken
+from hookstats.kernels.ops import take_
 from hookstats.records.groups import per_site
 from hookstats.records.sparse import Float64, Int64
 from hookstats.stats.state import COUNT, IDENTITY, L1, M2, M3, M4, MAX, MEAN, MIN, combine
@@ -28,9 +29,10 @@ def taken(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64, In
         [torch.tensor(np.ascontiguousarray(state[first:last])) for first, last in pairwise(cuts)]
         for state in (moments, tallies)
     ]
-    into, none = Taken.none(), torch.zeros(0, dtype=torch.int64)
-    take_(*blocks, [], [], none, [], torch.from_numpy(offsets), into)
-    return into.whole_moments.numpy(), into.whole_tallies.numpy()
+    sizes = Sizes(moments.shape[1], len(moments), len(offsets) - 1, hist=0, channel_hist=0)
+    found, none = Taken(sizes), torch.zeros(0, dtype=torch.int64)
+    take_(*blocks, [], [], none, [], torch.from_numpy(offsets), *found.into)
+    return found.whole_moments, found.whole_tallies
 
 
 both = pytest.mark.parametrize("merge", [per_site, taken])
