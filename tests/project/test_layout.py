@@ -1,5 +1,4 @@
-"""The layout of the sources: what lies where, how long it is, and who imports private parts of
-torch."""
+"""The layout of the sources: what lies where, and who imports private parts of torch."""
 
 from __future__ import annotations
 
@@ -12,9 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hookstats"
-FILE_LINES = 450
-FUNCTION_LINES = 60
-PYTHON = ("hookstats", "_build", "tests", "bench")
 FLAT = {"__init__.py", "__main__.py", "_version.py", "_torch.py"}
 # Marks that torch sets on, or looks for in, objects that are public.
 MARKS = {
@@ -30,13 +26,6 @@ MARKS = {
 def sources(*folders: str) -> list[Path]:
     """The Python files in `folders` of the checkout."""
     return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
-
-
-def native_sources(*folders: str) -> list[Path]:
-    """The C++ and CUDA files in `folders` of the checkout."""
-    suffixes = {".h", ".cpp", ".cu", ".cuh"}
-    files = (file for folder in folders for file in (ROOT / folder).rglob("*"))
-    return sorted(file for file in files if file.suffix in suffixes)
 
 
 def is_private(name: str) -> bool:
@@ -117,12 +106,6 @@ def test_modules_are_in_packages() -> None:
     assert {file.name for file in PACKAGE.glob("*.pyi")} == {"_hooks.pyi"}
 
 
-def test_files_are_short() -> None:
-    files = [*sources(*PYTHON), *native_sources("csrc", "tests", "bench")]
-    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in files}
-    assert {name: n for name, n in lengths.items() if n > FILE_LINES} == {}
-
-
 # The functions of torch whose tensors are on torch's default device unless told otherwise.
 FACTORIES = {
     *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace"),
@@ -154,25 +137,6 @@ def test_no_tensor_is_on_the_default_device() -> None:
         if (calls := list(calls_without_device(file.read_text())))
     }
     assert found == {}
-
-
-def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """The lines of a function, without its docstring."""
-    lines = (function.end_lineno or 0) - function.lineno + 1
-    first = function.body[0]
-    if ast.get_docstring(function) is not None:
-        lines -= (first.end_lineno or 0) - first.lineno + 1
-    return lines
-
-
-def test_functions_are_short() -> None:
-    found = {
-        f"{file.relative_to(ROOT)}: {node.name}": code_lines(node)
-        for file in sources(*PYTHON)
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
-    assert {name: n for name, n in found.items() if n > FUNCTION_LINES} == {}
 
 
 def test_cmake_builds_every_program_of_tests_cpp() -> None:
