@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "core/kept_rows.h"
-#include "hooks/recent.h"
 #include "ops/kernels.h"
 
 namespace hookstats::hooks {
@@ -114,8 +113,6 @@ struct Arena {
   int front = 0;  // the buffer to fill; guarded by the mutex
   // Of the calls under way; null where there is none. Guarded by the mutex.
   std::shared_ptr<const Mask> mask;
-  // Of the open step. Guarded by the mutex.
-  Recent recent;
   TimedMutex mutex;
 
  private:

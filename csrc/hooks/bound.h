@@ -29,21 +29,15 @@ struct Bound {
   std::vector<int64_t> sizes, strides;
   int channel_dim;  // or -1
   // By buffer, as all arrays.
-  std::array<UpdateParams, 2> params;
+  std::array<UpdateParams, 2> params{};
   // Owns the memory that `params` points into.
   std::array<State, 2> states;
   std::array<at::Tensor, 2> calls;
   std::optional<std::array<at::Tensor, 2>> marks;
-  std::array<int64_t*, 2> call_counts;
-  std::vector<float> tensor_edges, channel_edges;
+  std::array<int64_t*, 2> call_counts{};
+  std::vector<float> tensor_edges{}, channel_edges{};
   bool masked = false;  // whether the views in `params` are of a mask
 
-  int64_t channels() const { return channel_dim < 0 ? 1 : sizes[static_cast<size_t>(channel_dim)]; }
-  // The elements of the first channel that the state of a buffer has.
-  int64_t seen(size_t front) const {
-    const int64_t* const row = params[front].tallies;
-    return row[kCount] + row[kNan] + row[kPosInf] + row[kNegInf];
-  }
   void count_fold(size_t front) {
     ++*call_counts[front];
     if (int64_t* const marks_of = params[front].tensor_marks) ++marks_of[0];

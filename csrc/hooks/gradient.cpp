@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <atomic>
@@ -30,19 +29,16 @@ struct Awaited {
   std::optional<uint32_t> version;
 
   bool is_replaced() const { return version && counter.current_version() != *version; }
-  void receive(const at::Tensor& gradient, const Origin& origin) {
-    site->receive(gradient, first.exchange(false), mask, origin);
+  void receive(const at::Tensor& gradient) {
+    site->receive(gradient, first.exchange(false), mask);
   }
 };
 
 struct ForTensor {
   std::shared_ptr<Awaited> awaited;
-  const void* node;  // for comparison alone
-  int64_t output;
 
   void operator()(const at::Tensor& gradient) const {
-    if (awaited->is_replaced()) return;
-    awaited->receive(gradient, {torch::autograd::get_current_graph_task_id(), node, output});
+    if (!awaited->is_replaced()) awaited->receive(gradient);
   }
 };
 
@@ -54,7 +50,7 @@ struct ForBase {
   void operator()(const at::Tensor& gradient) const {
     if (!awaited->is_replaced()) return;
     if (Site::is_strided(gradient)) {
-      awaited->receive(of_view(gradient), {});
+      awaited->receive(of_view(gradient));
     } else {
       awaited->site->refuse(gradient, awaited->first.exchange(false));
     }
@@ -125,7 +121,7 @@ const Reason* await_gradient(const std::shared_ptr<Site>& site, const at::Tensor
     add_hook(base, ForBase{awaited, x.sizes().vec(), x.strides().vec(), base.strides().vec(),
                            x.storage_offset() - base.storage_offset()});
   }
-  add_hook(x, ForTensor{awaited, x.grad_fn().get(), x.output_nr()});
+  add_hook(x, ForTensor{awaited});
   return nullptr;
 }
 

@@ -33,7 +33,7 @@ bool is_odd_call() {
 void fold(Site& site, const at::Tensor& x) {
   const std::shared_ptr<const Mask> mask = site.arena().mask;
   const bool whole = site.is_whole(x, mask.get());
-  const auto read = [&] {
+  const bool folded = site.attempt([&] {
     const UpdateParams& params = site.aim(x, mask.get());
     std::optional<c10::Storage> memory;  // other threads may change x, which is not read then
     std::optional<py::gil_scoped_release> released;
@@ -42,8 +42,7 @@ void fold(Site& site, const at::Tensor& x) {
       released.emplace();
     }
     site.fold(params);
-  };
-  const bool folded = site.attempt([&] { site.fold_once(x, mask, Origin{}, read); });
+  });
   if (folded) {
     site.settle(std::nullopt, whole);
   } else {

@@ -92,12 +92,7 @@ PYBIND11_MODULE(_hooks, m) {
       .def_property_readonly("seconds", [](const Arena& a) { return a.mutex.seconds(); })
       .def_property(
           "front", [](const Arena& a) { return a.front; },
-          [](Arena& a, int front) {
-            a.front = front;
-            a.recent.clear();
-          })
-      .def("forget", [](Arena& a) { a.recent.clear(); })
-      .def_property_readonly("repeated", [](const Arena& a) { return a.recent.repeated; })
+          [](Arena& a, int front) { a.front = front; })
       .def(
           "set_mask",
           [](Arena& a, const std::optional<at::Tensor>& mask) {

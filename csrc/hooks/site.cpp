@@ -101,41 +101,35 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   if (!dtype || kernels == nullptr) return;
   int dim = -1;
   if (channel_dim) dim = static_cast<int>(*channel_dim < 0 ? *channel_dim + x.dim() : *channel_dim);
-  auto bound = std::make_shared<Bound>(Bound{kernels,
-                                             x.scalar_type(),
-                                             x.device(),
-                                             x.sizes().vec(),
-                                             x.strides().vec(),
-                                             dim,
-                                             {},
-                                             std::move(states),
-                                             std::move(calls),
-                                             marks,
-                                             {},
-                                             {},
-                                             {},
-                                             false});
+  Bound& bound = bound_.emplace(Bound{.kernels = kernels,
+                                      .dtype = x.scalar_type(),
+                                      .device = x.device(),
+                                      .sizes = x.sizes().vec(),
+                                      .strides = x.strides().vec(),
+                                      .channel_dim = dim,
+                                      .states = std::move(states),
+                                      .calls = std::move(calls),
+                                      .marks = marks});
   UpdateParams params{};
   params.dtype = *dtype;
-  const State& first = bound->states[0];
+  const State& first = bound.states[0];
   params.sampling = first.sampling ? first.sampling->const_data_ptr<int64_t>() : nullptr;
   params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim,
                              params.sampling != nullptr);
-  params.tensor_bins = read_bins(first.bins, bound->tensor_edges);
-  params.channel_bins = read_bins(first.channel_bins, bound->channel_edges);
+  params.tensor_bins = read_bins(first.bins, bound.tensor_edges);
+  params.channel_bins = read_bins(first.channel_bins, bound.channel_edges);
   for (size_t buffer = 0; buffer < 2; ++buffer) {
-    const State& state = bound->states[buffer];
+    const State& state = bound.states[buffer];
     params.moments = state.moments.mutable_data_ptr<double>();
     params.higher = state.moments.size(1) == kHigherColumns;
     params.tallies = state.tallies.mutable_data_ptr<int64_t>();
     params.tensor_counts = counts_of(state.counts);
     params.channel_counts = counts_of(state.channel_counts);
     params.tensor_marks =
-        bound->marks ? (*bound->marks)[buffer].mutable_data_ptr<int64_t>() : nullptr;
-    bound->params[buffer] = params;
-    bound->call_counts[buffer] = bound->calls[buffer].mutable_data_ptr<int64_t>();
+        bound.marks ? (*bound.marks)[buffer].mutable_data_ptr<int64_t>() : nullptr;
+    bound.params[buffer] = params;
+    bound.call_counts[buffer] = bound.calls[buffer].mutable_data_ptr<int64_t>();
   }
-  bound_ = std::move(bound);
 }
 
 int64_t Site::forwards() const {
@@ -178,16 +172,15 @@ void Site::fold(const UpdateParams& aimed) {
   count_fold();
 }
 
-void Site::receive(const at::Tensor& gradient, bool first, const std::shared_ptr<const Mask>& mask,
-                   const Origin& origin) {
+void Site::receive(const at::Tensor& gradient, bool first,
+                   const std::shared_ptr<const Mask>& mask) {
   {
     std::lock_guard<TimedMutex> lock(arena_->mutex);
     const bool recording = arena_->recording;
     if (!recording || takes(gradient)) {
       const Reason* reason = &kNotRecorded;
       if (recording) {
-        const auto read = [&] { fold(gradient, mask.get()); };
-        const bool folded = attempt([&] { fold_once(gradient, mask, origin, read); });
+        const bool folded = attempt([&] { fold(gradient, mask.get()); });
         reason = folded ? nullptr : &kDisabled;
       }
       arrive(first, reason == nullptr ? std::nullopt : std::optional<std::string>(reason->text),

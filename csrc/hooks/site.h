@@ -20,7 +20,6 @@
 #include "hooks/arena.h"
 #include "hooks/bound.h"
 #include "hooks/reasons.h"
-#include "hooks/recent.h"
 #include "ops/kernels.h"
 
 namespace hookstats::hooks {
@@ -85,16 +84,11 @@ class Site {
   const UpdateParams& aim(const at::Tensor& x, const Mask* mask = nullptr);
   void fold(const UpdateParams& aimed);
   void count_fold() { bound_->count_fold(static_cast<size_t>(arena_->front)); }
-  // Folds a tensor that `takes` accepted by `read()`, unless another site has read it in this step.
-  template <class Read>
-  void fold_once(const at::Tensor& x, const std::shared_ptr<const Mask>& mask, const Origin& origin,
-                 Read read);
 
   // Counts a gradient that arrived and folds it in; `first`: no other gradient arrived for its
   // tensor; `mask`: that of the call which had the tensor, or null. Call it without the lock and
   // without the GIL, which it takes only where `takes` refuses.
-  void receive(const at::Tensor& gradient, bool first, const std::shared_ptr<const Mask>& mask,
-               const Origin& origin);
+  void receive(const at::Tensor& gradient, bool first, const std::shared_ptr<const Mask>& mask);
   // Counts the gradient of a view's base if the view's part cannot be taken out of it.
   void refuse(const at::Tensor& gradient, bool first);
   // Runs one step of the site's work; if that throws, disables the site with a warning. Returns
@@ -117,23 +111,10 @@ class Site {
   int covered(const at::Tensor& x, const Mask* mask) const;
 
   std::shared_ptr<Arena> arena_;
-  std::shared_ptr<Bound> bound_;
+  std::optional<Bound> bound_;
   std::optional<std::vector<int64_t>> expected_;
   PyObject* owner_;  // a weak reference
 };
-
-template <class Read>
-void Site::fold_once(const at::Tensor& x, const std::shared_ptr<const Mask>& mask,
-                     const Origin& origin, Read read) {
-  if (!Recent::takes(*bound_, x, origin)) return read();
-  const auto front = static_cast<size_t>(arena_->front);
-  Recent& recent = arena_->recent;
-  // Before other threads may change x, as they may while it is read.
-  Recent::Entry tensor = Recent::describe(x, mask, origin, bound_, front);
-  if (recent.repeat(tensor, x.strides(), *bound_, front)) return;
-  read();
-  recent.add(std::move(tensor), front);
-}
 
 template <class Work>
 bool Site::attempt(Work work) {

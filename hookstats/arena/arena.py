@@ -353,8 +353,6 @@ class Arena:
     def discard(self) -> None:
         """Close the open step, and forget what it has."""
         with self.lock:
-            if self.native is not None:
-                self.native.forget()
             self._close(lambda free: False).clear()
         self.closed += 1
 
