@@ -86,13 +86,10 @@ class Arena:
         bins: LinearBins | LogBins | None,
         channel_bins: LinearBins | LogBins | None,
         at_first: tuple[Sample, Sample] | None = None,
-        *,
-        higher: bool = False,
     ) -> None:
-        """at_first: see `Sampling`. higher: whether the states have third and fourth moments."""
+        """at_first: see `Sampling`."""
         self.bins = bins
         self.channel_bins = channel_bins
-        self.higher = higher
         self.sampling = Sampling(bins, channel_bins, at_first=at_first)
         self.recording = False
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
@@ -139,7 +136,7 @@ class Arena:
         with self.lock, torch.inference_mode(False):
             if (shelf := self.shelves.get(device)) is None:
                 counting = self.bins, self.channel_bins, self.sampling.on(device)
-                shelf = self.shelves[device] = Shelf(device, *counting, higher=self.higher)
+                shelf = self.shelves[device] = Shelf(device, *counting)
             index, (place, row) = len(self._placed), self._end_of(shelf)
             states, marks = shelf.states(place, row, info.channels)
             made = Accumulator(self, index, states, self.counters.row(index), marks)
@@ -279,7 +276,7 @@ class Arena:
 
     def _close(self, is_lent: Callable[[Flag], bool]) -> Snapshot:
         """What is in the open step."""
-        layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins, self.higher)
+        layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins)
         return Snapshot(layout, self.counters, self.front, is_lent, self.small_bytes)
 
     def _make_room(self) -> None:

@@ -17,7 +17,6 @@ from hookstats.stats.state import (
     State,
     identity_moments,
     identity_tallies,
-    is_higher,
     merge_,
 )
 
@@ -66,7 +65,7 @@ class GraphState:
         row = rows[0]
         channels, device = len(row.moments), row.moments.device
         self.rows = rows
-        self.identity = identity_moments(channels, device, higher=is_higher(row.moments))
+        self.identity = identity_moments(channels, device)
         self.state = row._replace(
             moments=self.identity.clone(),
             tallies=identity_tallies(channels, device),

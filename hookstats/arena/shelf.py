@@ -68,16 +68,14 @@ class Shelf:
         bins: Bins | None,
         channel_bins: Bins | None,
         sampling: Tensor | None = None,
-        *,
-        higher: bool = False,
     ) -> None:
-        """sampling: that of the states. higher: whether these have third and fourth moments."""
+        """sampling: that of the states."""
         self.device = device
         self.graphs = GraphStates(device)
         backend = backend_of(device)
         self._staging = None if backend.states_on_host else Staging(device)
 
-        empty = [identity_moments(1, device, higher), identity_tallies(1, device)]
+        empty = [identity_moments(1, device), identity_tallies(1, device)]
         if channel_bins is not None:
             empty.append(zeros(channel_bins.slots, device))
         self._channels = Table(empty)
@@ -165,7 +163,6 @@ class Shelf:
             if not marks:  # all counts are looked at
                 marks = [c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]
             sizes = Sizes(
-                columns=moments[0].shape[1],
                 rows=part.extent.rows,
                 tensors=part.extent.sites,
                 hist=part.extent.sites if counts else 0,

@@ -45,8 +45,6 @@ class Layout(NamedTuple):
     places: Places
     bins: Bins | None
     channel_bins: Bins | None
-    higher: bool
-    """Whether the states have third and fourth moments."""
 
 
 class Snapshot:
@@ -105,7 +103,7 @@ class Snapshot:
         What an interrupt left of a site's step is unknown: the record leaves the site out.
         """
         self.take_out()
-        infos, (order, offsets, _), bins, channel_bins, higher = self._layout
+        infos, (order, offsets, _), bins, channel_bins = self._layout
         taken = [reading.taken for reading in self._readings if reading.taken is not None]
         by_site, cut_short = self._counted[0].copy(), self._counted[1]
         for part, in_graphs in zip(self._parts, self._in_graphs, strict=True):
@@ -120,9 +118,7 @@ class Snapshot:
             sites=infos,
             observed=by_site,
             offsets=offsets,
-            moments=_rows(
-                [part.moments for part in taken], partial(identity_moments, 0, higher=higher)
-            ),
+            moments=_rows([part.moments for part in taken], partial(identity_moments, 0)),
             tallies=_rows([part.tallies for part in taken], partial(identity_tallies, 0)),
             bins=bins,
             hist=_join([part.hist for part in taken], len(order)),

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from hookstats.records.sparse import Float64, Int64, SparseCounts
-from hookstats.stats.state import TALLIES
+from hookstats.stats.state import MOMENTS, TALLIES
 
 
 class Sizes(NamedTuple):
     """How much `take_` takes out."""
 
-    columns: int
-    """Those of the moments: 5, or 7 with the higher ones."""
     rows: int
     tensors: int
     hist: int
@@ -36,10 +34,10 @@ class Sizes(NamedTuple):
 @lru_cache(64)
 def _parts(sizes: Sizes) -> tuple[slice, ...]:
     """Where in this memory the parts are."""
-    columns, rows, tensors, hist, channel_hist = sizes
+    rows, tensors, hist, channel_hist = sizes
     lengths = (
-        *(columns * rows, len(TALLIES) * rows),
-        *(columns * tensors, len(TALLIES) * tensors),
+        *(len(MOMENTS) * rows, len(TALLIES) * rows),
+        *(len(MOMENTS) * tensors, len(TALLIES) * tensors),
         *(hist + 1, channel_hist + 1),
     )
     return tuple([slice(first, end) for first, end in pairwise(accumulate(lengths, initial=0))])
@@ -83,9 +81,9 @@ class Taken:
 
     @property
     def moments(self) -> Float64:
-        """float64 [rows, 5], or [rows, 7] with the higher ones; by column in memory."""
+        """float64 [rows, 5]; by column in memory."""
         columns = self._part(_MOMENTS).view(np.float64)
-        rows: Float64 = columns.reshape(self.sizes.columns, -1).T
+        rows: Float64 = columns.reshape(len(MOMENTS), -1).T
         return rows
 
     @property
@@ -96,9 +94,9 @@ class Taken:
 
     @property
     def whole_moments(self) -> Float64:
-        """float64 [tensors, 5 or 7]: those of whole tensors, their channels merged."""
+        """float64 [tensors, 5]: those of whole tensors, their channels merged."""
         whole: Float64 = self._part(_WHOLE_MOMENTS).view(np.float64).copy()
-        return whole.reshape(-1, self.sizes.columns)
+        return whole.reshape(-1, len(MOMENTS))
 
     @property
     def whole_tallies(self) -> Int64:

@@ -22,7 +22,7 @@ from hookstats.runs.format import require_pyarrow
 from hookstats.runs.run import Run
 from hookstats.runs.series import SiteSeries
 from hookstats.show.progress import track
-from hookstats.stats.derived import statistic_names
+from hookstats.stats.derived import STATISTICS
 from hookstats.stats.printable import printable
 
 
@@ -120,24 +120,22 @@ def _write_scalars(recorded: Run, out: Path, format: str) -> None:
 
 def _rows(site: SiteSeries) -> dict[str, Any]:
     """The columns of one site, one row per step."""
-    names = statistic_names(higher=site.higher)
     return {
         "step": site.steps,
         **_constants(site, len(site)),
         "observed": site.observed,
-        **{name: getattr(site, name) for name in names},
+        **{name: getattr(site, name) for name in STATISTICS},
     }
 
 
 def _channel_rows(site: SiteSeries) -> dict[str, Any]:
     """The columns of one site, one row per step and channel."""
     steps, channels = site.channels.count.shape
-    names = statistic_names(higher=site.higher)
     return {
         "step": np.repeat(site.channels.steps, channels),
         **_constants(site, steps * channels),
         "channel": np.tile(np.arange(channels), steps),
-        **{name: getattr(site.channels, name).ravel() for name in names},
+        **{name: getattr(site.channels, name).ravel() for name in STATISTICS},
     }
 
 

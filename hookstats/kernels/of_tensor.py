@@ -10,7 +10,7 @@ from hookstats.kernels import ops
 from hookstats.kernels.backends import home
 from hookstats.kernels.sampling import Sampling
 from hookstats.stats import reference, state
-from hookstats.stats.arguments import check_integer, check_moments
+from hookstats.stats.arguments import check_integer
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.mask import EXPECTED, check_fits
@@ -21,7 +21,6 @@ def channel_stats(
     channel_dim: int | None = None,
     bins: Bins | None = None,
     *,
-    moments: int = 2,
     step: int = 0,
     mask: Tensor | None = None,
 ) -> ChannelStats:
@@ -33,7 +32,6 @@ def channel_stats(
         channel_dim: the dimension of `x` that has the channels, negative from the end; None takes
             the whole tensor as one channel.
         bins: LinearBins or LogBins for one histogram per channel; None for no histograms.
-        moments: 4 for third and fourth central moments, too: `skewness` and `kurtosis`; else 2.
         step: which elements bins with `sample` count follows from it; others count the same.
         mask: bool or integers [batch, time], on the device of `x`, for `x` [batch, time, ...] or
             [batch * time, ...]: where it is 0, as for padding, the row is left out of everything,
@@ -42,7 +40,7 @@ def channel_stats(
         The statistics of `x.shape[channel_dim]` channels, on the CPU.
     Raises:
         ValueError: x is sparse, nested, meta, fake, inside a torch.func transform, or of another
-            dtype; x has no dimension channel_dim; bins, moments or step is something else; mask is
+            dtype; x has no dimension channel_dim; bins or step is something else; mask is
             something else or does not fit, as where channel_dim is one of its dimensions, or x has
             the weights of attention, [batch, heads, time, time].
     """
@@ -52,14 +50,13 @@ def channel_stats(
         raise ValueError(f"x has {reason}: expected {reference.SUPPORTED}")
     if bins is not None and not isinstance(bins, Bins):
         raise ValueError(f"bins = {bins!r}: expected LinearBins, LogBins or None")
-    higher = check_moments(moments) == 4
     step = check_integer("step", step, 0)
     channels = reference.channel_count(x, channel_dim)
     if mask is not None:
         mask = _checked(mask, x, channel_dim)
     x = x.detach().resolve_neg()
     device = home(x.device)
-    sums = state.identity_moments(channels, device, higher=higher)
+    sums = state.identity_moments(channels, device)
     tallies = state.identity_tallies(channels, device)
     counts = descriptor = None
     if bins is not None:

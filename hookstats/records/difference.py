@@ -17,19 +17,15 @@ from hookstats.records.weighing import estimated
 from hookstats.stats import derived
 from hookstats.stats.bins import Bins, is_sampled
 from hookstats.stats.derived import columns_of, statistic
-from hookstats.stats.state import COUNT, HIGHER, MOMENTS, TALLIES, ZERO, is_higher
+from hookstats.stats.state import COUNT, MOMENTS, TALLIES, ZERO
 
 _OF_SITES = ("site", "channels", "dtype", "observed", "hist", "channel_hist")
-_MOMENTS, _HIGHER = (
-    tuple(one.name for one in derived.STATISTICS.values() if one.column in columns)
-    for columns in (MOMENTS, HIGHER)
-)
+_MOMENTS = tuple(one.name for one in derived.STATISTICS.values() if one.column in MOMENTS)
 _NON_FINITE = ("nan", "posinf", "neginf")
-STATISTICS = (*_OF_SITES, *TALLIES, *_MOMENTS, *_HIGHER)
+STATISTICS = (*_OF_SITES, *TALLIES, *_MOMENTS)
 """What is compared. Beside the statistics of ChannelStats these are "site", whether the record has
 the site; "channels", how many; "dtype"; "observed", calls merged; "hist" and "channel_hist", how
-many values lie in bins where the other record has fewer. Skewness and kurtosis are compared if both
-records have them."""
+many values lie in bins where the other record has fewer."""
 
 
 class Difference(NamedTuple):
@@ -54,9 +50,9 @@ class Comparison:
     that only the second record has come last.
     relative: float64 [n, len(STATISTICS)], the greatest distance over a site's channels, 0 if all
     are equal. The distance of a moment is relative to the greater magnitude, of a mean to the
-    greater rms, of skewness and kurtosis to the greater magnitude or 1; of a count to the number of
-    the channel's values, of a histogram to the number of its values. It is inf for all else, for
-    NaNs or infinities beside none, and for a finite moment beside one that is not finite.
+    greater rms; of a count to the number of the channel's values, of a histogram to the number of
+    its values. It is inf for all else, for NaNs or infinities beside none, and for a finite moment
+    beside one that is not finite.
     """
 
     keys: list[Key]
@@ -127,7 +123,7 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
     channels = _compare_channels(a, rows_a, b, rows_b)
     some = np.flatnonzero(widths)
     for what, (_, _, distances) in channels.items():
-        limit = rtol if what in _MOMENTS + _HIGHER else 0.0
+        limit = rtol if what in _MOMENTS else 0.0
         worst = np.maximum.reduceat(distances, starts[some]) if len(some) else np.zeros(0)
         relative[some, STATISTICS.index(what)] = np.where(worst > limit, worst, 0.0)
 
@@ -185,12 +181,11 @@ def _compare_channels(
         if what in _NON_FINITE:
             share[(x > 0) != (y > 0)] = np.inf
         out[what] = x, y, share
-    both = is_higher(a.moments) and is_higher(b.moments)
-    for what in _MOMENTS + (_HIGHER if both else ()):
+    for what in _MOMENTS:
         x, y = statistic(what, columns_a), statistic(what, columns_b)
         by = "rms" if what == "mean" else what
         scale = np.fmax(*(np.abs(statistic(by, columns)) for columns in (columns_a, columns_b)))
-        out[what] = x, y, _distance(x, y, np.fmax(scale, 1.0) if what in _HIGHER else scale)
+        out[what] = x, y, _distance(x, y, scale)
     return out
 
 

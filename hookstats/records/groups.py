@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.sparse import Float64, Int64
-from hookstats.stats.state import COUNT, IDENTITY, MEAN, between, moment_columns
+from hookstats.stats.state import COUNT, IDENTITY, MEAN, MOMENT_COLUMNS
 
 
 def over_site(ufunc: np.ufunc, values: NDArray[Any], offsets: Int64, empty: Any) -> NDArray[Any]:
@@ -26,18 +26,17 @@ def over_site(ufunc: np.ufunc, values: NDArray[Any], offsets: Int64, empty: Any)
 
 
 def per_site(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64, Int64]:
-    """Merge the rows of each site: float64 [R, 5 or 7] -> [S, 5 or 7], int64 [R, 5] -> [S, 5].
+    """Merge the rows of each site: float64 [R, 5] -> [S, 5], int64 [R, 5] -> [S, 5].
 
     The columns are those of `stats.state`; a site without rows, or without finite values, gets the
     moments of no values. This is `stats.state.combine` around the largest of the rows' means: if
     all means are equal, the result is that mean to the last bit.
     """
-    columns = moment_columns(moments.shape[1])
     count, mean = tallies[:, COUNT].astype(np.float64), moments[:, MEAN]
     total = over_site(np.add, tallies, offsets, 0)
     rows = np.diff(offsets)
     none = np.flatnonzero(count == 0)
-    out = np.empty((len(rows), len(columns)))
+    out = np.empty((len(rows), len(MOMENT_COLUMNS)))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # 0 / 0; infinite moments
         if len(none):
             mean = mean.copy()
@@ -48,19 +47,15 @@ def per_site(moments: Float64, tallies: Int64, offsets: Int64) -> tuple[Float64,
         offset = over_site(np.add, count * away, offsets, 0.0) / total[:, COUNT]
         away -= np.repeat(offset, rows)
         away[none] = 0.0
-        sums = [moments[:, i] for i, c in enumerate(columns) if c.merge == "central"]
-        added = iter(between(count, away, sums))
-        for i, column in enumerate(columns):
+        for i, column in enumerate(MOMENT_COLUMNS):
             values = moments[:, i]
             if column.merge == "mean":
                 out[:, i] = shift + offset
                 continue
             if column.merge == "central":
-                more = next(added)
-                more[away == 0] = 0.0  # where it may be 0 * inf
-                values = np.add(values, more, out=more)
+                values = values + count * (away * away)
             out[:, i] = over_site(_MERGED[column.merge], values, offsets, column.identity)
-    out[total[:, COUNT] == 0] = IDENTITY[: len(columns)]
+    out[total[:, COUNT] == 0] = IDENTITY
     return out, total
 
 

@@ -18,7 +18,7 @@ from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.records.tensors import of_tensors
 from hookstats.records.weighing import Sums
 from hookstats.stats.bins import Bins, is_sampled
-from hookstats.stats.state import TALLIES, moment_columns
+from hookstats.stats.state import MOMENTS, TALLIES
 
 
 class Observed(NamedTuple):
@@ -38,14 +38,11 @@ class Step(NamedTuple):
     number: int
     bins: Bins | None
     channel_bins: Bins | None
-    width: int
-    """The least number of columns of any rank's moments."""
 
 
 def observed_in(record: StepRecord) -> Observed:
     """What a record says that a rank observed."""
-    names = [column.name for column in moment_columns(record.moments.shape[1])]
-    columns = dict(zip((*names, *TALLIES), (*record.moments.T, *record.tallies.T), strict=True))
+    columns = dict(zip((*MOMENTS, *TALLIES), (*record.moments.T, *record.tallies.T), strict=True))
     return Observed(
         columns.__getitem__, record.observed, record.offsets, record.hist, record.channel_hist
     )
@@ -73,8 +70,7 @@ class Merger:
         if any(site.merged for record in records for site in record.sites):
             records = [of_tensors(record) for record in records]
         first = records[0]
-        width = min(record.moments.shape[1] for record in records)
-        step = Step(first.step, first.bins, first.channel_bins, width)
+        step = Step(first.step, first.bins, first.channel_bins)
         sites = tuple(record.sites for record in records)
         return self.merge(step, sites, map(observed_in, records))
 
@@ -100,7 +96,7 @@ class _Merging:
         self._grows = np.array([target.grows for target in placement.targets], bool)
         self._filled = np.zeros(len(placement.targets), np.int64)  # channels, of those that grow
         rows = int(placement.offsets[-1])
-        self._states = Running(rows, step.width)
+        self._states = Running(rows)
         self._observed = np.zeros(len(placement.targets), np.int64)
         self._hist = Sums(len(placement.targets), sampled=is_sampled(step.bins))
         self._channel_hist = Sums(rows, sampled=is_sampled(step.channel_bins))
@@ -126,8 +122,7 @@ class _Merging:
         if not placed.unknown:
             return placed.targets
         targets: Int64 = placed.targets.copy()
-        names = *(c.name for c in moment_columns(self._step.width)), *TALLIES
-        columns = [observed.column(name) for name in names]
+        columns = [observed.column(name) for name in (*MOMENTS, *TALLIES)]
         for site, known in placed.unknown:
             rows = slice(int(observed.offsets[site]), int(observed.offsets[site + 1]))
             digest = blake2b(digest_size=16)
@@ -176,13 +171,12 @@ class _Merging:
         self, observed: Observed, rows: NDArray[np.bool_], targets: Int64, widths: Int64
     ) -> None:
         """Add sites of many channels as one channel each."""
-        names = [column.name for column in moment_columns(self._step.width)]
         moments, tallies = per_site(
-            np.stack([observed.column(name)[rows] for name in names], 1),
+            np.stack([observed.column(name)[rows] for name in MOMENTS], 1),
             np.stack([observed.column(name)[rows] for name in TALLIES], 1),
             np.concatenate(([0], np.cumsum(widths))),
         )
-        states = dict(zip((*names, *TALLIES), (*moments.T, *tallies.T), strict=True))
+        states = dict(zip((*MOMENTS, *TALLIES), (*moments.T, *tallies.T), strict=True))
         into = self._placement.offsets[targets]
         every = np.arange(len(into))
         self._states.merge(states.__getitem__, every, into, len(into))

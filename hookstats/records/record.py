@@ -50,10 +50,10 @@ class StepRecord(Mapping[Key, ChannelStats]):
     With S sites and R rows (the channels of all sites, one site after the other):
     ``sites`` S entries in order of first observation; ``observed`` int64 [S], calls merged into
     each; ``offsets`` int64 [S + 1], site s owns rows ``offsets[s]:offsets[s + 1]``;
-    ``moments`` float64 [R, 5]: mean, m2, min, max, l1, or [R, 7] with m3 and m4; ``tallies`` int64
-    [R, 5]: count, nan, posinf, neginf, zero; ``hist`` one row per site (S rows) on ``bins``;
-    ``channel_hist`` one row per channel (R rows) on ``channel_bins``. If bins are None, the counts
-    are empty. The arrays are shared, not copied: read them, never write to them.
+    ``moments`` float64 [R, 5]: mean, m2, min, max, l1; ``tallies`` int64 [R, 5]: count,
+    nan, posinf, neginf, zero; ``hist`` one row per site (S rows) on ``bins``; ``channel_hist`` one
+    row per channel (R rows) on ``channel_bins``. If bins are None, the counts are empty. The
+    arrays are shared, not copied: read them, never write to them.
     ``scalars`` has the numbers of the step by name: what the training logged, learning rates as
     "lr/0", "grad_norm" (see `norms.gradient_norm`), "steps_per_second".
     """

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.sparse import Float64, Int64
-from hookstats.stats.state import TALLIES, between, moment_columns
+from hookstats.stats.state import MOMENT_COLUMNS, TALLIES
 
 Column = Callable[[str], NDArray[Any]]
 """A column of states by its name in `stats.state.COLUMNS`."""
@@ -23,14 +23,12 @@ _BLOCK = 1 << 14
 class Running:
     """States of so many rows: at first, of no values.
 
-    Merging takes two states at a time, in order of the calls (Chan; Pebay for m3 and m4). Where the
-    means are equal, the merged mean is equal to the last bit.
+    Merging takes two states at a time, in order of the calls (Chan). Where the means are equal, the
+    merged mean is equal to the last bit.
     """
 
-    def __init__(self, rows: int, width: int) -> None:
-        """width: how many columns moments have."""
-        self._columns = moment_columns(width)
-        self._moments = {c.name: np.full(rows, c.identity) for c in self._columns}
+    def __init__(self, rows: int) -> None:
+        self._moments = {c.name: np.full(rows, c.identity) for c in MOMENT_COLUMNS}
         self._tallies = {name: np.zeros(rows, np.int64) for name in TALLIES}
 
     def merge(self, column: Column, rows: Rows, into: Rows, n: int) -> None:
@@ -38,7 +36,7 @@ class Running:
 
         rows, into: which of the states, and the rows of this object; both slices, or both int64.
         """
-        theirs = {c.name: column(c.name)[rows] for c in self._columns}
+        theirs = {c.name: column(c.name)[rows] for c in MOMENT_COLUMNS}
         counts = {name: column(name)[rows] for name in TALLIES}
         for first in range(0, n, _BLOCK):
             part = slice(first, min(first + _BLOCK, n))
@@ -55,45 +53,24 @@ class Running:
         mine = {name: values[here] for name, values in self._moments.items()}
         n, more = self._tallies["count"][here], counts["count"]
         share = more / np.maximum(n + more, 1)
-        central = [c.name for c in self._columns if c.merge == "central"]
         with np.errstate(invalid="ignore", over="ignore"):  # infinite moments
             apart = theirs["mean"] - mine["mean"]
             alone = (n == 0) | (more == 0)
             if alone.any():
                 apart[alone] = 0.0
-            added = self._between(n, more, apart, share, mine, theirs)
-            for name, more_of_it in zip(central, added, strict=True):
-                self._moments[name][here] = mine[name] + theirs[name] + more_of_it
+            self._moments["m2"][here] = mine["m2"] + theirs["m2"] + apart * apart * (n * share)
             self._moments["mean"][here] = np.where(
                 n > 0, mine["mean"] + apart * share, theirs["mean"]
             )
-        for c in self._columns:
+        for c in MOMENT_COLUMNS:
             if c.merge in _MERGED:
                 self._moments[c.name][here] = _MERGED[c.merge](mine[c.name], theirs[c.name])
         for name, values in counts.items():
             self._tallies[name][here] += values
 
-    def _between(
-        self,
-        n: Int64,
-        more: Int64,
-        apart: Float64,
-        share: Float64,
-        mine: dict[str, NDArray[Any]],
-        theirs: dict[str, NDArray[Any]],
-    ) -> list[NDArray[Any]]:
-        """What the distances `apart` of the means add to m2, or to m2, m3 and m4."""
-        if "m3" not in mine:
-            return [apart * apart * (n * share)]
-        names = ("m2", "m3", "m4")
-        one = between(n, -apart * share, [mine[name] for name in names])
-        other = between(more, apart * (1 - share), [theirs[name] for name in names])
-        moved = apart != 0  # else nothing is added, where 0 * inf would be NaN
-        return [np.where(moved, a + b, 0.0) for a, b in zip(one, other, strict=True)]
-
     def states(self) -> tuple[Float64, Int64]:
-        """The moments float64 [rows, 5 or 7] and tallies int64 [rows, 5]."""
-        moments = np.stack([self._moments[c.name] for c in self._columns])
+        """The moments float64 [rows, 5] and tallies int64 [rows, 5]."""
+        moments = np.stack([self._moments[c.name] for c in MOMENT_COLUMNS])
         return moments.T, np.stack([self._tallies[name] for name in TALLIES]).T
 
 

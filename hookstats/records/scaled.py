@@ -12,13 +12,11 @@ from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int32, Int64, SparseCounts
 from hookstats.stats.bins import Bins, LogBins
-from hookstats.stats.state import MAX, MIN, moment_columns
+from hookstats.stats.state import M2, MAX, MIN, MOMENTS
 
 SCALED = ("grad_output", "grad_input")
 """The kinds that depend on how a loss is averaged over ranks and micro-batches, while `param_grad`
 is what the optimizer uses."""
-
-_POWERS = {"m2": 2, "m3": 3, "m4": 4}
 
 
 def scaled(record: StepRecord, factor: float) -> StepRecord:
@@ -31,8 +29,8 @@ def scaled(record: StepRecord, factor: float) -> StepRecord:
     if factor == 1 or not chosen.any():
         return record
     rows = np.repeat(chosen, np.diff(record.offsets))
-    columns = moment_columns(record.moments.shape[1])
-    factors = np.array([factor ** _POWERS.get(column.name, 1) for column in columns])
+    factors = np.full(len(MOMENTS), factor)
+    factors[M2] = factor**2
     with np.errstate(over="ignore"):
         moments = np.where(rows[:, None], record.moments * factors, record.moments)
     hist, channel_hist = record.hist, record.channel_hist

@@ -10,7 +10,6 @@ import numpy as np
 from hookstats.records.groups import over_site
 from hookstats.records.record import StepRecord
 from hookstats.stats.derived import columns_of, dead, statistic
-from hookstats.stats.state import is_higher
 
 
 class SiteSummary(NamedTuple):
@@ -19,8 +18,7 @@ class SiteSummary(NamedTuple):
     mean, std (population), min and max are over the finite values of all channels; without finite
     values they are NaN, NaN, +inf and -inf. `finite` counts these values, `nonfinite` NaNs and
     infinities, `dead` the dead channels (see `insight.dead`) of `channels`, which is 0 where the
-    record has the whole tensor alone. skewness and kurtosis (excess) are
-    None where third and fourth moments were not asked for, and NaN where all values are equal.
+    record has the whole tensor alone.
     """
 
     name: str
@@ -35,8 +33,6 @@ class SiteSummary(NamedTuple):
     max: float
     nonfinite: int
     dead: int
-    skewness: float | None = None
-    kurtosis: float | None = None
 
     @property
     def dead_of(self) -> str:
@@ -49,14 +45,10 @@ class SiteSummary(NamedTuple):
         return math.hypot(self.mean, self.std)
 
 
-_HIGHER = ("skewness", "kurtosis")
-
-
 def summarise(record: StepRecord) -> list[SiteSummary]:
     """One SiteSummary per site, in the record's order; vectorised over all channels."""
     whole = columns_of(*record.whole_state)
     told = [statistic(name, whole) for name in ("count", "mean", "std", "min", "max")]
-    higher = _HIGHER if is_higher(record.moments) else ()
     merged = np.array([site.merged > 0 for site in record.sites], bool)
     died = dead(columns_of(record.moments, record.tallies)).astype(np.int64)
     died = np.where(merged, 0, over_site(np.add, died, record.offsets, 0))
@@ -69,7 +61,6 @@ def summarise(record: StepRecord) -> list[SiteSummary]:
             *(values.tolist() for values in told),
             (whole("nan") + whole("posinf") + whole("neginf")).tolist(),
             died.tolist(),
-            *(statistic(name, whole).tolist() for name in higher),
             strict=True,
         )
     ]

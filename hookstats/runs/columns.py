@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hookstats.records.sparse import Float64, Int64
 from hookstats.stats.derived import columns_of, statistic
-from hookstats.stats.state import HIGHER, IDENTITY, MOMENTS, TALLIES, moment_columns
+from hookstats.stats.state import IDENTITY, MOMENTS, TALLIES
 
 _DERIVED = {"mean": "mean", "m2": "var"}
 """Columns of the state that are stored as a statistic: NaN if there are no values."""
@@ -18,31 +18,22 @@ _DERIVED = {"mean": "mean", "m2": "var"}
 COLUMNS = (*TALLIES, *(_DERIVED.get(name, name) for name in MOMENTS))
 """The columns with a list over channels; var is m2 / count."""
 
-HIGHER_COLUMNS = HIGHER
-"""The columns that follow these where third and fourth moments were asked for."""
-
 
 def to_columns(moments: Float64, tallies: Int64) -> dict[str, NDArray[Any]]:
-    """The columns [R] of the states in the rows of `moments` [R, 5 or 7] and `tallies` [R, 5].
-
-    These are `COLUMNS`, followed by `HIGHER_COLUMNS` where the moments have 7 columns.
-    """
+    """`COLUMNS` [R] of the states in the rows of `moments` [R, 5] and `tallies` [R, 5]."""
     # Of an arena's records the columns are contiguous: these are views.
     state = columns_of(np.ascontiguousarray(moments.T).T, np.ascontiguousarray(tallies.T).T)
     columns = {name: state(name) for name in TALLIES}
-    for column in moment_columns(moments.shape[1]):
-        derived = _DERIVED.get(column.name)
-        columns[derived or column.name] = (
-            statistic(derived, state) if derived else state(column.name)
-        )
+    for name in MOMENTS:
+        derived = _DERIVED.get(name)
+        columns[derived or name] = statistic(derived, state) if derived else state(name)
     return columns
 
 
 def to_state(columns: Mapping[str, NDArray[Any]]) -> tuple[Float64, Int64]:
-    """The `moments` [R, 5 or 7] and `tallies` [R, 5] whose `to_columns` were stored."""
-    names = MOMENTS + tuple(name for name in HIGHER if name in columns)
+    """The `moments` [R, 5] and `tallies` [R, 5] whose `to_columns` were stored."""
     tallies = np.stack([columns[name] for name in TALLIES]).T
-    return np.stack([state_column(name, columns.__getitem__) for name in names]).T, tallies
+    return np.stack([state_column(name, columns.__getitem__) for name in MOMENTS]).T, tallies
 
 
 def state_column(name: str, stored: Callable[[str], NDArray[Any]]) -> NDArray[Any]:

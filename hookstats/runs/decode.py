@@ -18,7 +18,6 @@ from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.runs.arrays import numbers
 from hookstats.runs.columns import (
     COLUMNS,
-    HIGHER_COLUMNS,
     state_column,
     to_columns,
     to_state,
@@ -77,7 +76,7 @@ class Group:
     observed: Int64
     offsets: Int64
     columns: dict[str, NDArray[Any]]
-    """[R] each: `COLUMNS`, and `HIGHER_COLUMNS` where the part has them."""
+    """[R] each: `COLUMNS`."""
     hist: SparseCounts
     channel_hist: SparseCounts
     nbytes: int
@@ -104,8 +103,7 @@ def read_group(
 
     described: whether to read the columns that `read_described` reads, too.
     """
-    higher = HIGHER_COLUMNS if footer.extras.higher else ()
-    names = ["observed", *COLUMNS, *higher, *SPARSE_COLUMNS]
+    names = ["observed", *COLUMNS, *SPARSE_COLUMNS]
     if described:
         table = _read(file, group, footer, rank, names)
     else:
@@ -140,7 +138,7 @@ def decode(table: Any, channel_bins: Bins | None) -> Group:
     """The rows of a table in one chunk, whose columns are those of a part, or more."""
     columns = {name: table.column(name).chunk(0) for name in table.column_names}
     owners = _offsets(columns["count"])
-    names = [name for name in (*COLUMNS, *HIGHER_COLUMNS) if name in columns]
+    names = [name for name in COLUMNS if name in columns]
     rows = int(owners[-1])
     channel_hist = SparseCounts.empty(rows)
     if channel_bins is not None:
@@ -197,8 +195,7 @@ def check_values(table: Any, bins: RunBins) -> None:
         found = _values(values) if is_list else numbers(values, nulls=False)
         if (found < 0).any():
             raise ValueError(f"its column {name!r} has {found.min()}, expected 0 or more")
-    lists = [name for name in (*COLUMNS, *HIGHER_COLUMNS) if name in columns]
-    lists = [name for name in lists if not columns[name].null_count]  # no higher moments: null
+    lists = [name for name in COLUMNS if name in columns]
     owners = [_offsets(columns[name]) for name in lists]
     channels = owners[0] if owners else None
     for name, other in zip(lists, owners, strict=True):

@@ -27,7 +27,6 @@ from hookstats.runs.format import (
     part_schema,
     require_pyarrow,
 )
-from hookstats.stats.state import is_higher
 
 _TOGETHER = 64
 """How many records of a small model are encoded at once: one by one costs twenty times as much."""
@@ -204,7 +203,7 @@ def schema_of(record: StepRecord, *, detail: bool = False) -> Any:
     detail: whether rows say how many channels their sites have.
     """
     _, layout, phases = _facts_of(record.sites)
-    schema = part_schema(extras=Extras(is_higher(record.moments), layout, phases, detail))
+    schema = part_schema(extras=Extras(layout, phases, detail))
     return merged_schema(schema) if record.rank is None else schema
 
 

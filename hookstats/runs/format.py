@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS
+from hookstats.runs.columns import COLUMNS
 from hookstats.stats.printable import printable
 from hookstats.stats.state import TALLIES
 
@@ -75,8 +75,6 @@ PHASE_COLUMN = "phase"
 class Extras(NamedTuple):
     """Which optional groups of columns a part has."""
 
-    higher: bool = False
-    """Third and fourth moments."""
     layout: bool = False
     """`LAYOUT_COLUMNS`."""
     phases: bool = False
@@ -110,7 +108,6 @@ def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> A
         return pa.int64() if name in TALLIES else pa.float64()
 
     text = pa.dictionary(pa.int32(), pa.string())
-    statistics = (*COLUMNS, *(HIGHER_COLUMNS if extras.higher else ()))
     phase = (field(PHASE_COLUMN, text),)
     channels = (field(CHANNELS_COLUMN, pa.int32()),)
     layout = (
@@ -131,8 +128,8 @@ def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> A
             field("shape", list_of(pa.int64())),
             field("dtype", text),
             field("observed", pa.int64()),
-            *(field(f"tensor_{name}", number(name)) for name in statistics if version > 1),
-            *(field(name, list_of(number(name))) for name in statistics),
+            *(field(f"tensor_{name}", number(name)) for name in COLUMNS if version > 1),
+            *(field(name, list_of(number(name))) for name in COLUMNS),
             field("hist_slots", list_of(pa.int32())),
             field("hist_counts", list_of(pa.int64())),
             field("channel_hist_slots", list_of(pa.int32())),
@@ -142,7 +139,7 @@ def part_schema(version: int = FORMAT_VERSION, extras: Extras = _NO_EXTRAS) -> A
     )
 
 
-_NULLABLE = (*HIGHER_COLUMNS, *LAYOUT_COLUMNS, PHASE_COLUMN, "channel_dim")
+_NULLABLE = (*LAYOUT_COLUMNS, PHASE_COLUMN, "channel_dim")
 
 
 @cache
@@ -170,7 +167,7 @@ def extras_of(stored: Any, version: int) -> Extras:
     """
     names, extras = set(stored.names), Extras()
     if version > 2:
-        groups = (HIGHER_COLUMNS, LAYOUT_COLUMNS, (PHASE_COLUMN,), (CHANNELS_COLUMN,))
+        groups = (LAYOUT_COLUMNS, (PHASE_COLUMN,), (CHANNELS_COLUMN,))
         extras = Extras(*(not names.isdisjoint(each) for each in groups))
     check_schema(stored, part_schema(version, extras))
     return extras

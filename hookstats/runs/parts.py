@@ -260,7 +260,7 @@ class Parts:
         return found
 
     def schema(self) -> Any:
-        """The pyarrow.Schema of `tables`; higher moments are null in parts that have none."""
+        """The pyarrow.Schema of `tables`; optional columns are null in parts that have none."""
         found = [footer.extras for footer in self._mine()]
         return part_schema(extras=Extras(*map(any, zip(*found, strict=True))))
 
@@ -271,10 +271,6 @@ class Parts:
     def all_detailed(self, names: Iterable[PartName]) -> bool:
         """Whether all parts of these names say how many channels sites have."""
         return all(self._known_footer(name).extras.channels for name in names)
-
-    def all_higher(self, names: Iterable[PartName]) -> bool:
-        """Whether all parts of these names have the columns of third and fourth moments."""
-        return all(self._known_footer(name).extras.higher for name in names)
 
     def tables(self, schema: Any) -> Iterator[Any]:
         """The valid rows of every part, each as one pyarrow.Table with the `schema`."""

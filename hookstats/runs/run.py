@@ -371,8 +371,8 @@ class Run:
 
     @property
     def schema(self) -> Any:
-        """The pyarrow.Schema of `table`: with the columns m3, m4, tensor_m3 and tensor_m4 where any
-        part has them (null in the rows of others)."""
+        """The pyarrow.Schema of `table`: with the optional columns that any part has, null in the
+        rows of others."""
         self._parts.refresh()
         if self._parts.is_whole():
             return self._parts.schema()

@@ -16,7 +16,6 @@ from hookstats.records.keys import Key, finder, hint
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.runs.arrays import numbers
-from hookstats.runs.columns import HIGHER_COLUMNS
 from hookstats.runs.encode import encode_table, join_tables
 from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN, TENSOR_COLUMNS, PartName
 from hookstats.runs.index import Where
@@ -78,10 +77,8 @@ class OfRank(Selection):
 
     @cached_property
     def numbers(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
-        higher = HIGHER_COLUMNS if self.parts.all_higher(self._masks) else ()
         channels = (CHANNELS_COLUMN,) if self.parts.all_detailed(self._masks) else ()
-        tensors = (*TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
-        names = ("observed", *channels, *tensors)
+        names = ("observed", *channels, *TENSOR_COLUMNS)
         tables = [*self._read(names)]
         return {
             name: np.concatenate([numbers(t.column(name))[mask] for mask, t in tables])[self._order]
@@ -160,9 +157,8 @@ class Merged(Selection):
         self._order = np.argsort(np.array(sites, np.int64), kind="stable")
         self.steps = np.array(steps, np.int64)[self._order]
         self.bounds = [0, *np.cumsum(np.bincount(sites, minlength=len(self.keys))).tolist()]
-        higher = HIGHER_COLUMNS if "tensor_m3" in self._table.column_names else ()
         channels = (CHANNELS_COLUMN,) if detail else ()
-        columns = ("observed", *channels, *TENSOR_COLUMNS, *(f"tensor_{name}" for name in higher))
+        columns = ("observed", *channels, *TENSOR_COLUMNS)
         self.numbers = {name: numbers(self._table.column(name))[self._order] for name in columns}
 
     def record(self, step: int) -> StepRecord:

@@ -20,7 +20,7 @@ from hookstats.runs.selections import Merged, OfRank, Selection
 from hookstats.runs.whole import Whole
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.stats.derived import Statistics, dead, no_column, statistic
+from hookstats.stats.derived import Statistics, dead, statistic
 from hookstats.stats.printable import printable
 
 _NAMED = 3  # sites in the representation of a series
@@ -53,7 +53,7 @@ class ArrayStatistics(Statistics[Int64, Float64]):
 
     @abstractmethod
     def _column(self, name: str) -> NDArray[Any]:
-        """One of `columns.COLUMNS` or `columns.HIGHER_COLUMNS`; see `derived.no_column`."""
+        """One of `columns.COLUMNS`."""
 
 
 class SiteSeries(ArrayStatistics):
@@ -79,11 +79,6 @@ class SiteSeries(ArrayStatistics):
 
     def _repr_html_(self) -> str:
         return str(view_of(self, "html"))
-
-    @property
-    def higher(self) -> bool:
-        """Whether there are third and fourth moments, and so skewness and kurtosis."""
-        return "tensor_m3" in self._selection.numbers
 
     @property
     def bins(self) -> Bins | None:
@@ -152,10 +147,7 @@ class SiteSeries(ArrayStatistics):
 
     def _numbers(self, name: str) -> NDArray[Any]:
         """A column of whole tensors, over all rows of the selection."""
-        numbers = self._selection.numbers
-        if f"tensor_{name}" not in numbers:
-            raise no_column(name)
-        return numbers[f"tensor_{name}"]
+        return self._selection.numbers[f"tensor_{name}"]
 
     def _channel_column(self, name: str) -> NDArray[Any]:
         self._numbers(name)  # raises where it is not stored
@@ -209,10 +201,6 @@ class ChannelSeries(ArrayStatistics):
     def steps(self) -> Int64:
         """int64: the steps that have their channels, ascending."""
         return self._site._steps_of_channels()
-
-    @property
-    def higher(self) -> bool:
-        return self._site.higher
 
     def _column(self, name: str) -> NDArray[Any]:
         return self._site._channel_column(name)

@@ -12,7 +12,6 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.tensors import of_tensors
 from hookstats.runs.index import Where
 from hookstats.runs.parts import Parts
-from hookstats.stats.state import HIGHER, MOMENTS
 
 _T = TypeVar("_T")
 
@@ -59,9 +58,7 @@ class Whole:
         parts = self._parts
         if any(site.merged for of_rank in sites for site in of_rank):
             return self._merger([of_tensors(self._at(where, parts.record)) for where in places])
-        higher = all(self._at(where, lambda at: parts.all_higher([at.part])) for where in places)
-        width = len(MOMENTS) + len(HIGHER) * higher
-        about = Step(step, parts.bins, parts.channel_bins, width)
+        about = Step(step, parts.bins, parts.channel_bins)
         observed = (self._at(where, parts.observed) for where in places)
         try:
             return self._merger.merge(about, sites, observed)

@@ -15,7 +15,7 @@ from hookstats.records.record import SiteInfo
 from hookstats.records.running import Running
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.arrays import numbers
-from hookstats.runs.columns import COLUMNS, HIGHER_COLUMNS, to_state
+from hookstats.runs.columns import COLUMNS, to_state
 from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN
 from hookstats.runs.row_sites import row_sites
 from hookstats.runs.run import Run
@@ -183,11 +183,9 @@ def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> It
     """Some steps of a run, by default all, in order; `rows` gets the sites that these have."""
     chosen = None if steps is None else np.array(list(steps), np.int64)
     there = run.schema.names
-    higher = [name for name in HIGHER_COLUMNS if f"tensor_{name}" in there]
-    stored = [*COLUMNS, *higher]
     phase = [PHASE_COLUMN] if PHASE_COLUMN in there else []
     phase += [CHANNELS_COLUMN] if CHANNELS_COLUMN in there else []
-    asked = ["step", "site", "kind", *phase, "observed", *(f"tensor_{n}" for n in stored)]
+    asked = ["step", "site", "kind", *phase, "observed", *(f"tensor_{n}" for n in COLUMNS)]
     for table in run.batches([*asked, "count", "zero"]):
         if chosen is not None:
             known = np.isin(numbers(table.column("step")), chosen)
@@ -200,7 +198,7 @@ def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> It
         channels = _channels(table, lengths)
         died[channels != lengths] = -1
         rows.see(row, channels, step_of, channels == lengths)
-        columns = {name: numbers(table.column(f"tensor_{name}")) for name in stored}
+        columns = {name: numbers(table.column(f"tensor_{name}")) for name in COLUMNS}
         moments, tallies = to_state(columns)
         observed = numbers(table.column("observed"))
         bounds = np.flatnonzero(np.diff(step_of, prepend=-1, append=-1)).tolist()
@@ -250,7 +248,7 @@ def merge_steps(several: list[Read], size: int) -> Read:
 
 def _combined(moments: Float64, tallies: Int64) -> tuple[Float64, Int64]:
     groups, rows, width = moments.shape[0], moments[0, ..., 0].size, moments.shape[-1]
-    merged = Running(rows, width)
+    merged = Running(rows)
     every = slice(0, rows)
     for part in range(groups):
         column = columns_of(moments[part].reshape(rows, width), tallies[part].reshape(rows, -1))

@@ -12,7 +12,6 @@ from hookstats.records.speeds import SPEEDS
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.show.grid import Cell, fits, print_grid, require_rich
 from hookstats.stats.printable import printable
-from hookstats.stats.state import is_higher
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 MANY_DEAD = 0.25
 """The least share of dead channels that a table marks."""
 
-_HIGHER = ("skewness", "kurtosis")
-_COLUMNS = ("layer", "kind", "shape", "mean", "std", "min", "max", *_HIGHER, "non-\nfinite", "dead")
+_COLUMNS = ("layer", "kind", "shape", "mean", "std", "min", "max", "non-\nfinite", "dead")
 
 
 def render(
@@ -31,10 +29,8 @@ def render(
 ) -> None:
     """Print one row per site: its name, its statistics, its non-finite values and dead channels.
 
-    Where third and fourth moments were recorded, the row has skewness and kurtosis, too. Where the
-    console has colours, non-finite values are red and many dead channels (`MANY_DEAD`) yellow. A
-    terminal that is too narrow leaves out the shapes, then skewness and kurtosis, and elides names
-    in the middle.
+    Where the console has colours, non-finite values are red and many dead channels (`MANY_DEAD`)
+    yellow. A terminal that is too narrow leaves out the shapes, and elides names in the middle.
     The numbers that training logged in the step follow, without those of its speed.
     `summary.SiteSummary` defines the columns; "-" means that a site had no finite values. `sites`
     are the sites of the record to print, in their order; by default all.
@@ -45,9 +41,8 @@ def render(
     console = console or require_rich().console.Console()
     title = f"step {record.step}" + (f", rank {record.rank}" if record.rank else "")
     rows = [_row(site) for site in (summarise(record) if sites is None else sites)]
-    absent = () if is_higher(record.moments) else _HIGHER
-    for narrower in ((), ("shape",), ("shape", *_HIGHER)):
-        columns = [name for name in _COLUMNS if name not in (*absent, *narrower)]
+    for narrower in ((), ("shape",)):
+        columns = [name for name in _COLUMNS if name not in narrower]
         cells = [[row[name] for name in columns] for row in rows]
         if fits(console, columns, cells):
             break
@@ -74,10 +69,6 @@ def format_number(value: float) -> str:
     return f"{value:.0f}" if 3 <= int(exponent) <= 4 else f"{mantissa}e{int(exponent)}"
 
 
-def _number_or_dash(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else format_number(value)
-
-
 def _row(site: SiteSummary) -> dict[str, Cell]:
     """The cell of each column."""
     many_dead = site.dead and site.dead >= MANY_DEAD * site.channels
@@ -89,7 +80,6 @@ def _row(site: SiteSummary) -> dict[str, Cell]:
             name: format_number(getattr(site, name)) if site.finite else "-"
             for name in ("mean", "std", "min", "max")
         },
-        **{name: _number_or_dash(getattr(site, name)) for name in _HIGHER},
         "non-\nfinite": str(site.nonfinite),
         "dead": site.dead_of,
     }

@@ -11,11 +11,8 @@ from hookstats.insight.layers import per_tensor
 from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
-from hookstats.stats.derived import statistic_names
+from hookstats.stats.derived import STATISTICS
 from hookstats.stats.histogram import Histogram
-
-STATISTICS = statistic_names(higher=True)
-"""The statistics of a whole tensor, as ChannelStats calls them; the last two need `moments=4`."""
 
 SCALARS = ("mean", "std", "rms", "min", "max", "nan")
 """The statistics that are drawn by default."""

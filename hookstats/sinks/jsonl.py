@@ -13,7 +13,7 @@ from typing import Any
 
 from hookstats.records.record import StepRecord
 from hookstats.sinks.by_rank import ByRank, Ranks
-from hookstats.stats.derived import statistic_names
+from hookstats.stats.derived import STATISTICS
 
 
 class JSONL:
@@ -54,8 +54,7 @@ class JSONL:
         if not self._ranks.takes(record):
             return
         whole = record.whole
-        names = statistic_names(higher=whole.higher)
-        columns = {name: getattr(whole, name).tolist() for name in names}
+        columns = {name: getattr(whole, name).tolist() for name in STATISTICS}
         lines = []
         for row, (site, observed) in enumerate(
             zip(record.sites, record.observed.tolist(), strict=True)

@@ -25,18 +25,6 @@ def check_optional_integer(
     return None if value is None else _integer(name, value, least, most, ", or None")
 
 
-def check_moments(value: object) -> int:
-    """`value` as an int, if it is 2 or 4: the highest moments that were asked for.
-
-    Raises:
-        ValueError: `value` is neither.
-    """
-    number = _index(value)
-    if number not in (2, 4):
-        raise ValueError(f"moments = {value!r}: expected 2 or 4")
-    return number
-
-
 def _index(value: object) -> int | None:
     """`value` as an int; None if it is no integer."""
     # NumPy 1 takes its bools for indices, with a warning.

@@ -19,8 +19,7 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
     the norms. Tensors are shared, not copied: read them, never write to them.
 
     Args:
-        moments: float64 [C, 5], the columns `hookstats.stats.state.MOMENTS`; or [C, 7], followed
-            by `HIGHER`, for skewness and kurtosis.
+        moments: float64 [C, 5], the columns `hookstats.stats.state.MOMENTS`.
         tallies: int64 [C, 5], the columns `hookstats.stats.state.TALLIES`.
     """
 
@@ -58,11 +57,6 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
     @property
     def _columns(self) -> Columns:
         return columns_of(self.moments.numpy(), self.tallies.numpy())
-
-    @property
-    def higher(self) -> bool:
-        """Whether there are third and fourth moments, and so skewness and kurtosis."""
-        return state.is_higher(self.moments)
 
     def variance(self, correction: float = 0) -> torch.Tensor:
         """float64 [C]: sum of squared deviations / (count - correction); NaN where that is <= 0.
@@ -145,9 +139,9 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
         )
 
     def _whole(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The moments [1, 5 or 7] and tallies [1, 5] of all channels; the identity where C = 0."""
+        """The moments [1, 5] and tallies [1, 5] of all channels; the identity where C = 0."""
         return state.combine(
-            torch.cat((state.identity_moments(1, higher=self.higher), self.moments))[:, None],
+            torch.cat((state.identity_moments(1), self.moments))[:, None],
             torch.cat((state.identity_tallies(1), self.tallies))[:, None],
         )
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.stats.state import HIGHER, TALLIES, moment_columns
+from hookstats.stats.state import MOMENTS, TALLIES
 
 Array = NDArray[Any]
 Columns = Callable[[str], Array]
@@ -34,14 +34,11 @@ class Statistic(NamedTuple):
 
 def columns_of(moments: Array, tallies: Array) -> Columns:
     """The columns of the states in the last dimension of `moments` and `tallies`; views."""
-    places = {column.name: i for i, column in enumerate(moment_columns(moments.shape[-1]))}
 
     def column(name: str) -> Array:
-        if name in places:
-            return moments[..., places[name]]
         if name in TALLIES:
             return tallies[..., TALLIES.index(name)]
-        raise no_column(name)
+        return moments[..., MOMENTS.index(name)]
 
     return column
 
@@ -88,28 +85,6 @@ def rms(columns: Columns) -> Array:
     return np.hypot(mean(columns), std(columns))
 
 
-def skewness(columns: Columns) -> Array:
-    """The third central moment / std**3; NaN where `_varied` is false."""
-    var = _varied(columns)
-    return columns("m3") / columns("count") / var / np.sqrt(var)
-
-
-def kurtosis(columns: Columns) -> Array:
-    """The fourth central moment / var**2, minus 3, the value of a normal distribution; NaN where
-    `_varied` is false."""
-    var = _varied(columns)
-    return columns("m4") / columns("count") / var / var - 3.0
-
-
-_RESOLUTION = float(np.finfo(np.float64).resolution)
-
-
-def _varied(columns: Columns) -> Array:
-    """The variance; NaN where it is 0, or no more than rounding makes of equal values."""
-    var = variance(columns)
-    return np.where(var > np.square(_RESOLUTION * columns("mean")), var, np.nan)
-
-
 def dead(columns: Columns) -> Array:
     """Whether there are finite values and all of them are zero: bool.
 
@@ -144,32 +119,15 @@ STATISTICS = {
         Statistic("l2_norm", l2_norm, "log", "l2 norm"),
         Statistic("rms", rms, "log", "rms"),
         Statistic("amax", amax, "log", "greatest magnitude"),
-        Statistic("skewness", skewness, "signed", "skewness", "m3"),
-        Statistic("kurtosis", kurtosis, "signed", "excess kurtosis", "m4"),
     )
 }
 """Every statistic by its name, in the order in which tables and files list them."""
-
-
-def statistic_names(*, higher: bool = False) -> tuple[str, ...]:
-    """The names of the statistics; those of higher moments are left out unless `higher`."""
-    return tuple(s.name for s in STATISTICS.values() if higher or s.column not in HIGHER)
 
 
 def statistic(name: str, columns: Columns) -> Array:
     """The statistic of this name, without warnings where it has no value."""
     with np.errstate(all="ignore"):
         return STATISTICS[name].of(columns)
-
-
-def no_column(name: str) -> ValueError:
-    """The error for a state without the column `name`."""
-    if name in HIGHER:
-        return ValueError(
-            "skewness and kurtosis: expected third and fourth moments, which were not asked for; "
-            "ask with moments=4"
-        )
-    return ValueError(f"{name}: expected a column of a state")
 
 
 Counts = TypeVar("Counts")
@@ -182,11 +140,6 @@ class Statistics(ABC, Generic[Counts, Values]):
     All but `nan`, `posinf` and `neginf` are over the finite values. Without finite values, mean,
     var, std and rms are NaN, min is +inf, max and amax are -inf, the norms are 0.
     """
-
-    @property
-    @abstractmethod
-    def higher(self) -> bool:
-        """Whether there are third and fourth moments, and so skewness and kurtosis."""
 
     @abstractmethod
     def _count_of(self, name: str) -> Counts:
@@ -265,26 +218,3 @@ class Statistics(ABC, Generic[Counts, Values]):
     def rms(self) -> Values:
         """float64: square root of the mean of squares."""
         return self._value_of("rms")
-
-    @property
-    def skewness(self) -> Values:
-        """float64: skewness, as ``scipy.stats.skew(x, bias=True)``; NaN where all values are equal.
-
-        States merge by the formulas of Pebay (2008), see `state.between`.
-
-        Raises:
-            ValueError: the third moments were not asked for (``moments=4``).
-        """
-        return self._value_of("skewness")
-
-    @property
-    def kurtosis(self) -> Values:
-        """float64: excess kurtosis, as ``scipy.stats.kurtosis(x, bias=True)``; 0 for a normal
-        distribution, NaN where all values are equal.
-
-        States merge by the formulas of Pebay (2008), see `state.between`.
-
-        Raises:
-            ValueError: the fourth moments were not asked for (``moments=4``).
-        """
-        return self._value_of("kurtosis")

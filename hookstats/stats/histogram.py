@@ -88,6 +88,45 @@ class Histogram:
         value = torch.lerp(bounds.gather(1, slot), bounds.gather(1, slot + 1), inside)
         return torch.where(total > 0, value, torch.nan).T.reshape(*fractions.shape, channels)
 
+    @property
+    def skewness(self) -> torch.Tensor:
+        """float64 [C]: skewness, as ``scipy.stats.skew(x, bias=True)``; see `_shape`."""
+        return self._shape(3)
+
+    @property
+    def kurtosis(self) -> torch.Tensor:
+        """float64 [C]: excess kurtosis, 0 for a normal distribution, as
+        ``scipy.stats.kurtosis(x, bias=True)``; see `_shape`."""
+        return self._shape(4) - 3.0
+
+    def _shape(self, power: int) -> torch.Tensor:
+        """float64 [C]: the central moment of this power over the variance's power of power / 2.
+
+        Each value counts as the middle of its bin, so it moves by at most half the bin's width: by
+        1/17 of its magnitude with the default `LogBins`. Errors on both sides of the middle mostly
+        cancel: skewness s is within 0.02 + |s| / 50 and the excess kurtosis k within (k + 3) / 50
+        for normal, uniform, exponential, gamma, Laplace, logistic and log-normal values, if 0 is
+        within two standard deviations of their mean. Where one value dominates, as in heavy tails,
+        errors reach 3/17 of s and 4/17 of (k + 3).
+        NaN where bins do not resolve the values: where all are equal, or the variance within bins
+        is more than 1/50 of the variance, as of values whose mean is far from 0.
+        """
+        lowest, highest = self.min[:, None], self.max[:, None]
+        edges = self.edges.to(torch.float64).expand(len(self), -1)
+        bounds = torch.cat((lowest, edges.clamp(lowest, highest), highest), 1)
+        counts = self.slot_counts.to(torch.float64)
+        # An empty histogram has infinite bounds.
+        bounds = bounds.where(counts.sum(1, keepdim=True) > 0, 0.0)
+        share = counts / counts.sum(1, keepdim=True)
+        low, width = bounds[:, :-1], bounds.diff(dim=1)
+        scale = torch.maximum(-lowest, highest)  # so that no power overflows or vanishes
+        middle = (low + width / 2) / scale
+        middle = middle - (share * middle).sum(1, keepdim=True)
+        variance = (share * middle**2).sum(1)
+        within = (share * (width / scale) ** 2).sum(1) / 12
+        moment = (share * middle**power).sum(1) / variance ** (power / 2)
+        return moment.where(within * 50 <= variance, torch.nan)
+
     def merge(self, other: Histogram) -> Histogram:
         """The histogram of the values of both.
 

@@ -49,7 +49,6 @@ _WIDENED = dict.fromkeys(
 )
 """The dtype in which values are divided by a scale, if not float32 (see csrc/core/dtype.h)."""
 
-_ALL_MOMENTS = len(state.MOMENTS) + len(state.HIGHER)
 _PIECE = 1 << 22  # elements brought to float64 at a time
 _FLOAT32 = torch.finfo(torch.float32)
 _FLOAT32_BIAS = 127
@@ -100,9 +99,7 @@ def check(
     if reason := unsupported(x):
         raise ValueError(f"x has {reason}: expected {SUPPORTED}")
     channels = channel_count(x, channel_dim)
-    higher = moments.shape[1:] == (_ALL_MOMENTS,)
-    columns = _ALL_MOMENTS if higher else len(state.MOMENTS)
-    _check_state("moments", moments, (channels, columns), torch.float64, x.device)
+    _check_state("moments", moments, (channels, len(state.MOMENTS)), torch.float64, x.device)
     _check_state("tallies", tallies, (channels, len(state.TALLIES)), torch.int64, x.device)
     _check_histogram("", (), counts, bins, x.device)
     _check_histogram("channel_", (channels,), channel_counts, channel_bins, x.device)
@@ -126,9 +123,8 @@ def update_(
 ) -> None:
     """Fold the statistics of `x` into the state of its channels, in place.
 
-    The arguments are those of the operator `hookstats::update_`: `moments` [C, 7] get third and
-    fourth moments, too. If the device of `x` has no float64, the state may be on the CPU. The rows
-    that a mask keeps are copied.
+    The arguments are those of the operator `hookstats::update_`. If the device of `x` has no
+    float64, the state may be on the CPU. The rows that a mask keeps are copied.
 
     Raises:
         ValueError: arguments that `check` refuses.
@@ -227,7 +223,7 @@ def _fold(
         if scale is not None:
             piece = piece.to(_WIDENED.get(x.dtype, torch.float32)) / scale
         values = piece.to(moments.device).to(torch.float64).reshape(len(moments), -1).contiguous()
-        state.merge_(moments, tallies, *_reduce(values, moments.shape[1] == _ALL_MOMENTS))
+        state.merge_(moments, tallies, *_reduce(values))
         counted, counted_by_channel = [_kept(values, mask) for mask in of_piece] or [values] * 2
         if counts is not None and bins is not None:
             _count_(counts.unsqueeze(0), counted.reshape(1, -1), bins)
@@ -261,11 +257,8 @@ def _pieces(rows: Tensor) -> Iterator[Tensor]:
         yield from _pieces(half)
 
 
-def _reduce(values: Tensor, higher: bool) -> tuple[Tensor, Tensor]:
-    """The moments, [C, 5] or with the higher ones [C, 7], and tallies of `values`.
-
-    `values` is float64 [C, n], n >= 1.
-    """
+def _reduce(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The moments [C, 5] and tallies [C, 5] of `values`, float64 [C, n], n >= 1."""
     finite = values.isfinite()
     count = finite.sum(1)
     clean = torch.where(finite, values, 0.0)
@@ -282,8 +275,6 @@ def _reduce(values: Tensor, higher: bool) -> tuple[Tensor, Tensor]:
         torch.where(finite, values, -torch.inf).amax(1) + 0.0,
         _sum(clean.abs()),
     ]
-    if higher:
-        columns += [_sum(squares * deviations), _sum(squares.square())]
     moments = torch.stack(columns, dim=1)
     tallies = torch.stack(
         (

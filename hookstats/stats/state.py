@@ -6,8 +6,8 @@ Every column of a state is defined here, once; the C++ kernels keep the same col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,7 @@ class Column(NamedTuple):
     identity: float
     """The value of the column where there are no values."""
     merge: Literal["mean", "central", "min", "max", "sum"]
-    """How the column merges: "central" are sums of powers of deviations from the mean."""
-    group: Literal["core", "higher"] = "core"
-    """States always have the core columns; they have the higher columns only if asked for."""
+    """How the column merges: "central" is a sum of squared deviations from the mean."""
 
 
 COLUMNS = (
@@ -34,8 +32,6 @@ COLUMNS = (
     Column("min", np.float64, float("inf"), "min"),
     Column("max", np.float64, float("-inf"), "max"),
     Column("l1", np.float64, 0.0, "sum"),
-    Column("m3", np.float64, 0.0, "central", "higher"),
-    Column("m4", np.float64, 0.0, "central", "higher"),
     Column("count", np.int64, 0, "sum"),
     Column("nan", np.int64, 0, "sum"),
     Column("posinf", np.int64, 0, "sum"),
@@ -44,30 +40,23 @@ COLUMNS = (
 )
 """The columns of `moments` and then of `tallies`, in the order in which these have them.
 
-m2, m3 and m4 are the sums of the second, third and fourth powers of the deviations from the mean,
-infinite or NaN where float64 cannot hold them;
-l1 is the sum of magnitudes; count holds the finite values, zero the zeros of either sign.
+m2 is the sum of squared deviations from the mean, infinite where float64 cannot hold it; l1 is the
+sum of magnitudes; count holds the finite values, zero the zeros of either sign.
 """
 
 
-def _names(dtype: type[np.float64] | type[np.int64], group: str) -> tuple[str, ...]:
-    return tuple(c.name for c in COLUMNS if c.dtype == dtype and c.group == group)
+MOMENT_COLUMNS = tuple(c for c in COLUMNS if c.dtype is np.float64)
+MOMENTS = tuple(c.name for c in MOMENT_COLUMNS)
+"""The columns of `moments` (float64)."""
 
-
-MOMENTS = _names(np.float64, "core")
-"""The columns that `moments` (float64) always has."""
-
-HIGHER = _names(np.float64, "higher")
-"""The columns that follow `MOMENTS` if third and fourth moments were asked for."""
-
-TALLIES = _names(np.int64, "core")
+TALLIES = tuple(c.name for c in COLUMNS if c.dtype is np.int64)
 """The columns of `tallies` (int64)."""
 
-MEAN, M2, MIN, MAX, L1, M3, M4 = range(len(MOMENTS + HIGHER))
+MEAN, M2, MIN, MAX, L1 = range(len(MOMENTS))
 COUNT, NAN, POSINF, NEGINF, ZERO = range(len(TALLIES))
 
-IDENTITY = tuple(c.identity for c in COLUMNS[: len(MOMENTS + HIGHER)])
-"""The moments of no values, the higher ones last; the tallies of no values are zeros."""
+IDENTITY = tuple(c.identity for c in MOMENT_COLUMNS)
+"""The moments of no values; the tallies of no values are zeros."""
 
 
 class State(NamedTuple):
@@ -77,7 +66,7 @@ class State(NamedTuple):
     """
 
     moments: torch.Tensor
-    """float64 [C, 5], or [C, 7] with the higher moments."""
+    """float64 [C, 5]."""
     tallies: torch.Tensor
     """int64 [C, 5]."""
     counts: torch.Tensor | None
@@ -93,30 +82,9 @@ class State(NamedTuple):
     `channel_counts`, 0 for "auto"; None where all elements count."""
 
 
-def moment_columns(width: int) -> tuple[Column, ...]:
-    """The names of the columns of `moments`, of which there are `width`.
-
-    Raises:
-        ValueError: no state has that many.
-    """
-    if width not in (len(MOMENTS), len(MOMENTS + HIGHER)):
-        raise ValueError(
-            f"moments have {width} columns: expected {len(MOMENTS)} or {len(MOMENTS + HIGHER)}"
-        )
-    return COLUMNS[:width]
-
-
-def is_higher(moments: Any) -> bool:
-    """Whether `moments`, a tensor or array [..., 5 or 7], have the columns of `HIGHER`."""
-    return bool(moments.shape[-1] > len(MOMENTS))
-
-
-def identity_moments(
-    channels: int, device: torch.device | str = "cpu", higher: bool = False
-) -> torch.Tensor:
-    """float64 [channels, 5], or 7 with `higher`: the moments of no values."""
-    row = IDENTITY if higher else IDENTITY[: len(MOMENTS)]
-    return torch.tensor(row, dtype=torch.float64, device=device).repeat(channels, 1)
+def identity_moments(channels: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """float64 [channels, 5]: the moments of no values."""
+    return torch.tensor(IDENTITY, dtype=torch.float64, device=device).repeat(channels, 1)
 
 
 def identity_tallies(channels: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -124,32 +92,12 @@ def identity_tallies(channels: int, device: torch.device | str = "cpu") -> torch
     return torch.zeros(channels, len(TALLIES), dtype=torch.int64, device=device)
 
 
-def between(count: Any, away: Any, sums: Sequence[Any]) -> list[Any]:
-    """The part of the merged m2, m3 and m4 that stems from the distances between G groups' means.
-
-    Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order
-    statistical moments" (2008), for any number of groups at once; for m2 it is the formula of Chan,
-    Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
-    (1979). The arguments are tensors or arrays.
-
-    Args:
-        count: the number of values of each group.
-        away: the mean of each group, less the mean of all values.
-        sums: the m2 of each group, or m2, m3 and m4; the result has as many.
-    """
-    square = away * away
-    added = [count * square]
-    if len(sums) > 1:
-        m2, m3, _ = sums
-        added.append(away * (3 * m2 + count * square))
-        added.append(4 * away * m3 + square * (6 * m2 + count * square))
-    return added
-
-
 def combine(moments: torch.Tensor, tallies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge G groups of the same C channels, G >= 1; see `between`.
+    """Merge G groups of the same C channels, G >= 1.
 
-    moments: float64 [G, C, 5 or 7] -> [C, 5 or 7]; tallies: int64 [G, C, 5] -> [C, 5].
+    moments: float64 [G, C, 5] -> [C, 5]; tallies: int64 [G, C, 5] -> [C, 5]. Means and m2 merge by
+    the formulas of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+    computing sample variances" (1979).
     """
     counts = tallies[..., COUNT].double()
     total = counts.sum(0)
@@ -158,18 +106,14 @@ def combine(moments: torch.Tensor, tallies: torch.Tensor) -> tuple[torch.Tensor,
     shift = means.gather(0, counts.argmax(0, keepdim=True)).squeeze(0)
     offsets = torch.where(counts > 0, means - shift, 0.0)
     offset = (offsets * (counts / total.clamp(min=1))).sum(0)
-    columns = moment_columns(moments.shape[-1])
-    sums = [moments[..., i] for i, c in enumerate(columns) if c.merge == "central"]
-    away = offsets - offset
-    moved = (counts > 0) & (away != 0)  # else nothing is added, where 0 * inf would be NaN
-    added = iter(between(counts, away, sums))
+    between = torch.where(counts > 0, counts * (offsets - offset).square(), 0.0).sum(0)
     merged = []
-    for i, column in enumerate(columns):
+    for i, column in enumerate(MOMENT_COLUMNS):
         values = moments[..., i]
         if column.merge == "mean":
             merged.append(shift + offset)
         elif column.merge == "central":
-            merged.append(values.sum(0) + torch.where(moved, next(added), 0.0).sum(0))
+            merged.append(values.sum(0) + between)
         else:
             merged.append(_MERGED[column.merge](values))
     return torch.stack(merged, dim=-1), tallies.sum(0)
@@ -190,7 +134,7 @@ def merge_(
 ) -> None:
     """Merge the other state of the same C channels into `moments` and `tallies`, in place.
 
-    moments: float64 [C, 5 or 7], both of one width; tallies: int64 [C, 5].
+    moments: float64 [C, 5]; tallies: int64 [C, 5].
     """
     merged = combine(torch.stack((moments, other_moments)), torch.stack((tallies, other_tallies)))
     moments.copy_(merged[0])

@@ -75,7 +75,7 @@ class Watch(Contexts):
         self._settings = settings
         self._header = header
         counting = *settings.of_records, settings.samples
-        self._arena = arena = Arena(*counting, higher=settings.moments == 4)
+        self._arena = arena = Arena(*counting)
         self._arena.while_waiting = flusher.hurry
         if settings.every > 1:
             flusher.mailbox.rest = 0.0  # steps are few, and `after` wants to know early

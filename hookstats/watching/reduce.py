@@ -33,7 +33,6 @@ from hookstats.runs.format import require_pyarrow
 from hookstats.runs.message import Message, from_bytes, to_bytes
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.histogram import Histogram
-from hookstats.stats.state import is_higher
 
 _SPARE = 1 << 16  # bytes by which a merged share may grow from one step to the next
 _HEAD = 16  # bytes before a share: its length, and how many sums it lacks
@@ -244,8 +243,7 @@ class Exchange:
         if not self.reduce.channels and info.channels > 1:
             info, dim = info._replace(channels=1, merged=info.channels), None
         bins = like.channel_bins if self.reduce.channels else None
-        moments = 4 if is_higher(like.moments) else 2
-        stats = channel_stats(x, dim, bins, moments=moments, step=like.step)
+        stats = channel_stats(x, dim, bins, step=like.step)
         whole = channel_stats(x, None, like.bins, step=like.step)
         return replace(
             like,

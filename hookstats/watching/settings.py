@@ -16,7 +16,7 @@ from hookstats._torch import takes_step_hooks
 from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
-from hookstats.stats.arguments import check_integer, check_moments
+from hookstats.stats.arguments import check_integer
 from hookstats.stats.bins import LinearBins, LogBins, sample_of
 from hookstats.stats.sample import Sample
 
@@ -43,7 +43,6 @@ class Settings(NamedTuple):
     channel_bins: LinearBins | LogBins | None
     channel_dim: ChannelDim
     every: int
-    moments: int
     modes: str
     per_call: bool = False
     after: int = 10
@@ -77,7 +76,7 @@ class Settings(NamedTuple):
         return self.samples != (sample_of(first), sample_of(second))
 
     def checked(self) -> Settings:
-        """The settings, with `every` and `moments` as ints.
+        """The settings, with `every` as an int.
 
         Raises:
             ValueError: an argument is wrong; the message names the first one.
@@ -105,7 +104,6 @@ class Settings(NamedTuple):
             )
         return self._replace(
             every=check_integer("every", self.every, 1),
-            moments=check_moments(self.moments),
             after=check_integer("after", self.after, 0),
             channels_every=check_integer("channels_every", self.channels_every, 1),
         )
@@ -130,7 +128,6 @@ class Settings(NamedTuple):
             "channel_bins": channel_bins and channel_bins.to_dict(),
             "channel_dim": channel_dim,
             "every": self.every,
-            "moments": self.moments,
             **({"per_call": True} if self.per_call else {}),
             **({} if self.detail == "channel" else self._detail()),
             **({} if self.budget is None else {"budget": self.budget}),

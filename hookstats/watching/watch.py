@@ -64,7 +64,6 @@ def watch(
     sinks: Sequence[Sink] = (),
     rules: Rules = "default",
     *,
-    moments: int = 2,
     per_call: bool = False,
     modes: str = "auto",
     mesh: DeviceMesh | None = None,
@@ -137,11 +136,6 @@ def watch(
             or as a Rule; False or () for none. They check each recorded step, on the same thread as
             sinks, and warn once when a problem starts; `Watch.incidents` and the run have all that
             they say. What the parameters are before the first step is read here, once.
-        moments: 4 for third and fourth central moments, too: records, runs, tables and plots then
-            have `skewness` and `kurtosis`, as ``scipy.stats.skew`` and ``scipy.stats.kurtosis``
-            define these with ``bias=True``; the kurtosis is the excess, 0 for a normal
-            distribution. Calls, micro-batches and steps merge by the formulas of Pebay (2008), so
-            that the results are those of all values together. 2 for means and variances alone.
         modes: "auto": where an optimizer closes the steps, calls while gradients are off and the
             model (each, if there are several) is in eval mode are of an evaluation; they are
             skipped, and `coverage` counts them. Without an optimizer all calls count. "all": all
@@ -191,7 +185,7 @@ def watch(
     Raises:
         ValueError: a bad argument, a mask that the model's forward does not take, a selection that
             matches nothing, a compiled model; a run in `out` that is to be continued has other
-            settings, such as other `moments`.
+            settings, such as other `bins`.
         OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
             given, or another watch of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
@@ -205,7 +199,7 @@ def watch(
     by_default = kinds is None and include is None
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
-        *(kinds, bins, channel_bins, channel_dim, every, moments, modes, per_call),
+        *(kinds, bins, channel_bins, channel_dim, every, modes, per_call),
         *(after, detail, channels_every, budget, mask),
     ).checked()
     _check_mask(settings.mask, models.values())

@@ -75,21 +75,6 @@ def test_steps_do_not_mix_and_sites_without_a_tensor_are_left_out() -> None:
             assert_stats(record["abc"[i], "output"], [x], 1)
 
 
-def test_third_and_fourth_moments_begin_anew_in_every_step() -> None:
-    arena = Arena(None, None, higher=True)
-    site = accumulator(arena, "a", 3)
-    for step in range(5):
-        x, y = torch.randn(6, 3).exp(), torch.randn(2, 3)
-        for each in (x, y):
-            site.fold(each, 1)
-        if step in (1, 2):
-            arena.swap().release()  # nobody reads it
-            continue
-        got = close(arena)["a", "output"]
-        assert_stats(got, [x, y], 1, moments=4)
-    assert close(Arena(None, None, higher=True)).moments.shape == (0, 7)
-
-
 def test_an_arena_without_sites_has_empty_steps() -> None:
     record = close(Arena(LogBins(), None))
     assert len(record) == record.hist.rows == record.channel_hist.rows == 0

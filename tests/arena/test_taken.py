@@ -49,14 +49,13 @@ def parts_of(record: StepRecord, key: Key) -> list[object]:
 
 @pytest.mark.parametrize("bins", [None, LogBins()])
 @pytest.mark.parametrize("channel_bins", [None, LINEAR])
-@pytest.mark.parametrize("higher", [False, True])
 def test_sites_on_several_devices_make_one_record(
-    bins: Bins | None, channel_bins: Bins | None, higher: bool, two_devices: None
+    bins: Bins | None, channel_bins: Bins | None, two_devices: None
 ) -> None:
     records: list[list[StepRecord]] = []
     for devices in (["cpu"], ["cpu", "cpu:1"]):
         generator = torch.Generator().manual_seed(0)
-        arena = Arena(bins, channel_bins, higher=higher)
+        arena = Arena(bins, channel_bins)
         sites = sites_on(arena, *devices)
         made = []
         for step in range(5):

@@ -30,11 +30,6 @@ def test_training(name: str) -> None:
     assert_same(train(name, watched=True), train(name, watched=False))
 
 
-@pytest.mark.parametrize("name", ["convolutions", "views", "attention"])
-def test_training_with_third_and_fourth_moments(name: str) -> None:
-    assert_same(train(name, watched=True, moments=4), train(name, watched=False))
-
-
 def test_the_comparison_sees_a_difference() -> None:
     plain = train("mlp", watched=False)
     torch.nn.init.zeros_(plain["state"]["0.bias"])

@@ -119,13 +119,13 @@ def test_a_mean_that_is_large(update: Update) -> None:
 def test_equals_the_statistics_of_the_unpadded_rows(dtype: torch.dtype) -> None:
     values = of_dtype(dtype, 8, 128, 96)
     for name, mask in masks(8, 128).items():
-        got = channel_stats(values, 2, LogBins(), moments=4, mask=mask)
-        expected = channel_stats(values[mask], 1, LogBins(), moments=4)
+        got = channel_stats(values, 2, LogBins(), mask=mask)
+        expected = channel_stats(values[mask], 1, LogBins())
         assert torch.equal(got.tallies, expected.tallies), name
         assert got.hist is not None
         assert expected.hist is not None
         assert torch.equal(got.hist.slot_counts, expected.hist.slot_counts), name
-        for statistic in ("mean", "var", "min", "max", "l1_norm", "skewness", "kurtosis"):
+        for statistic in ("mean", "var", "min", "max", "l1_norm"):
             ours, theirs = getattr(got, statistic), getattr(expected, statistic)
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=name)
 

@@ -42,7 +42,7 @@ def values(*shape: int, seed: int = 0) -> Tensor:
 def record(
     x: Tensor, layout: Layout | None, rank: int, dim: int | None = -1, kind: str = "output"
 ) -> StepRecord:
-    found = record_of({("layer", kind): (x, dim)}, rank=rank, moments=4)
+    found = record_of({("layer", kind): (x, dim)}, rank=rank)
     return replace(found, sites=tuple(site._replace(layout=layout) for site in found.sites))
 
 
@@ -52,7 +52,7 @@ def mesh(*axes: tuple[str, int, int], first: int = 0) -> tuple[Mesh, ...]:
 
 def assert_merged(records: list[StepRecord], x: Tensor, dim: int | None = -1) -> StepRecord:
     merged = Merger()(records)
-    whole = record_of({(s.name, s.kind): (x, dim) for s in merged.sites}, rank=0, moments=4)
+    whole = record_of({(s.name, s.kind): (x, dim) for s in merged.sites}, rank=0)
     assert_same(replace(merged, rank=0), whole, rtol=1e-12)
     assert merged.rank is None
     again = Merger()(records)
@@ -126,7 +126,6 @@ def test_sites_of_many_channels_beside_others(parts: int) -> None:
                 ("last", "output"): (small.chunk(parts)[rank], None),
             },
             rank=rank,
-            moments=4,
         )
         for rank in range(parts)
     ]
@@ -137,7 +136,6 @@ def test_sites_of_many_channels_beside_others(parts: int) -> None:
             ("last", "output"): (small, None),
         },
         rank=0,
-        moments=4,
     )
     merged = Merger()(records)
     assert_same(
@@ -163,7 +161,6 @@ def test_a_batch_along_the_channels_that_has_replicas() -> None:
         record_of(
             {("losses", "output"): (x[:5] if rank < 2 else x[5:], 0), ("last", "output"): (y, 1)},
             rank=rank,
-            moments=4,
         )
         for rank in range(4)
     ]
@@ -175,7 +172,7 @@ def test_a_batch_along_the_channels_that_has_replicas() -> None:
         sites = first._replace(layout=layout), last._replace(layout=whole)
         records[rank] = replace(each, sites=sites)
     merged = Merger()(records)
-    expected = record_of({("losses", "output"): (x, 0), ("last", "output"): (y, 1)}, moments=4)
+    expected = record_of({("losses", "output"): (x, 0), ("last", "output"): (y, 1)})
     assert_same(replace(merged, rank=0, sites=expected.sites), expected, rtol=1e-12)
     assert [site.channels for site in merged.sites] == [9, 3]
 

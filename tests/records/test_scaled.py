@@ -48,7 +48,6 @@ def record(factor: float = 1.0, step: int = 0, rank: int = 0, bins: Bins | None 
         rank,
         bins or LogBins(2),
         bins or LogBins(1, -8, 8),
-        moments=4,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,9 +46,11 @@ def test_what_cannot_be_encoded_is_encoded_later(
     monkeypatch.setattr(writer, "encode", fail)
     out.write(sample(3))
     if in_write:  # sites that are unlike, so that those before are encoded
-        higher = sample(4, moments=4)
+        alike = sample(4)
+        phased = tuple(site._replace(kind=f"evaluation:{site.kind}") for site in alike.sites)
+        unlike = replace(alike, sites=phased)
         with pytest.raises(MemoryError):
-            out.write(higher)
+            out.write(unlike)
         out.skip(4, "error")
     with pytest.raises(MemoryError):
         out.flush()

@@ -55,14 +55,6 @@ def test_what_is_read_is_what_records_merge_to(tmp_path: Path, seconds: float) -
         assert run[step].moments.tobytes() == merged(*of_ranks).moments.tobytes()
 
 
-def test_ranks_with_and_without_higher_moments(tmp_path: Path) -> None:
-    records = [[sample(0, rank, moments=2 * (1 + rank % 2))] for rank in range(RANKS)]
-    write(tmp_path, records)
-    found = open_run(tmp_path)[0]
-    assert found.moments.shape[1] == 5
-    assert_same(found, merged(*(of_rank[0] for of_rank in records)), rtol=1e-14)
-
-
 def test_a_part_that_goes_meanwhile_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

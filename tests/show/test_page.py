@@ -129,22 +129,6 @@ def test_a_changing_number_of_channels_has_statistics_but_no_channels(tmp_path: 
     assert payload_of(report.render(run))["sites"][0]["uneven"]
 
 
-def test_of_ranks_with_and_without_higher_moments_the_page_has_what_is_known(
-    tmp_path: Path,
-) -> None:
-    for rank, moments, steps in ((0, 2, 2), (1, 4, 3)):  # the last step is of the second alone
-        writer = RunWriter(tmp_path / "run", {**HEADER, "moments": moments}, rank=rank)
-        for step in range(steps):
-            writer.write(record_of(values_of(step), step, rank, channel_bins=None, moments=moments))
-        writer.close()
-    run = hs.open_run(tmp_path / "run")
-    view = overview(run)
-    assert view.moments.shape[0::2] == (3, len(state.MOMENTS + state.HIGHER))
-    known = np.isfinite(view.moments[:, 0, len(state.MOMENTS) :]).all(1)
-    assert known.tolist() == [False, False, True]
-    assert report.write(run, tmp_path / "run.html").stat().st_size > 0
-
-
 def test_steps_set_apart_and_their_neighbours_have_columns_of_their_own() -> None:
     assert spans_of(30, 3, [7]) == (
         *((0, 5), (5, 6), (6, 7), (7, 8), (8, 9), (9, 10), (10, 20), (20, 30)),

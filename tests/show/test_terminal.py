@@ -210,20 +210,6 @@ def test_a_wide_terminal_has_the_shapes_too() -> None:
     assert "shape" in shown(crowded(), width=160, terminal=True)[2]
 
 
-def test_skewness_and_kurtosis_are_shown_where_they_were_recorded_and_have_room() -> None:
-    x = torch.tensor([[1.0, 5.0], [1.0, 5.0], [1.0, 5.0], [9.0, 5.0]])  # 1, 1, 1, 9: 2 / sqrt(3)
-    data = {("a", "output"): (x[:, :1], 1), ("b", "output"): (x[:, 1:], 1)}
-    record = record_of(data, moments=4)
-    lines = shown(record)
-    assert "max skewness kurtosis finite dead" in words(lines[2])
-    assert words(lines[3]) == "a output 4x1 3.00 3.46 1.00 9.00 1.15 -0.667 0 0/1"
-    assert words(lines[4]) == "b output 4x1 5.00 0 5.00 5.00 - - 0 0/1"
-    assert "skewness" not in "".join(shown(record_of(data)))
-    for width, columns in ((70, {"shape", "kurtosis"}), (64, {"kurtosis"}), (50, set())):
-        header = plain(shown(record, width, terminal=True)[2])
-        assert {"shape", "kurtosis"} & set(header.split()) == columns
-
-
 def test_the_chosen_sites_are_printed_in_their_order() -> None:
     sites = summarise(sample())
     rows = table_rows(sample(), [sites[5], sites[0]])

@@ -15,16 +15,14 @@ from hookstats.tensors.capture_handles import Capture
 from hookstats.watching.handle import Watch
 
 
-def assert_stats(
-    got: ChannelStats, tensors: Sequence[Tensor], channel_dim: int | None, moments: int = 2
-) -> None:
+def assert_stats(got: ChannelStats, tensors: Sequence[Tensor], channel_dim: int | None) -> None:
     """Assert that `got` is what all values of `tensors` have together."""
     rows = [
         x.detach().reshape(1, -1) if channel_dim is None else x.detach().movedim(channel_dim, 0)
         for x in tensors
     ]
     whole = torch.cat([x.reshape(len(x), -1) for x in rows], dim=1)
-    expected = channel_stats(whole.double(), 0, moments=moments)
+    expected = channel_stats(whole.double(), 0)
     assert torch.equal(got.tallies, expected.tallies)
     torch.testing.assert_close(got.moments, expected.moments, rtol=1e-5, atol=1e-6)
     if got.hist is not None:

@@ -47,15 +47,14 @@ def record_of(
     rank: int = 0,
     bins: Bins | None = BINS,
     channel_bins: Bins | None = CHANNEL_BINS,
-    moments: int = 2,
 ) -> StepRecord:
     """The record of a step in which each site saw one tensor."""
-    sites, rows = [], [identity_moments(0, higher=moments == 4).numpy()]
+    sites, rows = [], [identity_moments(0).numpy()]
     tallies = [np.empty((0, 5), np.int64)]
     hist = [np.empty((0, bins.slots if bins else 0), np.int64)]
     channel_hist = [np.empty((0, channel_bins.slots if channel_bins else 0), np.int64)]
     for (name, kind), (x, dim) in data.items():
-        stats = channel_stats(x, dim, bins=channel_bins, moments=moments)
+        stats = channel_stats(x, dim, bins=channel_bins)
         sites.append(
             SiteInfo(name, kind, len(stats), dim, tuple(x.shape), str(x.dtype).split(".")[1])
         )

@@ -53,14 +53,14 @@ def bases(scratch: Path) -> list[Files]:
     """Run directories that are as they should be: small, of every version, and of many features."""
     _write(scratch / "small", [healthy(0), healthy(1)])
     _write(scratch / "odd", [sample(0), sample(1)])
-    higher = [record_of(tensors(i), i, moments=4) for i in (0, 1, 2, 1)]
-    _write(scratch / "higher", higher, seconds=3600)  # one part, which goes back
+    back = [record_of(tensors(i), i) for i in (0, 1, 2, 1)]
+    _write(scratch / "back", back, seconds=3600)  # one part, which goes back
     for rank in (0, 3):
         _write(scratch / "ranks", [record_of(tensors(5), 5, rank)], rank)
     for rank, seconds in enumerate((0, 3600)):  # of the second rank, one part
         spread = [_spread(step, rank) for step in (0, 1, 2, 1)]
         _write(scratch / "told", spread, rank, seconds, told=True)
-    paths = [scratch / name for name in ("small", "odd", "higher", "ranks", "told", "told")]
+    paths = [scratch / name for name in ("small", "odd", "back", "ranks", "told", "told")]
     paths += [DATA / "format-1", DATA / "format-2"]
     return [
         {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*.*")}

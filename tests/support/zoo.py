@@ -256,12 +256,8 @@ def train(
     watched: bool,
     steps: int = 3,
     observe: Callable[[nn.Module], Any] | None = None,
-    moments: int = 2,
 ) -> dict[str, Any]:
-    """Everything that a training run leaves behind; observe: what else to set on the model.
-
-    moments: the moments that the watch records.
-    """
+    """Everything that a training run leaves behind; observe: what else to set on the model."""
     make, shape = MODELS[name]
     torch.manual_seed(1)
     model = make()
@@ -270,7 +266,7 @@ def train(
     handle = None
     if watched:
         bins = LinearBins(8, -1, 1)
-        handle = watch(model, optimizer, KINDS, channel_bins=bins, moments=moments)
+        handle = watch(model, optimizer, KINDS, channel_bins=bins)
     observer = None if observe is None else observe(model)
 
     def pack(tensor: Tensor) -> Tensor:

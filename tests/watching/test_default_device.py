@@ -87,10 +87,10 @@ def insights(record: StepRecord) -> dict[str, Any]:
 
 def of_one_tensor(record: StepRecord) -> dict[str, Tensor]:
     """The statistics of a tensor, by `channel_stats`."""
-    stats = hs.channel_stats(X, 1, hs.LogBins(), moments=4)
+    stats = hs.channel_stats(X, 1, hs.LogBins())
     hist = stats.hist
     assert hist is not None
-    return {"mean": stats.mean, "kurtosis": stats.kurtosis, "quantile": hist.quantile(0.5)}
+    return {"mean": stats.mean, "kurtosis": hist.kurtosis, "quantile": hist.quantile(0.5)}
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,7 @@ def train(
     records: list[StepRecord] = []
     settings = {"detail": "tensor", "channels_every": 5, "after": 2, **settings}
     rules = [NonFinite(action=lambda alert: None)]
-    with watch(
-        model, optimizer, out=out, sinks=[records.append], rules=rules, moments=4, **settings
-    ) as w:
+    with watch(model, optimizer, out=out, sinks=[records.append], rules=rules, **settings) as w:
         for step in range(steps):
             x = torch.randn(4, 3)
             x[0, 0] = torch.nan if step == bad else 0.0

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from hookstats.show.overview import NEAR, Overview
 from hookstats.show.page.codes import bfloat16, magnitudes, shares, width_of
 from hookstats.show.page.payload import Payload, compress, planes
-from hookstats.stats import state
 from hookstats.stats.derived import STATISTICS, columns_of, statistic
 
-_HIGHER = ("skewness", "kurtosis")
 _ORDER = (
     *(("seen", "count"), ("nan", "count"), ("posinf", "count"), ("neginf", "count")),
     *(("count", "count"), ("rms", "log"), ("amax", "log"), ("dead", "known"), ("zero", "share")),
@@ -46,13 +44,10 @@ def add_numbers(
     Returns, as JSON: of each array its name, code, bytes per number and "starts", the first column
     of the overview that each of its columns merges, or null where columns are the same.
     """
-    order = [*_ORDER]
-    if state.is_higher(view.moments):
-        order += [(name, "float") for name in _HIGHER]
     widths = _Widths(view, apart)
     described, left = [], float(room)
-    for place, (name, code) in enumerate(order):
-        later = len(order) - place - 1
+    for place, (name, code) in enumerate(_ORDER):
+        later = len(_ORDER) - place - 1
         stored = _fitting(widths, name, code, left - room * _RESERVED * later)
         left -= len(stored.data)
         payload.add_block(prefix + name, stored.data)
@@ -70,9 +65,8 @@ def add_numbers(
 def statistics_of(view: Overview) -> list[dict[str, str]]:
     """The statistics that one can choose to see, as JSON: id, label, scale ("log", "signed", or
     "share" in 0..1)."""
-    chosen = [*_CHOICE, *(_HIGHER if state.is_higher(view.moments) else ())]
     offered: list[tuple[str, str, str]] = [
-        (name, STATISTICS[name].label, STATISTICS[name].scale) for name in chosen
+        (name, STATISTICS[name].label, STATISTICS[name].scale) for name in _CHOICE
     ]
     offered += [(name, label, "share") for name, label in _SHARES.items()]
     return [{"id": id, "label": label, "scale": scale} for id, label, scale in offered]
