@@ -8,10 +8,10 @@
 
 namespace hookstats::cuda {
 
-template <class Source, bool kCounts, bool kHigher>
-class Columns : ColumnsSum<Source, kCounts, kHigher> {
-  using Sum = ColumnsSum<Source, kCounts, kHigher>;
-  static constexpr bool kAddsUp = Sum::kTiles && !Source::kSkewed;
+template <class Source, bool kCounts>
+class Columns : ColumnsSum<Source, kCounts> {
+  using Sum = ColumnsSum<Source, kCounts>;
+  static constexpr bool kAddsUp = Source::kVectors && !Source::kSkewed;
   using Sum::item_, Sum::channels_, Sum::place_;
   using Sum::owned, Sum::exists, Sum::sum, Sum::sum_again;
   using typename Sum::Real;
@@ -19,7 +19,6 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
  public:
   using typename Sum::From;
   using typename Sum::Place;
-  using typename Sum::Seen;
   // Counters of a slot: one per channel of the block.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common&, const Item& item) {
     return static_cast<int32_t>(item.slots.divisor) * kOwned;
@@ -44,7 +43,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
 
  private:
   HOOKSTATS_DEVICE void run_piece(int group, int split, void* scratch) {
-    Totals<Real, kHigher> sums[kOwned];
+    Totals<Real> sums[kOwned];
     Real shift[kOwned];
     Real factor = Sum::find_shift(shift, scratch);
     typename Sum::Whole totals(scratch);
@@ -61,7 +60,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
         if (add_up(split, totals, shift, factor)) return end_piece(group, scratch);
       }
     }
-    const double least = Totals<Real, kHigher>::least_square(static_cast<float>(factor));
+    const double least = Totals<Real>::least_square(static_cast<float>(factor));
     // All rows of a channel have one shift, and are summed up as they are, unless sums have to be
     // made again.
     const bool again = any_in_block(!trusts(sums, least));
@@ -73,14 +72,14 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
       const bool is_read = !Source::kSkewed || exists(c);
       const int row = is_read ? place_.row : block_threads();
       const int column = place_.column - (step + place_.skew >= kOwned ? 1 : 0);
-      Totals<Real, kHigher> mine = pick(sums, c);
+      Totals<Real> mine = pick(sums, c);
       double wide_shift = static_cast<double>(pick(shift, c));
-      Seen seen;
+      Channel seen;
       bool apart = again;
       if (!apart) {
         merge_rows(scratch, mine, row, column, Sum::width() / kOwned, place_.down);
-        Totals<Real, kHigher> all;
-        if (row == 0) all = entry<Totals<Real, kHigher>>(scratch, column);
+        Totals<Real> all;
+        if (row == 0) all = entry<Totals<Real>>(scratch, column);
         apart = any_in_block(!all.trusted(least));
         if (!apart) seen = all.channel(wide_shift);
       }
@@ -91,7 +90,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
         }
         merge_rows(scratch, mine.channel(wide_shift), row, column, Sum::width() / kOwned,
                    place_.down);
-        if (row == 0) seen = entry<Seen>(scratch, column);
+        if (row == 0) seen = entry<Channel>(scratch, column);
         sync_block();  // entries of sums, which may come next, begin elsewhere
       }
       const int64_t channel = place_.begin + owned(c);
@@ -106,7 +105,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   // factor are what they should have been.
   HOOKSTATS_DEVICE bool add_up(int split, typename Sum::Whole& totals, Real (&shift)[kOwned],
                                Real& factor) {
-    using All = Totals<Real, kHigher>;
+    using All = Totals<Real>;
     const auto all_of = [&](int c) {
       All all = totals.of(Sum::scale_, place_.column, c);
       all.unscale(factor);
@@ -147,7 +146,7 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
   }
 
   // What the block saw of a channel, but for NaNs.
-  HOOKSTATS_DEVICE void leave(int split, int64_t channel, Seen seen) const {
+  HOOKSTATS_DEVICE void leave(int split, int64_t channel, Channel seen) const {
     seen.nan =
         (Source::kMasked ? place_.kept : place_.rows) - seen.count - seen.posinf - seen.neginf;
     if (item_.row_splits == 1) {
@@ -162,12 +161,12 @@ class Columns : ColumnsSum<Source, kCounts, kHigher> {
     if (item_.row_splits == 1) return;
     if (last_of(item_.tickets + group, item_.row_splits)) {
       const int64_t left = item_.channels - place_.begin;
-      fold_partials<Seen>(item_, place_.begin,
-                          left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);
+      fold_partials(item_, place_.begin,
+                    left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);
     }
   }
 
-  static HOOKSTATS_DEVICE bool trusts(const Totals<Real, kHigher> (&sums)[kOwned], double least) {
+  static HOOKSTATS_DEVICE bool trusts(const Totals<Real> (&sums)[kOwned], double least) {
     bool all = true;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) all = sums[c].trusted(least) && all;

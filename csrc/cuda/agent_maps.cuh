@@ -8,16 +8,15 @@
 
 namespace hookstats::cuda {
 
-template <class Source, bool kCounts, bool kHigher>
-class Maps : ColumnsSum<Source, kCounts, kHigher> {
-  using Sum = ColumnsSum<Source, kCounts, kHigher>;
+template <class Source, bool kCounts>
+class Maps : ColumnsSum<Source, kCounts> {
+  using Sum = ColumnsSum<Source, kCounts>;
   using Sum::item_, Sum::channels_, Sum::place_, Sum::sum_again;
   using typename Sum::Real;
 
  public:
   using typename Sum::From;
   using typename Sum::Place;
-  using typename Sum::Seen;
 
   // Counters of a slot, in the table that each channel of the block has.
   static HOOKSTATS_DEVICE int32_t channel_pitch(const Common& common, const Item&) {
@@ -43,7 +42,7 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
 
  private:
   // Sums about a shift, which all of a channel have.
-  struct About : Totals<Real, kHigher> {
+  struct About : Totals<Real> {
     Real shift = 0;
 
     friend HOOKSTATS_DEVICE void merge(About& into, const About& from) {
@@ -55,14 +54,14 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   HOOKSTATS_DEVICE void run_piece(int group, int split, void* scratch) {
     const int maps = Sum::width() / place_.map;
     const int entries = most_sharing(place_.map, kOwned) * place_.down;
-    Totals<Real, kHigher> sums[kOwned];
+    Totals<Real> sums[kOwned];
     Real shift[kOwned];
     const Real factor = Sum::find_shift(shift, scratch);
     typename Sum::Whole totals(scratch);
     totals.begin();
     if (place_.exist != 0) Sum::sum(sums, shift, factor, totals, true);
     sync_block();
-    const double least = Totals<Real, kHigher>::least_square(factor);
+    const double least = Totals<Real>::least_square(factor);
     if (kCounts && channels_.table != nullptr) add_channel_tables(maps);
     // All elements of a channel have one shift: sums are added up as they are, unless sums have to
     // be made again.
@@ -75,7 +74,7 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
       trusted = mine[map].trusted(least) && trusted;
     }
     bool apart = any_in_block(!trusted);
-    Seen seen;
+    Channel seen;
     if (!apart) {
       merge_entries_of(mine, maps, entries, scratch);
       About all;
@@ -84,14 +83,14 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
       if (!apart) seen = all.channel(static_cast<double>(all.shift));
     }
     if (apart) {
-      Seen again[2];
+      Channel again[2];
       HOOKSTATS_NO_UNROLL
       for (int map = 0; map < 2; ++map) {
-        const Seen found = seen_of(which(map), pick(mine, map), least);
+        const Channel found = seen_of(which(map), pick(mine, map), least);
         put(again, map, found);
       }
       merge_entries_of(again, maps, entries, scratch);
-      if (row == 0) seen = entry<Seen>(scratch, column);
+      if (row == 0) seen = entry<Channel>(scratch, column);
     }
     const int64_t channel = place_.first_channel + column;
     if (row == 0 && channel < item_.channels) {
@@ -107,8 +106,8 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
     if (item_.splits() == 1) return;
     if (last_of(item_.tickets + group, item_.splits())) {
       const int64_t left = item_.channels - place_.first_channel;
-      fold_partials<Seen>(item_, place_.first_channel, left < maps ? static_cast<int>(left) : maps,
-                          scratch);
+      fold_partials(item_, place_.first_channel, left < maps ? static_cast<int>(left) : maps,
+                    scratch);
     }
   }
 
@@ -126,8 +125,7 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   }
 
   // What the thread summed of the elements that `which` has a bit for, all of one channel.
-  static HOOKSTATS_DEVICE About total_of(uint32_t which,
-                                         const Totals<Real, kHigher> (&sums)[kOwned],
+  static HOOKSTATS_DEVICE About total_of(uint32_t which, const Totals<Real> (&sums)[kOwned],
                                          const Real (&shift)[kOwned]) {
     About total;
     HOOKSTATS_UNROLL
@@ -140,11 +138,11 @@ class Maps : ColumnsSum<Source, kCounts, kHigher> {
   }
 
   // The same by itself, with sums that are made again if they have to be.
-  HOOKSTATS_DEVICE Seen seen_of(uint32_t which, About total, double least) const {
+  HOOKSTATS_DEVICE Channel seen_of(uint32_t which, About total, double least) const {
     double wide_shift = static_cast<double>(total.shift);
     if (!total.trusted(least)) {
       wide_shift = total.mean(wide_shift);
-      WideSums<kHigher> again;
+      WideSums again;
       HOOKSTATS_NO_UNROLL
       for (int c = 0; c < kOwned; ++c) {
         if ((which >> c & 1) != 0) again.add(sum_again(c, wide_shift));

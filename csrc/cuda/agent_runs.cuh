@@ -8,7 +8,7 @@
 
 namespace hookstats::cuda {
 
-template <class Source, bool kCounts, bool kHigher>
+template <class Source, bool kCounts>
 class Runs : RunsPiece<Source> {
   using Base = RunsPiece<Source>;
   using Base::common_, Base::item_, Base::outer_, Base::scale_;
@@ -24,7 +24,6 @@ class Runs : RunsPiece<Source> {
   static constexpr bool kHasLanes = Source::kVectors && !Source::kMasked;
 
  public:
-  using Seen = ChannelOf<kHigher>;
   using From = Source;
   struct Place {};  // columns have one
 
@@ -97,7 +96,7 @@ class Runs : RunsPiece<Source> {
   // Sums the tile as if all its values were finite, and counts nothing; false, with nothing summed,
   // if some value of the warp is not.
   HOOKSTATS_DEVICE bool add_finite(const Tile& x, uint32_t zeros, float factor, float offset,
-                                   Totals<Real, kHigher>& sums) const {
+                                   Totals<Real>& sums) const {
     TileSums tile;
     HOOKSTATS_UNROLL
     for (const Real each : x) tile.add(each, factor, offset);
@@ -107,9 +106,9 @@ class Runs : RunsPiece<Source> {
   }
 
   // Sums the tile's finite values, and tallies the others. Whether all were finite.
-  HOOKSTATS_DEVICE bool add_any(const Tile& x, Real factor, Real offset,
-                                Totals<Real, kHigher>& sums, Others<Real>& rare) const {
-    Sums<Real, kHigher> tile;
+  HOOKSTATS_DEVICE bool add_any(const Tile& x, Real factor, Real offset, Totals<Real>& sums,
+                                Others<Real>& rare) const {
+    Sums<Real> tile;
     HOOKSTATS_UNROLL
     for (const Real each : x) tile.add(each, factor, offset);
     const bool all_finite = tile.finite == kInFlight * kElements;
@@ -128,7 +127,7 @@ class Runs : RunsPiece<Source> {
   template <int kTeam>
   HOOKSTATS_DEVICE uint32_t add_whole(const Piece& p, uint32_t first, uint32_t whole,
                                       Values (&ahead)[kInFlight], float factor, float offset,
-                                      Totals<Real, kHigher>& sums, Extremes& extremes) const {
+                                      Totals<Real>& sums, Extremes& extremes) const {
     constexpr uint32_t kTile = kTeam * kInFlight;
     HOOKSTATS_NO_UNROLL
     for (; first + kTile <= whole; first += kTile) {
@@ -154,12 +153,11 @@ class Runs : RunsPiece<Source> {
   // caller counts NaNs. A tile with values that are not finite is summed twice, the tiles after it
   // once, until one is finite; which is asked of all lanes of a warp together.
   template <int kTeam>
-  HOOKSTATS_DEVICE Seen sum(const Piece& p) {
-    constexpr bool kTiles = Source::kVectors && !kHigher;
-    Totals<Real, kHigher> sums;
+  HOOKSTATS_DEVICE Channel sum(const Piece& p) {
+    Totals<Real> sums;
     Others<Real> rare;  // of tiles that are not summed as finite ones
-    if constexpr (kTiles) keep_in_memory(rare);
-    if constexpr (kTiles && Source::kMasked) keep_in_memory(p);
+    if constexpr (Source::kVectors) keep_in_memory(rare);
+    if constexpr (Source::kVectors && Source::kMasked) keep_in_memory(p);
     [[maybe_unused]] Extremes extremes;
     Real shift = 0, factor = 1, offset = 0;
     bool finite = true;
@@ -171,14 +169,14 @@ class Runs : RunsPiece<Source> {
       Source::scale_in_place(scale_, values);
       widen_all(values[0], x);
       shift = lanes_mean<kLanesOf<kTeam>>(tree_mean(x));
-      if constexpr (kTiles) factor = factor_for(warp_magnitude(x));
+      if constexpr (Source::kVectors) factor = factor_for(warp_magnitude(x));
       offset = -shift * factor;
       begun = true;
     };
     constexpr uint32_t kTile = kTeam * kInFlight;
     const uint32_t whole = whole_slots(p), whole_of_all = least_of_warp<kTeam>(whole);
     for (uint32_t first = 0; first < p.slots; first += kTile) {
-      if constexpr (kTiles) {
+      if constexpr (Source::kVectors) {
         if (finite && (!counts_ || quickly_) && first + kTile <= whole_of_all) {
           Values ahead[kInFlight];
           Base::template read_whole<kTeam>(p, first, ahead);
@@ -197,7 +195,7 @@ class Runs : RunsPiece<Source> {
       Source::scale_in_place(scale_, values);
       Tile x;
       bool added = false;
-      if constexpr (kTiles) {
+      if constexpr (Source::kVectors) {
         auto with = extremes;
         Zeros zeros;
         widen_tile(values, x, with, zeros);
@@ -212,7 +210,7 @@ class Runs : RunsPiece<Source> {
       }
     }
     sums.add_others(rare);
-    if constexpr (kTiles) {
+    if constexpr (Source::kVectors) {
       HOOKSTATS_UNROLL
       for (int e = 0; e < Source::kElementsAWord; ++e) {
         extremes.put(scale_, e, sums.least, sums.greatest);
@@ -224,19 +222,19 @@ class Runs : RunsPiece<Source> {
       add_shared(tensor_.unread + 1, sums.wide_zero);
     }
     double wide_shift = static_cast<double>(shift);
-    if constexpr (kTiles) sums.unscale(factor);
+    if constexpr (Source::kVectors) sums.unscale(factor);
     const bool again = !sums.trusted(sums.least_square(static_cast<float>(factor)));
     if (any_in_warp(again)) {
       if (again) wide_shift = sums.mean(wide_shift);
-      const WideSums<kHigher> wide = sum_again<kTeam>(p, wide_shift);
+      const WideSums wide = sum_again<kTeam>(p, wide_shift);
       if (again) wide.replace(sums);
     }
     return sums.channel(wide_shift);
   }
 
   template <int kTeam>
-  HOOKSTATS_DEVICE WideSums<kHigher> sum_again(const Piece& p, double shift) const {
-    WideSums<kHigher> sums;
+  HOOKSTATS_DEVICE WideSums sum_again(const Piece& p, double shift) const {
+    WideSums sums;
     HOOKSTATS_NO_UNROLL
     for (uint32_t first = 0; first < p.slots; first += kTeam * kInFlight) {
       Values values[kInFlight], some[1];
@@ -336,7 +334,7 @@ class Runs : RunsPiece<Source> {
   // A piece of a warp, or of kTeam of its lanes, which may be there to keep the others company.
   template <int kTeam>
   HOOKSTATS_DEVICE void run_lanes(const Piece& p, bool exists) {
-    Seen seen = sum<kTeam>(p);
+    Channel seen = sum<kTeam>(p);
     sync_warp();
     add_channel_table(p);
     sync_warp();
@@ -345,12 +343,12 @@ class Runs : RunsPiece<Source> {
   }
 
   HOOKSTATS_DEVICE void run_block(const Piece& p, void* scratch) {
-    const Seen mine = sum<kBlock>(p);
+    const Channel mine = sum<kBlock>(p);
     sync_block();  // before the table is read
     add_channel_table(p);
     merge_rows(scratch, mine, lane() == 0 ? warp() : kWarps, 0, 1, kWarps);
     if (thread_index() == 0) {
-      Seen seen = entry<Seen>(scratch, 0);
+      Channel seen = entry<Channel>(scratch, 0);
       count_nan(p, seen);
       if (item_.splits() == 1) {
         fold(item_, p.channel, seen);
@@ -360,7 +358,7 @@ class Runs : RunsPiece<Source> {
     }
     if (item_.splits() > 1) {
       if (last_of(item_.tickets + p.channel, item_.splits())) {
-        fold_partials<Seen>(item_, p.channel, 1, scratch);
+        fold_partials(item_, p.channel, 1, scratch);
       }
     }
     sync_block();

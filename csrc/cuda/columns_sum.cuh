@@ -8,10 +8,9 @@
 
 namespace hookstats::cuda {
 
-template <class Source, bool kCounts, bool kHigher>
+template <class Source, bool kCounts>
 class ColumnsSum : protected ColumnsPiece<Source> {
  public:
-  using Seen = ChannelOf<kHigher>;
   using From = Source;
   using Place = ColumnsPlace<Source>;
 
@@ -24,15 +23,13 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   using typename Piece::Real;
   using typename Piece::Values;
   using Tile = Real[kRows * kOwned];
-  // Whether whole tiles are summed as if all of their values were finite.
-  static constexpr bool kTiles = Source::kVectors && !kHigher;
   // Rows that begin anywhere lose by it: they have no registers left.
   static constexpr bool kReadsAhead = !Source::kSkewed;
   struct Nothing {
     HOOKSTATS_DEVICE explicit Nothing(void* = nullptr) {}
     HOOKSTATS_DEVICE void begin() {}
   };
-  using Whole = std::conditional_t<kTiles, WholeTotals<Source>, Nothing>;
+  using Whole = std::conditional_t<Source::kVectors, WholeTotals<Source>, Nothing>;
 
   // The tile that a thread reads next, which is under way while the one before it is summed.
   struct Ahead {
@@ -51,17 +48,17 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   // As ColumnsPiece does, with a factor of 1 for sums that have none.
   HOOKSTATS_DEVICE Real find_shift(Real (&shift)[kOwned], void* scratch) const {
     const Real factor = Piece::find_shift(shift, static_cast<Real*>(scratch));
-    return kTiles ? factor : Real{1};
+    return Source::kVectors ? factor : Real{1};
   }
 
   // Sums this thread's rows, kAdditions at a time: as if all their values were finite, and if some
   // were not, once more, and the rows after them once, until all are finite. Counts them if asked
   // to. Returns whether all that was summed is in `totals`, too.
-  HOOKSTATS_DEVICE bool sum(Totals<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
-                            Real factor, [[maybe_unused]] Whole& totals, bool counts) {
+  HOOKSTATS_DEVICE bool sum(Totals<Real> (&sums)[kOwned], const Real (&shift)[kOwned], Real factor,
+                            [[maybe_unused]] Whole& totals, bool counts) {
     counts_ = kCounts && counts && (tensor_.on() || channels_.on());
-    [[maybe_unused]] std::conditional_t<kTiles, OtherTotals, Nothing> others;
-    if constexpr (kTiles) keep_in_memory(place_);
+    [[maybe_unused]] std::conditional_t<Source::kVectors, OtherTotals, Nothing> others;
+    if constexpr (Source::kVectors) keep_in_memory(place_);
     int32_t counters[kOwned];
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) counters[c] = kCounts && channels_.on() ? counter(c) : 0;
@@ -70,7 +67,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     [[maybe_unused]] Ahead ahead;
     for (uint32_t first = 0; first < place_.rows;) {
       uint32_t counted = first;  // the rows before it are
-      if constexpr (kTiles) {
+      if constexpr (Source::kVectors) {
         const bool keeps_all = !Source::kMasked || place_.kept == place_.rows;
         const uint32_t whole = !keeps_all        ? kept_until(first)
                                : Source::kSkewed ? place_.whole_to
@@ -82,7 +79,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
         }
       }
       finite = true;
-      Sums<Real, kHigher> tiles[kOwned];
+      Sums<Real> tiles[kOwned];
       HOOKSTATS_NO_UNROLL
       for (int tile = 0; tile < kAdditions / kRows && first < place_.rows; ++tile, first += step) {
         if constexpr (Source::kMasked) {
@@ -92,7 +89,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
             add_any(tiles, shift, factor, counters, first, counts_ && first >= counted);
         finite = finite && all_finite;
       }
-      if constexpr (kTiles) {
+      if constexpr (Source::kVectors) {
         others.add(tiles);
       } else {
         HOOKSTATS_UNROLL
@@ -103,7 +100,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
       }
     }
     bool all_whole = false;
-    if constexpr (kTiles) {
+    if constexpr (Source::kVectors) {
       HOOKSTATS_UNROLL
       for (int c = 0; c < kOwned; ++c) {
         sums[c] = totals.of(scale_, thread_index(), c);
@@ -125,8 +122,8 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     return all_whole;
   }
 
-  HOOKSTATS_DEVICE WideSums<kHigher> sum_again(int c, double shift) const {
-    WideSums<kHigher> sums;
+  HOOKSTATS_DEVICE WideSums sum_again(int c, double shift) const {
+    WideSums sums;
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     HOOKSTATS_NO_UNROLL
     for (uint32_t first = 0; first < place_.rows; first += step) {
@@ -230,7 +227,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
   }
 
   // Sums the finite values of a tile, and tallies the others. Whether all are finite.
-  HOOKSTATS_DEVICE bool add_any(Sums<Real, kHigher> (&sums)[kOwned], const Real (&shift)[kOwned],
+  HOOKSTATS_DEVICE bool add_any(Sums<Real> (&sums)[kOwned], const Real (&shift)[kOwned],
                                 Real factor, const int32_t (&counters)[kOwned], uint32_t first,
                                 bool counts) const {
     Values values[kRows];
@@ -248,11 +245,11 @@ class ColumnsSum : protected ColumnsPiece<Source> {
       HOOKSTATS_UNROLL
       for (int i = 0; i < kRows * kOwned; ++i) sums[i % kOwned].add_infinity(x[i]);
     }
-    if (kCounts && counts) count_tile(x, kHigher && all_finite, counters, first);
+    if (kCounts && counts) count_tile(x, false, counters, first);
     return all_finite;
   }
 
-  static HOOKSTATS_DEVICE Real finite(const Sums<Real, kHigher> (&sums)[kOwned]) {
+  static HOOKSTATS_DEVICE Real finite(const Sums<Real> (&sums)[kOwned]) {
     Real finite = 0;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) finite += sums[c].finite;

@@ -88,7 +88,7 @@ class WholeTotals {
   }
 
   // Of channel `c` of the thread `thread`, by its factor.
-  HOOKSTATS_DEVICE Totals<float, false> of(const Scale& scale, int thread, int c) const {
+  HOOKSTATS_DEVICE Totals<float> of(const Scale& scale, int thread, int c) const {
     const double* const sums = sums_ - thread_index() + thread;
     const uint32_t* const words = words_ - thread_index() + thread;
     Extremes all;
@@ -97,7 +97,7 @@ class WholeTotals {
       all.least[w] = words[(kLeast + w) * kBlock];
       all.greatest[w] = words[(kGreatest + w) * kBlock];
     }
-    Totals<float, false> totals;
+    Totals<float> totals;
     totals.wide_s1 = sums[3 * c * kBlock];
     totals.wide_s2 = sums[(3 * c + 1) * kBlock];
     totals.wide_l1 = sums[(3 * c + 2) * kBlock];
@@ -121,7 +121,7 @@ class OtherTotals {
  public:
   HOOKSTATS_DEVICE OtherTotals() { keep_in_memory(bytes_); }
 
-  HOOKSTATS_DEVICE void add(const Sums<float, false> (&tiles)[kOwned]) {
+  HOOKSTATS_DEVICE void add(const Sums<float> (&tiles)[kOwned]) {
     if (!made_) new (bytes_) All;
     made_ = true;
     HOOKSTATS_UNROLL
@@ -133,7 +133,7 @@ class OtherTotals {
 
   HOOKSTATS_DEVICE bool any() const { return made_; }
 
-  HOOKSTATS_DEVICE void add_to(Totals<float, false> (&totals)[kOwned]) {
+  HOOKSTATS_DEVICE void add_to(Totals<float> (&totals)[kOwned]) {
     if (!made_) return;
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) totals[c].add(all().sums[c]);
@@ -141,7 +141,7 @@ class OtherTotals {
 
  private:
   struct All {
-    Totals<float, false> sums[kOwned];
+    Totals<float> sums[kOwned];
   };
   HOOKSTATS_DEVICE All& all() { return *reinterpret_cast<All*>(bytes_); }
 

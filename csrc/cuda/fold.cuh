@@ -10,12 +10,11 @@
 namespace hookstats::cuda {
 
 // Folds the statistics of a channel in one tensor into the channel's state.
-template <class C>
-HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, C seen) {
+HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, Channel seen) {
   repeat(seen, item.repeat);
-  double* const moments = item.moments + channel * C::kColumns;
+  double* const moments = item.moments + channel * kMomentColumns;
   int64_t* const tallies = item.tallies + channel * kTallyColumns;
-  C state;
+  Channel state;
   load_row(state, moments, tallies);
   merge(state, seen);
   store_row(state, moments, tallies);
@@ -34,26 +33,21 @@ HOOKSTATS_DEVICE void each_field(C& c, Visit visit) {
   visit(7, c.min);
   visit(8, c.max);
   visit(9, c.l1);
-  if constexpr (std::remove_const_t<C>::kColumns == kHigherColumns) {
-    visit(10, c.m3);
-    visit(11, c.m4);
-  }
 }
 
 // Partial results are kept field by field, of each a row of channels for each split: what
 // neighbouring threads load lies side by side.
-template <class C>
-HOOKSTATS_DEVICE void store_partial(const Item& item, int split, int64_t channel, const C& seen) {
+HOOKSTATS_DEVICE void store_partial(const Item& item, int split, int64_t channel,
+                                    const Channel& seen) {
   const int64_t all = item.splits() * item.channels, at = split * item.channels + channel;
   each_field(seen, [&](int i, auto field) {
     static_cast<decltype(field)*>(item.partials)[i * all + at] = field;
   });
 }
 
-template <class C>
-HOOKSTATS_DEVICE C load_partial(const Item& item, int split, int64_t channel) {
+HOOKSTATS_DEVICE Channel load_partial(const Item& item, int split, int64_t channel) {
   const int64_t all = item.splits() * item.channels, at = split * item.channels + channel;
-  C c;
+  Channel c;
   each_field(c, [&](int i, auto& field) {
     using Field = std::remove_reference_t<decltype(field)>;
     field = load_fresh(static_cast<const Field*>(item.partials) + i * all + at);
@@ -104,21 +98,19 @@ HOOKSTATS_DEVICE bool last_of(uint32_t* ticket, int32_t blocks) {
 
 // Merges the partial results of a channel in every `step`-th split from `split` on. No merge waits
 // for memory: the next partial result is under way.
-template <class C>
 HOOKSTATS_DEVICE void merge_splits(const Item& item, int64_t channel, int split, int step,
-                                   C& total) {
-  C next = load_partial<C>(item, split, channel);
+                                   Channel& total) {
+  Channel next = load_partial(item, split, channel);
   HOOKSTATS_NO_UNROLL
   for (split += step; split < item.splits(); split += step) {
-    const C now = next;
-    next = load_partial<C>(item, split, channel);
+    const Channel now = next;
+    next = load_partial(item, split, channel);
     merge(total, now);
   }
   merge(total, next);
 }
 
 // The block folds the partial results of the channels [begin, begin + width) into their state.
-template <class C>
 HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int width,
                                          void* scratch) {
   const int most = width >= block_threads() ? 1 : block_threads() / width;
@@ -129,10 +121,10 @@ HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int wi
     const bool is_whole = first + block_threads() <= width;
     const int columns = is_whole ? block_threads() : width - first;
     const int row = thread_index() / columns, column = thread_index() % columns;
-    C total;
+    Channel total;
     if (row < rows) merge_splits(item, begin + first + column, row, rows, total);
     merge_rows(scratch, total, row, column, columns, rows);
-    if (row == 0) fold(item, begin + first + column, entry<C>(scratch, column));
+    if (row == 0) fold(item, begin + first + column, entry<Channel>(scratch, column));
     sync_block();
   }
 }

@@ -81,35 +81,33 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   }
 }
 
-template <class Source, bool kCounts, bool kHigher, int kItems>
+template <class Source, bool kCounts, int kItems>
 HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, (kCounts ? kCountingBlocks : kRunsBlocks))
     runs(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
-  run_agent<Runs<Source, kCounts, kHigher>, kCounts>(table);
+  run_agent<Runs<Source, kCounts>, kCounts>(table);
 }
 
-template <class Source, bool kCounts, bool kHigher, int kItems>
+template <class Source, bool kCounts, int kItems>
 HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, kColumnsBlocks)
     columns(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
-  run_agent<Columns<Source, kCounts, kHigher>, kCounts>(table);
+  run_agent<Columns<Source, kCounts>, kCounts>(table);
 }
 
-template <class Source, bool kCounts, bool kHigher, int kItems>
+template <class Source, bool kCounts, int kItems>
 HOOKSTATS_KERNEL void HOOKSTATS_BOUNDS(kBlock, kColumnsBlocks)
     maps(const HOOKSTATS_GRID_CONSTANT Table<kItems> table) {
-  run_agent<Maps<Mapped<Source>, kCounts, kHigher>, kCounts>(table);
+  run_agent<Maps<Mapped<Source>, kCounts>, kCounts>(table);
 }
 
 template <class Source>
 void launch_maps(const Table<1>& table, bool counts, const LaunchConfig& config) {
-  launch(counts ? maps<Source, true, false, 1> : maps<Source, false, false, 1>, config, table);
+  launch(counts ? maps<Source, true, 1> : maps<Source, false, 1>, config, table);
 }
 
-template <class Source, bool kCounts, bool kHigher, int kItems>
+template <class Source, bool kCounts, int kItems>
 void launch_one(const Table<kItems>& table, AgentKind agent, const LaunchConfig& config) {
   const bool by_runs = agent == AgentKind::kRuns;
-  launch(
-      by_runs ? runs<Source, kCounts, kHigher, kItems> : columns<Source, kCounts, kHigher, kItems>,
-      config, table);
+  launch(by_runs ? runs<Source, kCounts, kItems> : columns<Source, kCounts, kItems>, config, table);
 }
 
 }  // namespace hookstats::cuda

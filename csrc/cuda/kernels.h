@@ -11,12 +11,10 @@ struct Vectors;
 struct Scalars;
 
 // Skewed columns have rows that begin anywhere, maps some elements of each channel side by side:
-// both of one tensor alone, without higher moments or masks.
+// both of one tensor alone, without masks.
 enum class AgentKind : uint8_t { kRuns, kColumns, kSkewedColumns, kMaps };
 
-// `higher`: the moments of all items have the columns m3 and m4.
 template <class Source, int kItems>
-void launch_agent(const Table<kItems>& table, AgentKind agent, bool higher,
-                  const LaunchConfig& config);
+void launch_agent(const Table<kItems>& table, AgentKind agent, const LaunchConfig& config);
 
 }  // namespace hookstats::cuda

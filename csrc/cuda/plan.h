@@ -28,19 +28,14 @@ struct Plan {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of what is seen of a channel, and of an entry of a block's scratch memory.
-inline size_t channel_bytes(bool higher) {
-  return higher ? sizeof(HigherChannel) : sizeof(Channel);
-}
-inline size_t entry_bytes(bool higher) {
-  return higher ? sizeof(Entry<HigherChannel>) : sizeof(Entry<Channel>);
-}
+// Of an entry of a block's scratch memory.
+constexpr size_t kEntryBytes = sizeof(Entry<Channel>);
 
 // Entries of scratch memory that a block of columns needs: those of merges, or before these the
 // totals of whole tiles.
-inline int64_t columns_entries(const UpdateParams& p, bool vectors) {
-  const int64_t of_totals = ceil_div(kTotalsBytes, static_cast<int64_t>(entry_bytes(p.higher)));
-  return vectors && !p.higher ? std::max<int64_t>(kBlock, of_totals) : kBlock;
+inline int64_t columns_entries(bool vectors) {
+  const int64_t of_totals = ceil_div(kTotalsBytes, static_cast<int64_t>(kEntryBytes));
+  return vectors ? std::max<int64_t>(kBlock, of_totals) : kBlock;
 }
 
 inline int64_t element_size(DType dtype) {
@@ -105,7 +100,7 @@ inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vect
                           int64_t channel_counters, int64_t scratch = kBlock) {
   constexpr int64_t kBytes = sizeof(uint32_t);
   const int64_t room = static_cast<int64_t>(device.shared_bytes) -
-                       scratch * static_cast<int64_t>(entry_bytes(p.higher)) - kHistogramBytes;
+                       scratch * static_cast<int64_t>(kEntryBytes) - kHistogramBytes;
   Shared shared;
   int64_t edges = 0, counters = 4;
   const auto add = [&](const Bins& bins, int64_t more, int32_t& edges_at, int32_t& table_at) {
@@ -278,7 +273,7 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   const int64_t wanted_width = side_by_side(policy, view.channels) / kOwned * (skewed ? 2 : 1);
   const int64_t widest = std::min(wanted_width, vectors ? policy.column_bytes / vector : kWarp);
   int64_t most = widest;
-  const int64_t scratch = columns_entries(p, vectors);
+  const int64_t scratch = columns_entries(vectors);
   plan.shared = plan_shared(device, p, vectors, most * kOwned, scratch);
   if (p.channel_bins.kind != BinKind::kNone) {
     constexpr int64_t kFewest = 4;
@@ -342,7 +337,7 @@ inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
   const int64_t down = kBlock / across;
   const int64_t entries =
       most_sharing(static_cast<int>(std::min(size, width)), kOwned) * down * maps;
-  plan.scratch = static_cast<int32_t>(std::max(entries, columns_entries(p, true)));
+  plan.scratch = static_cast<int32_t>(std::max(entries, columns_entries(true)));
   int32_t copies = policy.copies;
   while (copies > 1 && (maps * copies > 2 * policy.copies ||
                         p.channel_bins.slots() * copies * 4 > policy.most_copy_bytes)) {
@@ -393,7 +388,7 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, i
         wide != SourceKind::kScalars && view.channel_stride == 1 && view.outer_dims <= 1;
     const bool vectors =
         rows && view.channels % kOwned == 0 && aligned(p, kOwned * element_size(p.dtype));
-    const bool skewed = rows && !vectors && alone && !p.higher && view.flags == nullptr;
+    const bool skewed = rows && !vectors && alone && view.flags == nullptr;
     plan_columns(device, p, vectors || skewed, skewed, plan);
     if (skewed && p.channel_bins.kind != BinKind::kNone && plan.shared.channel_table < 0) {
       plan_columns(device, p, false, false, plan);
@@ -405,7 +400,7 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, i
     plan.agent = AgentKind::kRuns;
     const bool vectors = (view.inner.stride == 1 || view.inner.size == 1) && view.outer_dims <= 1;
     plan.source = vectors ? wide : SourceKind::kScalars;
-    const bool maps = alone && !p.higher && view.flags == nullptr && has_maps(p) &&
+    const bool maps = alone && view.flags == nullptr && has_maps(p) &&
                       2 * view.outer_size >= device.policy.least_rows;
     plan_runs(device, p, plan.source != SourceKind::kScalars, plan);
     if (maps && item.row_step > 1 && !plan_maps(device, p, plan)) {

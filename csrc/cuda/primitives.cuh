@@ -82,14 +82,6 @@ inline void add_if_finite(float x, float factor, float offset, float& s1, float&
   greatest = std::fmax(greatest, x);
   finite += 1.0f;
 }
-inline void add_powers_if_finite(float x, float shift, float& s1, float& s2, float& s3, float& s4,
-                                 float& l1, float& least, float& greatest, float& finite) {
-  add_if_finite(x, 1.0f, -shift, s1, s2, l1, least, greatest, finite);
-  if (!(std::fabs(x) < std::numeric_limits<float>::infinity())) return;
-  const float d = x - shift, square = d * d;
-  s3 = std::fma(square, d, s3);
-  s4 = std::fma(square, square, s4);
-}
 inline float widen_half(uint16_t bits) { return widen(Half{bits}); }
 
 template <class T>
@@ -247,30 +239,6 @@ HOOKSTATS_DEVICE void add_if_finite(float x, float factor, float offset, float& 
       "}"
       : "+f"(s1), "+f"(s2), "+f"(l1), "+f"(least), "+f"(greatest), "+f"(finite)
       : "f"(x), "f"(factor), "f"(offset));
-}
-
-// The same with sums of the third and fourth powers.
-HOOKSTATS_DEVICE void add_powers_if_finite(float x, float shift, float& s1, float& s2, float& s3,
-                                           float& s4, float& l1, float& least, float& greatest,
-                                           float& finite) {
-  asm("{\n"
-      ".reg .pred p;\n"
-      ".reg .f32 a, d, q;\n"
-      "abs.f32 a, %8;\n"
-      "setp.lt.f32 p, a, 0f7F800000;\n"
-      "sub.f32 d, %8, %9;\n"
-      "mul.f32 q, d, d;\n"
-      "@p add.f32 %0, %0, d;\n"
-      "@p fma.rn.f32 %1, d, d, %1;\n"
-      "@p fma.rn.f32 %2, q, d, %2;\n"
-      "@p fma.rn.f32 %3, q, q, %3;\n"
-      "@p add.f32 %4, %4, a;\n"
-      "@p min.f32 %5, %5, %8;\n"
-      "@p max.f32 %6, %6, %8;\n"
-      "@p add.f32 %7, %7, 0f3F800000;\n"
-      "}"
-      : "+f"(s1), "+f"(s2), "+f"(s3), "+f"(s4), "+f"(l1), "+f"(least), "+f"(greatest), "+f"(finite)
-      : "f"(x), "f"(shift));
 }
 
 // Adds `step` to `sum` if x has reached an edge: in C++, a select and an addition.

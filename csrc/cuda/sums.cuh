@@ -54,20 +54,6 @@ HOOKSTATS_DEVICE bool is_finite(Real x) {
   return std::fabs(x) < kInfinity<Real>;
 }
 
-// The sums of third and fourth powers, where they are asked for.
-template <class Real, bool kHigher>
-struct HigherSums {};
-template <class Real>
-struct HigherSums<Real, true> {
-  Real s3 = 0, s4 = 0;
-};
-template <bool kHigher>
-struct HigherWideSums {};
-template <>
-struct HigherWideSums<true> {
-  double wide_s3 = 0, wide_s4 = 0;
-};
-
 // The power of two that brings values of a magnitude, given as the bits of one, near 1: squares of
 // gradients are often below the normal range of fp32. 1 where nothing is known.
 HOOKSTATS_DEVICE float factor_for(uint32_t magnitude) {
@@ -120,27 +106,21 @@ struct Others {
 };
 
 // Sums in Real of at most kAdditions values, of which those that are not finite take no part.
-template <class Real, bool kHigher>
-struct Sums : Others<Real>, HigherSums<Real, kHigher> {
+template <class Real>
+struct Sums : Others<Real> {
   Real s1 = 0, s2 = 0, l1 = 0;  // of x - shift, its square, |x|
   Real finite = 0, zero = 0;    // counted in Real, whose additions are the cheaper ones
 
-  // `factor` and `offset` as in TileSums: but for fp32 without higher powers the factor is 1.
+  // `factor` and `offset` as in TileSums; in fp64 the factor is 1.
   HOOKSTATS_DEVICE void add(Real x, [[maybe_unused]] Real factor, Real offset) {
     Real& least = this->least;
     Real& greatest = this->greatest;
-    if constexpr (sizeof(Real) == sizeof(float) && kHigher) {
-      add_powers_if_finite(x, -offset, s1, s2, this->s3, this->s4, l1, least, greatest, finite);
-    } else if constexpr (sizeof(Real) == sizeof(float)) {
+    if constexpr (sizeof(Real) == sizeof(float)) {
       add_if_finite(x, factor, offset, s1, s2, l1, least, greatest, finite);
     } else if (is_finite(x)) {
       const Real d = x + offset;
       s1 += d;
       s2 += d * d;
-      if constexpr (kHigher) {
-        this->s3 += d * d * d;
-        this->s4 += d * d * (d * d);
-      }
       l1 += std::fabs(x);
       least = std::fmin(least, x);
       greatest = std::fmax(greatest, x);
@@ -151,8 +131,8 @@ struct Sums : Others<Real>, HigherSums<Real, kHigher> {
 };
 
 // Sums of all of a thread's values, in fp64.
-template <class Real, bool kHigher>
-struct Totals : Others<Real>, HigherWideSums<kHigher> {
+template <class Real>
+struct Totals : Others<Real> {
   double wide_s1 = 0, wide_s2 = 0, wide_l1 = 0;
   uint32_t wide_finite = 0, wide_zero = 0;
 
@@ -166,16 +146,12 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
   }
 
   // Adds sums about the same shift and by the same factor, but for what is no sum.
-  HOOKSTATS_DEVICE void add_sums(const Sums<Real, kHigher>& sums) {
+  HOOKSTATS_DEVICE void add_sums(const Sums<Real>& sums) {
     wide_s1 += static_cast<double>(sums.s1);
     wide_s2 += static_cast<double>(sums.s2);
     wide_l1 += static_cast<double>(sums.l1);
     wide_finite += static_cast<uint32_t>(sums.finite);
     wide_zero += static_cast<uint32_t>(sums.zero);
-    if constexpr (kHigher) {
-      this->wide_s3 += static_cast<double>(sums.s3);
-      this->wide_s4 += static_cast<double>(sums.s4);
-    }
   }
 
   // Adds totals about the same shift.
@@ -183,10 +159,6 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
     wide_s1 += other.wide_s1;
     wide_s2 += other.wide_s2;
     wide_l1 += other.wide_l1;
-    if constexpr (kHigher) {
-      this->wide_s3 += other.wide_s3;
-      this->wide_s4 += other.wide_s4;
-    }
     wide_finite += other.wide_finite;
     wide_zero += other.wide_zero;
     this->add_others(other);
@@ -200,10 +172,6 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
       wide_s1 += shuffle_xor(wide_s1, mask);
       wide_s2 += shuffle_xor(wide_s2, mask);
       wide_l1 += shuffle_xor(wide_l1, mask);
-      if constexpr (kHigher) {
-        this->wide_s3 += shuffle_xor(this->wide_s3, mask);
-        this->wide_s4 += shuffle_xor(this->wide_s4, mask);
-      }
       this->least = std::fmin(this->least, shuffle_xor(this->least, mask));
       this->greatest = std::fmax(this->greatest, shuffle_xor(this->greatest, mask));
       wide_finite += shuffle_xor(wide_finite, mask);
@@ -236,9 +204,6 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
     const double n = static_cast<double>(wide_finite);
     // Squares below the normal range of fp32 lose digits.
     if (kSingle && wide_s2 < n * least) return false;
-    if constexpr (kSingle && kHigher) {  // as fourth powers do, and leave it, much sooner
-      if (!(this->wide_s4 >= n * 1e-30 && this->wide_s4 < kInfinity<double>)) return false;
-    }
     // A shift far from the mean costs digits: s2 is then much more than m2. The CPU adds 64 times
     // and lets s2 be 3 times m2; half the additions may have twice that.
     constexpr double kMost = kSingle ? 3.0 * 64 / kAdditions - 1 : 1e4;
@@ -253,8 +218,8 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
   }
 
   // All but the count of NaNs: the caller knows the number of elements.
-  HOOKSTATS_DEVICE ChannelOf<kHigher> channel(double shift) const {
-    ChannelOf<kHigher> c;
+  HOOKSTATS_DEVICE Channel channel(double shift) const {
+    Channel c;
     c.count = wide_finite;
     c.posinf = this->posinf;
     c.neginf = this->neginf;
@@ -268,27 +233,18 @@ struct Totals : Others<Real>, HigherWideSums<kHigher> {
     c.min = static_cast<double>(this->least);
     c.max = static_cast<double>(this->greatest);
     c.l1 = wide_l1;
-    if constexpr (kHigher) {
-      // About the mean, from the powers about the shift, by Horner's rule. A constant keeps zeros.
-      const double s3 = this->wide_s3, s4 = this->wide_s4;
-      if (!(c.m2 > 0.0)) return c;
-      c.m3 = s3 - ahead * (3.0 * wide_s2 - 2.0 * ahead * wide_s1);
-      c.m4 = s4 - ahead * (4.0 * s3 - ahead * (6.0 * wide_s2 - 3.0 * ahead * wide_s1));
-      if (!(s4 < kInfinity<double>)) c.m4 = kInfinity<double>;
-    }
     return c;
   }
 };
 
 // Of sums about the same shift.
-template <class Real, bool kHigher>
-HOOKSTATS_DEVICE void merge(Totals<Real, kHigher>& into, const Totals<Real, kHigher>& from) {
+template <class Real>
+HOOKSTATS_DEVICE void merge(Totals<Real>& into, const Totals<Real>& from) {
   into.add(from);
 }
 
 // Sums again what fp32 could not hold: the sums alone, as the rest was right.
-template <bool kHigher>
-struct WideSums : HigherWideSums<kHigher> {
+struct WideSums {
   double s1 = 0, s2 = 0, l1 = 0;
 
   HOOKSTATS_DEVICE void add(double x, double shift) {
@@ -296,20 +252,12 @@ struct WideSums : HigherWideSums<kHigher> {
     const double d = x - shift;
     s1 += d;
     s2 += d * d;
-    if constexpr (kHigher) {
-      this->wide_s3 += d * d * d;
-      this->wide_s4 += d * d * (d * d);
-    }
     l1 += std::fabs(x);
   }
   HOOKSTATS_DEVICE void add(const WideSums& other) {
     s1 += other.s1;
     s2 += other.s2;
     l1 += other.l1;
-    if constexpr (kHigher) {
-      this->wide_s3 += other.wide_s3;
-      this->wide_s4 += other.wide_s4;
-    }
   }
   HOOKSTATS_DEVICE void reduce(int lanes) {
     HOOKSTATS_NO_UNROLL
@@ -317,21 +265,13 @@ struct WideSums : HigherWideSums<kHigher> {
       s1 += shuffle_xor(s1, mask);
       s2 += shuffle_xor(s2, mask);
       l1 += shuffle_xor(l1, mask);
-      if constexpr (kHigher) {
-        this->wide_s3 += shuffle_xor(this->wide_s3, mask);
-        this->wide_s4 += shuffle_xor(this->wide_s4, mask);
-      }
     }
   }
   template <class Real>
-  HOOKSTATS_DEVICE void replace(Totals<Real, kHigher>& totals) const {
+  HOOKSTATS_DEVICE void replace(Totals<Real>& totals) const {
     totals.wide_s1 = s1;
     totals.wide_s2 = s2;
     totals.wide_l1 = l1;
-    if constexpr (kHigher) {
-      totals.wide_s3 = this->wide_s3;
-      totals.wide_s4 = this->wide_s4;
-    }
   }
 };
 

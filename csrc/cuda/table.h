@@ -59,7 +59,7 @@ struct Item {
   int64_t* tallies;
   int64_t* tensor_counts;
   int64_t* channel_counts;
-  void* partials;     // [fields of ChannelOf<higher>][splits][channels], if splits > 1
+  void* partials;     // [fields of Channel][splits][channels], if splits > 1
   uint32_t* tickets;  // one per channel (or block of channels), if splits > 1
   int64_t channels, channel_stride;
   int64_t channel_place;  // in logical order; see chosen.cuh

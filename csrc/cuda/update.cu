@@ -33,7 +33,6 @@ template <int kItems>
 struct Batch {
   AgentKind agent;
   SourceKind source;
-  bool higher;
   int64_t partials, blocks;
   int32_t tickets, scratch;
   Table<kItems> table;
@@ -41,7 +40,6 @@ struct Batch {
   void begin(const UpdateParams& p, const Plan& plan) {
     agent = plan.agent;
     source = plan.source;
-    higher = p.higher;
     partials = blocks = 0;
     tickets = scratch = 0;
     table.common = {p.dtype,          static_cast<int32_t>(element_size(p.dtype)),
@@ -58,10 +56,10 @@ struct Batch {
       return a.kind == b.kind && a.bins == b.bins && a.edges == b.edges &&
              a.descriptor == b.descriptor && a.shift == b.shift && a.base == b.base;
     };
-    return agent == plan.agent && source == plan.source && higher == p.higher &&
-           common.dtype == p.dtype && same(common.tensor_bins, p.tensor_bins) &&
-           same(common.channel_bins, p.channel_bins) && common.scale == p.scale &&
-           common.device_scale == p.device_scale && common.sampling == p.sampling &&
+    return agent == plan.agent && source == plan.source && common.dtype == p.dtype &&
+           same(common.tensor_bins, p.tensor_bins) && same(common.channel_bins, p.channel_bins) &&
+           common.scale == p.scale && common.device_scale == p.device_scale &&
+           common.sampling == p.sampling &&
            std::memcmp(&common.shared, &plan.shared, sizeof(Shared)) == 0;
   }
 
@@ -77,8 +75,8 @@ struct Batch {
     item = plan.item;
     // From where the workspace begins, for now.
     item.tickets = reinterpret_cast<uint32_t*>(static_cast<size_t>(tickets) * sizeof(uint32_t));
-    item.partials = reinterpret_cast<void*>(kTicketBytes +
-                                            static_cast<size_t>(partials) * channel_bytes(higher));
+    item.partials =
+        reinterpret_cast<void*>(kTicketBytes + static_cast<size_t>(partials) * sizeof(Channel));
     item.first_block = static_cast<int32_t>(blocks);
     std::copy_n(p.view.outer, p.view.outer_dims, table.outer + table.count * table.kDims);
     if (order != nullptr) {
@@ -97,23 +95,23 @@ struct Batch {
   void launch(const Device& device, Lender& lender, Stream stream) {
     if (partials > 0) place(lender);
     const size_t shared = static_cast<size_t>(table.common.shared.scratch) +
-                          static_cast<size_t>(scratch) * entry_bytes(higher);
+                          static_cast<size_t>(scratch) * kEntryBytes;
     const LaunchConfig config{blocks, kBlock, shared, stream, device.index, device.shared_bytes};
     switch (source) {
       case SourceKind::kFloat32:
-        return launch_agent<Vectors<float>>(table, agent, higher, config);
+        return launch_agent<Vectors<float>>(table, agent, config);
       case SourceKind::kFloat16:
-        return launch_agent<Vectors<Half>>(table, agent, higher, config);
+        return launch_agent<Vectors<Half>>(table, agent, config);
       case SourceKind::kBFloat16:
-        return launch_agent<Vectors<BFloat16>>(table, agent, higher, config);
+        return launch_agent<Vectors<BFloat16>>(table, agent, config);
       case SourceKind::kScalars:
-        return launch_agent<Scalars>(table, agent, higher, config);
+        return launch_agent<Scalars>(table, agent, config);
     }
   }
 
  private:
   void place(Lender& lender) {
-    const size_t bytes = kTicketBytes + static_cast<size_t>(partials) * channel_bytes(higher);
+    const size_t bytes = kTicketBytes + static_cast<size_t>(partials) * sizeof(Channel);
     const Workspace workspace = lender.lend(bytes);
     if (workspace.bytes < bytes) {
       throw std::invalid_argument("workspace has " + std::to_string(workspace.bytes) +

@@ -31,7 +31,7 @@ template <class Source, int kItems>
 void does_nothing(const Table<kItems>) {}
 
 template <class Source, int kItems>
-void launch_agent(const Table<kItems>& table, AgentKind, bool, const LaunchConfig& config) {
+void launch_agent(const Table<kItems>& table, AgentKind, const LaunchConfig& config) {
   cuda::launch(does_nothing<Source, kItems>, config, table);
 }
 

@@ -160,7 +160,7 @@ void test_many() {
       for (size_t i = 0; i < all.size(); ++i) {
         const bool counts = i % 4 != 0;
         const TestBins &t = counts ? tensor : none, &c = counts ? channel : none;
-        states.emplace_back(channels_of(all[i]), t.host, c.host, i % 3 == 1);
+        states.emplace_back(channels_of(all[i]), t.host, c.host);
         params.push_back(params_of(all[i], states.back(), t.device, c.device));
         if (i % 2 == 0 && all[i].scale == scale) {
           params.back().scale = 1.0f;
@@ -329,7 +329,7 @@ void test_zeros() {
 void check_sample(const Case& c, const TestBins& tensor, const TestBins& channel,
                   const cuda::Device& device, const int64_t (&sampling)[kSamplingColumns]) {
   const auto with = [&](uint64_t seed, const int64_t* given) {
-    return folded(c, tensor, channel, device, seed, 1, nullptr, false, given);
+    return folded(c, tensor, channel, device, seed, 1, nullptr, given);
   };
   const State got = with(1, sampling), whole = with(1, nullptr);
   CHECK(got == with(2, sampling), "%s: order", c.name.c_str());
@@ -400,8 +400,7 @@ void test_samples_of_many() {
   TestLender lender;
   cuda::update_many(kDevices[0], params.data(), count, lender, nullptr);
   for (size_t i = 0; i < all.size(); ++i) {
-    const State alone =
-        folded(all[i], tensor, channel, kDevices[0], 1, 1, nullptr, false, sampling);
+    const State alone = folded(all[i], tensor, channel, kDevices[0], 1, 1, nullptr, sampling);
     CHECK(states[i] == alone, "samples of many: %s", all[i].name.c_str());
   }
 }

@@ -106,7 +106,6 @@ struct Setting {
   const TestBins& tensor;
   const TestBins& channel;
   const cuda::Device& device;
-  bool higher;
   const int64_t* sampling;
 };
 
@@ -128,7 +127,7 @@ State on_device(const Case& c, KeptRows kept, const std::vector<uint8_t>& flags,
   kept.count = kept.total();
   simt::shared_limit = with.device.shared_bytes;
   simt::seed(seed);
-  State state(channels_of(c), with.tensor.host, with.channel.host, with.higher);
+  State state(channels_of(c), with.tensor.host, with.channel.host);
   const UpdateParams params =
       masked_params(c, state, with.tensor.device, with.channel.device, with.sampling, kept);
   TestLender lender;
@@ -141,7 +140,7 @@ State on_cpu(const Case& c, KeptRows kept, const std::vector<uint8_t>& flags, co
   const int64_t dense[] = {kept.sizes[kept.dims - 1], 1};
   kept.count = keep_rows(flags.data(), kept.sizes, dense + (2 - kept.dims), kept.dims, rows.data());
   kept.rows = rows.data();
-  State state(channels_of(c), with.tensor.host, with.channel.host, with.higher);
+  State state(channels_of(c), with.tensor.host, with.channel.host);
   cpu::update(masked_params(c, state, with.tensor.host, with.channel.host, with.sampling, kept),
               serial);
   return state;
@@ -196,8 +195,7 @@ void test_masks() {
         Case c = make_case(shape.shape, dtype, data, mean, 1.0, seed % 5 == 0 ? 3.0f : 1.0f, front,
                            seed);
         c.name += std::string(", mask ") + kind + (sampled ? ", sampled" : "");
-        check_mask(c, shape, flags,
-                   {tensor, channel, device, seed % 3 == 0, sampled ? sampling : nullptr}, seed);
+        check_mask(c, shape, flags, {tensor, channel, device, sampled ? sampling : nullptr}, seed);
       }
     }
   }
@@ -216,8 +214,7 @@ void test_padding_is_not_read() {
       // Of memory that ends with the last kept row, AddressSanitizer tells.
       c.memory.resize(c.memory.size() / 256 * 200);
       c.memory.shrink_to_fit();
-      check_mask(c, of, flags, {tensor_bins()[2], channel_bins()[0], kDevices[3], false, nullptr},
-                 1);
+      check_mask(c, of, flags, {tensor_bins()[2], channel_bins()[0], kDevices[3], nullptr}, 1);
     }
   }
 }
@@ -231,8 +228,7 @@ void test_long_sequences() {
   std::fill_n(flags.begin() + 2600, 2300, uint8_t{1});
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const Case c = make_case(shape.shape, dtype, Data::kNormal, 0.0, 1.0, 1.0f, 0, 5);
-    check_mask(c, shape, flags, {tensor_bins()[2], channel_bins()[0], kDevices[1], false, nullptr},
-               1);
+    check_mask(c, shape, flags, {tensor_bins()[2], channel_bins()[0], kDevices[1], nullptr}, 1);
   }
 }
 
@@ -329,7 +325,7 @@ void test_masks_of_many() {
   TestLender lender;
   cuda::update_many(device, params.data(), count, lender, nullptr);
   for (size_t i = 0; i < all.size(); ++i) {
-    const Setting with{tensor, channel, device, false, nullptr};
+    const Setting with{tensor, channel, device, nullptr};
     const State alone = i % 2 == 0 ? folded(all[i], tensor, channel, device, 1)
                                    : on_device(all[i], kept, flags[i], with, 1);
     CHECK(states[i] == alone, "masks of many: %zu", i);
