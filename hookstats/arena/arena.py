@@ -18,7 +18,7 @@ from hookstats.arena.flag import Flag
 from hookstats.arena.graph_states import GraphSite, GraphState
 from hookstats.arena.lock import lock, whole
 from hookstats.arena.mask import MaskOfCalls
-from hookstats.arena.rows import Counters, offsets_of
+from hookstats.arena.rows import Counters
 from hookstats.arena.shelf import Shelf
 from hookstats.arena.snapshot import SMALL_BYTES, Layout, Places, Snapshot
 from hookstats.kernels import native
@@ -28,6 +28,7 @@ from hookstats.kernels.sampling import Sampling
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.stats.merge import offsets_of
 from hookstats.stats.sample import Sample
 from hookstats.stats.state import State
 

@@ -13,12 +13,8 @@ from torch.nn.functional import pad
 from hookstats._torch import foreach_add_, foreach_copy_, foreach_zero_
 from hookstats.records.reasons import NOT_RECORDED
 from hookstats.records.sparse import Int64
-from hookstats.stats.state import (
-    State,
-    identity_moments,
-    identity_tallies,
-    merge_,
-)
+from hookstats.stats.reference import merge_
+from hookstats.stats.state import State, identity_moments, identity_tallies
 
 FOLDED = "folded in"
 AWAITED = "gradient awaited"

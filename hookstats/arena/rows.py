@@ -114,11 +114,6 @@ class Counters:
             rows = max(0, rows - _BLOCK_ROWS)
 
 
-def offsets_of(lengths: Int64) -> Int64:
-    """int64 [n + 1]: where each of n consecutive runs begins, and where the last one ends."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-
-
 def zeros(columns: int, device: torch.device) -> Tensor:
     """int64 [1, columns]: an empty row of counts."""
     return torch.zeros(1, columns, dtype=torch.int64, device=device)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from hookstats.arena.graph_states import GraphStates
 from hookstats.arena.memory import Memory
-from hookstats.arena.rows import Table, offsets_of, zeros
+from hookstats.arena.rows import Table, zeros
 from hookstats.arena.staging import Staging, event
 from hookstats.arena.taken import Sizes, Taken
 from hookstats.kernels.backends import backend_of
 from hookstats.kernels.ops import close_streams, mark_columns, take_
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import Bins
+from hookstats.stats.merge import offsets_of
 from hookstats.stats.state import State, identity_moments, identity_tallies
 
 MAX_SITE_BYTES = 4 << 30

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from hookstats.arena.flag import Flag
 from hookstats.arena.lock import lock
-from hookstats.arena.rows import Counters, offsets_of
+from hookstats.arena.rows import Counters
 from hookstats.arena.shelf import Extent, Reading
 from hookstats.records.merge import joined
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.stats.bins import Bins
+from hookstats.stats.merge import joined_rows, offsets_of
 from hookstats.stats.state import identity_moments, identity_tallies
 
 SMALL_BYTES = 256 << 10
@@ -192,22 +193,14 @@ class Snapshot:
 
 def _rows(parts: Sequence[NDArray[Any]], none: Callable[[], Tensor]) -> Any:
     """The rows of all devices; `none` makes no rows."""
-    if not parts:
-        return none().numpy()
-    return parts[0] if len(parts) == 1 else np.concatenate([part.T for part in parts], axis=1).T
+    return joined_rows(parts) if parts else none().numpy()
 
 
 def _join(parts: Sequence[SparseCounts], rows: int) -> SparseCounts:
     """The histograms of all devices, `rows` in number; empty where there are no bins."""
     if sum([part.rows for part in parts]) < rows or not parts:
         return SparseCounts.empty(rows)
-    if len(parts) == 1:
-        return parts[0]
-    return SparseCounts(
-        offsets_of(np.concatenate([np.diff(part.offsets) for part in parts])),
-        np.concatenate([part.slots for part in parts]),
-        np.concatenate([part.counts for part in parts]),
-    )
+    return SparseCounts.joined(parts)
 
 
 def _observed(record: StepRecord) -> StepRecord:

@@ -17,6 +17,7 @@ from hookstats.records.weighing import estimated
 from hookstats.stats import derived
 from hookstats.stats.bins import Bins, is_sampled
 from hookstats.stats.derived import columns_of, statistic
+from hookstats.stats.merge import offsets_of
 from hookstats.stats.state import COUNT, MOMENTS, TALLIES, ZERO
 
 _OF_SITES = ("site", "channels", "dtype", "observed", "hist", "channel_hist")
@@ -117,7 +118,7 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
     owners = np.array(alike, np.int64)
     widths = np.zeros(len(keys), np.int64)
     widths[owners] = np.diff(a.offsets)[of_a]
-    starts = np.concatenate(([0], np.cumsum(widths)))
+    starts = offsets_of(widths)
     rows_a, rows_b = rows_of(a.offsets, of_a), rows_of(b.offsets, of_b)
 
     channels = _compare_channels(a, rows_a, b, rows_b)

@@ -6,12 +6,12 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from hookstats.records.record import StepRecord
 from hookstats.records.weighing import added
 from hookstats.stats.bins import is_sampled
-from hookstats.stats.state import COUNT, combine
+from hookstats.stats.merge import merge, offsets_of
+from hookstats.stats.state import COUNT
 
 
 def joined(record: StepRecord) -> StepRecord:
@@ -25,29 +25,22 @@ def joined(record: StepRecord) -> StepRecord:
     if len(places) == len(record.sites):
         return record
     groups = list(places.values())
-    spans = [np.arange(*record.offsets[place : place + 2]) for place in range(len(record.sites))]
-    moments, tallies = [], []
     site_of = np.empty(len(record.sites), np.int64)
-    row_of = np.empty(len(record.moments), np.int64)
-    offsets = [0]
     for new, group in enumerate(groups):
         site_of[group] = new
-        merged = combine(
-            torch.from_numpy(np.stack([record.moments[spans[place]] for place in group])),
-            torch.from_numpy(np.stack([record.tallies[spans[place]] for place in group])),
-        )
-        moments.append(merged[0].numpy())
-        tallies.append(merged[1].numpy())
-        for place in group:
-            row_of[spans[place]] = offsets[-1] + np.arange(len(spans[place]))
-        offsets.append(offsets[-1] + len(spans[group[0]]))
+    widths = np.diff(record.offsets)
+    offsets = offsets_of(widths[[group[0] for group in groups]])
+    row_of = np.arange(len(record.moments)) + np.repeat(
+        offsets[site_of] - record.offsets[:-1], widths
+    )
+    moments, tallies = merge(record.moments, record.tallies, row_of, int(offsets[-1]))
     return replace(
         record,
         sites=tuple(record.sites[group[0]] for group in groups),
         observed=np.array([record.observed[group].sum() for group in groups], np.int64),
-        offsets=np.array(offsets, np.int64),
-        moments=np.concatenate(moments),
-        tallies=np.concatenate(tallies),
+        offsets=offsets,
+        moments=moments,
+        tallies=tallies,
         hist=added(
             record.hist,
             record.whole_state[1][:, COUNT],
@@ -59,7 +52,7 @@ def joined(record: StepRecord) -> StepRecord:
             record.channel_hist,
             record.tallies[:, COUNT],
             row_of,
-            offsets[-1],
+            len(moments),
             sampled=is_sampled(record.channel_bins),
         ),
     )

@@ -14,6 +14,7 @@ from hookstats.records.keys import PARAMETER_KINDS, Key, plain_kind
 from hookstats.records.layout import REPLICATE, UNKNOWN, Layout, shard_dim
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
+from hookstats.stats.merge import offsets_of
 
 Sites = tuple[SiteInfo, ...]
 
@@ -87,7 +88,7 @@ def place(records: Sequence[Sites]) -> Placement:
     placed = [Placed(np.full(len(sites), -1, np.int64)) for sites in records]
     targets = [_add(parts, number, placed) for number, parts in enumerate(found.values())]
     _check_rows(targets, list(found.values()))
-    offsets = np.cumsum([0, *(target.info.channels for target in targets)], dtype=np.int64)
+    offsets = offsets_of([target.info.channels for target in targets])
     return Placement(targets, offsets, placed)
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from operator import is_not
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.groups import per_site
 from hookstats.records.placement import Placed, Placement, Sites, place
 from hookstats.records.record import StepRecord
-from hookstats.records.running import Column, Running
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.records.tensors import of_tensors
 from hookstats.records.weighing import Sums
 from hookstats.stats.bins import Bins, is_sampled
-from hookstats.stats.state import MOMENTS, TALLIES
+from hookstats.stats.merge import joined_rows, merge, offsets_of
+from hookstats.stats.state import IDENTITY, MOMENTS, TALLIES
+
+Column = Callable[[str], NDArray[Any]]
+"""A column of states by its name in `stats.state.COLUMNS`."""
 
 
 class Observed(NamedTuple):
@@ -96,7 +98,8 @@ class _Merging:
         self._grows = np.array([target.grows for target in placement.targets], bool)
         self._filled = np.zeros(len(placement.targets), np.int64)  # channels, of those that grow
         rows = int(placement.offsets[-1])
-        self._states = Running(rows)
+        self._moments = np.tile(np.array(IDENTITY)[:, None], rows).T
+        self._tallies = np.zeros((len(TALLIES), rows), np.int64).T
         self._observed = np.zeros(len(placement.targets), np.int64)
         self._hist = Sums(len(placement.targets), sampled=is_sampled(step.bins))
         self._channel_hist = Sums(rows, sampled=is_sampled(step.channel_bins))
@@ -111,7 +114,7 @@ class _Merging:
         chosen = targets[kept]
         self._observed[chosen] = np.maximum(self._observed[chosen], observed.observed[kept])
         rows = self._rows(placed, targets, observed.offsets)
-        self._add_states(observed, rows, targets)
+        self._add_states(observed.column, rows)
         self._hist.add(observed.hist, targets, lambda: _values_by_site(observed))
         if self._step.channel_bins is not None:
             self._channel_hist.add(observed.channel_hist, rows, lambda: observed.column("count"))
@@ -154,37 +157,28 @@ class _Merging:
         rows[gone] = -1
         return rows
 
-    def _add_states(self, observed: Observed, rows: Int64, targets: Int64) -> None:
-        n = len(rows)
-        if n and rows[0] >= 0 and (np.diff(rows) == 1).all():  # as without parallelism of tensors
-            whole = slice(int(rows[0]), int(rows[-1]) + 1)
-            self._states.merge(observed.column, slice(0, n), whole, n)
-            return
-        widths = np.diff(observed.offsets)
-        ones = self._is_one[targets] & (targets >= 0) & (widths > 1)
-        alone = np.flatnonzero((rows >= 0) & ~np.repeat(ones, widths))
-        self._states.merge(observed.column, alone, rows[alone], len(alone))
-        if ones.any():
-            self._add_ones(observed, np.repeat(ones, widths), targets[ones], widths[ones])
-
-    def _add_ones(
-        self, observed: Observed, rows: NDArray[np.bool_], targets: Int64, widths: Int64
-    ) -> None:
-        """Add sites of many channels as one channel each."""
-        moments, tallies = per_site(
-            np.stack([observed.column(name)[rows] for name in MOMENTS], 1),
-            np.stack([observed.column(name)[rows] for name in TALLIES], 1),
-            np.concatenate(([0], np.cumsum(widths))),
+    def _add_states(self, column: Column, rows: Int64) -> None:
+        """Merge the states of a rank into these rows; -1: into none."""
+        moments = np.stack([column(name) for name in MOMENTS]).T
+        tallies = np.stack([column(name) for name in TALLIES]).T
+        is_kept = rows >= 0
+        if not is_kept.all():
+            moments, tallies, rows = moments[is_kept], tallies[is_kept], rows[is_kept]
+        into, group_of_row = rows, np.arange(len(rows))
+        if not (np.diff(rows) > 0).all():
+            into, group_of_row = np.unique(rows, return_inverse=True)
+        # Two states at a time, in order of rank, so that bits do not depend on what else is read.
+        self._moments[into], self._tallies[into] = merge(
+            joined_rows([self._moments[into], moments]),
+            joined_rows([self._tallies[into], tallies]),
+            np.concatenate((np.arange(len(into)), group_of_row)),
+            len(into),
         )
-        states = dict(zip((*MOMENTS, *TALLIES), (*moments.T, *tallies.T), strict=True))
-        into = self._placement.offsets[targets]
-        every = np.arange(len(into))
-        self._states.merge(states.__getitem__, every, into, len(into))
 
     def record(self) -> StepRecord:
         """The record of the ranks that were added."""
         placement, step = self._placement, self._step
-        moments, tallies = self._states.states()
+        moments, tallies = self._moments, self._tallies
         channel_hist = self._channel_hist.sums()
         sites = tuple(target.info for target in placement.targets)
         offsets = placement.offsets
@@ -194,7 +188,7 @@ class _Merging:
                 [np.arange(a, a + n) for a, n in zip(offsets[:-1], filled, strict=True)]
             )
             moments, tallies, channel_hist = moments[kept], tallies[kept], channel_hist.chosen(kept)
-            offsets = np.concatenate(([0], np.cumsum(filled)))
+            offsets = offsets_of(filled)
             sites = tuple(
                 site._replace(channels=int(n)) for site, n in zip(sites, filled, strict=True)
             )
@@ -215,6 +209,5 @@ class _Merging:
 
 def _values_by_site(observed: Observed) -> Int64:
     """int64 [S]: the finite values of each site."""
-    ends = np.concatenate(([0], np.cumsum(observed.column("count"))))
-    values: Int64 = np.diff(ends[observed.offsets])
+    values: Int64 = np.diff(offsets_of(observed.column("count"))[observed.offsets])
     return values

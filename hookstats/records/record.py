@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from hookstats.records.display import view_of
-from hookstats.records.groups import per_site
 from hookstats.records.keys import Key, finder, hint, label
 from hookstats.records.layout import Layout
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.later import torch
+from hookstats.stats.merge import merge
 from hookstats.stats.printable import printable
 
 
@@ -95,7 +97,12 @@ class StepRecord(Mapping[Key, ChannelStats]):
     @cached_property
     def whole_state(self) -> tuple[Float64, Int64]:
         """The moments [S, 5 or 7] and tallies [S, 5] of `whole`, merged when first asked for."""
-        return per_site(self.moments, self.tallies, self.offsets)
+        return merge(self.moments, self.tallies, self.site_of_row, len(self))
+
+    @cached_property
+    def site_of_row(self) -> Int64:
+        """int64 [R]: the site of each row."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def keep_whole(self, moments: Float64, tallies: Int64) -> None:
         """Have `whole_state` be these, merged together with those of other records."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.groups import over_site
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int32, Int64, SparseCounts
 from hookstats.stats.bins import Bins, LogBins
+from hookstats.stats.merge import reduce_runs
 from hookstats.stats.state import M2, MAX, MIN, MOMENTS
 
 SCALED = ("grad_output", "grad_input")
@@ -39,8 +39,8 @@ def scaled(record: StepRecord, factor: float) -> StepRecord:
         spans = rows, low, high
         channel_hist = _moved(channel_hist, record.channel_bins, *spans, factor)
     if record.bins is not None:
-        low = over_site(np.minimum, low, record.offsets, np.inf)
-        high = over_site(np.maximum, high, record.offsets, -np.inf)
+        low = reduce_runs(np.minimum, low, record.offsets, np.inf)
+        high = reduce_runs(np.maximum, high, record.offsets, -np.inf)
         hist = _moved(hist, record.bins, chosen, low, high, factor)
     return replace(record, moments=moments, hist=hist, channel_hist=channel_hist)
 

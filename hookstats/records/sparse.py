@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hookstats.stats.merge import offsets_of
+
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Float64 = NDArray[np.float64]
@@ -60,18 +62,28 @@ class SparseCounts:
     def chosen(self, rows: Int64) -> SparseCounts:
         """The histograms in these rows, in this order."""
         entries = rows_of(self.offsets, rows)
-        offsets = np.concatenate(([0], np.cumsum(np.diff(self.offsets)[rows], dtype=np.int64)))
+        offsets = offsets_of(np.diff(self.offsets)[rows])
         return SparseCounts(offsets, self.slots[entries], self.counts[entries])
+
+    @classmethod
+    def joined(cls, parts: Sequence[SparseCounts]) -> SparseCounts:
+        """The rows of one or more parts, one part after the other; a single part as it is."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            offsets_of(np.concatenate([np.diff(part.offsets) for part in parts])),
+            np.concatenate([part.slots for part in parts]),
+            np.concatenate([part.counts for part in parts]),
+        )
 
     @classmethod
     def added(cls, parts: Sequence[SparseCounts], row_of: Int64, rows: int) -> SparseCounts:
         """`rows` histograms; row i of the parts, one after the other, is added to row_of[i], or
         left out where that is -1."""
-        row = np.repeat(row_of, np.concatenate([np.diff(part.offsets) for part in parts]))
+        every = cls.joined(parts)
+        row = np.repeat(row_of, np.diff(every.offsets))
         kept = row >= 0
-        row = row[kept]
-        slots = np.concatenate([part.slots for part in parts])[kept]
-        counts = np.concatenate([part.counts for part in parts])[kept]
+        row, slots, counts = row[kept], every.slots[kept], every.counts[kept]
         # Timsort, which is fast where parts are sorted: a tenth of what lexsort takes.
         order = np.argsort(row * (int(slots.max(initial=0)) + 1) + slots, kind="stable")
         row, slots, counts = row[order], slots[order], counts[order]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hookstats.records.groups import over_site
 from hookstats.records.record import StepRecord
 from hookstats.stats.derived import columns_of, dead, statistic
+from hookstats.stats.merge import reduce_runs
 
 
 class SiteSummary(NamedTuple):
@@ -51,7 +51,7 @@ def summarise(record: StepRecord) -> list[SiteSummary]:
     told = [statistic(name, whole) for name in ("count", "mean", "std", "min", "max")]
     merged = np.array([site.merged > 0 for site in record.sites], bool)
     died = dead(columns_of(record.moments, record.tallies)).astype(np.int64)
-    died = np.where(merged, 0, over_site(np.add, died, record.offsets, 0))
+    died = np.where(merged, 0, reduce_runs(np.add, died, record.offsets, 0))
     return [
         SiteSummary(site.name, site.kind, site.shape, *numbers)
         for site, *numbers in zip(

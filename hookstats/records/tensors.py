@@ -17,7 +17,6 @@ def of_tensors(record: StepRecord) -> StepRecord:
     """The record whose rows are whole tensors: what is known of channels is merged, exactly as in
     `StepRecord.whole`, and histograms are added up."""
     sites = len(record)
-    owner = np.repeat(np.arange(sites, dtype=np.int64), np.diff(record.offsets))
     return replace(
         record,
         sites=tuple(
@@ -32,7 +31,7 @@ def of_tensors(record: StepRecord) -> StepRecord:
         else added(
             record.channel_hist,
             record.tallies[:, COUNT],
-            owner,
+            record.site_of_row,
             sites,
             sampled=is_sampled(record.channel_bins),
         ),

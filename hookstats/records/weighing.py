@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.stats.merge import offsets_of
 from hookstats.stats.sample import apportioned
 
 
 def counted_of(hist: SparseCounts) -> Int64:
     """int64 [rows]: how many values were counted."""
-    ends = np.concatenate(([0], np.cumsum(hist.counts)))
-    counted: Int64 = np.diff(ends[hist.offsets]).astype(np.int64)
+    counted: Int64 = np.diff(offsets_of(hist.counts)[hist.offsets])
     return counted
 
 
@@ -34,8 +34,7 @@ def rounded(estimates: SparseCounts, counted: Int64) -> SparseCounts:
     values: Any = estimates.counts  # float64
     counts = apportioned(values, estimates.offsets, counted)
     kept = counts > 0
-    ends = np.concatenate(([0], np.cumsum(kept)))
-    return SparseCounts(ends[estimates.offsets], estimates.slots[kept], counts[kept])
+    return SparseCounts(offsets_of(kept)[estimates.offsets], estimates.slots[kept], counts[kept])
 
 
 def added(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hookstats.records.groups import per_site
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
+from hookstats.stats.merge import joined_rows, merge
 
 
 def wholes(records: Sequence[StepRecord]) -> tuple[Float64, Int64]:
@@ -21,19 +21,19 @@ def wholes(records: Sequence[StepRecord]) -> tuple[Float64, Int64]:
     known = [record.whole_state for record in records]
     if len(known) == 1:
         return known[0]
-    moments, tallies = (np.concatenate(parts) for parts in zip(*known, strict=True))
+    moments, tallies = (joined_rows(parts) for parts in zip(*known, strict=True))
     return moments, tallies
 
 
 def _merge(records: Sequence[StepRecord]) -> None:
-    offsets, steps = records[0].offsets, len(records)
-    starts = np.arange(steps)[:, None] * offsets[-1]
-    ends = np.append((starts + offsets[:-1]).ravel(), steps * offsets[-1])
-    # Transposed, as an arena's records have their columns one after the other in memory.
-    moments, tallies = (
-        np.concatenate(columns, axis=1).T
-        for columns in ([r.moments.T for r in records], [r.tallies.T for r in records])
+    sites, steps = len(records[0]), len(records)
+    group_of_row = np.arange(steps)[:, None] * sites + records[0].site_of_row
+    both = merge(
+        joined_rows([record.moments for record in records]),
+        joined_rows([record.tallies for record in records]),
+        group_of_row.ravel(),
+        steps * sites,
     )
-    merged = (np.split(of_all, steps) for of_all in per_site(moments, tallies, ends))
+    merged = (np.split(of_all, steps) for of_all in both)
     for record, whole in zip(records, zip(*merged, strict=True), strict=True):
         record.keep_whole(*whole)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from hookstats.insight.channels import MARGIN, saturation
 from hookstats.insight.layers import per_tensor
 from hookstats.records.alerts import Alert
-from hookstats.records.groups import over_site
 from hookstats.records.keys import finder
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Int64
@@ -20,6 +19,7 @@ from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 from hookstats.stats.derived import amax
+from hookstats.stats.merge import reduce_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class DeadChannels(Rule):
         if not len(rows):
             return
         counts, dead_channels = (
-            over_site(np.add, flags.astype(np.int64), record.offsets, 0)
+            reduce_runs(np.add, flags.astype(np.int64), record.offsets, 0)
             for flags in (found, history.dead)
         )
         levels = self._levels(counts, history.sites)

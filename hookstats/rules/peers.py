@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from hookstats.records.alerts import Alert
-from hookstats.records.groups import over_site
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
@@ -18,6 +17,7 @@ from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least, fraction
 from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 from hookstats.stats.derived import std
+from hookstats.stats.merge import reduce_runs
 from hookstats.stats.state import M2
 
 _FLOOR = 2.0**-60
@@ -257,7 +257,7 @@ class Collapse(Rule):
 
     def suspects(self, steps: Steps) -> Flags:
         squares = [columns("m2") for columns in steps.channels]
-        within = np.array([over_site(np.add, each, steps.offsets, 0.0) for each in squares])
+        within = np.array([reduce_runs(np.add, each, steps.offsets, 0.0) for each in squares])
         counts, channels = steps.columns("count"), steps.sites.channels
         many = (channels >= self.channels) & (counts >= 4 * channels)
         # Rounding may make the share another one than that of `check`, a little.
@@ -265,7 +265,7 @@ class Collapse(Rule):
         return in_steps(many & (within > 0) & little & steps.sites.of_kind("output"))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        within = over_site(np.add, record.moments[:, M2], record.offsets, 0.0)
+        within = reduce_runs(np.add, record.moments[:, M2], record.offsets, 0.0)
         counts = history.columns("count")
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.sqrt(within / counts) / history.rms

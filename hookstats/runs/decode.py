@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookstats.records.groups import per_site
 from hookstats.records.keys import check_phase, in_phase
 from hookstats.records.layout import Cut, Layout, parse_meshes, parse_placements
 from hookstats.records.record import SiteInfo
@@ -33,6 +32,7 @@ from hookstats.runs.format import (
 )
 from hookstats.runs.part_file import PartFile
 from hookstats.stats.bins import Bins, is_described
+from hookstats.stats.merge import merge, offsets_of
 from hookstats.stats.state import TALLIES
 
 DESCRIBED = (
@@ -308,7 +308,8 @@ def with_tensors(table: Any) -> Any:
     """The table with the columns `TENSOR_COLUMNS`, which version 1 of the format lacks."""
     columns = {name: table.column(name).combine_chunks() for name in COLUMNS}
     state = to_state({name: _values(column) for name, column in columns.items()})
-    for name, values in to_columns(*per_site(*state, _offsets(columns["count"]))).items():
+    sites = np.repeat(np.arange(len(table)), numbers(columns["count"].value_lengths()))
+    for name, values in to_columns(*merge(*state, sites, len(table))).items():
         table = table.append_column(part_schema().field(f"tensor_{name}"), [values])
     return table
 
@@ -321,7 +322,7 @@ def _one_chunk(column: Any) -> Any:
 def _offsets(lists: Any) -> Int64:
     """int64 [rows + 1]: list i of a column has the entries between offsets i and i + 1."""
     lengths = numbers(lists.value_lengths())
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    return offsets_of(lengths)
 
 
 def _values(lists: Any) -> NDArray[Any]:

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookstats.records.keys import split_phase
 from hookstats.records.layout import Layout, mesh_text, placements_text
@@ -27,6 +26,7 @@ from hookstats.runs.format import (
     part_schema,
     require_pyarrow,
 )
+from hookstats.stats.merge import joined_rows, offsets_of
 
 _TOGETHER = 64
 """How many records of a small model are encoded at once: one by one costs twenty times as much."""
@@ -263,15 +263,15 @@ def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
             type = schema.field(name).type
             columns[name] = pa.ListArray.from_arrays(starts, pa.array(array), type=type)
 
-    offsets = _joined([r.offsets for r in records])
-    moments, tallies = _rows([r.moments for r in records]), _rows([r.tallies for r in records])
-    lists(offsets, **to_columns(moments, tallies))
+    offsets = offsets_of(np.concatenate([np.diff(r.offsets) for r in records]))
+    states = joined_rows([r.moments for r in records]), joined_rows([r.tallies for r in records])
+    lists(offsets, **to_columns(*states))
     tensors = to_columns(*wholes(records))
     columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
-    hist = _of_all([r.hist for r in records])
+    hist = SparseCounts.joined([r.hist for r in records])
     lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)
     if first.channel_bins is not None:
-        channel_hist = _of_all([r.channel_hist for r in records])
+        channel_hist = SparseCounts.joined([r.channel_hist for r in records])
         lists(
             channel_hist.offsets[offsets],
             channel_hist_slots=_site_slots(channel_hist, offsets, first.channel_bins.slots),
@@ -284,31 +284,6 @@ def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
             channel_hist_counts=np.zeros(0, np.int64),
         )
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
-
-
-def _rows(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The rows of several arrays, one after the other; of one array that array, as it may be
-    large."""
-    # Transposed, as an arena's records have their columns one after the other in memory.
-    return parts[0] if len(parts) == 1 else np.concatenate([p.T for p in parts], axis=1).T
-
-
-def _joined(offsets: Sequence[Int64]) -> Int64:
-    """The offsets of lists of runs, one list after the other."""
-    starts = np.cumsum([0, *(each[-1] for each in offsets[:-1])])
-    shifted = [each[1:] + start for each, start in zip(offsets, starts, strict=True)]
-    return np.concatenate([offsets[0][:1], *shifted])
-
-
-def _of_all(parts: Sequence[SparseCounts]) -> SparseCounts:
-    """The rows of several histograms, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return SparseCounts(
-        _joined([part.offsets for part in parts]),
-        np.concatenate([part.slots for part in parts]),
-        np.concatenate([part.counts for part in parts]),
-    )
 
 
 def _nbytes(record: StepRecord) -> int:

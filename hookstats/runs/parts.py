@@ -45,6 +45,7 @@ from hookstats.runs.format import (
 from hookstats.runs.index import Where, index_of
 from hookstats.runs.part_file import open_part, read_footer
 from hookstats.stats.bins import Bins
+from hookstats.stats.merge import offsets_of
 
 _Known = tuple[Any, Int64, tuple[SiteInfo, ...]]
 """What describes the sites of a record, their numbers of channels, and the sites."""
@@ -288,7 +289,7 @@ class Parts:
 
     def rows(self, name: PartName, records: Iterable[Where]) -> NDArray[np.bool_]:
         """bool [rows]: which rows of a part belong to the records."""
-        starts = np.cumsum([0, *self._known_footer(name).groups]).tolist()
+        starts = offsets_of(self._known_footer(name).groups).tolist()
         mask = np.zeros(starts[-1], np.bool_)
         for where in records:
             mask[starts[where.group] + where.first :][: where.rows] = True

@@ -22,6 +22,7 @@ from hookstats.runs.index import Where
 from hookstats.runs.parts import Parts
 from hookstats.runs.row_sites import row_sites
 from hookstats.runs.whole import Whole
+from hookstats.stats.merge import offsets_of
 
 
 class Selection(ABC):
@@ -70,7 +71,7 @@ class OfRank(Selection):
             mask[mask] = number[part.sites] >= 0
             self._masks[part.name] = mask
         self.steps = steps[self._order]
-        self.bounds = [0, *np.cumsum(np.bincount(sites, minlength=len(self.keys))).tolist()]
+        self.bounds = offsets_of(np.bincount(sites, minlength=len(self.keys))).tolist()
         (records,) = parts.index.values()
         self._records = records.copy()
         self._lists: dict[str, tuple[NDArray[Any], Int64]] = {}
@@ -156,7 +157,7 @@ class Merged(Selection):
         self._table = join_tables(tables)
         self._order = np.argsort(np.array(sites, np.int64), kind="stable")
         self.steps = np.array(steps, np.int64)[self._order]
-        self.bounds = [0, *np.cumsum(np.bincount(sites, minlength=len(self.keys))).tolist()]
+        self.bounds = offsets_of(np.bincount(sites, minlength=len(self.keys))).tolist()
         channels = (CHANNELS_COLUMN,) if detail else ()
         columns = ("observed", *channels, *TENSOR_COLUMNS)
         self.numbers = {name: numbers(self._table.column(name))[self._order] for name in columns}
@@ -222,7 +223,7 @@ def _in_order(
     """Lists one after the other, put into another order, and their offsets."""
     starts = np.cumsum(lengths) - lengths
     lengths = lengths[order]
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    offsets = offsets_of(lengths)
     if len(order) > 1 and (np.diff(order) != 1).any():
         values = values[np.arange(offsets[-1]) + np.repeat(starts[order] - offsets[:-1], lengths)]
     return values, offsets

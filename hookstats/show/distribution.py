@@ -10,6 +10,7 @@ import numpy as np
 
 from hookstats.records.sparse import Float64, Int32, Int64
 from hookstats.stats.bins import Bins
+from hookstats.stats.merge import offsets_of
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 _REACH = 1e3  # the axis ends at this multiple of the usual extreme
@@ -70,7 +71,7 @@ class _Slots:
         self._keys = owner * len(bounds) + slots  # ascending
         self._counts = np.concatenate([counts for _, counts in columns])
         self._reached = np.cumsum(self._counts)
-        ends = np.concatenate(([0], self._reached))[np.cumsum([0, *lengths])]
+        ends = np.concatenate(([0], self._reached))[offsets_of(lengths)]
         self._before = ends[:-1]  # of each histogram, the counts of those before
         self.total = np.diff(ends)
         """int64 [T]: the finite values."""

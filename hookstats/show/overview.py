@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from hookstats.records.keys import Key, plain_kind
 from hookstats.records.record import SiteInfo
-from hookstats.records.running import Running
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.arrays import numbers
 from hookstats.runs.columns import COLUMNS, to_state
@@ -22,12 +21,12 @@ from hookstats.runs.run import Run
 from hookstats.show.progress import track
 from hookstats.stats import state
 from hookstats.stats.derived import columns_of, dead
+from hookstats.stats.merge import joined_rows, merge, offsets_of
 from hookstats.stats.printable import printable
 
 Spans = tuple[tuple[int, int], ...]
 
 MOST_CELLS = 2_500_000  # sites * columns that are kept in memory, some 100 bytes each
-_CELLS = 1 << 16  # sites * columns that are merged at once: their arrays stay in cache
 NEAR = 2  # so many steps on each side of a step set apart stay apart, too
 
 
@@ -62,18 +61,17 @@ class Overview:
 
     def merged(self, starts: Sequence[int]) -> Overview:
         """Fewer columns: each merges the columns from one of `starts` to the next."""
-        bounds = np.array([*starts, len(self.spans)])
-        lengths = np.diff(bounds)
-        moments, tallies = self.moments[bounds[:-1]], self.tallies[bounds[:-1]]
-        for length in np.unique(lengths[lengths > 1]).tolist():
-            several = np.flatnonzero(lengths == length)
-            together = max(1, _CELLS // (length * max(1, len(self.sites))))
-            for i in range(0, len(several), together):
-                some = several[i : i + together]
-                columns = bounds[some] + np.arange(length)[:, None]
-                both = _combined(self.moments[columns], self.tallies[columns])
-                moments[some], tallies[some] = both
-        pairs = pairwise(bounds.tolist())
+        pairs = list(pairwise([*starts, len(self.spans)]))
+        moments, tallies = self.moments[list(starts)], self.tallies[list(starts)]
+        sites = np.arange(len(self.sites))
+        for column, (first, end) in enumerate(pairs):
+            if end - first > 1:
+                moments[column], tallies[column] = merge(
+                    self.moments[first:end].reshape(-1, moments.shape[2]),
+                    self.tallies[first:end].reshape(-1, tallies.shape[2]),
+                    np.tile(sites, end - first),
+                    len(sites),
+                )
         spans = tuple((self.spans[a][0], self.spans[b - 1][1]) for a, b in pairs)
         return Overview(
             self.rank,
@@ -221,11 +219,10 @@ def _channels(table: Any, lengths: Int64) -> Int64:
 def _dead(table: Any) -> tuple[Int64, Int64]:
     """Of each row the number of dead channels, and of channels."""
     count, zero = (table.column(name).combine_chunks() for name in ("count", "zero"))
-    ends = np.cumsum(numbers(count.value_lengths()), dtype=np.int64)
+    bounds = offsets_of(numbers(count.value_lengths()))
     lists = {"count": count.flatten(), "zero": zero.flatten()}
     found = {name: numbers(values, nulls=False) for name, values in lists.items()}
-    total = np.concatenate(([0], np.cumsum(dead(found.__getitem__), dtype=np.int64)))
-    bounds = np.concatenate(([0], ends))
+    total = offsets_of(dead(found.__getitem__))
     return np.diff(total[bounds]), np.diff(bounds)
 
 
@@ -233,28 +230,19 @@ def merge_steps(several: list[Read], size: int) -> Read:
     """The steps of a column as one, over the first `size` rows."""
     if len(several) == 1:
         return several[0]
-    moments = np.tile(state.IDENTITY[: several[0].moments.shape[1]], (len(several), size, 1))
-    tallies = np.zeros((len(several), size, len(state.TALLIES)), np.int64)
     observed, recorded = np.zeros(size, np.int64), np.zeros(size, np.int64)
     died = np.full(size, -1)
-    for i, read in enumerate(several):
-        moments[i, read.rows], tallies[i, read.rows] = read.moments, read.tallies
+    for read in several:
         observed[read.rows] += read.observed
         recorded[read.rows] += read.recorded
         died[read.rows] = np.maximum(died[read.rows], read.dead)
-    both = _combined(moments, tallies)
+    both = merge(
+        joined_rows([read.moments for read in several]),
+        joined_rows([read.tallies for read in several]),
+        np.concatenate([read.rows for read in several]),
+        size,
+    )
     return Read(several[0].step, np.arange(size), *both, observed, recorded, died)
-
-
-def _combined(moments: Float64, tallies: Int64) -> tuple[Float64, Int64]:
-    groups, rows, width = moments.shape[0], moments[0, ..., 0].size, moments.shape[-1]
-    merged = Running(rows)
-    every = slice(0, rows)
-    for part in range(groups):
-        column = columns_of(moments[part].reshape(rows, width), tallies[part].reshape(rows, -1))
-        merged.merge(column, every, every, rows)
-    both = merged.states()
-    return both[0].reshape(moments.shape[1:]), both[1].reshape(tallies.shape[1:])
 
 
 def _join(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hookstats.stats import state
 from hookstats.stats.bins import Bins
 from hookstats.stats.derived import Columns, Statistics, columns_of, dead, statistic, variance
 from hookstats.stats.histogram import Histogram, check_channels
 from hookstats.stats.later import torch
+from hookstats.stats.merge import merge
 from hookstats.stats.sample import merged_counts
 
 
@@ -104,8 +107,11 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
         ):
             if mine != theirs:
                 raise ValueError(f"other has {name} with bins {theirs}: expected {mine}")
-        moments, tallies = state.combine(
-            torch.stack((self.moments, other.moments)), torch.stack((self.tallies, other.tallies))
+        moments, tallies = merge(
+            np.concatenate((self.moments.numpy(), other.moments.numpy())),
+            np.concatenate((self.tallies.numpy(), other.tallies.numpy())),
+            np.tile(np.arange(len(self)), 2),
+            len(self),
         )
         hist, tensor_hist = (
             None if mine is None or theirs is None else mine.merge(theirs)
@@ -115,8 +121,8 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
             )
         )
         return ChannelStats(
-            moments,
-            tallies,
+            torch.from_numpy(moments),
+            torch.from_numpy(tallies),
             counts=None if tensor_hist is None else tensor_hist.slot_counts[0],
             bins=self._bins,
             channel_counts=None if hist is None else hist.slot_counts,
@@ -140,10 +146,9 @@ class ChannelStats(Statistics["torch.Tensor", "torch.Tensor"]):
 
     def _whole(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The moments [1, 5] and tallies [1, 5] of all channels; the identity where C = 0."""
-        return state.combine(
-            torch.cat((state.identity_moments(1), self.moments))[:, None],
-            torch.cat((state.identity_tallies(1), self.tallies))[:, None],
-        )
+        one = np.zeros(len(self), np.int64)
+        moments, tallies = merge(self.moments.numpy(), self.tallies.numpy(), one, 1)
+        return torch.from_numpy(moments), torch.from_numpy(tallies)
 
     def __len__(self) -> int:
         """The number of channels."""

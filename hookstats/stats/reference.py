@@ -194,6 +194,26 @@ def update_many_(
         _fold(*arguments, scale)
 
 
+def merge_(moments: Tensor, tallies: Tensor, other_moments: Tensor, other_tallies: Tensor) -> None:
+    """Merge the other state of the same C channels into `moments` and `tallies`, in place.
+
+    moments: float64 [C, 5]; tallies: int64 [C, 5]; all on one device, which is not waited for. The
+    formulas are those of `stats.merge`, for two states.
+    """
+    n, more = tallies[:, state.COUNT].double(), other_tallies[:, state.COUNT].double()
+    share = more / (n + more).clamp(min=1)
+    apart = other_moments[:, state.MEAN] - moments[:, state.MEAN]
+    delta = torch.where((n > 0) & (more > 0), apart, 0.0)
+    moments[:, state.M2] += other_moments[:, state.M2] + delta * delta * (n * share)
+    moments[:, state.MEAN] = torch.where(
+        n > 0, moments[:, state.MEAN] + delta * share, other_moments[:, state.MEAN]
+    )
+    for column, merged in ((state.MIN, torch.minimum), (state.MAX, torch.maximum)):
+        moments[:, column] = merged(moments[:, column], other_moments[:, column])
+    moments[:, state.L1] += other_moments[:, state.L1]
+    tallies += other_tallies
+
+
 def _fold(
     x: Tensor,
     channel_dim: int | None,
@@ -223,7 +243,7 @@ def _fold(
         if scale is not None:
             piece = piece.to(_WIDENED.get(x.dtype, torch.float32)) / scale
         values = piece.to(moments.device).to(torch.float64).reshape(len(moments), -1).contiguous()
-        state.merge_(moments, tallies, *_reduce(values))
+        merge_(moments, tallies, *_reduce(values))
         counted, counted_by_channel = [_kept(values, mask) for mask in of_piece] or [values] * 2
         if counts is not None and bins is not None:
             _count_(counts.unsqueeze(0), counted.reshape(1, -1), bins)

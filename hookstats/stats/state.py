@@ -1,12 +1,11 @@
-"""The state of a channel: the table of its columns, their identity and their merge.
+"""The state of a channel: the table of its columns and their identity.
 
 Every column of a state is defined here, once; the C++ kernels keep the same columns
-(csrc/core/state.h). What is derived from the columns is in `derived`.
+(csrc/core/state.h). `merge` merges states; what is derived from the columns is in `derived`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -90,52 +89,3 @@ def identity_moments(channels: int, device: torch.device | str = "cpu") -> torch
 def identity_tallies(channels: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """int64 [channels, 5]: the tallies of no values."""
     return torch.zeros(channels, len(TALLIES), dtype=torch.int64, device=device)
-
-
-def combine(moments: torch.Tensor, tallies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge G groups of the same C channels, G >= 1.
-
-    moments: float64 [G, C, 5] -> [C, 5]; tallies: int64 [G, C, 5] -> [C, 5]. Means and m2 merge by
-    the formulas of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-    computing sample variances" (1979).
-    """
-    counts = tallies[..., COUNT].double()
-    total = counts.sum(0)
-    means = moments[..., MEAN]
-    # Shifted by the largest group's mean, so that equal means stay equal to the last bit.
-    shift = means.gather(0, counts.argmax(0, keepdim=True)).squeeze(0)
-    offsets = torch.where(counts > 0, means - shift, 0.0)
-    offset = (offsets * (counts / total.clamp(min=1))).sum(0)
-    between = torch.where(counts > 0, counts * (offsets - offset).square(), 0.0).sum(0)
-    merged = []
-    for i, column in enumerate(MOMENT_COLUMNS):
-        values = moments[..., i]
-        if column.merge == "mean":
-            merged.append(shift + offset)
-        elif column.merge == "central":
-            merged.append(values.sum(0) + between)
-        else:
-            merged.append(_MERGED[column.merge](values))
-    return torch.stack(merged, dim=-1), tallies.sum(0)
-
-
-_MERGED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "min": lambda values: values.amin(0),
-    "max": lambda values: values.amax(0),
-    "sum": lambda values: values.sum(0),
-}
-
-
-def merge_(
-    moments: torch.Tensor,
-    tallies: torch.Tensor,
-    other_moments: torch.Tensor,
-    other_tallies: torch.Tensor,
-) -> None:
-    """Merge the other state of the same C channels into `moments` and `tallies`, in place.
-
-    moments: float64 [C, 5]; tallies: int64 [C, 5].
-    """
-    merged = combine(torch.stack((moments, other_moments)), torch.stack((tallies, other_tallies)))
-    moments.copy_(merged[0])
-    tallies.copy_(merged[1])

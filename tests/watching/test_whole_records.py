@@ -14,12 +14,12 @@ from torch import nn
 
 import hookstats as hs
 from hookstats.insight import gradient_to_weight, growth, per_tensor
-from hookstats.records.groups import per_site
 from hookstats.records.record import StepRecord
 from hookstats.records.summary import summarise
 from hookstats.rules import default_rules
 from hookstats.sinks import JSONL
 from hookstats.sinks.charts import SCALARS, charts
+from hookstats.stats.merge import merge
 
 
 def test_rules_sinks_and_a_writer_merge_nothing(tmp_path: Path) -> None:
@@ -58,4 +58,4 @@ def test_rules_sinks_and_a_writer_merge_nothing(tmp_path: Path) -> None:
     assert w.coverage().failures == {}
     assert len(hs.open_run(tmp_path / "run")) == 5
     assert calls[asks_for_all.__code__] == 5
-    assert calls[per_site.__code__] == 0
+    assert calls[merge.__code__] == 0
