@@ -1,15 +1,15 @@
 # hookstats: `make help` lists the targets. They need Python, a C++20 compiler and pip alone.
 #
-# TORCH, TESTS, WITHOUT, WHEEL, KEEP  of `make matrix`: the versions, the tests, tests to leave out, a
-#         wheel to try beside each version, and the folder where environments stay
+# TORCH, TESTS, WHEEL, KEEP  of `make matrix`: the versions, the tests, a wheel to try beside each
+#         version, and the folder where environments stay
 # PYTHON  the interpreter of a new .venv (python3), and of the environments of `make matrix`
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
 # JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
-# CASES   how many strange run directories `make fuzz` reads, beyond those of `make check`
+# CASES   how many strange run directories `make fuzz` reads
 # STEPS, MINUTES  how long `make soak` trains at most
-# PHASE, CAPABILITY  of `make gpu-check`: one phase; for which GPU to build, also tune's programs, where there is none (9.0)
-# BENCH, RESULTS, BASELINE  of `make bench`: a part of it, where it writes, and what it is compared with
+# PHASE, CAPABILITY  of `make gpu-check`: one phase; for which GPU to build where there is none (9.0)
+# BENCH, RESULTS  of `make bench`: a part of it (ops, hooks, steps, flush, ranks, show), and its JSON
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,11 +39,12 @@ LOGS := build/logs
 CXX_FILES := $(shell find csrc tests/cpp tests/simt bench/cuda -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
 PRESETS := default races asan tsan races-whole asan-whole tsan-whole
-# Three minutes of one core each; SASS ceilings are of 9.0.
+WHOLE := races-whole asan-whole tsan tsan-whole
+# Three minutes of one core each.
 CUDA_ARCHITECTURES = $(if $(filter full,$(MAKECMDGOALS)),8.0;9.0;10.0,9.0)
 # Parts that fail soon come first, then those that take longest.
-TEST_PARTS := lint pytest ctest-default
-CHECK_PARTS := docs pytest-check cuda-compile ctest-races ctest-asan ctest-tsan bench-smoke
+TEST_PARTS := lint pytest
+CHECK_PARTS := docs pytest-check cuda-compile ctest-races ctest-asan bench-smoke
 # The output of a part comes in one piece, when the part ends; a make that cannot do this runs the
 # parts one by one.
 PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)
@@ -59,7 +60,6 @@ STEPS ?= 100000
 MINUTES ?= 30
 BENCH ?=
 RESULTS ?= build/bench.json
-BASELINE ?= bench/results/baseline.json
 BENCHMARKS := $(BIN)/python -m pytest bench/$(BENCH)
 WORKERS := $(JOBS)
 PYTEST = $(WAITING) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
@@ -71,8 +71,8 @@ define run_parts
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
-.PHONY: help demo test check fuzz soak mutants faults full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
-.PHONY: matrix wheel bench bench-smoke bench-compare bench-docs gpu-check $(PRESETS:%=ctest-%)
+.PHONY: help demo test check fuzz soak faults full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
+.PHONY: matrix wheel bench bench-smoke bench-compare gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -80,40 +80,35 @@ help:  ## List the targets
 demo: $(STAMPS)/demo  ## Train a small network with every layer watched, and report what was recorded
 	$(BIN)/python -m hookstats demo
 
-test: | $(LOGS)  ## Build, lint, pytest, CTest: at most 8 minutes on 2 cores, from a fresh clone
+test: | $(LOGS)  ## Install, build, lint, quick tests: at most 5 minutes on 2 cores, from a fresh clone
 	$(call run_parts,test,test,$(TEST_PARTS))
-	@{ echo "ctest (default): $$(grep 'tests passed' $(LOGS)/ctest-default.log)"; \
-	  echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)"; } | tee $(LOGS)/test.txt
+	@echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)" | tee $(LOGS)/test.txt
 
-check: | $(LOGS)  ## Everything else: slow tests, sanitizers, nvcc, docs, small benchmarks; at most 35 minutes with test
+check: | $(LOGS)  ## Slower tests, C++ tests, a sanitizer, nvcc, docs, small benchmarks: at most 15 minutes
 	$(call run_parts,check,dev,$(CHECK_PARTS))
-	@{ for preset in races asan tsan; do \
+	@{ for preset in default races asan; do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done; \
 	  grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log; \
 	  echo "small benchmarks: $$(tail -n 1 $(LOGS)/bench-smoke.log)"; \
 	  echo "pytest, the rest: $$(tail -n 1 $(LOGS)/pytest-check.log)"; } | tee $(LOGS)/check.txt
 
-pytest-full: $(STAMPS)/dev | $(LOGS)
-	$(PYTEST) -m full 2>&1 | tee $(LOGS)/pytest-full.log
+pytest-full: $(STAMPS)/dev | $(LOGS)  ## The tests that only make full runs, and more examples of Hypothesis: about 30 minutes
+	HOOKSTATS_EXAMPLES=200 $(PYTEST) -m full 2>&1 | tee $(LOGS)/pytest-full.log
 
-fuzz: $(STAMPS)/dev  ## Read CASES (100000) damaged and evil run directories, beyond the 10000 of check
+fuzz: $(STAMPS)/dev  ## Read CASES (100000) damaged and evil run directories
 	HOOKSTATS_FUZZ_CASES=$(CASES) $(PYTEST) -m full tests/runs/test_strangers.py
 
 soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), with faults, kills and restarts
 	rm -rf build/soak
 	PYTHONPATH=tests $(WAITING) $(BIN)/python -m support.soak $(STEPS) $(MINUTES) build/soak
 
-mutants: $(STAMPS)/dev  ## Put bugs into a copy of the tree, one at a time; each must be caught by its test
-	$(BIN)/python tests/mutants/run.py
-
-faults: $(STAMPS)/dev  ## Plant all faults of bench/faults, three seeds each, and print what rules say: six minutes of CPU
+faults: $(STAMPS)/dev  ## Plant all faults of bench/faults, three seeds each, and print what rules say: 6 minutes
 	$(WAITING) $(BIN)/python -m bench.faults --seeds 3
 
-full: test check ctest-races-whole ctest-asan-whole ctest-tsan-whole pytest-full faults bench  ## test, check, all that is sampled there, all benchmarks
+full: test check $(WHOLE:%=ctest-%) pytest-full faults bench  ## test, check, all that they sample, faults, bench: about 2 hours
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
-# Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors. In full the tuner's program,
-# too: half a minute of one core.
+# Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
 cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, for every architecture in full, if nvcc is found; needs no GPU
 	@if PYTHONPATH=_build $(BIN)/python -c "import nvcc, sys; sys.exit(nvcc.find_nvcc() is None)"; then \
 	  echo "hookstats: compiling the CUDA kernels"; \
@@ -125,10 +120,7 @@ cuda-compile: $(STAMPS)/dev  ## Compile and link the CUDA kernels, for every arc
 	fi
 	@grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log
 	@if [ -d build/cuda ]; then \
-	  $(BIN)/python -m bench.cuda.sass --check $$(ls -dt build/temp.*/nvcc | head -n 1)/kernels_{float32,float16,bfloat16}.cu.o; \
-	fi
-	@if [ -d build/cuda ] && [[ "$(CUDA_ARCHITECTURES)" == *";"* ]]; then \
-	  $(BIN)/python -m bench.cuda.tune --build own --capability 9.0; \
+	  $(BIN)/python -m bench.cuda.ptxas $$(ls -dt build/temp.*/nvcc | head -n 1)/kernels_{float32,float16,bfloat16}.cu.o; \
 	fi
 
 build: $(STAMPS)/dev  ## Build the operators and install the package, editable, with all tools
@@ -144,6 +136,9 @@ pytest-check: $(STAMPS)/dev | $(LOGS)
 
 # The plain presets link the kernels that setup.py compiled, those that users get.
 OBJECTS = $(if $(filter default races races-whole,$*),-DHOOKSTATS_OBJECTS="$$(ls -dt $(CURDIR)/build/temp.*/_C/csrc/cpu | head -n 1)")
+
+# Both are built in one folder: races adds to what default has built.
+ctest-races: ctest-default
 
 # Without a number ninja would start as many compilers as there are cores, in every preset.
 $(PRESETS:%=ctest-%): ctest-%: $(STAMPS)/test | $(LOGS)
@@ -173,25 +168,24 @@ readme-picture: $(STAMPS)/dev  ## Train a run of bench/faults, and draw the READ
 page-pictures: $(STAMPS)/dev  ## Take the pictures of docs/page.md, of a run of bench/faults, by Chromium
 	$(WAITING) $(BIN)/python -W ignore -m bench.faults.screens docs/figures
 
-bench: $(STAMPS)/bench  ## Benchmark, beside other tools, about 50 minutes; BENCH=ops|hooks|steps|flush|ranks for a part
-	$(BENCHMARKS) --benchmark-quiet --results $(RESULTS)
+bench: $(STAMPS)/bench  ## Benchmark beside other tools: about 30 minutes; BENCH=ops|hooks|steps|flush|ranks|show for a part
+	@mkdir -p $(dir $(RESULTS)); [ ! -f $(RESULTS) ] || cp $(RESULTS) $(RESULTS:.json=.before.json)
+	$(BENCHMARKS) --benchmark-quiet --benchmark-json=$(RESULTS)
+	$(BIN)/python -m bench.tables $(RESULTS)
 
 bench-smoke: $(STAMPS)/dev | $(LOGS)  ## Run every benchmark on tiny tensors, for its assertions alone
 	$(WAITING) HOOKSTATS_BENCH_SMOKE=1 $(BENCHMARKS) -q --benchmark-quiet 2>&1 | tee $(LOGS)/bench-smoke.log
 
-bench-compare:  ## Compare the last run, RESULTS, with a stored one, BASELINE
-	$(BIN)/python -m bench.compare $(BASELINE) $(RESULTS)
+bench-compare:  ## Compare the last run of make bench with the one before
+	$(BIN)/python -m pytest_benchmark compare $(RESULTS:.json=.before.json) $(RESULTS) --group-by=fullname --columns=min,median
 
-bench-docs:  ## Write the last run, RESULTS, into docs/performance.md, its tables and figures; PART=1 for a part
-	$(BIN)/python -m bench.report $(RESULTS) $(if $(PART),--part) --write docs/performance.md docs/performance-tables.md
-
-gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench|tune|profile: the CUDA kernels
+gpu-check:  ## On a machine with a GPU, whole or PHASE=build|test|sanitize|bench|profile: the CUDA kernels
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) bench/cuda/check.py $(if $(PHASE),--phase $(PHASE)) \
 	  $(if $(CAPABILITY),--capability $(CAPABILITY))
 
 matrix:  ## Every torch, or TORCH=2.15.0, in a fresh environment: build, doctor, tests (5-8 GB each, in turn)
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) -m bench.matrix $(if $(TORCH),--torch $(TORCH)) \
-	  $(if $(TESTS),--tests $(TESTS)) $(if $(WITHOUT),--without $(WITHOUT)) \
+	  $(if $(TESTS),--tests $(TESTS)) \
 	  $(if $(filter-out file,$(origin PYTHON)),--python "$(PYTHON)") \
 	  $(if $(WHEEL),--wheel "$(WHEEL)") $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
 

@@ -1,32 +1,14 @@
-"""What all benchmarks share: the results, printed as tables and written as JSON at the end."""
+"""What all benchmarks share."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bench.machine import machine
-from bench.measured import Results
-from bench.report import text
-from bench.smoke import SMOKE
-
-_RESULTS = pytest.StashKey[Results]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--results",
-        type=Path,
-        help="write what was measured to this JSON file; tables of other benchmarks in it stay",
-    )
-
-
-@pytest.fixture(scope="session")
-def results(pytestconfig: pytest.Config) -> Results:
-    """Where every measured case goes."""
-    return pytestconfig.stash.setdefault(_RESULTS, Results(machine()))
+from bench.measure import replayed_perf_counter
 
 
 @pytest.fixture(autouse=True)
@@ -35,20 +17,13 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    results = config.stash.get(_RESULTS, None)
-    if results is None or SMOKE:
-        return
-    terminalreporter.section("hookstats benchmarks")
-    terminalreporter.write_line(text(results))
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: Any) -> None:
+    """What a time depends on besides the code, of ours."""
+    machine_info["measured_on"] = machine()
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Write the results, of an interrupted run, too."""
-    results, path = config.stash.get(_RESULTS, None), config.getoption("results", None)
-    if results is not None and path is not None:
-        if path.exists():
-            results = Results.load(path).merge(results)
-        results.save(path)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have every benchmark report the times that `bench.measure` took of all peers in turn."""
+    for item in items:
+        item.add_marker(pytest.mark.benchmark(timer=replayed_perf_counter))

@@ -2,10 +2,10 @@
 
 `make matrix` runs this for all of `VERSIONS`, `make matrix TORCH=2.15.0` for one. A version is
 installed, hookstats is built against it from a copy of the sources, `hookstats doctor` and the
-tests run, and docs/compatibility.md gets the version's row; rows of versions that did not run stay.
+tests run, and the version's row for the table of docs/compatibility.md is printed.
 `--wheel` names a wheel of `make wheel`, which is installed beside each version, too, and tried
 there. `--python` names the Python of the environments, by default the one that runs this. What a
-version takes on the disk, up to 8 GB, is removed when its row is written, unless `--keep` names the
+version takes on the disk, up to 8 GB, is removed when its row is printed, unless `--keep` names the
 folder where environments stay and are used again.
 """
 
@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "compatibility.md"
 VERSIONS = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-BEGIN, END = "<!-- the table of make matrix -->\n", "<!-- end of the table -->\n"
 COLUMNS = (
     "torch",
     "Python",
@@ -91,29 +89,10 @@ def built(log: str) -> tuple[str, str, str]:
     return found("CPU operators"), found("C++ hooks"), found("CUDA kernels")
 
 
-def tested(log: str, tests: Sequence[str], without: Sequence[str]) -> str:
+def tested(log: str, tests: Sequence[str]) -> str:
     """The counts in pytest's last line, and which tests ran, if not all."""
     counts = re.findall(r"\d+ (?:failed|passed|errors?)", log.strip().rpartition("\n")[2])
-    which = f" of {', '.join(tests)}" if tests else " of all" * bool(without)
-    but = f" but {', '.join(without)}" if without else ""
-    return (", ".join(counts) or "not run") + which + but
-
-
-def with_row(page: str, row: Row) -> str:
-    """`page` with the row in its table, instead of an earlier one of the same torch and Python."""
-    before, _, rest = page.partition(BEGIN)
-    table, _, after = rest.partition(END)
-    lines = [line for line in table.splitlines(keepends=True)[2:] if key(line) != key(row.line())]
-    lines = sorted([*lines, row.line()], key=key)
-    header = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
-    return f"{before}{BEGIN}{header}{''.join(lines)}{END}{after}"
-
-
-def key(line: str) -> tuple[list[int], list[int]]:
-    """What a row of the table is about: the release of torch, and Python's to its minor version."""
-    torch, python = line.split("|")[1:3]
-    release, language = (re.findall(r"\d+", text.partition("+")[0]) for text in (torch, python))
-    return [int(number) for number in release], [int(number) for number in language[:2]]
+    return (", ".join(counts) or "not run") + (f" of {', '.join(tests)}" if tests else "")
 
 
 def run(*command: str | Path, cwd: Path, log: Path, check: bool = True, **environment: str) -> str:
@@ -174,7 +153,7 @@ class Trial:
         self.room.mkdir(parents=True, exist_ok=True)
         self.log.unlink(missing_ok=True)
 
-    def row(self, tests: Sequence[str], without: Sequence[str], wheel: Path | None) -> Row:
+    def row(self, tests: Sequence[str], wheel: Path | None) -> Row:
         """Install, build, ask and test."""
         lay_sources(self._tree)
         install = self._install()
@@ -183,12 +162,11 @@ class Trial:
         doctor = self._ask("-m", "hookstats", "doctor", check=False)
         broken = re.findall(r"^(.*?) +BROKEN: ", doctor, re.MULTILINE)
         state = f"broken: {', '.join(broken)}" if broken else "ok"
-        chosen = [*tests, *(f"--ignore={path}" for path in without)]
-        said = self._ask("-m", "pytest", "-q", *self._workers, *chosen, check=False)
+        said = self._ask("-m", "pytest", "-q", *self._workers, *tests, check=False)
         tried = "not tried" if wheel is None else self._try_wheel(wheel)
         today = datetime.date.today().isoformat()
         parts = built(install)
-        counts = tested(said, tests, without)
+        counts = tested(said, tests)
         return Row(torch_version, python_version, *parts, state, counts, tried, today)
 
     def _install(self) -> str:
@@ -218,7 +196,7 @@ class Trial:
         if found[2] == "Python":
             first["HOOKSTATS_HOOKS"] = "python"  # without the warning, an error in tests
         tests = ("-m", "pytest", "-q", *self._workers, *WHEEL_TESTS)
-        counts = tested(self._ask(*tests, check=False, **first), (), ())
+        counts = tested(self._ask(*tests, check=False, **first), ())
         return f"of {found[1]}: {found[2]} hooks, {counts}"
 
     def _ask(self, *arguments: str | Path, check: bool = True, **environment: str) -> str:
@@ -232,7 +210,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__.partition("\n")[0])
     parser.add_argument("--torch", nargs="*", help="the versions; default: all")
     parser.add_argument("--tests", nargs="*", default=[], help="what pytest runs; default: all")
-    parser.add_argument("--without", nargs="*", default=[], help="tests that pytest leaves out")
     parser.add_argument("--python", default=sys.executable, help="the environments' Python")
     parser.add_argument("--keep", type=Path, help="the folder where environments stay")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="pytest's workers")
@@ -242,29 +219,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     base = shutil.which(given.python)
     if base is None:
         parser.error(f"--python is {given.python!r}: expected a Python that runs here")
-    failed = False
+    failed, rows = False, []
     with tempfile.TemporaryDirectory(prefix="hookstats-") as folder:
         room = (given.keep or Path(folder)).resolve()
         for version in given.torch or VERSIONS:
             trial = Trial(version, room, base, given.jobs)
             print(f"matrix: torch {version}: see {trial.log}", flush=True)
             try:
-                row = trial.row(given.tests, given.without, wheel)
+                row = trial.row(given.tests, wheel)
             except Failure as failure:
                 print(f"matrix: torch {version}: {failure}", flush=True)
                 failed = True
             else:
-                PAGE.write_text(with_row(PAGE.read_text(), row))
-                print(row.line(), end="", flush=True)
+                rows.append(row.line())
+                print(rows[-1], end="", flush=True)
             if given.keep is None:
                 shutil.rmtree(trial.room)
-    print(table_of(PAGE.read_text()), end="")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n{''.join(rows)}", end="")
     return int(failed)
-
-
-def table_of(page: str) -> str:
-    """The table of a page."""
-    return page.partition(BEGIN)[2].partition(END)[0]
 
 
 if __name__ == "__main__":

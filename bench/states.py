@@ -25,6 +25,13 @@ class What:
 
     channel_bins: LinearBins | None = None
     bins: LogBins | None = None
+    sample: int = 1
+    """One of how many elements `bins` count."""
+
+    @property
+    def sampling(self) -> Tensor | None:
+        """update_'s argument: the step, then `sample` of the tensor's histogram and of others."""
+        return None if self.sample == 1 else torch.tensor([0, self.sample, 1])
 
 
 EVERYTHING = What(CHANNEL_BINS, BINS)

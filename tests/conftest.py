@@ -1,6 +1,7 @@
 """Settings of the tests that pyproject.toml cannot hold."""
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from support.ranks import RANKS, Pool, Ranks
 
 from hookstats.kernels import native
 
-# How long an example takes says nothing on a busy machine.
-settings.register_profile("hookstats", deadline=None, print_blob=True)
+# How long an example takes says nothing on a busy machine. `make full` asks for more of them.
+EXAMPLES = int(os.environ.get("HOOKSTATS_EXAMPLES", "30"))
+settings.register_profile("hookstats", deadline=None, print_blob=True, max_examples=EXAMPLES)
 settings.load_profile("hookstats")
 
 

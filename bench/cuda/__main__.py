@@ -1,14 +1,16 @@
-"""python -m bench.cuda: measures the CUDA kernels, and writes a JSON file and its text.
+"""python -m bench.cuda: measures the CUDA kernels, and writes a JSON file and its tables.
 
-Run by `make gpu-check`. Exit code: 0 whatever the figures are, as long as all results were right.
+Run by `make gpu-check`, where pytest-benchmark may not be; the file has its form. Exit code: 0
+whatever the figures are, as long as all results were right.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,55 @@ import torch
 
 from bench.cuda.cases import Scale
 from bench.cuda.sections import SECTIONS, Section, free
-from bench.cuda.tables import SMOKE
 from bench.machine import device_facts
-from bench.measured import Case, Results
-from bench.report import text, write
+from bench.tables import Entry, lines, save
+
+SMOKE = "a smoke run: tiny tensors, and no figure here is a measurement"
+
+
+class Results:
+    """What was measured, of each section whether it is complete, and the file of both."""
+
+    def __init__(self, path: Path, machine: dict[str, Any], *, resume: bool) -> None:
+        """resume: keep what an earlier run measured on this machine, by this code, today."""
+        self.path = path
+        self.machine = machine
+        self.notes: dict[str, str] = {}
+        self.entries: list[Entry] = []
+        if resume and path.is_file():
+            found = json.loads(path.read_text())
+            if found["machine_info"] == machine:
+                self.notes, self.entries = found["notes"], found["benchmarks"]
+
+    def write(self) -> str:
+        """Write the JSON, and beside it the tables, which are returned."""
+        save(self.path, {"machine_info": self.machine, "notes": self.notes}, self.entries)
+        notes = (f"- {name}: {note}" for name, note in self.notes.items())
+        text = "\n".join([*lines(self.machine, self.entries), "", *notes]) + "\n"
+        self.path.with_suffix(".txt").write_text(text)
+        return text
+
+    def measure(self, section: Section, scale: Scale, end: float) -> None:
+        """Measure a section's cases anew, none of which begins after `end`."""
+        name = section.__name__
+        self.entries = [each for each in self.entries if each["section"] != name]
+        cases, count = section(scale), 0
+        self.notes[name] = "time ran out"
+        while time.perf_counter() < end:
+            try:
+                case = next(cases, None)
+            except Exception as error:
+                traceback.print_exc()
+                self.notes[name] = f"FAILED: {type(error).__name__}: {error}"
+                break
+            if case is None:
+                self.notes[name] = "measured"
+                break
+            count += 1
+            print(f"bench.cuda: {name}: {case.name}", flush=True)
+            self.entries += [{"section": name, **case.entry(peer)} for peer in case.seconds]
+            self.write()  # so that a case that is killed takes no other along
+        self.notes[name] += f", {count} cases"
 
 
 def arguments(given: Sequence[str] | None, sections: Sequence[str]) -> argparse.Namespace:
@@ -36,33 +83,10 @@ def arguments(given: Sequence[str] | None, sections: Sequence[str]) -> argparse.
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin no case after that many"
     )
-    parser.add_argument("--note", action="append", default=[], help="what the result is to say")
     parser.add_argument(
         "--resume", action="store_true", help="leave out what an earlier run here has measured"
     )
     return parser.parse_args(given)
-
-
-def earlier(path: Path, machine: dict[str, Any]) -> Results | None:
-    """What was measured on this machine, by this code, today; None if nothing was."""
-    if not path.is_file():
-        return None
-    results = Results.load(path)
-    return results if results.machine == machine else None
-
-
-def _in_time(cases: Iterator[Case], end: float) -> Iterator[Case]:
-    """The cases that are begun before `end`.
-
-    Raises:
-        TimeoutError: there may be more.
-    """
-    while time.perf_counter() < end:
-        case = next(cases, None)
-        if case is None:
-            return
-        yield case
-    raise TimeoutError
 
 
 def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTIONS) -> int:
@@ -71,46 +95,22 @@ def main(given: Sequence[str] | None = None, sections: Sequence[Section] = SECTI
     device: torch.device = options.device
     if device.type != "cuda" and not options.smoke:
         raise SystemExit(f"--device {device}: expected cuda, or --smoke, which measures nothing")
+    end = time.perf_counter() + options.seconds
     scale = Scale(device)
     path = options.out / "gpu-check.json"
-    machine = device_facts(device)
-    results = (earlier(path, machine) if options.resume else None) or Results(machine)
-    notes = list(options.note)
+    results = Results(path, device_facts(device), resume=options.resume)
     if options.smoke:
-        notes.append(SMOKE)
+        results.notes["smoke"] = SMOKE
         scale = Scale(device, 1 << 18, 2, 2, False, 20, 1 << 16, 128, 64, 10)
-    results.notes += [note for note in notes if note not in results.notes]
     if device.type == "cuda":
         torch.cuda._sleep(1_000_000_000)  # half a second, in which the clocks rise
-    end = time.perf_counter() + options.seconds
-    failed = False
     for section in sections:
         name = section.__name__
-        done = f"{name}: measured"
-        if name not in options.sections or done in results.notes:
-            continue
-        results.notes = [note for note in results.notes if not note.startswith(f"{name}: ")]
-        began = time.perf_counter()
-        fresh = Results(machine)
-        try:
-            for case in _in_time(section(scale), end):
-                fresh.cases.append(case)
-                print(f"bench.cuda: {name}: {case.name}", flush=True)
-                # After each, so that one that fails or is killed takes no other along.
-                write(results.merge(fresh), path)
-            fresh.notes.append(done)
-        except TimeoutError:
-            fresh.notes.append(f"{name}: {len(fresh.cases)} cases measured, time ran out")
-        except Exception as error:
-            failed = True
-            fresh.notes.append(f"{name}: FAILED: {type(error).__name__}: {error}")
-            traceback.print_exc()
-        results = results.merge(fresh)
-        free(device)
-        print(f"bench.cuda: {name}: {time.perf_counter() - began:.0f} s", flush=True)
-    write(results, path)
-    print(text(results))
-    return int(failed)
+        if name in options.sections and not results.notes.get(name, "").startswith("measured"):
+            results.measure(section, scale, end)
+            free(device)
+    print(results.write())
+    return int(any(note.startswith("FAILED") for note in results.notes.values()))
 
 
 if __name__ == "__main__":

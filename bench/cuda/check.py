@@ -1,10 +1,10 @@
 """`make gpu-check`: builds for the GPU that is here, tests, looks for bad accesses, and measures.
 
-Six phases, in turn or, by `make gpu-check PHASE=test`, one at a time; each takes less than eight
+Five phases, in turn or, by `make gpu-check PHASE=test`, one at a time; each takes less than eight
 minutes and is of use alone. Where the libraries fit what is here, they need not be built: those
 of another machine, without a GPU perhaps, may be brought along. Needs a Python with torch, NumPy,
 pytest and hypothesis, and nvcc for the build; nothing is installed or downloaded. What cannot be
-done here is said, and goes into the result. Exit code: 0 if all that was done went well, 1
+done here is said. Exit code: 0 if all that was done went well, 1
 otherwise.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -23,12 +22,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a file, it knows no `bench`
-
-from bench.cuda.tune.search import OUT_OF_TIME
-from bench.measured import Results
-from bench.report import write
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 460
@@ -55,11 +48,10 @@ class Outcome(NamedTuple):
 class Check:
     """The phases, each with what is left of its time."""
 
-    def __init__(self, out: Path, seconds: float, capability: str, *, has_gpu: bool = True) -> None:
+    def __init__(self, out: Path, seconds: float, capability: str) -> None:
         """capability: of the GPU, such as "9.0", for which the build compiles."""
         self.out = out
         self.capability = capability
-        self.has_gpu = has_gpu
         self._end = time.monotonic() + seconds
         out.mkdir(parents=True, exist_ok=True)
 
@@ -146,17 +138,6 @@ class Check:
             return {"bench": Outcome(None, "time ran out: another call goes on from here")}
         return {"bench": Outcome(code == 0, last_line(said))}
 
-    def tune(self) -> dict[str, Outcome]:
-        """The tuner, which goes on where an earlier call ended; its programs, if they are missing;
-        these alone where there is no GPU."""
-        command = [sys.executable, "-u", "-m", "bench.cuda.tune", "--out", str(self.out)]
-        command += ["--capability", self.capability, "--seconds", f"{self.left - 60:.0f}"]
-        command += ["--build", "all"] * (not self.has_gpu)
-        code, said = self.run("tune", command, self.left)
-        if code is None:  # what was measured or compiled by then stays
-            return {"tune": Outcome(None, "time ran out: another call goes on from here")}
-        return {"tune": Outcome(None if code == OUT_OF_TIME else code == 0, last_line(said))}
-
     def profile(self) -> dict[str, Outcome]:
         """Nsight Compute's counters of the kernels of the main cases, as CSV."""
         found = tool_of_cuda("ncu")
@@ -180,11 +161,8 @@ PHASES: dict[str, Callable[[Check], dict[str, Outcome]]] = {
     "test": Check.test,
     "sanitize": Check.sanitize,
     "bench": Check.bench,
-    "tune": Check.tune,
     "profile": Check.profile,
 }
-WITHOUT_GPU = {"build", "tune"}
-"""What compiles for a GPU that is not here, given its capability."""
 
 
 def tests_on_gpus() -> list[Path]:
@@ -210,20 +188,6 @@ def verdict(tool: str, code: int | None, said: str) -> Outcome:
         reason = next((line for line in said.splitlines() if "rror" in line), last_line(said))
         return Outcome(None, f"{tool} does not work here: {reason.strip()}")
     return Outcome(int(summary[2]) == 0 and agreed, summary[0])
-
-
-def keep(out: Path, outcomes: dict[str, Outcome]) -> None:
-    """Keep how parts went, beside those of earlier calls, and say so in what was measured."""
-    kept = out / "phases.json"
-    texts: dict[str, str] = json.loads(kept.read_text()) if kept.is_file() else {}
-    texts |= {name: f"{_word(outcome)}: {outcome.text}" for name, outcome in outcomes.items()}
-    kept.write_text(json.dumps(texts, indent=1) + "\n")
-    path = out / "gpu-check.json"
-    if path.is_file():
-        results = Results.load(path)
-        others = [note for note in results.notes if note.partition(": ")[0] not in texts]
-        results.notes = [*others, *(f"{name}: {text}" for name, text in texts.items())]
-        write(results, path)
 
 
 def _word(outcome: Outcome) -> str:
@@ -259,18 +223,17 @@ def main(given: Sequence[str] | None = None) -> int:
     if has_gpu:
         major, minor = torch.cuda.get_device_capability()
         capability = options.capability or f"{major}.{minor}"
-    elif options.capability and set(options.phase) <= WITHOUT_GPU:
+    elif options.capability and options.phase == ["build"]:
         capability = options.capability
     else:
         raise SystemExit(
-            f"gpu-check: torch {torch.__version__} finds no GPU; only --phase build tune "
+            f"gpu-check: torch {torch.__version__} finds no GPU; only --phase build "
             "with --capability goes without one"
         )
     failed = False
     for phase in options.phase:
-        check = Check(options.out, options.seconds, capability, has_gpu=has_gpu)
+        check = Check(options.out, options.seconds, capability)
         outcomes = PHASES[phase](check)
-        keep(options.out, outcomes)
         for name, outcome in outcomes.items():
             print(f"gpu-check: {name}: {_word(outcome)}: {outcome.text}", flush=True)
             if outcome.well is False:
@@ -282,10 +245,7 @@ def main(given: Sequence[str] | None = None) -> int:
     said = options.out / "gpu-check.txt"
     if said.is_file():
         print(said.read_text())
-        print(
-            f"gpu-check: {options.out}/gpu-check.json and .txt: keep them in bench/results, as its "
-            "README.md says; python -m bench.cuda.read writes them into docs/cuda.md"
-        )
+        print(f"gpu-check: {options.out}/gpu-check.json: keep it in bench/results")
     return int(failed)
 
 

@@ -15,8 +15,7 @@ from bench.cuda import peers, tables
 from bench.cuda.cases import WHATS, Layout, Scale, layouts, values
 from bench.cuda.timing import Calls, clock, inputs_for
 from bench.cuda.transformer import makers as transformer_peers
-from bench.measure import measure
-from bench.measured import Case, Table
+from bench.measure import Case, Table, measure
 from bench.states import BINS, State, What
 from bench.turns import Peer, Rounds
 from hookstats.hooks.parameters import Batches

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +14,6 @@ import hookstats as hs
 from bench import eager
 from bench.cuda.cases import Scale
 from bench.cuda.timing import synchronize
-from bench.measure import Absent, required
 from bench.states import BINS
 from bench.turns import Peer
 
@@ -28,13 +24,13 @@ LENGTH = 4096
 class Block(nn.Module):
     """A transformer's block, without norms: they are not what is watched."""
 
-    def __init__(self, width: int, linear: Callable[..., nn.Module] = nn.Linear) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.heads = max(1, width // 128)
-        self.qkv = linear(width, 3 * width, bias=False)
-        self.out = linear(width, width, bias=False)
-        self.up = linear(width, 4 * width, bias=False)
-        self.down = linear(4 * width, width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -44,10 +40,10 @@ class Block(nn.Module):
         return x + self.down(gelu(self.up(x)))
 
 
-def blocks(scale: Scale, linear: Callable[..., nn.Module] = nn.Linear) -> nn.Module:
+def blocks(scale: Scale) -> nn.Module:
     """Two of them, in bf16 on a GPU."""
     torch.manual_seed(0)
-    made = nn.Sequential(Block(scale.width, linear), Block(scale.width, linear))
+    made = nn.Sequential(Block(scale.width), Block(scale.width))
     return made.to(scale.device, scale.dtype)
 
 
@@ -84,12 +80,8 @@ class Steps:
         for _ in range(steps):
             self.optimizer.zero_grad()
             self.model(self._x).float().square().mean().backward()
-            self.after_backward()
             self.optimizer.step()
         synchronize(self.scale.device)
-
-    def after_backward(self) -> None:
-        """What somebody does in every step who looks into the model."""
 
     def check(self) -> None:
         """Every run asserts what was found."""
@@ -160,51 +152,6 @@ class CompiledHooks(EagerHooks):
             super()._train(steps)
 
 
-class TransformerEngine(Steps):
-    """LogTensorStats of TransformerEngine's own Linears, which are in the place of torch's.
-
-    Written from its documents: it needs a GPU and packages that no machine had so far.
-    """
-
-    CONFIG = """\
-watched:
-  enabled: True
-  layers:
-    layer_name_regex_pattern: .*
-  transformer_engine:
-    LogTensorStats:
-      enabled: True
-      tensors: [output, gradient]
-      stats: [min, max, mean, std, l1_norm]
-      freq: 1
-"""
-
-    def __init__(self, scale: Scale, x: Tensor, steps: int) -> None:
-        engine: Any = required("transformer_engine.pytorch", "transformer_engine")
-        self._api: Any = required("nvdlfw_inspect.api", "nvdlfw_inspect")
-        self._folder = tempfile.TemporaryDirectory(prefix="hookstats-bench-")
-        folder = Path(self._folder.name)
-        (folder / "config.yaml").write_text(self.CONFIG)
-        features = Path(engine.__file__).parents[1] / "debug" / "features"
-        try:
-            self._api.initialize(
-                config_file=str(folder / "config.yaml"),
-                feature_dirs=[str(features)],
-                log_dir=str(folder),
-            )
-            super().__init__(scale, blocks(scale, engine.Linear), x, steps)
-            self._train(1)
-        except Exception as error:  # of a library that never ran here: the others go on
-            raise Absent(f"{type(error).__name__}: {error}") from error
-
-    def after_backward(self) -> None:
-        self._api.step()
-
-    def check(self) -> None:
-        logs = [file.read_text() for file in Path(self._folder.name).rglob("*.log")]
-        assert any("qkv" in log and "l1_norm" in log for log in logs), "nothing was logged"
-
-
 Makers = Mapping[str, Callable[[], Peer]]
 
 
@@ -220,7 +167,6 @@ def makers(scale: Scale) -> tuple[str, Makers]:
         "every=10": partial(Watched, scale, model, x, 10),
         "torch.compile in hooks": partial(CompiledHooks, scale, model, x, 2),
         "eager hooks": partial(EagerHooks, scale, model, x, 1),
-        "TransformerEngine": partial(TransformerEngine, scale, x, 2),
     }
     short = {torch.bfloat16: "bf16", torch.float32: "fp32"}[scale.dtype]
     return f"{scale.width} wide, {scale.tokens} tokens, {short}", made

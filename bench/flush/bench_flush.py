@@ -16,9 +16,7 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.smoke import SMOKE, pick
 from bench.turns import Rounds
 from hookstats import LogBins, open_run
@@ -27,8 +25,6 @@ from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.state import MOMENTS, TALLIES
 from hookstats.watching.flush import Flusher
-
-pytestmark = replayed
 
 SITES = pick(200, 8)
 CHANNELS = pick(1024, 32)
@@ -168,12 +164,11 @@ TABLE = Table(
     "ms/step",
     1e3,
     floor="torch.save",
-    ours=("run directory", "closing"),
 )
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory, results: Results) -> Iterator[Measured]:
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     """The recordings, measured in turn; and how many MB a step has."""
     out = tmp_path_factory.mktemp("flush")
     makers = {name: partial(peer, out / name) for name, peer in PEERS.items()}
@@ -186,7 +181,6 @@ def case(tmp_path_factory: pytest.TempPathFactory, results: Results) -> Iterator
             files = (path for path in (out / name).rglob("*") if path.is_file())
             size = sum(path.stat().st_size for path in files) / recording.step
             measured.case.facts[f"{name}, MB"] = round(size / 1e6, 1)
-    results.cases.append(measured.case)
     yield measured
     for recording in recordings.values():
         recording.flusher.close()

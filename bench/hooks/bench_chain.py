@@ -13,15 +13,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 
 import hookstats as hs
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.smoke import SMOKE, pick
 from bench.turns import Rounds
 from hookstats.arena import arena as accumulators
 from hookstats.kernels import native
-
-pytestmark = replayed
 
 MODULES = pick(200, 20)
 STEPS = 10
@@ -179,20 +175,17 @@ TABLE = Table(
     "us/module",
     1e6,
     floor="no hooks",
-    ours=tuple(peer for peer in PEERS if peer.startswith(("watch", "and"))),
     parts=dict.fromkeys(("forward hook", "+ tensor hook", "full backward hook"), "an empty hook"),
-    by_peer=True,
 )
 
 
 @pytest.fixture(scope="module")
-def case(results: Results) -> Iterator[Measured]:
+def case() -> Iterator[Measured]:
     """All chains, measured in turn on one thread, as their tensors need no more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     name = "{}x{} values".format(*SHAPE)
     measured = measure(TABLE, name, STEPS * MODULES, PEERS, Rounds(0, ROUNDS))
-    results.cases.append(measured.case)
     yield measured
     for chain in measured.peers.values():
         if isinstance(chain, Watched):

@@ -17,15 +17,12 @@ from sample import Layout, Sample
 from whats import LOG, MOMENTS, WHATS
 
 from bench import eager
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
-from bench.smoke import pick
+from bench.measure import Absent, Measured, Table, measure
+from bench.smoke import SMOKE, pick
 from bench.turns import Peer, Rounds
 from hookstats import LogBins, channel_stats
 
 pytestmark = [
-    replayed,
     # torch's own, as inductor is imported; torch.ao's, of itself
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning"),
@@ -44,19 +41,19 @@ TABLE = Table(
     "us/call",
     1e6,
     floor="read",
-    variants=(HIST,),
-    varied="with a histogram",
     parts={name: PARTS[name][1] for name in SMALL_PARTS},
 )
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def case(request: pytest.FixtureRequest, results: Results) -> Measured:
+def case(request: pytest.FixtureRequest) -> Measured:
     size = request.param
     name = f"{size} values, {size * 4} bytes"
     sample = Sample(name, Layout((size,), axis=None), torch.float32).kept_warm()
 
     def compiled() -> Peer:
+        if SMOKE:
+            raise Absent("takes long to compile")
         torch.compiler.reset()
         statistics = torch.compile(eager.statistics, dynamic=False)
         return Repeated(InTorch(sample, WHATS[MOMENTS], statistics), CALLS)
@@ -74,9 +71,7 @@ def case(request: pytest.FixtureRequest, results: Results) -> Measured:
     for part in SMALL_PARTS:
         makers[part] = partial(repeated_part, part)
     facts = {"_bytes": size * 4}
-    measured = measure(TABLE, name, CALLS, makers, Rounds(0.2), facts=facts)
-    results.cases.append(measured.case)
-    return measured
+    return measure(TABLE, name, CALLS, makers, Rounds(0.2), facts=facts)
 
 
 @pytest.mark.parametrize("peer", PEERS)
@@ -102,7 +97,7 @@ def _report_woken(pipe: Connection, threads: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
-def test_threads(results: Results) -> None:
+def test_threads() -> None:
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     process = context.Process(target=_report_woken, args=(theirs, 2))
@@ -111,5 +106,3 @@ def test_threads(results: Results) -> None:
     process.join()
     assert small == 0
     assert large == 1, "what is counted are not the threads of the kernels"
-    for case in results.of(TABLE.title):
-        case.facts["_woken"] = small

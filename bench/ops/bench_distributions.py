@@ -9,15 +9,11 @@ from layouts import DTYPES
 from peers import Update
 from pytest_benchmark.fixture import BenchmarkFixture
 from sample import DISTRIBUTIONS, Layout, Sample
-from whats import WHATS
+from whats import LINEAR, LOG, MOMENTS, WHATS
 
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.smoke import pick
 from bench.turns import Rounds
-
-pytestmark = replayed
 
 LAYOUTS = pick(
     {
@@ -31,14 +27,8 @@ LAYOUTS = pick(
 )
 TITLE = "distributions, in cache: "
 TABLES = {
-    what: Table(
-        TITLE + what,
-        "ns/element",
-        1e9,
-        floor="Gaussian",
-        ours=tuple(DISTRIBUTIONS)[1:],
-    )
-    for what in WHATS
+    what: Table(TITLE + what, "ns/element", 1e9, floor="Gaussian")
+    for what in (MOMENTS, LINEAR, LOG)
 }
 
 
@@ -52,14 +42,15 @@ def samples(request: pytest.FixtureRequest) -> dict[str, Sample]:
     }
 
 
-@pytest.mark.parametrize("asked", WHATS)
-def test_distributions(
-    asked: str, samples: dict[str, Sample], results: Results, benchmark: BenchmarkFixture
-) -> None:
-    makers = {name: partial(Update, sample, WHATS[asked]) for name, sample in samples.items()}
-    some = samples["Gaussian"]
+@pytest.fixture(scope="module", params=TABLES)
+def case(request: pytest.FixtureRequest, samples: dict[str, Sample]) -> Measured:
+    """A case, measured: all distributions in turn."""
+    what, some = WHATS[request.param], samples["Gaussian"]
+    makers = {name: partial(Update, sample, what) for name, sample in samples.items()}
     rounds = Rounds(0.05, most=30)
-    measured: Measured = measure(TABLES[asked], some.name, some.elements, makers, rounds)
-    results.cases.append(measured.case)
-    measured.verify("Gaussian", benchmark)
-    measured.check()
+    return measure(TABLES[request.param], some.name, some.elements, makers, rounds)
+
+
+@pytest.mark.parametrize("peer", DISTRIBUTIONS)
+def test_distributions(peer: str, case: Measured, benchmark: BenchmarkFixture) -> None:
+    case.verify(peer, benchmark)

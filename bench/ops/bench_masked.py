@@ -1,4 +1,4 @@
-"""One call of update_ with a mask, beside none, and beside a copy of the rows that it keeps."""
+"""One call of update_ with a mask, beside none, and beside a copy of the kept rows."""
 
 from __future__ import annotations
 
@@ -7,28 +7,19 @@ from functools import partial
 import pytest
 import torch
 from layouts import DTYPES
-from peers import InTorch, Update
+from peers import Update
 from pytest_benchmark.fixture import BenchmarkFixture
 from sample import FINITE, Layout, Sample
 from torch import Tensor
 from whats import LOG, MOMENTS, WHATS
 
-from bench import eager
-from bench.accuracy import FLOAT32, HOOKSTATS, Tolerance, check
-from bench.measure import Absent, Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.accuracy import HOOKSTATS, check
+from bench.measure import Measured, Table, measure
 from bench.smoke import pick
 from bench.states import State, What
 from bench.turns import Rounds, cpu
 from hookstats.kernels import ops
 from hookstats.stats import reference
-
-pytestmark = [
-    replayed,
-    # torch's own, as inductor is imported
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
-]
 
 KEPT = 0.6
 LAYOUTS = pick(
@@ -40,10 +31,8 @@ LAYOUTS = pick(
     {"run": Layout((4, 8, 16), axis=None), "maps": Layout((5, 4, 8, 8), axis=1)},
 )
 NAMES = [f"{layout} {dtype}" for layout in LAYOUTS for dtype in ("fp32", "bf16")]
-COMPILED_OF = pick(tuple(name for name in NAMES if name.endswith("fp32")), ("run fp32",))
-"""Those that torch.compile is timed on, as it takes long to compile."""
 ALL, SOME = "all kept", f"{KEPT:.0%} kept"
-COPIED, COMPILED = "copy", "copy, compile"
+COPIED = "copy"
 TITLE = "masks, CPU time of one thread: "
 TABLES = {
     what: Table(
@@ -51,12 +40,11 @@ TABLES = {
         "ns/element",
         1e9,
         floor="no mask",
-        ours=(SOME, ALL),
         parts={COPIED: f"x[mask], {SOME}, then update_"},
     )
     for what in (MOMENTS, LOG)
 }
-PEERS = ("no mask", SOME, ALL, COPIED, COMPILED)
+PEERS = ("no mask", SOME, ALL, COPIED)
 
 
 def mask_of(layout: Layout, kept: float) -> Tensor:
@@ -83,52 +71,21 @@ class Masked(Update):
 
     def check(self) -> None:
         """Against the reference, with the mask."""
-        check_kept(self.found(), self.sample, self._mask, self._what, HOOKSTATS)
+        sample, made = self.sample, State(self.sample.channels, self._what)
+        reference.update_(sample.x, sample.channel_dim, *made.arguments, None, self._mask)
+        check(self.found(), made.statistics(), HOOKSTATS)
 
 
 class Copied(Masked):
     """update_ of a copy of the rows that are kept."""
 
     def run(self) -> float | None:
-        rows, axis = kept_of(self.sample, self._mask)
-        ops.update_(rows, axis, *self._state.arguments)
+        sample, rows = self.sample, self.sample.memory[self._mask]
+        dim = sample.channel_dim
+        if dim is not None:
+            dim += 1 - self._mask.dim()
+        ops.update_(rows, dim, *self._state.arguments)
         return None
-
-
-class Compiled(InTorch):
-    """What torch.compile makes of the statistics, of a copy of the rows that are kept."""
-
-    def __init__(self, sample: Sample, what: What, mask: Tensor) -> None:
-        if sample.name not in COMPILED_OF:
-            raise Absent("would take long to compile")
-        torch.compiler.reset()  # else dynamo gives up on so many shapes of one function
-        super().__init__(sample, what, torch.compile(eager.statistics, dynamic=False))
-        self._mask = mask
-
-    def run(self) -> float | None:
-        rows, axis = kept_of(self.sample, self._mask)
-        self._found = self._statistics(rows, axis, None, self._what.bins)
-        return None
-
-    def check(self) -> None:
-        check_kept(self._found, self.sample, self._mask, self._what, FLOAT32)
-
-
-def kept_of(sample: Sample, mask: Tensor) -> tuple[Tensor, int]:
-    """A copy of the rows that are kept, and its dimension of channels."""
-    rows = sample.memory[mask]
-    if sample.channel_dim is None:
-        return rows.view(1, -1), 0
-    return rows, sample.channel_dim + 1 - mask.dim()
-
-
-def check_kept(
-    found: eager.Statistics, sample: Sample, mask: Tensor, what: What, tolerance: Tolerance
-) -> None:
-    """Assert that statistics are those of the rows that are kept."""
-    made = State(sample.channels, what)
-    reference.update_(sample.x, sample.channel_dim, *made.arguments, None, mask)
-    check(found, made.statistics(), tolerance)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -138,7 +95,7 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 
 
 @pytest.fixture(scope="module", params=TABLES)
-def case(request: pytest.FixtureRequest, sample: Sample, results: Results) -> Measured:
+def case(request: pytest.FixtureRequest, sample: Sample) -> Measured:
     """A case, measured: all its peers in turn, on one thread."""
     layout, what = LAYOUTS[sample.name.rpartition(" ")[0]], WHATS[request.param]
     some, every = mask_of(layout, KEPT), mask_of(layout, 1.0)
@@ -147,16 +104,18 @@ def case(request: pytest.FixtureRequest, sample: Sample, results: Results) -> Me
         SOME: partial(Masked, sample, what, some),
         ALL: partial(Masked, sample, what, every),
         COPIED: partial(Copied, sample, what, some),
-        COMPILED: partial(Compiled, sample, what, some),
     }
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     measured = measure(
-        *(TABLES[request.param], sample.name, sample.elements, makers),
-        *(Rounds(0.5, least=9, most=25), {}, {}, cpu),
+        TABLES[request.param],
+        sample.name,
+        sample.elements,
+        makers,
+        Rounds(0.5, least=9, most=25),
+        clock=cpu,
     )
     torch.set_num_threads(threads)
-    results.cases.append(measured.case)
     return measured
 
 

@@ -12,15 +12,11 @@ from torch import Tensor
 
 from bench.accuracy import FLOAT32, HOOKSTATS, as_statistics, check
 from bench.eager import Statistics, statistics
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.smoke import SMOKE, pick
 from bench.states import BINS, empty_lists
 from hookstats import ChannelStats, channel_stats
 from hookstats.kernels import ops
-
-pytestmark = replayed
 
 BLOCK = ((768, 256), (768, 1), (256, 256), (256, 1), (1024, 256), (1024, 1), (256, 1024), (256, 1))
 """The parameters of a transformer's block 256 wide, but for its norms."""
@@ -113,18 +109,15 @@ TABLE = Table(
     "us/tensor",
     1e6,
     floor="read",
-    ours=("update_many_", "update_"),
 )
 
 
 @pytest.fixture(scope="module", params=JOBS)
-def case(request: pytest.FixtureRequest, results: Results) -> Measured:
+def case(request: pytest.FixtureRequest) -> Measured:
     """A case, measured: all its peers in turn."""
     xs = [torch.randn(shape) for shape in JOBS[request.param]]
     makers = {name: partial(make, xs) for name, make in PEERS.items()}
-    measured = measure(TABLE, request.param, len(xs), makers)
-    results.cases.append(measured.case)
-    return measured
+    return measure(TABLE, request.param, len(xs), makers)
 
 
 @pytest.mark.parametrize("peer", PEERS)

@@ -27,5 +27,5 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SAMPLES = {
     f"{layout} {dtype}": (LAYOUTS[layout], DTYPES[dtype]) for layout in LAYOUTS for dtype in DTYPES
 }
-COMPILED = pick(tuple(SAMPLES), ("NCHW fp32", "(N, L, C) bf16"))
+COMPILED = pick(tuple(SAMPLES), ("NCHW fp32",))
 """Those that torch.compile and eager torch are timed on: all, but where they only have to run."""

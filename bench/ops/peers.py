@@ -15,6 +15,7 @@ from bench.eager import Statistics
 from bench.smoke import pick
 from bench.states import State, What
 from hookstats.kernels import ops
+from hookstats.stats import reference
 
 
 @cache
@@ -54,7 +55,8 @@ class Update(Read):
         super().prepare()
 
     def run(self) -> float | None:
-        ops.update_(self.sample.x, self.sample.channel_dim, *self._state.arguments)
+        sample, what = self.sample, self._what
+        ops.update_(sample.x, sample.channel_dim, *self._state.arguments, what.sampling)
         return None
 
     def found(self) -> Statistics:
@@ -62,7 +64,13 @@ class Update(Read):
         return self._state.statistics()
 
     def check(self) -> None:
-        check(self.found(), self.sample.expected, HOOKSTATS)
+        sample, what = self.sample, self._what
+        expected = sample.expected
+        if what.sampling is not None:  # the reference chooses the same elements
+            made = State(sample.channels, what)
+            reference.update_(sample.x, sample.channel_dim, *made.arguments, what.sampling)
+            expected = made.statistics()
+        check(self.found(), expected, HOOKSTATS)
 
 
 class OneThread(Update):

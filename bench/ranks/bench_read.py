@@ -16,16 +16,12 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from simulated import BATCH, write_run
 
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.smoke import pick
 from bench.turns import Rounds
 from hookstats import StepRecord, open_run
 from hookstats.runs.columns import COLUMNS
 from hookstats.show import page
-
-pytestmark = replayed
 
 SITES = pick(500, 6)
 CHANNELS = pick(256, 8)
@@ -37,7 +33,6 @@ TABLE = Table(
     "ms/rank",
     1e3,
     floor="pyarrow",
-    ours=("hookstats", "report"),
 )
 
 
@@ -129,9 +124,7 @@ def _highest() -> float:
 
 
 @pytest.fixture(scope="module", params=RANKS)
-def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, results: Results
-) -> Measured:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     run = tmp_path_factory.mktemp("run") / "run"
     write_run(run, request.param, SITES, CHANNELS)
     makers = {name: partial(peer, run, request.param) for name, peer in PEERS.items()}
@@ -141,7 +134,6 @@ def case(
     measured.case.facts["on the disk, MB"] = round(files / 1e6, 1)
     measured.case.facts["most memory, MB"] = round(memory(Merged, run), 1)
     measured.case.facts["of the report, MB"] = round(memory(Reported, run), 1)
-    results.cases.append(measured.case)
     return measured
 
 

@@ -14,15 +14,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from simulated import BATCH, record
 from torch import distributed
 
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.smoke import pick
 from bench.turns import Rounds
 from hookstats import Reduce
 from hookstats.watching.reduce import Exchange
-
-pytestmark = replayed
 
 SITES = pick(200, 6)
 CHANNELS = pick(1024, 8)
@@ -32,7 +28,6 @@ TABLE = Table(
     "ms/step",
     1e3,
     floor="gather",
-    ours=("hookstats",),
     parts={"gather": "torch's all_gather of the numbers alone, which merges nothing"},
 )
 
@@ -81,9 +76,7 @@ class Timed:
 
 
 @pytest.fixture(scope="module", params=pick((2, 4), (2,)))
-def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, results: Results
-) -> Measured:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     context = torch.multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     file = tmp_path_factory.mktemp("ranks") / "rendezvous"
@@ -101,7 +94,6 @@ def case(
     title = f"{request.param} ranks, {SITES} sites x {CHANNELS} channels"
     measured = measure(TABLE, title, 1, makers, Rounds(0, ROUNDS, ROUNDS))
     measured.case.facts["sent by a rank, MB"] = round(sent, 1)
-    results.cases.append(measured.case)
     return measured
 
 

@@ -14,16 +14,12 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from support.browser import chromium, screen
 
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.show.recorded import record
 from bench.smoke import pick
 from bench.turns import Peer, Rounds
 
 resource = pytest.importorskip("resource", reason="CPU time of children is known on POSIX alone")
-
-pytestmark = replayed
 
 TENSORS, STEPS, CHANNELS = pick(600, 12), pick(2000, 20), 16
 ROUNDS = pick(3, 1)
@@ -145,16 +141,12 @@ WRITTEN = Table(
     "s",
     1.0,
     floor="reading its columns",
-    ours=("report",),
-    by_peer=True,
 )
 SHOWN = Table(
     "the page of a long run in a browser",
     "ms",
     1e3,
     floor="moving the cursor",
-    ours=(*REDRAWS, "first paint", "everything"),
-    by_peer=True,
 )
 
 
@@ -167,15 +159,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def written(results: Results, files: tuple[Path, Path]) -> Measured:
+def written(files: tuple[Path, Path]) -> Measured:
     peers: dict[str, Callable[[], Peer]] = {
         "report": partial(Report, *files),
         "reading its columns": partial(Command, "-c", READ, str(files[0])),
     }
     name = f"{TENSORS} tensors of {CHANNELS} channels x {STEPS} steps"
-    measured = measure(WRITTEN, name, 1, peers, Rounds(0, ROUNDS))
-    results.cases.append(measured.case)
-    return measured
+    return measure(WRITTEN, name, 1, peers, Rounds(0, ROUNDS))
 
 
 @pytest.fixture(scope="module")
@@ -186,15 +176,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def shown(results: Results, written: Measured, files: tuple[Path, Path], browser: Any) -> Measured:
+def shown(written: Measured, files: tuple[Path, Path], browser: Any) -> Measured:
     peers: dict[str, Callable[[], Peer]] = {
         "first paint": partial(Opened, browser, files[1], "first"),
         "everything": partial(Opened, browser, files[1]),
     }
     peers |= {name: partial(Drawn, browser, files[1], action) for name, action in REDRAWS.items()}
-    measured = measure(SHOWN, written.case.name, 1, peers, Rounds(1, ROUNDS))
-    results.cases.append(measured.case)
-    return measured
+    return measure(SHOWN, written.case.name, 1, peers, Rounds(1, ROUNDS))
 
 
 @pytest.mark.parametrize("peer", ["report", "reading its columns"])

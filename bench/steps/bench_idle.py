@@ -16,13 +16,9 @@ from torch import nn
 from trainings import KINDS, Training
 
 import hookstats as hs
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.smoke import pick
 from bench.turns import Peer, Rounds
-
-pytestmark = replayed
 
 EVERY = 100
 LAYERS = pick(100, 3)
@@ -90,12 +86,11 @@ TABLE = Table(
     "us/step",
     1e6,
     floor="no hooks",
-    ours=tuple(PEERS)[1:],
 )
 
 
 @pytest.fixture(scope="module")
-def case(results: Results) -> Iterator[Measured]:
+def case() -> Iterator[Measured]:
     """The training runs, measured in turn on one thread, as their tensors need no more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -107,7 +102,6 @@ def case(results: Results) -> Iterator[Measured]:
     measured = measure(TABLE, name, JOB.steps, makers, Rounds(10.0, least=3, most=40))
     together["Training"] = Training(JOB, {})
     together["Training"].run()
-    results.cases.append(measured.case)
     yield measured
     for peer in measured.peers.values():
         cast(Training, peer).detach()

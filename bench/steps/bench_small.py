@@ -16,13 +16,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import nn
 from trainings import Training, Watched, WatchedStored
 
-from bench.measure import Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Measured, Table, measure
 from bench.smoke import pick
 from bench.turns import Peer, Rounds
-
-pytestmark = replayed
 
 WIDTH = pick(256, 8)
 JOB = Job(
@@ -57,13 +53,12 @@ TABLE = Table(
     "ms/step",
     1e3,
     floor="no hooks",
-    ours=("watch", "watch out="),
     parts={"watch out=": "watch with a run directory"},
 )
 
 
 @pytest.fixture(scope="module")
-def case(results: Results) -> Iterator[Measured]:
+def case() -> Iterator[Measured]:
     """The training runs, measured in turn."""
     together: dict[str, Training] = {}
     makers: dict[str, Callable[[], Peer]] = {
@@ -78,7 +73,6 @@ def case(results: Results) -> Iterator[Measured]:
     coverage = stored.watch.coverage()
     measured.case.facts["_cpu"] = cpu["watch out="] / cpu["no hooks"]
     measured.case.facts["_stalls"] = 100 * coverage.stalls / coverage.steps
-    results.cases.append(measured.case)
     yield measured
     for peer in peers.values():
         peer.detach()

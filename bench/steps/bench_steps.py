@@ -24,14 +24,11 @@ from trainings import (
     WatchedStored,
 )
 
-from bench.measure import Absent, Measured, measure
-from bench.measured import Results, Table
-from bench.replay import replayed
+from bench.measure import Absent, Measured, Table, measure
 from bench.smoke import SMOKE, pick
 from bench.turns import Peer, Rounds
 
 pytestmark = [
-    replayed,
     # torch's own, as inductor is imported
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
 ]
@@ -55,7 +52,6 @@ TABLE = Table(
     "ms/step",
     1e3,
     floor="no hooks",
-    ours=WATCHED,
     read="read",
     parts={
         "read": "no training: a read of as many bytes as watch observes in a step, from memory",
@@ -65,7 +61,6 @@ TABLE = Table(
         "bins=None every=10": "the same, one step of ten",
         **{name: what for name, (_, what) in MONITORS.items()},
     },
-    by_peer=True,
 )
 FEW_SHAPES = pick(("200-layer MLP", "GPT-2"), ("200-layer MLP",))
 """The models for whose shapes torch.compile takes seconds, not minutes."""
@@ -80,7 +75,7 @@ def _too_many_shapes() -> Peer:
 
 
 @pytest.fixture(scope="module", params=JOBS)
-def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]:
+def case(request: pytest.FixtureRequest) -> Iterator[Measured]:
     """The training runs of a job, measured in turn."""
     job = JOBS[request.param]
     together: dict[str, Training] = {}
@@ -95,7 +90,6 @@ def case(request: pytest.FixtureRequest, results: Results) -> Iterator[Measured]
         seconds = measured.case.seconds
         for seldom in ("watch every=10", "bins=None every=10"):
             seconds[seldom] = spread(seconds[seldom], PERIOD)
-    results.cases.append(measured.case)
     yield measured
     for training in measured.peers.values():
         cast(Training | Reading, training).detach()

@@ -143,5 +143,5 @@ def test_cmake_builds_every_program_of_tests_cpp() -> None:
     presets = json.loads((ROOT / "CMakePresets.json").read_text("utf-8"))["buildPresets"]
     (default,) = [preset for preset in presets if preset["name"] == "default"]
     programs = {file.stem for file in (ROOT / "tests" / "cpp").glob("*.cpp")}
-    assert len(programs) > 5
+    assert "test_core" in programs
     assert programs <= set(default["targets"])
