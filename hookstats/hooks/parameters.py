@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from hookstats._torch import flat_padding, is_flattened
 from hookstats.arena.arena import Accumulator, Arena
-from hookstats.hooks.partials import Gradient, Partials
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Widths
@@ -57,8 +56,6 @@ class Parameters:
         self._watched: list[WatchedParameter] = []
         self._by_id: dict[int, WatchedParameter] | None = None
         self._batches = Batches()
-        self.partials: Partials | None = None
-        """Where summands of gradients go, beside being skipped."""
 
     def add(
         self, owner: nn.Module, key: str, value: Widths | None, gradient: Widths | None
@@ -77,19 +74,6 @@ class Parameters:
         with self._arena.lock, own_dispatch():
             if batches.native is None or not batches.native.observe(groups, scale):
                 self._observe(groups, batches, scale)
-            if self.partials is not None and self.partials.wanted:
-                self.partials.keep(self._gradients(groups), scale)
-
-    def _gradients(self, groups: list[list[Tensor]]) -> Iterator[Gradient]:
-        """The gradients of the watched ones of the parameters."""
-        mine = set(map(id, chain.from_iterable(groups)))
-        for watched in self._watched:
-            parameter = watched.tensor()
-            if watched.gradient is None or id(parameter) not in mine:
-                continue
-            gradient = None if parameter is None else parameter.grad
-            if gradient is not None:
-                yield Gradient(watched.gradient.first, gradient)
 
     def _observe(self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None) -> None:
         if self._by_id is None:

@@ -82,20 +82,6 @@ class Spread:
         """The layout of a tensor that a compiled graph will have; `found`: of a DTensor."""
         return self.layout_of(kind, shape, None if found is None else _of_dtensor(found, None))
 
-    def of_sum(self, kind: str, tensor: Tensor) -> tuple[Layout, tuple[int, ...], bool] | None:
-        """The layout of the sum of which a DTensor has a summand on each rank of one dimension of
-        its mesh, these ranks, and whether it is the mean; None for all other tensors."""
-        found = placed(tensor)
-        places = [i for i, one in enumerate(found.placements) if one.is_partial()]
-        operation = getattr(found.placements[places[0]], "reduce_op", None) if places else None
-        axes = _axes(found.mesh)
-        if len(places) != 1 or operation not in ("sum", "avg") or not axes:
-            return None
-        (place,) = places
-        known = _of_dtensor(_without_partial(found), None)
-        layout = self.layout_of(kind, tuple(tensor.shape), known)
-        return None if layout is None else (layout, axes[place][1], operation == "avg")
-
     def layout_of(
         self, kind: str, local: tuple[int, ...], known: _Known | None, *, flat: bool = False
     ) -> Layout | None:
@@ -282,14 +268,6 @@ def _of_dtensor(found: Placed, local: tuple[int, ...] | None) -> _Known | None:
         found.shape,
         cuts if exact else None,
     )
-
-
-def _without_partial(found: Placed) -> Placed:
-    """As the sum is placed once all ranks have it."""
-    from torch.distributed.tensor import Replicate
-
-    whole = tuple(Replicate() if one.is_partial() else one for one in found.placements)
-    return found._replace(placements=whole)
 
 
 def _part(placement: Any, whole: Int64, axis: Axis) -> Int64:

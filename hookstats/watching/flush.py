@@ -18,7 +18,6 @@ from hookstats.arena.arena import PATIENCE
 from hookstats.arena.flag import Flag
 from hookstats.records.norms import GRADIENT_NORM, GradientNorm
 from hookstats.records.record import StepRecord
-from hookstats.records.summands import Summands
 from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
 from hookstats.runs.world import current_rank
@@ -111,17 +110,15 @@ class Flusher:
         snapshot: ClosedStep,
         step: int,
         scalars: StepScalars | None = None,
-        summands: Summands | None = None,
     ) -> None:
-        """Have `snapshot` recorded as `step`, with the scalars that it has so far, and what this
-        rank adds to gradients that are sums over ranks; never waits.
+        """Have `snapshot` recorded as `step`, with the scalars that it has so far; never waits.
 
         Raises:
             ValueError: the flusher is closed.
         """
         if os.getpid() != self._pid:
             snapshot.release()
-        self._request(Step(snapshot, step, scalars, summands), step)
+        self._request(Step(snapshot, step, scalars), step)
 
     def submit_scalars(self, scalars: Sequence[StepScalars]) -> None:
         """Have the scalars of complete steps written, after the records of these; never waits.
@@ -353,7 +350,7 @@ class Flusher:
 
     def _record_one(self, request: Step, into: list[StepRecord]) -> None:
         """Record a closed step, and add what the sinks are to get."""
-        snapshot, step, scalars, summands = request
+        snapshot, step, scalars = request
         if self._last() is snapshot:  # an interrupt may have it submitted twice
             return
         self._last = weakref.ref(snapshot)
@@ -374,7 +371,7 @@ class Flusher:
         if self._detail is None:
             self._disk.write(step, lambda: record)
         if self.exchange is not None and self.shows(step):
-            given = self._merged(partial(self.exchange, record, summands), record)
+            given = self._merged(partial(self.exchange, record), record)
         if given is not None:
             self.latest = given
             if self._sinks:

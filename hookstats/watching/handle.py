@@ -19,7 +19,6 @@ from hookstats.arena.arena import Arena
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.masks import Masks
-from hookstats.hooks.partials import Partials
 from hookstats.hooks.phases import Phases
 from hookstats.hooks.presence import Presence
 from hookstats.hooks.readable import own_dispatch
@@ -96,9 +95,6 @@ class Watch(Contexts):
             self._phases.keeps_evaluation = self._roots.skips_evaluation = True
             arena.route()
         self._observers = Observers(arena, settings, spread, self._phases)
-        exchange = flusher.exchange
-        self._partials = Partials(spread, 0 if exchange is None else exchange.reduce.partial_bytes)
-        self._observers.parameters.partials = self._partials
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
@@ -261,7 +257,6 @@ class Watch(Contexts):
             discarded=self._discarded,
             stalls=self._arena.stalls,
             failures=self._observers.silence.failures
-            | self._partials.failures
             | (self._flusher.failures | self._monitor.failures | self._when.failures),
             budget=self._when.report(),
         )
@@ -393,7 +388,6 @@ class Watch(Contexts):
         with suppress(Exception):
             if self._step == step:
                 self._arena.discard()
-                self._partials.take()
                 self._step += 1
             if self._log.next <= step:
                 self._log.close(step, {}, is_shown=False)
@@ -413,12 +407,11 @@ class Watch(Contexts):
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
         values = {**learning_rates(self._optimizers), **self._cost.since()}
         scalars = self._log.close(step, values, is_shown=recorded and self._flusher.shows(step))
-        summands = self._partials.take()
         self._roots.called = False
         try:
             self._step += 1
             if recorded:
-                to = partial(self._flusher.submit, step=step, scalars=scalars, summands=summands)
+                to = partial(self._flusher.submit, step=step, scalars=scalars)
                 self._arena.hand_over(to, partial(self._flusher.skip, step))
         except BaseException:
             if recorded and self._arena.front == front:
@@ -434,8 +427,6 @@ class Watch(Contexts):
         self._recorded |= self._arena.recording
         seldom = self._paused or self._when.is_seldom
         self._presence.set(self._arena.recording or not seldom)
-        exchange = self._flusher.exchange
-        self._partials.wanted = exchange is not None and exchange.adds_up(self._step)
 
 
 def _has_begun(roots: Roots, arena: Arena) -> bool:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 from hookstats.arena.flag import Flag
 from hookstats.records.record import StepRecord
-from hookstats.records.summands import Summands
 from hookstats.watching.scalars import StepScalars
 
 
@@ -38,7 +37,6 @@ class Step(NamedTuple):
     snapshot: ClosedStep
     step: int
     scalars: StepScalars | None
-    summands: Summands | None = None
 
 
 class Scalars(NamedTuple):

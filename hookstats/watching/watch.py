@@ -149,7 +149,7 @@ def watch(
             begin with "tp" (tensor parallelism), nor of parameters along "ep" (experts). Along "pp"
             (stages) are other modules, along "cp" and "sp" sequences are spread, along all others
             batches.
-        reduce: how the ranks' records are merged during the training, for `Watch.latest`, sinks and
+        reduce: how the ranks' tensors are merged during the training, for `Watch.latest`, sinks and
             rules; None to merge them when the run is read. Watching then begins and ends as it does
             on the other ranks.
         after: with `every`, how many steps in a row are recorded once a rule found an error, or
@@ -189,7 +189,7 @@ def watch(
         OSError: `out` cannot be written, holds another run and neither `append` nor `overwrite` is
             given, or another watch of this rank writes to `out`.
         RuntimeError: `reduce` is given, and another rank does not watch with it.
-        ImportError: `out` or `reduce` is given and pyarrow is not installed.
+        ImportError: `out` is given and pyarrow is not installed.
     """
     models = as_models(model)
     optimizers = as_optimizers(optimizer)

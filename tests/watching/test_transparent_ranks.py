@@ -47,7 +47,7 @@ def train(rank: int, how: str, name: str, out: Path) -> list[str]:
         found.append(digest.hexdigest())
 
     row, watch = ROWS[name], hs.watch
-    reduces = partial(watch, reduce=hs.Reduce(timeout=120, partial_bytes=1 << 20))
+    reduces = partial(watch, reduce=hs.Reduce(timeout=120))
     handle = register_optimizer_step_post_hook(note)
     ways: dict[str, Any] = {"watched": watch, "reduced": reduces}
     hs.watch = ways.get(how, lambda *_, **__: Unwatched())
