@@ -215,7 +215,7 @@ def test_a_wheel_holds_what_the_report_is_made_of(project: Path, tmp_path: Path)
     assert held == {file.name for file in (ROOT / assets).iterdir()}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pip_installs_with_no_torch_and_against_an_installed_one(
     project: Path, tmp_path: Path
 ) -> None:
@@ -353,7 +353,7 @@ def test_the_compiler_that_was_asked_links_too(
     assert "hookstats: built the CPU operators with c++ " in build.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_where_the_hooks_do_not_compile_the_python_hooks_serve(
     project: Path, tmp_path: Path
 ) -> None:
