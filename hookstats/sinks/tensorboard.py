@@ -23,7 +23,7 @@ class TensorBoard:
     Args:
         logdir: the directory of the event files; or a SummaryWriter of your own, which the sink
             does not close.
-        scalars: which statistics of whole tensors to write; see `charts.STATISTICS`.
+        scalars: which statistics of ChannelStats to write, of whole tensors.
         histograms: whether to write histograms, too.
         every: of the recorded steps, steps 0, every, 2 * every, ... are written.
         ranks: which of several ranks write. "all": each in curves of its own, rank 1 in the

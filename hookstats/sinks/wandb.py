@@ -26,7 +26,7 @@ class WandB:
     Args:
         run: the result of `wandb.init`, which the sink does not finish; None for the active run, or
             for a new one, which the sink finishes.
-        scalars: which statistics of whole tensors to log; see `charts.STATISTICS`.
+        scalars: which statistics of ChannelStats to log, of whole tensors.
         histograms: whether to log histograms, too.
         every: of the recorded steps, steps 0, every, 2 * every, ... are logged.
         commit: whether each step is logged at once, as a step of the W&B run. False adds the step
