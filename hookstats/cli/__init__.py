@@ -1,14 +1,16 @@
 """The command line, `hookstats` and `python -m hookstats`: one module per subcommand.
 
-`cli/usage/NAME.py` has the help and the arguments of a subcommand, `cli/NAME.py` the function
-that runs it. Exit codes: 0 done; 1 the answer is no (compare: the runs differ, doctor: something
-is broken); 2 an error, in one line on stderr; 130 interrupted; 141 the reader of a pipe went away.
+`cli/NAME.py` has the help of a subcommand in its docstring, its arguments and the function that
+runs it. These modules import neither NumPy nor torch nor pyarrow before they run, so that help and
+mistyped commands are answered at once.
+
+Exit codes: 0 done; 1 the answer is no (compare: the runs differ, doctor: something is broken); 2 an
+error, in one line on stderr; 130 interrupted; 141 the reader of a pipe went away.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import warnings
@@ -37,15 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: after --help, --version or wrong arguments, as argparse does.
     """
-    ours = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     command = next((word for word in arguments if not word.startswith("-")), None)
     completing = "_ARGCOMPLETE" in os.environ  # a shell asks what may come next
-    # The parsers of all commands, which the help and completion need, take some milliseconds.
-    alone = command in COMMANDS and [*arguments][:1] == [command] and not completing
-    # What completes words has a way of its own with arguments.
-    kind = _Parser if completing else _Command
-    parser = _parser((str(command),) if alone else COMMANDS, kind)
+    # argcomplete parses arguments in its own way.
+    parser = _parser(_Parser if completing else _Command)
     if completing:
         import_module("hookstats.cli.completion").answer(parser)
     if command is not None and command not in COMMANDS:
@@ -54,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
-    if options.command == "run":  # a script has errors, warnings and output of its own
-        run: Callable[[argparse.Namespace], int] = import_module("hookstats.cli.run").run
+    module = import_module(f"hookstats.cli.{options.command}")
+    run: Callable[[argparse.Namespace], int] = module.run
+    if options.command == "run":  # the script's errors, warnings and output are left to the script
         return run(options)
     if sys.stdout is None:  # `>&-`
         print(f"hookstats {options.command}: error: stdout is closed", file=sys.stderr)
@@ -65,8 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Such as that a damaged part was left out.
             warnings.simplefilter("default", RuntimeWarning)
             warnings.showwarning = _show_warning
-            module = _lasting(f"hookstats.cli.{options.command}", ours)
-            code: int = module.run(options)
+            code = run(options)
         sys.stdout.flush()  # here, where a broken pipe can still be handled
     except BrokenPipeError:
         # Python flushes stdout once more when it exits, and would complain.
@@ -80,19 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hookstats {options.command}: error: {describe(error)}", file=sys.stderr)
         return 2
     return code
-
-
-def _lasting(module: str, ours: bool) -> Any:
-    """Import a module. In a process of our own, what is imported is not searched for garbage again
-    and again: that took a tenth of the time of a long report."""
-    if not ours or not gc.isenabled():
-        return import_module(module)
-    gc.disable()
-    try:
-        return import_module(module)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
@@ -122,8 +107,8 @@ class _Command(_Parser):
             self._is_within = False
 
 
-def _parser(names: Sequence[str], kind: type[_Parser]) -> argparse.ArgumentParser:
-    """The parser, with these commands, each parsed by one of this kind."""
+def _parser(kind: type[_Parser]) -> argparse.ArgumentParser:
+    """The parser of all commands, each of which is parsed by a parser of this kind."""
     parser = _Parser(
         prog="hookstats",
         description="PyTorch's flight recorder: look at what `hookstats.watch` recorded.",
@@ -137,9 +122,9 @@ def _parser(names: Sequence[str], kind: type[_Parser]) -> argparse.ArgumentParse
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", dest="command", parser_class=kind
     )
-    for name in names:
-        usage = import_module(f"hookstats.cli.usage.{name}")
-        summary, _, details = (usage.__doc__ or "").partition("\n\n")
+    for name in COMMANDS:
+        module = import_module(f"hookstats.cli.{name}")
+        summary, _, details = (module.__doc__ or "").partition("\n\n")
         summary = summary.partition(": ")[2]
         command = commands.add_parser(
             name,
@@ -148,5 +133,5 @@ def _parser(names: Sequence[str], kind: type[_Parser]) -> argparse.ArgumentParse
             epilog=details,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        usage.add_arguments(command)
+        module.add_arguments(command)
     return parser

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hookstats.cli.output import count
 from hookstats.records.alerts import SCALAR, Incident, incidents_of, worst
 from hookstats.records.keys import Key
 from hookstats.rules import Alert, advice_of, replay
 from hookstats.runs.run import Run
-from hookstats.show.grid import require_rich
+from hookstats.show.grid import count, require_rich
 from hookstats.show.progress import track
 from hookstats.stats.printable import printable
 

@@ -1,4 +1,13 @@
-"""Completion of the command line: the script for a shell, and the answers to its questions."""
+"""completion: print the script by which a shell completes commands, options, runs and layers.
+
+The shell asks hookstats itself at each press of the tab key, by argcomplete, so the script stays
+right when hookstats is updated. Put the script where the examples say, by `>>` or `>`.
+
+examples:
+  hookstats completion bash     the end of ~/.bashrc
+  hookstats completion zsh      the end of ~/.zshrc
+  hookstats completion fish     ~/.config/fish/completions/hookstats.fish
+"""
 
 from __future__ import annotations
 
@@ -7,9 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hookstats.records.keys import MODULE_KINDS, PARAMETER_KINDS
-from hookstats.runs.files import read_json
-from hookstats.runs.format import RUN_JSON, rank_json
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="the shell that is to complete")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,6 +35,8 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
     Runs are completed by the directories that hold some, `--layer` by the layers of the run.
     """
+    from hookstats.records.keys import MODULE_KINDS, PARAMETER_KINDS
+
     with suppress(ImportError):
         complete, kinds = _require(), (*MODULE_KINDS, *PARAMETER_KINDS)
         for action in _actions(parser):
@@ -59,6 +72,8 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def _runs(prefix: str, **asked: Any) -> list[str]:
     """The runs that begin with `prefix`, and the directories on the way to others."""
+    from hookstats.runs.format import RUN_JSON
+
     head, slash, _ = prefix.rpartition("/")
     found = []
     with suppress(OSError):
@@ -71,6 +86,9 @@ def _runs(prefix: str, **asked: Any) -> list[str]:
 
 def _layers(prefix: str, parsed_args: argparse.Namespace, **asked: Any) -> list[str]:
     """The layers and parameters of the run that the command names."""
+    from hookstats.runs.files import read_json
+    from hookstats.runs.format import rank_json
+
     path = getattr(parsed_args, "run", None) or getattr(parsed_args, "a", None)
     if not isinstance(path, Path):
         return []

@@ -1,32 +1,66 @@
-"""Writes a run in the formats of other tools."""
+"""export: write a run as Parquet, CSV or TensorBoard events, for other tools.
+
+parquet      one file with every column of `Run.table`: statistics and histograms per channel
+csv          one file with one row per step and site, the statistics of the whole tensor;
+             with --channels one row per channel; without histograms; an apostrophe comes before
+             names that a spreadsheet would take for formulas
+             with --scalars, either has the numbers that training logged: one row per step and name
+tensorboard  a directory of event files with scalars and histograms
+
+examples:
+  hookstats export runs/a -o a.parquet
+  hookstats export runs/a -o a.csv --channels
+  hookstats export runs/a -o tb --format tensorboard
+"""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import os
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from hookstats.cli.arguments import add_run
 
-from hookstats.cli.inputs import open_path
-from hookstats.cli.usage.export import FORMATS
-from hookstats.runs.format import require_pyarrow
-from hookstats.runs.run import Run
-from hookstats.runs.series import SiteSeries
-from hookstats.show.progress import track
-from hookstats.stats.derived import STATISTICS
-from hookstats.stats.printable import printable
+if TYPE_CHECKING:
+    from hookstats.runs.run import Run
+    from hookstats.runs.series import SiteSeries
+
+FORMATS = ("parquet", "csv", "tensorboard")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="the file to write or replace, or the directory for TensorBoard events",
+    )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="the format of PATH (default: by its suffix, .parquet or .csv)",
+    )
+    parser.add_argument(
+        "--scalars", action="store_true", help="write what training logged, such as the loss"
+    )
+    parser.add_argument(
+        "--channels", action="store_true", help="csv only: write one row per channel"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    from hookstats.cli.inputs import open_path
+    from hookstats.stats.printable import printable
+
     out: Path = options.out
     format = options.format or out.suffix.removeprefix(".")
     if format not in FORMATS:
@@ -57,6 +91,9 @@ def _replacing(out: Path) -> Iterator[Path]:
     A link stays, and the file that it names is replaced. What is no regular file, such as a pipe or
     a device, stays, too: it is written to.
     """
+    import shutil
+    import tempfile
+
     if out.exists() and not (out.is_file() or out.is_dir()):
         with tempfile.TemporaryDirectory() as directory:
             whole = Path(directory, "export")
@@ -78,6 +115,9 @@ def _replacing(out: Path) -> Iterator[Path]:
 
 
 def _write_parquet(recorded: Run, out: Path) -> None:
+    from hookstats.runs.format import require_pyarrow
+    from hookstats.show.progress import track
+
     pa = require_pyarrow()
     steps = iter(track(recorded.steps, "exporting"))
     with pa.parquet.ParquetWriter(out, recorded.schema, compression="zstd") as writer:
@@ -89,6 +129,9 @@ def _write_parquet(recorded: Run, out: Path) -> None:
 
 
 def _write_csv(recorded: Run, out: Path, channels: bool) -> None:
+    from hookstats.runs.format import require_pyarrow
+    from hookstats.show.progress import track
+
     pa = require_pyarrow()
     import pyarrow.csv
 
@@ -104,6 +147,8 @@ def _write_csv(recorded: Run, out: Path, channels: bool) -> None:
 
 
 def _write_scalars(recorded: Run, out: Path, format: str) -> None:
+    from hookstats.runs.format import require_pyarrow
+
     pa = require_pyarrow()
     of_ranks = [recorded.of_rank(rank).scalars.table() for rank in recorded.ranks]
     table = pa.concat_tables(of_ranks or [recorded.scalars.table()])
@@ -120,6 +165,8 @@ def _write_scalars(recorded: Run, out: Path, format: str) -> None:
 
 def _rows(site: SiteSeries) -> dict[str, Any]:
     """The columns of one site, one row per step."""
+    from hookstats.stats.derived import STATISTICS
+
     return {
         "step": site.steps,
         **_constants(site, len(site)),
@@ -130,6 +177,10 @@ def _rows(site: SiteSeries) -> dict[str, Any]:
 
 def _channel_rows(site: SiteSeries) -> dict[str, Any]:
     """The columns of one site, one row per step and channel."""
+    import numpy as np
+
+    from hookstats.stats.derived import STATISTICS
+
     steps, channels = site.channels.count.shape
     return {
         "step": np.repeat(site.channels.steps, channels),
@@ -140,6 +191,8 @@ def _channel_rows(site: SiteSeries) -> dict[str, Any]:
 
 
 def _constants(site: SiteSeries, rows: int) -> dict[str, Any]:
+    import numpy as np
+
     values = {"site": _cell(site.name), "kind": _cell(site.kind)}
     return {name: np.full(rows, value) for name, value in values.items()}
 
@@ -153,6 +206,7 @@ def _cell(text: str) -> str:
 
 
 def _write_events(recorded: Run, out: Path) -> None:
+    from hookstats.show.progress import track
     from hookstats.sinks import TensorBoard
 
     sink = TensorBoard(out)

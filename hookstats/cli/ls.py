@@ -1,4 +1,13 @@
-"""Lists the runs in a directory."""
+"""ls: list the runs in a directory: their steps, last losses and incidents.
+
+Directories inside are searched, too. The loss is the last value of "loss", or of another number
+with "loss" in its name, one of the training before one of an evaluation. Runs that began last come
+last.
+
+examples:
+  hookstats ls                      lists the runs below this directory
+  hookstats ls runs --sort loss
+"""
 
 from __future__ import annotations
 
@@ -9,17 +18,30 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from hookstats.cli.alerts import STYLES
-from hookstats.cli.inputs import open_path
-from hookstats.cli.output import count, describe, stdout
-from hookstats.rules.loss import is_loss
-from hookstats.runs.format import RUN_JSON
-from hookstats.runs.run import Run
-from hookstats.show.grid import Cell, print_grid
-from hookstats.show.progress import track
-from hookstats.show.terminal import format_number
+from hookstats.cli.arguments import add_rank
+
+if TYPE_CHECKING:
+    from hookstats.runs.run import Run
+    from hookstats.show.grid import Cell
+
+SORTS = ("started", "name", "steps", "loss", "incidents")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        help="where to look for runs (default: this directory)",
+    )
+    parser.add_argument(
+        "--sort", choices=SORTS, default=SORTS[0], help=f"sort by this (default: {SORTS[0]})"
+    )
+    add_rank(parser)
 
 
 class Listed(NamedTuple):
@@ -40,6 +62,10 @@ class Listed(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
+    from hookstats.cli.output import stdout
+    from hookstats.show.grid import print_grid
+    from hookstats.show.progress import track
+
     directory: Path = options.directory
     if not directory.is_dir():
         raise FileNotFoundError(errno.ENOENT, "expected a directory with runs", str(directory))
@@ -62,6 +88,9 @@ def run(options: argparse.Namespace) -> int:
 def _described(path: Path, directory: Path, rank: int | None) -> Listed | None:
     """What there is to say of a run; None, with a line on stderr, where the run cannot be read: one
     broken run hides no others."""
+    from hookstats.cli.inputs import open_path
+    from hookstats.cli.output import describe
+
     try:
         return describe_run(open_path(path, rank=rank), directory)
     except (OSError, ValueError) as error:
@@ -71,6 +100,8 @@ def _described(path: Path, directory: Path, rank: int | None) -> Listed | None:
 
 def runs_below(directory: Path) -> Iterator[Path]:
     """The run directories in `directory`, at any depth, itself included; none inside another."""
+    from hookstats.runs.format import RUN_JSON
+
     for path, inside, files in os.walk(directory):
         if RUN_JSON in files:
             inside.clear()
@@ -100,6 +131,8 @@ def describe_run(run: Run, directory: Path) -> Listed:
 
 def last_loss(run: Run) -> float | None:
     """The loss that was logged last, that of the training before others; None without any."""
+    from hookstats.rules.loss import is_loss
+
     names = sorted(
         (name for name in run.scalars if "loss" in name.lower()),
         key=lambda name: (name != "loss", not is_loss(name)),
@@ -129,10 +162,15 @@ def _goodness(loss: float | None) -> tuple[int, float]:
 
 
 def _style(loss: float | None) -> str:
+    from hookstats.cli.alerts import STYLES
+
     return "" if loss is None or math.isfinite(loss) else STYLES["error"]
 
 
 def _cells(one: Listed) -> list[Cell]:
+    from hookstats.cli.alerts import STYLES
+    from hookstats.show.terminal import format_number
+
     worst = next((severity for severity in STYLES if severity in one.severities), "")
     return [
         (one.name, ""),
@@ -147,6 +185,8 @@ def _cells(one: Listed) -> list[Cell]:
 
 def _said(severities: tuple[str, ...], worst: str) -> str:
     """How many incidents, and how many of the worst kind: "3 (1 error)"."""
+    from hookstats.show.grid import count
+
     if not severities:
         return "0"
     return f"{len(severities)} ({count(severities.count(worst), worst)})"

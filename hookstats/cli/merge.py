@@ -1,21 +1,40 @@
-"""Writes what all ranks of a run recorded as a run of the whole model."""
+"""merge: write what all ranks recorded as a run of the whole model.
+
+The new run has one rank, and is read without the work of merging. It has the records and scalars of
+the whole model and the alerts of all ranks; what each rank recorded for itself is not in it.
+
+examples:
+  hookstats merge runs/a -o runs/a-merged
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hookstats.cli.inputs import open_path
-from hookstats.records.alerts import Alert, Grouping
-from hookstats.runs.alerts import Told
-from hookstats.runs.run import Run
-from hookstats.runs.writer import RunWriter
-from hookstats.show.progress import track
-from hookstats.stats.printable import printable
+from hookstats.cli.arguments import add_run
+
+if TYPE_CHECKING:
+    from hookstats.records.alerts import Alert
+    from hookstats.runs.alerts import Told
+    from hookstats.runs.run import Run
+    from hookstats.runs.writer import RunWriter
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="OUT", help="a new or empty directory"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    from hookstats.cli.inputs import open_path
+    from hookstats.runs.writer import RunWriter
+    from hookstats.stats.printable import printable
+
     # Strict: what is written must be the whole.
     recorded = open_path(options.run, strict=True)
     writer = RunWriter(options.out, {**recorded.header, "reduced": recorded.ranks})
@@ -28,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _copy(recorded: Run, writer: RunWriter) -> None:
     """Write the records and scalars of all steps, and which steps were lost."""
+    from dataclasses import replace
+
+    from hookstats.show.progress import track
+
     steps, gaps, times = set(recorded.steps), recorded.gaps, recorded.scalars.times()
     for step in track(sorted({*steps, *gaps, *times}), "merging"):
         if step not in steps:
@@ -44,5 +67,8 @@ def _copy(recorded: Run, writer: RunWriter) -> None:
 
 def _told(alerts: Sequence[Alert]) -> list[Told]:
     """The alerts by their causes, as a run keeps them."""
+    from hookstats.records.alerts import Grouping
+    from hookstats.runs.alerts import Told
+
     grouping = Grouping()
     return [Told(alert, *grouping.add(alert), None) for alert in alerts]

@@ -1,4 +1,4 @@
-"""The console that subcommands print to, and their wording of counts and errors."""
+"""The console that subcommands print to, and their wording of errors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ def stdout() -> Console:
 
     console: Console = StdoutConsole(highlight=False, markup=False, emoji=False)
     return console
-
-
-def count(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def describe(error: BaseException | str) -> str:

@@ -1,18 +1,54 @@
-"""Prints one step of a run as a table, and the incidents up to that step."""
+"""show: print one step of a run as a table, and the incidents up to that step.
+
+examples:
+  hookstats show runs/a
+  hookstats show runs/a --step 100 --kind output
+  hookstats show runs/a --layer 'encoder.*' --layer head --sort dead
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from hookstats.cli.alerts import alerts_of, print_alerts
-from hookstats.cli.inputs import check_chosen, choose, open_path, read_step
-from hookstats.cli.output import stdout
-from hookstats.records.summary import summarise
+from hookstats.cli.arguments import add_rank, add_rules, add_run, add_selection, natural
 from hookstats.show.sorts import SORTS
-from hookstats.show.terminal import render
+
+ALERTS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the step to print (default: the last); a negative number counts from the end",
+    )
+    add_selection(parser)
+    parser.add_argument(
+        "--sort",
+        choices=("order", *SORTS),
+        default="order",
+        help="sort by this column, greatest first (default: in order of execution)",
+    )
+    add_rank(parser)
+    add_rules(parser)
+    parser.add_argument(
+        "--alerts",
+        type=natural,
+        default=ALERTS,
+        metavar="N",
+        help=f"print at most the worst N incidents (default: {ALERTS})",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    from hookstats.cli.alerts import alerts_of, print_alerts
+    from hookstats.cli.inputs import check_chosen, choose, open_path, read_step
+    from hookstats.cli.output import stdout
+    from hookstats.records.summary import summarise
+    from hookstats.show.terminal import render
+
     console = stdout()
     recorded = open_path(options.run, rank=options.rank)
     record = read_step(recorded, options.step)

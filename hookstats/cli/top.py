@@ -1,4 +1,15 @@
-"""Shows a growing run in the terminal, refreshed as its parts arrive."""
+"""top: watch a run while training writes it: changing layers, non-finite values, incidents.
+
+The view is refreshed as parts of the run arrive; press q or Ctrl-C to quit. "change" is the change
+of the rms over the last 12 recorded steps, which the curve draws from zero upwards. What incidents
+began with comes first, then layers with non-finite values, then those that changed most. In a long
+run, only the last 300 recorded steps are read.
+
+examples:
+  hookstats top runs/a
+  hookstats top runs/a --kind grad_output --kind param_grad
+  hookstats top runs/a --once       print one frame, the default if the output is not a terminal
+"""
 
 from __future__ import annotations
 
@@ -11,13 +22,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from hookstats.cli.inputs import open_path
-from hookstats.cli.output import stdout
-from hookstats.cli.view import View
+from hookstats.cli.arguments import add_rank, add_rules, add_run, add_selection, natural
 from hookstats.show.grid import require_rich
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from hookstats.cli.view import View
 
 SECONDS = 1.0
 """The time between two looks at the run directory."""
@@ -25,7 +36,20 @@ BUDGET = 0.8
 """The seconds of reading between two frames, so that keys are answered while a long run is read."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_selection(parser)
+    add_rank(parser)
+    add_rules(parser)
+    parser.add_argument("--limit", type=natural, metavar="N", help="show at most N sites")
+    parser.add_argument("--once", action="store_true", help="print one frame and exit")
+
+
 def run(options: argparse.Namespace) -> int:
+    from hookstats.cli.inputs import open_path
+    from hookstats.cli.output import stdout
+    from hookstats.cli.view import View
+
     console = stdout()
     view = View(
         open_path(options.run, rank=options.rank), options.layer, options.kind, options.rules

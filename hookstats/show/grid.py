@@ -37,6 +37,11 @@ def require_rich() -> Any:
     return rich
 
 
+def count(number: int, noun: str) -> str:
+    """ "1 step", "2 steps"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def print_grid(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[Cell]], **layout: Any
 ) -> None:

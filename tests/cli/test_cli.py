@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import shlex
@@ -65,7 +64,7 @@ def test_examples_are_commands_that_parse(name: str, monkeypatch: pytest.MonkeyP
     import shlex
 
     monkeypatch.setattr(import_module(f"hookstats.cli.{name}"), "run", lambda options: 0)
-    usage = import_module(f"hookstats.cli.usage.{name}").__doc__
+    usage = import_module(f"hookstats.cli.{name}").__doc__
     for line in re.findall(r"^  hookstats (.*)$", usage, re.MULTILINE):
         command, *_ = re.split(r" {3,}", line)
         assert call(*shlex.split(command)).code == 0
@@ -114,7 +113,7 @@ def test_a_mistyped_command_names_similar_ones(arguments: list[str], said: str) 
     assert said in result.err
 
 
-HEAVY = {"numpy", "torch", "pyarrow", "rich", "matplotlib", "pandas", "sklearn"}
+HEAVY = {"numpy", "torch", "pyarrow", "rich", "matplotlib", "pandas", "sklearn", "inspect"}
 
 
 @pytest.mark.parametrize(
@@ -275,21 +274,6 @@ def test_an_unwritable_output_is_named(
 def test_a_traceback_is_there_for_those_who_ask(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         call("--traceback", "show", tmp_path / "run")
-
-
-@pytest.mark.check
-@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_what_a_process_imports_is_not_searched_for_garbage(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", healthy(0))
-    program = (
-        "import gc, sys; from hookstats.cli import main; code = main(); "
-        "sys.exit(code or not (gc.isenabled() and gc.get_freeze_count() > 10_000))"
-    )
-    done = subprocess.run([sys.executable, "-c", program, "show", str(run)], capture_output=True)
-    assert done.returncode == 0, done.stderr
-    frozen = gc.get_freeze_count()
-    assert call("show", run).code == 0  # in a process of somebody else nothing is frozen
-    assert gc.get_freeze_count() == frozen
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from support.commands import call, healthy, write_run
 from support.samples import CHANNEL_BINS, record_of, sample
 
-from hookstats.cli import compare
+from hookstats.cli import output
 from hookstats.records.sparse import SparseCounts
 
 HEAD = ("head", "output")
@@ -144,7 +144,7 @@ def test_a_narrow_terminal_has_a_line_for_each_site(
     ]
     file = io.StringIO()
     console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None)
-    monkeypatch.setattr(compare, "stdout", lambda: console)
+    monkeypatch.setattr(output, "stdout", lambda: console)
     assert call("compare", *runs).code == 1
     lines = file.getvalue().splitlines()
     rows = lines[-len(names) :]

@@ -18,7 +18,7 @@ from support.terminals import terminal
 from hookstats import open_run
 from hookstats.cli import main
 from hookstats.show import progress
-from hookstats.stats.derived import statistic_names
+from hookstats.stats.derived import STATISTICS
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_csv_has_a_row_a_step_and_site(run: Path, tmp_path: Path) -> None:
     assert sorted(keys) == sorted((step, *key) for step in reader.steps for key in reader[step])
     for row, (step, name, kind) in zip(found, keys, strict=True):
         stats = reader[step][name, kind].per_tensor()
-        for statistic in statistic_names():
+        for statistic in STATISTICS:
             check(row[statistic], float(getattr(stats, statistic)))
 
 
@@ -82,7 +82,7 @@ def test_csv_may_have_a_row_a_channel(run: Path, tmp_path: Path) -> None:
     assert len(found) == sum(site.channels for s in reader.steps for site in reader[s].sites)
     for row in found:
         stats = reader[int(row["step"])][row["site"], row["kind"]]
-        for statistic in statistic_names():
+        for statistic in STATISTICS:
             check(row[statistic], float(getattr(stats, statistic)[int(row["channel"])]))
 
 

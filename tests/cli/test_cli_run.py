@@ -344,14 +344,36 @@ def test_processes_that_a_script_starts(script: Path, how: str) -> None:
 
 
 @pytest.mark.check
-def test_a_trainer_of_lightning_that_starts_its_processes(script: Path) -> None:
+def test_a_trainer_of_lightning_on_two_ranks(script: Path) -> None:
+    """By torchrun all ranks are recorded; where Lightning starts the second one, a line says so."""
     pytest.importorskip("lightning")
     parallel = 'max_epochs=2, devices=2, strategy="ddp",'
     text = LIGHTNING.replace("max_epochs=2,", parallel).replace("randn(8, 4)", "randn(16, 4)")
     script.write_text(text.replace('"result-0"', 'f"result-{trainer.global_rank}"'))
-    compare_children(script, "ddp")
-    recorded = open_run(script.parent / "runs" / "training")
+    compare(script, "ddp", ranks=2)
+    recorded = open_run(script.parent / "run")
+    assert recorded.ranks == [0, 1]
     assert recorded[2]["net.0", "output"].count.sum() == 2 * 4 * 8
+    code, errors = run(script, "-o", "alone", "training.py")
+    assert code == 0, errors
+    assert open_run(script.parent / "alone").ranks == [0]
+    assert (
+        "hookstats run: 1 of 2 ranks recorded: to record all, start with "
+        "`torchrun --nproc-per-node 2 -m hookstats run`\n"
+    ) in errors
+
+
+@pytest.mark.check
+def test_accelerate_launches_it(script: Path) -> None:
+    pytest.importorskip("accelerate")
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=1", "--num_machines=1"]
+    launch += ["--mixed_precision=no", "--dynamo_backend=no"]
+    code, errors = run(
+        script, "-o", "run", "training.py", "plain", launcher=[sys.executable, *launch]
+    )
+    assert code == 0, errors
+    assert open_run(script.parent / "run").steps == [0, 1, 2, 3, 4]
+    assert "hookstats run: 5 steps in run: hookstats show run" in errors
 
 
 @pytest.mark.check
@@ -416,12 +438,6 @@ def test_what_cannot_be_watched_is_said(script: Path) -> None:
     (script.parent / "idle.py").write_text("print(1)")
     code, errors = run(script, "idle.py")
     assert (code, errors) == (0, "hookstats run: no training was watched\n")
-    (script.parent / "starts.py").write_text(
-        "import subprocess, sys; subprocess.run([sys.executable, 'idle.py'], check=True)"
-    )
-    code, errors = run(script, "starts.py")
-    assert code == 0
-    assert errors.endswith(f"\nhookstats run: not followed: {sys.executable} idle.py\n")
     for wrong in (["none.py"], ["--config", "none.toml", "idle.py"]):
         code, errors = run(script, *wrong)
         assert code == 2

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.paths import ROOT
 
 
-def run(script: Path, *arguments: str, ranks: int = 1, watched: bool = True) -> tuple[int, str]:
-    """The exit code and stderr of a training run; what each rank ended with is in result-RANK."""
-    words = [sys.executable]
+def run(
+    script: Path,
+    *arguments: str,
+    ranks: int = 1,
+    watched: bool = True,
+    launcher: Sequence[str] = (sys.executable,),
+) -> tuple[int, str]:
+    """The exit code and stderr of a training run; what each rank ended with is in result-RANK.
+
+    launcher: what stands before "-m hookstats run".
+    """
+    words = [*launcher]
     if ranks > 1:
         words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     words += ["-m", "hookstats", "run"] if watched else []

@@ -1,0 +1,141 @@
+"""Recorder: watches what a script trains, in its process and in those of multiprocessing.
+
+A process that the script starts by multiprocessing, as torch.multiprocessing.spawn does, gets
+another target, or another `run` where its class overrides `run`. Workers of a DataLoader or of a
+pool train nothing: they are left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hookstats._torch import COMPILERS
+from hookstats.integrations.automatic import Automatic
+from hookstats.integrations.shared import free_name
+from hookstats.runs.headers import headed_ranks
+from hookstats.runs.world import current_rank, world_size
+from hookstats.show.grid import count
+from hookstats.stats.printable import printable
+from hookstats.watching.handle import Watch
+from hookstats.watching.watch import watch
+
+Target = Callable[..., Any]
+_WORKERS = ("multiprocessing.", "torch.utils.data.", "concurrent.futures.", COMPILERS)
+"""The modules whose functions no process trains with."""
+
+
+class Recorder:
+    """Watches what a process trains. It is sent to the processes that the process starts."""
+
+    def __init__(self, settings: dict[str, Any], out: Path | None, default: Path) -> None:
+        """settings: the arguments of `watch`, but for `out`.
+
+        out: the run directory; if None, `default` with a number where it is taken.
+        """
+        self._place = Path.cwd()  # the script may go elsewhere
+        self._settings = settings
+        self._out = None if out is None else self._place / out
+        self._default = self._place / default
+        self._begun = False
+        self._ranks = 1
+        self._has_children = False
+
+    @contextmanager
+    def watching(self, *, is_child: bool = False) -> Iterator[None]:
+        """In this context, training is watched; at its end, lines on stderr say what was."""
+        automatic = Automatic(self._begin)
+        try:
+            with self._watched_processes(), automatic:
+                yield
+        finally:
+            self._tell(automatic, is_child or self._has_children)
+
+    def _tell(self, automatic: Automatic, others_may_train: bool) -> None:
+        """Say what was watched."""
+        for each in automatic.watches:
+            path = printable(self._shown(each.path))
+            steps = count(each.coverage().steps, "step")
+            say(f"{steps} in {path}: hookstats show {path}")
+            recorded = 0 if each.path is None else len(headed_ranks(each.path))
+            if current_rank() == 0 and recorded < self._ranks:
+                say(
+                    f"{recorded} of {self._ranks} ranks recorded: to record all, start with "
+                    f"`torchrun --nproc-per-node {self._ranks} -m hookstats run`"
+                )
+        if not (automatic.watches or others_may_train):
+            say("no training was watched")
+
+    def _begin(self, models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
+        """Begin to watch. By now the ranks have a process group, and so one directory for all."""
+        model: Any = models[""] if list(models) == [""] else models
+        settings = self._settings
+        if self._begun:  # a further training of the script has its own run
+            out, settings = free_name(self._out or self._default), {**settings, "append": False}
+        else:
+            out = self._out or free_name(self._default)
+        self._begun = True
+        self._ranks = world_size()
+        return watch(model, optimizers, out=out, **settings)
+
+    def _shown(self, path: Path | None) -> str:
+        """A run as it is called where the command was given."""
+        if path is not None and path.is_relative_to(self._place):
+            path = path.relative_to(self._place)
+        return str(path)
+
+    @contextmanager
+    def _watched_processes(self) -> Iterator[None]:
+        """In this context, processes that multiprocessing starts watch what they train."""
+        start: Any = BaseProcess.start
+
+        def start_watched(process: Any) -> None:
+            own, target = process.run, getattr(process, "_target", None)
+            replaced = vars(process).get("run")  # where the process itself has one, not its class
+            if _may_train(own):  # not that of multiprocessing, which calls the target
+                process.run = _Child(self, own)
+                self._has_children = True
+            elif target is not None and _may_train(target):
+                process._target = _Child(self, target)
+                self._has_children = True
+            try:
+                start(process)
+            finally:
+                vars(process).pop("run", None)
+                if replaced is not None:
+                    process.run = replaced
+
+        BaseProcess.start = start_watched  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            BaseProcess.start = start  # type: ignore[method-assign]
+
+
+class _Child:
+    """What a process runs instead of its target: the target, watched."""
+
+    def __init__(self, recorder: Recorder, target: Target) -> None:
+        self._recorder = recorder
+        self._target = target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._recorder.watching(is_child=True):
+            return self._target(*args, **kwargs)
+
+
+def _may_train(target: Target) -> bool:
+    module = getattr(target, "__module__", None) or type(target).__module__
+    return not f"{module}.".startswith(_WORKERS)
+
+
+def say(what: str) -> None:
+    """Print a line about `hookstats run` on stderr."""
+    print(f"hookstats run: {what}", file=sys.stderr)
