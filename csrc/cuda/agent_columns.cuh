@@ -30,19 +30,19 @@ class Columns : ColumnsSum<Source, kCounts> {
     Sum::find_thread();
   }
 
-  // The pieces of this block, the `block`-th of the item's blocks.
+  // The splits of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, void* scratch) {
-    const int64_t pieces = int64_t{item_.groups} * item_.row_splits;
-    for (int64_t piece = block; piece < pieces; piece += item_.blocks) {
-      const int group = static_cast<int>(piece % item_.groups);
-      const int split = static_cast<int>(piece / item_.groups);
-      Sum::begin(group, split, scratch);
-      run_piece(group, split, scratch);
+    const int64_t tasks = int64_t{item_.channel_blocks} * item_.row_splits;
+    for (int64_t task = block; task < tasks; task += item_.blocks) {
+      const int channel_block = static_cast<int>(task % item_.channel_blocks);
+      const int split = static_cast<int>(task / item_.channel_blocks);
+      Sum::begin(channel_block, split, scratch);
+      run_split(channel_block, split, scratch);
     }
   }
 
  private:
-  HOOKSTATS_DEVICE void run_piece(int group, int split, void* scratch) {
+  HOOKSTATS_DEVICE void run_split(int channel_block, int split, void* scratch) {
     Totals<Real> sums[kOwned];
     Real shift[kOwned];
     Real factor = Sum::find_shift(shift, scratch);
@@ -57,7 +57,7 @@ class Columns : ColumnsSum<Source, kCounts> {
       if (attempt == 0 && kCounts && channels_.table != nullptr) add_channel_tables();
       if constexpr (kAddsUp) {
         if (!all_whole) break;
-        if (add_up(split, totals, shift, factor)) return end_piece(group, scratch);
+        if (add_up(split, totals, shift, factor)) return end_split(channel_block, scratch);
       }
     }
     const double least = Totals<Real>::least_square(static_cast<float>(factor));
@@ -97,7 +97,7 @@ class Columns : ColumnsSum<Source, kCounts> {
       if (row != 0 || channel >= item_.channels) continue;
       leave(split, channel, seen);
     }
-    end_piece(group, scratch);
+    end_split(channel_block, scratch);
   }
 
   // All channels of the block together: their totals, of which each thread adds up some, are in
@@ -156,10 +156,10 @@ class Columns : ColumnsSum<Source, kCounts> {
     }
   }
 
-  HOOKSTATS_DEVICE void end_piece(int group, void* scratch) const {
+  HOOKSTATS_DEVICE void end_split(int channel_block, void* scratch) const {
     sync_block();  // before scratch is used again
     if (item_.row_splits == 1) return;
-    if (last_of(item_.tickets + group, item_.row_splits)) {
+    if (is_last_block(item_.block_counters + channel_block, item_.row_splits)) {
       const int64_t left = item_.channels - place_.begin;
       fold_partials(item_, place_.begin,
                     left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);

@@ -29,14 +29,14 @@ class Maps : ColumnsSum<Source, kCounts> {
     Sum::find_thread();
   }
 
-  // The pieces of this block, the `block`-th of the item's blocks.
+  // The splits of this block, the `block`-th of the item's blocks.
   HOOKSTATS_DEVICE void run(int block, void* scratch) {
-    const int64_t pieces = int64_t{item_.groups} * item_.splits();
-    for (int64_t piece = block; piece < pieces; piece += item_.blocks) {
-      const int group = static_cast<int>(piece % item_.groups);
-      const int split = static_cast<int>(piece / item_.groups);
-      Sum::begin(group, split, scratch);
-      run_piece(group, split, scratch);
+    const int64_t tasks = int64_t{item_.channel_blocks} * item_.splits();
+    for (int64_t task = block; task < tasks; task += item_.blocks) {
+      const int channel_block = static_cast<int>(task % item_.channel_blocks);
+      const int split = static_cast<int>(task / item_.channel_blocks);
+      Sum::begin(channel_block, split, scratch);
+      run_split(channel_block, split, scratch);
     }
   }
 
@@ -51,7 +51,7 @@ class Maps : ColumnsSum<Source, kCounts> {
     }
   };
 
-  HOOKSTATS_DEVICE void run_piece(int group, int split, void* scratch) {
+  HOOKSTATS_DEVICE void run_split(int channel_block, int split, void* scratch) {
     const int maps = Sum::width() / place_.map;
     const int entries = most_sharing(place_.map, kOwned) * place_.down;
     Totals<Real> sums[kOwned];
@@ -104,7 +104,7 @@ class Maps : ColumnsSum<Source, kCounts> {
     }
     sync_block();  // before scratch is used again
     if (item_.splits() == 1) return;
-    if (last_of(item_.tickets + group, item_.splits())) {
+    if (is_last_block(item_.block_counters + channel_block, item_.splits())) {
       const int64_t left = item_.channels - place_.first_channel;
       fold_partials(item_, place_.first_channel, left < maps ? static_cast<int>(left) : maps,
                     scratch);

@@ -69,7 +69,7 @@ class Chosen {
  private:
   static constexpr bool kVectors = Source::kVectors && !Source::kMasked;
   // Units that a thread chooses at a time, of vectors that as many threads read.
-  static constexpr int kUnits = kInFlight * Source::kElements / static_cast<int>(kUnit);
+  static constexpr int kUnits = kItemsPerThread * Source::kElements / static_cast<int>(kUnit);
 
   HOOKSTATS_DEVICE bool in_vectors(const Histogram& h) const {
     return kVectors && item_.placed_dims == 0 && h.way != Way::kAny &&
@@ -79,7 +79,7 @@ class Chosen {
   // Of a tensor in whose memory elements follow each other in logical order, in vectors: a thread
   // chooses some neighbouring units, of each of which it reads one vector, as its neighbours do.
   HOOKSTATS_DEVICE void count_vectors(const Histogram& h, const Sample& sample) const {
-    constexpr int kElements = Source::kElements, kOfUnit = kInFlight / kUnits;
+    constexpr int kElements = Source::kElements, kOfUnit = kItemsPerThread / kUnits;
     using Values = typename Source::template Values<kElements>;
     const int64_t groups = sample.groups(), elements = item_.elements();
     const int64_t step = int64_t{item_.blocks} * kBlock * kUnits;
@@ -92,7 +92,7 @@ class Chosen {
          of_warp += step) {
       const int64_t first = of_warp + lane() * kUnits;
       const Sample::Order order = sample.order_of(first);
-      Values values[kInFlight];
+      Values values[kItemsPerThread];
       HOOKSTATS_UNROLL
       for (int u = 0; u < kUnits; ++u) {
         const int64_t unit = first + u < groups ? sample.unit_of(first + u, order) : sample.units;
@@ -106,7 +106,7 @@ class Chosen {
           values[u * kOfUnit + v] = Source::read_part(at, (1u << exist) - 1, exist == kElements);
         }
       }
-      Real x[kInFlight * kElements];
+      Real x[kItemsPerThread * kElements];
       typename Source::template Zeros<1> zeros;
       Source::scale_in_place(scale_, values);
       Source::widen_tile(scale_, values, x, zeros);

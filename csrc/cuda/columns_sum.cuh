@@ -2,26 +2,26 @@
 // registers while it walks down the rows, and counted.
 #pragma once
 
-#include "cuda/columns_piece.cuh"
+#include "cuda/columns_reader.cuh"
 #include "cuda/columns_totals.cuh"
 #include "cuda/counting.cuh"
 
 namespace hookstats::cuda {
 
 template <class Source, bool kCounts>
-class ColumnsSum : protected ColumnsPiece<Source> {
+class ColumnsSum : protected ColumnsReader<Source> {
  public:
   using From = Source;
   using Place = ColumnsPlace<Source>;
 
  protected:
-  using Piece = ColumnsPiece<Source>;
-  using Piece::common_, Piece::item_, Piece::place_, Piece::scale_;
-  using Piece::exists, Piece::channel, Piece::counter, Piece::kept_until, Piece::keeps_tile;
-  using Piece::kRows;
-  using Piece::outer_, Piece::read, Piece::read_whole, Piece::read_tile, Piece::widen_all;
-  using typename Piece::Real;
-  using typename Piece::Values;
+  using Reader = ColumnsReader<Source>;
+  using Reader::common_, Reader::item_, Reader::place_, Reader::scale_;
+  using Reader::exists, Reader::channel, Reader::counter, Reader::kept_until, Reader::keeps_tile;
+  using Reader::kRows;
+  using Reader::outer_, Reader::read, Reader::read_whole, Reader::read_tile, Reader::widen_all;
+  using typename Reader::Real;
+  using typename Reader::Values;
   using Tile = Real[kRows * kOwned];
   // Rows that begin anywhere lose by it: they have no registers left.
   static constexpr bool kReadsAhead = !Source::kSkewed;
@@ -40,14 +40,14 @@ class ColumnsSum : protected ColumnsPiece<Source> {
 
   HOOKSTATS_DEVICE ColumnsSum(const Common& common, const Item& item, const Dim* outer,
                               const Histogram& tensor, const Histogram& channels, Place& place)
-      : Piece(common, item, outer, place),
+      : Reader(common, item, outer, place),
         tensor_(tensor),
         channels_(channels),
         quickly_(Source::kVectors && tensor.way != Way::kAny && channels.way != Way::kAny) {}
 
-  // As ColumnsPiece does, with a factor of 1 for sums that have none.
+  // As ColumnsReader does, with a factor of 1 for sums that have none.
   HOOKSTATS_DEVICE Real find_shift(Real (&shift)[kOwned], void* scratch) const {
-    const Real factor = Piece::find_shift(shift, static_cast<Real*>(scratch));
+    const Real factor = Reader::find_shift(shift, static_cast<Real*>(scratch));
     return Source::kVectors ? factor : Real{1};
   }
 
@@ -172,7 +172,7 @@ class ColumnsSum : protected ColumnsPiece<Source> {
     typename Source::template Zeros<kWords> zeros;
     const uintptr_t down_bytes = place_.down_bytes;
     const Values keeps = place_.keeps;
-    uintptr_t at = Piece::row_address(first);
+    uintptr_t at = Reader::row_address(first);
     if constexpr (kReadsAhead) {
       if (ahead.first == first) {
         at += kRows * down_bytes;

@@ -1,7 +1,7 @@
 // From partial results to the state: merges in a fixed order, by shape alone.
 #pragma once
 
-#include <type_traits>
+#include <cstring>
 
 #include "core/state.h"
 #include "cuda/primitives.cuh"
@@ -20,38 +20,26 @@ HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, Channel seen)
   store_row(state, moments, tallies);
 }
 
-// Calls visit(i, field) for the fields of a Channel.
-template <class C, class Visit>
-HOOKSTATS_DEVICE void each_field(C& c, Visit visit) {
-  visit(0, c.count);
-  visit(1, c.nan);
-  visit(2, c.posinf);
-  visit(3, c.neginf);
-  visit(4, c.zero);
-  visit(5, c.mean);
-  visit(6, c.m2);
-  visit(7, c.min);
-  visit(8, c.max);
-  visit(9, c.l1);
-}
+constexpr int kChannelFields = sizeof(Channel) / sizeof(uint64_t);  // of 8 bytes each
 
 // Partial results are kept field by field, of each a row of channels for each split: what
 // neighbouring threads load lies side by side.
 HOOKSTATS_DEVICE void store_partial(const Item& item, int split, int64_t channel,
                                     const Channel& seen) {
   const int64_t all = item.splits() * item.channels, at = split * item.channels + channel;
-  each_field(seen, [&](int i, auto field) {
-    static_cast<decltype(field)*>(item.partials)[i * all + at] = field;
-  });
+  uint64_t fields[kChannelFields];
+  std::memcpy(fields, &seen, sizeof seen);
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < kChannelFields; ++i) item.partials[i * all + at] = fields[i];
 }
 
 HOOKSTATS_DEVICE Channel load_partial(const Item& item, int split, int64_t channel) {
   const int64_t all = item.splits() * item.channels, at = split * item.channels + channel;
+  uint64_t fields[kChannelFields];
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < kChannelFields; ++i) fields[i] = load_fresh(item.partials + i * all + at);
   Channel c;
-  each_field(c, [&](int i, auto& field) {
-    using Field = std::remove_reference_t<decltype(field)>;
-    field = load_fresh(static_cast<const Field*>(item.partials) + i * all + at);
-  });
+  std::memcpy(&c, fields, sizeof c);
   return c;
 }
 
@@ -86,12 +74,12 @@ HOOKSTATS_DEVICE void merge_rows(void* scratch, const C& mine, int row, int colu
 
 // Whether the calling block is the last of `blocks` to come here. The threads of the last block see
 // everything that the threads of all blocks wrote before.
-HOOKSTATS_DEVICE bool last_of(uint32_t* ticket, int32_t blocks) {
+HOOKSTATS_DEVICE bool is_last_block(uint32_t* counter, int32_t blocks) {
   sync_block();
   bool last = false;
   if (thread_index() == 0) {
-    last = take_ticket(ticket) == static_cast<uint32_t>(blocks) - 1;
-    if (last) *ticket = 0;  // for the next update
+    last = count_block(counter) == static_cast<uint32_t>(blocks) - 1;
+    if (last) *counter = 0;  // for the next update
   }
   return any_in_block(last);
 }

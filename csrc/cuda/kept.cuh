@@ -1,4 +1,4 @@
-// Masks: a source that leaves rows out, and where in a piece the rows are that it keeps.
+// Masks: a source that leaves rows out, and where in a split the rows are that it keeps.
 #pragma once
 
 #include "cuda/policy.h"

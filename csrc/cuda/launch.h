@@ -9,7 +9,7 @@
 
 namespace hookstats::cuda {
 
-inline DeviceLimits device_limits(int) { return {132, static_cast<int>(simt::shared_limit), 9, 0}; }
+inline DeviceLimits device_limits(int) { return {132, static_cast<int>(simt::shared_limit)}; }
 
 }  // namespace hookstats::cuda
 
@@ -37,8 +37,7 @@ inline DeviceLimits device_limits(int index) {
     check(cudaDeviceGetAttribute(&value, attribute, index), "cudaDeviceGetAttribute");
     return value;
   };
-  return {read(cudaDevAttrMultiProcessorCount), read(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-          read(cudaDevAttrComputeCapabilityMajor), read(cudaDevAttrComputeCapabilityMinor)};
+  return {read(cudaDevAttrMultiProcessorCount), read(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
 }
 
 // Lets a kernel use as much shared memory as the device has. The attribute is the kernel's, not the

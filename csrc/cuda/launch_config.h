@@ -7,7 +7,7 @@
 namespace hookstats::cuda {
 
 struct DeviceLimits {
-  int multiprocessors, shared_bytes, major, minor;
+  int multiprocessors, shared_bytes;
 };
 
 struct LaunchConfig {

@@ -1,4 +1,4 @@
-// How one update is cut into pieces, and how shared memory is laid out: by shape, alignment and
+// How one update is cut into splits, and how shared memory is laid out: by shape, alignment and
 // Device alone, so that results do not depend on chance.
 #pragma once
 
@@ -22,7 +22,7 @@ struct Plan {
   Shared shared;
   Item item;  // but for first_block and its part of the workspace
   int64_t partials;
-  int32_t tickets;
+  int32_t block_counters;
   int32_t scratch;  // entries
 };
 
@@ -81,9 +81,9 @@ inline SourceKind vector_source(DType dtype) {
 }
 
 // Counters of a slot of a run's histogram.
-inline int32_t copies(const PlanPolicy& policy, const Bins& bins) {
-  const int64_t bytes = bins.slots() * policy.copies * int64_t{sizeof(uint32_t)};
-  return bytes <= policy.most_copy_bytes ? policy.copies : 1;
+inline int32_t copies(const Bins& bins) {
+  const int64_t bytes = bins.slots() * kCopies * int64_t{sizeof(uint32_t)};
+  return bytes <= kMostCopyBytes ? kCopies : 1;
 }
 
 // How many patterns fp32 values of the tensor are counted by instead of slots; 0 if by slots.
@@ -112,13 +112,13 @@ inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vect
     counters += more;
   };
   if (p.channel_bins.kind != BinKind::kNone) {
-    shared.channel_copies = copies(device.policy, p.channel_bins);
+    shared.channel_copies = copies(p.channel_bins);
     add(p.channel_bins, p.channel_bins.slots() * channel_counters, shared.channel_edges,
         shared.channel_table);
   }
   if (p.tensor_bins.kind != BinKind::kNone) {
     const int32_t by_pattern = patterns(p, vectors);
-    shared.tensor_copies = by_pattern > 0 ? 1 : copies(device.policy, p.tensor_bins);
+    shared.tensor_copies = by_pattern > 0 ? 1 : copies(p.tensor_bins);
     const int64_t more = by_pattern > 0 ? by_pattern : p.tensor_bins.slots() * shared.tensor_copies;
     add(p.tensor_bins, more, shared.tensor_edges, shared.tensor_table);
     if (shared.tensor_table >= 0) shared.tensor_patterns = by_pattern;
@@ -132,9 +132,9 @@ inline Shared plan_shared(const Device& device, const UpdateParams& p, bool vect
   return shared;
 }
 
-// Pieces of about the same size, `wanted` of them if each is then worth `least`.
-inline int64_t pieces_of(int64_t size, int64_t wanted, int64_t least) {
-  const int64_t needed = ceil_div(size, kMostPiece);
+// Splits of about the same size, `wanted` of them if each is then worth `least`.
+inline int64_t splits_of(int64_t size, int64_t wanted, int64_t least) {
+  const int64_t needed = ceil_div(size, kMostSplit);
   return std::max(needed, std::clamp<int64_t>(size / std::max<int64_t>(least, 1), 1,
                                               std::max<int64_t>(wanted, 1)));
 }
@@ -145,7 +145,7 @@ inline bool rows_of_lanes(const Device& device, const UpdateParams& p, int64_t s
   const int64_t tables = kBlock / kLanes * p.channel_bins.slots() * int64_t{sizeof(uint32_t)};
   if (p.view.flags != nullptr || slots > kMostLaneSlots) return false;
   if (p.channel_bins.kind != BinKind::kNone && tables > kMostWarpTables) return false;
-  return slots <= 4 * kLanes * kInFlight || p.view.channels >= 4 * device.multiprocessors;
+  return slots <= 4 * kLanes * kItemsPerThread || p.view.channels >= 4 * device.multiprocessors;
 }
 
 // Blocks of runs that are there at a time.
@@ -161,10 +161,10 @@ inline int64_t least_counted(const Device& device, int64_t own, int64_t all) {
   return own >= all ? kLeastCounted : std::clamp(all / blocks, kLeastCounted, kMostCounted);
 }
 
-// Into how many pieces each of `channels` channels of `slots` slots is cut, `most` at most: so that
+// Into how many splits each of `channels` channels of `slots` slots is cut, `most` at most: so that
 // `together` blocks end at about the same time, in the first of their rounds or in a later one.
 inline int64_t splits_by_rounds(int64_t slots, int64_t channels, int64_t together, int64_t most) {
-  constexpr int64_t kEnd = 4 * kBlock * kInFlight;  // what ends a piece takes as long as that many
+  constexpr int64_t kEnd = 4 * kBlock * kItemsPerThread;  // slots that the end of a split is worth
   int64_t best = 1, least = ceil_div(channels, together) * (slots + kEnd);
   for (int64_t rounds = 1; rounds <= 4; ++rounds) {
     const int64_t splits = std::min(rounds * together / channels, most);
@@ -178,12 +178,11 @@ inline int64_t splits_by_rounds(int64_t slots, int64_t channels, int64_t togethe
   return best;
 }
 
-// A piece of so many tiles that none but the last piece ends within one.
+// A split of so many tiles that none but the last split ends within one.
 inline int64_t whole_tiles(int64_t size, int64_t tile) { return ceil_div(size, tile) * tile; }
 
 inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors, Plan& plan) {
   const ChannelView& view = p.view;
-  const PlanPolicy& policy = device.policy;
   const int64_t size = element_size(p.dtype);
   const int64_t elements = vectors ? 16 / size : 1;
   const bool whole = aligned(p, 16) && (view.channels == 1 || view.channel_stride * size % 16 == 0);
@@ -191,27 +190,26 @@ inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors,
   const auto slots_of = [&](int64_t n) {
     return ceil_div(n + (whole ? 0 : elements - 1), elements);
   };
-  const int64_t tile = kBlock * kInFlight;
+  const int64_t tile = kBlock * kItemsPerThread;
   const int64_t slots = view.outer_size * slots_of(view.inner.size);  // of a channel
   const int64_t warp_tables = kWarps * p.channel_bins.slots() * int64_t{sizeof(uint32_t)};
   const bool tables_fit = p.channel_bins.kind == BinKind::kNone || warp_tables <= kMostWarpTables;
-  const bool many = view.channels >= int64_t{device.multiprocessors} * policy.filling_warps;
+  const bool many = view.channels >= int64_t{device.multiprocessors} * kFillingWarps;
   Item& item = plan.item;
-  if (tables_fit && (slots <= policy.warp_slots || (many && slots <= policy.warp_tiles * tile))) {
-    item.teams = vectors && rows_of_lanes(device, p, slots) ? kBlock / kLanes : kWarps;
+  if (tables_fit && (slots <= kWarpSlots || (many && slots <= kWarpTiles * tile))) {
+    item.groups = vectors && rows_of_lanes(device, p, slots) ? kBlock / kLanes : kWarps;
     item.row_splits = item.inner_splits = 1;
   } else {
-    item.teams = 1;
+    item.groups = 1;
     const int64_t units = device.multiprocessors;
     int64_t together = runs_together(device, p);
     if (p.tensor_bins.kind != BinKind::kNone) {
       together = std::min(together, ceil_div(view.numel() * size, kLeastCounted));
     }
-    const int64_t most =
-        std::min({units * policy.pieces / view.channels, units * policy.channel_pieces,
-                  slots / (policy.least_tiles * tile)});
+    const int64_t most = std::min(
+        {units * kSplits / view.channels, units * kChannelSplits, slots / (kLeastTiles * tile)});
     const int64_t wanted = splits_by_rounds(slots, view.channels, together, most);
-    const int64_t splits = std::max(wanted, ceil_div(slots, kMostPiece));
+    const int64_t splits = std::max(wanted, ceil_div(slots, kMostSplit));
     const int64_t row_splits = std::min(splits, view.outer_size);
     item.inner_splits =
         static_cast<int32_t>(row_splits < view.outer_size ? 1 : ceil_div(splits, row_splits));
@@ -224,25 +222,25 @@ inline void plan_runs(const Device& device, const UpdateParams& p, bool vectors,
   item.row_splits = static_cast<int32_t>(ceil_div(view.outer_size, item.row_step));
   item.slots =
       make_divisor(static_cast<uint32_t>(slots_of(std::min(item.inner_step, view.inner.size))));
-  item.groups = static_cast<int32_t>(view.channels);
-  item.blocks = static_cast<int32_t>(ceil_div(view.channels * item.splits(), int64_t{item.teams}));
+  item.channel_blocks = static_cast<int32_t>(view.channels);
+  item.blocks = static_cast<int32_t>(ceil_div(view.channels * item.splits(), int64_t{item.groups}));
   const int64_t counters =
-      std::max<int64_t>(item.teams, item.teams > 1 ? 1 : copies(policy, p.channel_bins));
+      std::max<int64_t>(item.groups, item.groups > 1 ? 1 : copies(p.channel_bins));
   plan.shared = plan_shared(device, p, vectors, counters);
   plan.scratch = item.splits() > 1 ? kBlock : kWarps;
 }
 
 // The rows of a thread in a tile, channels last.
 inline int64_t rows_of_tile(const UpdateParams& p, bool vectors) {
-  return vectors ? kInFlight * 4 / element_size(p.dtype) : kInFlight;
+  return vectors ? kItemsPerThread * 4 / element_size(p.dtype) : kItemsPerThread;
 }
 
 // Channels of a block, channels last: about twice the root of their number, say, a power of two.
-// Blocks side by side then take fewer pieces each, and of the pieces of a channel, whose results
+// Blocks side by side then take fewer splits each, and of the splits of a channel, whose results
 // the last block merges, each of its threads has about four.
-inline int64_t side_by_side(const PlanPolicy& policy, int64_t channels) {
-  const int64_t square = channels * policy.column_roots * policy.column_roots;
-  int64_t width = policy.least_columns;
+inline int64_t side_by_side(int64_t channels) {
+  const int64_t square = channels * kColumnRoots * kColumnRoots;
+  int64_t width = kLeastColumns;
   while (width * width < square) width *= 2;
   return width;
 }
@@ -253,9 +251,9 @@ inline int64_t across_skewed(int64_t threads, int64_t most, int64_t row_bytes, i
   const int alike = rows_alike(row_bytes, static_cast<int>(vector));
   const int64_t fewest = ceil_div(threads, most - 1);
   int64_t best = 0, across = 0;
-  for (int64_t groups = fewest; groups < fewest + 4; ++groups) {
-    const int64_t own = ceil_div(threads, groups), down = kBlock / (own + 1) / alike * alike;
-    const int64_t used = threads * down * kBlock / groups;  // of a block's threads, in fractions
+  for (int64_t blocks = fewest; blocks < fewest + 4; ++blocks) {
+    const int64_t own = ceil_div(threads, blocks), down = kBlock / (own + 1) / alike * alike;
+    const int64_t used = threads * down * kBlock / blocks;  // of a block's threads, in fractions
     if (used <= best) continue;
     best = used;
     across = own + 1;
@@ -266,12 +264,11 @@ inline int64_t across_skewed(int64_t threads, int64_t most, int64_t row_bytes, i
 inline void plan_columns(const Device& device, const UpdateParams& p, bool vectors, bool skewed,
                          Plan& plan) {
   const ChannelView& view = p.view;
-  const PlanPolicy& policy = device.policy;
   const int64_t vector = kOwned * element_size(p.dtype);
   // Fewer than wanted where the tables of more channels have no room. Of skewed rows twice as many,
   // as a thread in each row reads what is another block's but for one channel.
-  const int64_t wanted_width = side_by_side(policy, view.channels) / kOwned * (skewed ? 2 : 1);
-  const int64_t widest = std::min(wanted_width, vectors ? policy.column_bytes / vector : kWarp);
+  const int64_t wanted_width = side_by_side(view.channels) / kOwned * (skewed ? 2 : 1);
+  const int64_t widest = std::min(wanted_width, vectors ? kColumnBytes / vector : kWarp);
   int64_t most = widest;
   const int64_t scratch = columns_entries(vectors);
   plan.shared = plan_shared(device, p, vectors, most * kOwned, scratch);
@@ -288,17 +285,17 @@ inline void plan_columns(const Device& device, const UpdateParams& p, bool vecto
   int64_t across = std::min(most, threads < 8 ? threads : ceil_div(even, 8) * 8);
   if (skewed) across = across_skewed(threads, most, row_bytes(p), vector);
   Item& item = plan.item;
-  item.teams = 1;
+  item.groups = 1;
   item.slots = make_divisor(static_cast<uint32_t>(across));
-  item.groups = static_cast<int32_t>(ceil_div(threads, across - (skewed ? 1 : 0)));
+  item.channel_blocks = static_cast<int32_t>(ceil_div(threads, across - (skewed ? 1 : 0)));
   const int64_t down = kBlock / across;
-  const int64_t wanted = int64_t{device.multiprocessors} * policy.column_pieces / item.groups;
-  const int64_t splits = pieces_of(view.outer_size, wanted, down * policy.least_rows);
+  const int64_t wanted = int64_t{device.multiprocessors} * kColumnSplits / item.channel_blocks;
+  const int64_t splits = splits_of(view.outer_size, wanted, down * kLeastRows);
   item.row_step = whole_tiles(ceil_div(view.outer_size, splits), down * rows_of_tile(p, vectors));
   item.row_splits = static_cast<int32_t>(ceil_div(view.outer_size, item.row_step));
   item.inner_splits = 1;
   item.inner_step = 1;
-  item.blocks = static_cast<int32_t>(int64_t{item.groups} * item.row_splits);
+  item.blocks = static_cast<int32_t>(int64_t{item.channel_blocks} * item.row_splits);
   plan.scratch = static_cast<int32_t>(scratch);
 }
 
@@ -316,9 +313,8 @@ inline bool has_maps(const UpdateParams& p) {
 // part of one. False, with nothing planned, where maps do not begin with a thread's elements.
 inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
   const ChannelView& view = p.view;
-  const PlanPolicy& policy = device.policy;
   const int64_t size = view.inner.size, rows = view.outer_size;
-  const int64_t down_at_most = std::clamp<int64_t>(rows / policy.least_rows, 1, kBlock);
+  const int64_t down_at_most = std::clamp<int64_t>(rows / kLeastRows, 1, kBlock);
   const int64_t narrowest = std::max((kBlock / (down_at_most + 1) + 1) * kOwned,  // elements
                                      kLeastMapBytes / element_size(p.dtype));
   int64_t width = 0, parts = 1;
@@ -338,9 +334,9 @@ inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
   const int64_t entries =
       most_sharing(static_cast<int>(std::min(size, width)), kOwned) * down * maps;
   plan.scratch = static_cast<int32_t>(std::max(entries, columns_entries(true)));
-  int32_t copies = policy.copies;
-  while (copies > 1 && (maps * copies > 2 * policy.copies ||
-                        p.channel_bins.slots() * copies * 4 > policy.most_copy_bytes)) {
+  int32_t copies = kCopies;
+  while (copies > 1 &&
+         (maps * copies > 2 * kCopies || p.channel_bins.slots() * copies * 4 > kMostCopyBytes)) {
     copies /= 2;
   }
   plan.shared = plan_shared(device, p, true, maps * copies, plan.scratch);
@@ -348,22 +344,22 @@ inline bool plan_maps(const Device& device, const UpdateParams& p, Plan& plan) {
   if (p.channel_bins.kind != BinKind::kNone && plan.shared.channel_table < 0) return false;
   plan.agent = AgentKind::kMaps;
   Item& item = plan.item;
-  item.teams = 1;
+  item.groups = 1;
   item.slots = make_divisor(static_cast<uint32_t>(across));
-  item.groups = static_cast<int32_t>(ceil_div(view.channels, maps));
+  item.channel_blocks = static_cast<int32_t>(ceil_div(view.channels, maps));
   const int64_t wanted =
-      int64_t{device.multiprocessors} * policy.column_pieces / (item.groups * parts);
-  const int64_t step = ceil_div(rows, pieces_of(rows, wanted, down * policy.least_rows));
+      int64_t{device.multiprocessors} * kColumnSplits / (item.channel_blocks * parts);
+  const int64_t step = ceil_div(rows, splits_of(rows, wanted, down * kLeastRows));
   item.row_step = whole_tiles(step, down * rows_of_tile(p, true));
   item.row_splits = static_cast<int32_t>(ceil_div(rows, item.row_step));
   item.inner_splits = static_cast<int32_t>(ceil_div(size, width));
   item.inner_step = width;
-  item.blocks = static_cast<int32_t>(int64_t{item.groups} * item.splits());
+  item.blocks = static_cast<int32_t>(int64_t{item.channel_blocks} * item.splits());
   return true;
 }
 
 // `alone`: of a launch of its own; `all`: the bytes of all tensors of the call, which decide on no
-// bits, as integers alone depend on which block has a piece.
+// bits, as integers alone depend on which block has a split.
 inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, int64_t all = 0) {
   const ChannelView& view = p.view;
   Plan plan{};
@@ -400,8 +396,8 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, i
     plan.agent = AgentKind::kRuns;
     const bool vectors = (view.inner.stride == 1 || view.inner.size == 1) && view.outer_dims <= 1;
     plan.source = vectors ? wide : SourceKind::kScalars;
-    const bool maps = alone && view.flags == nullptr && has_maps(p) &&
-                      2 * view.outer_size >= device.policy.least_rows;
+    const bool maps =
+        alone && view.flags == nullptr && has_maps(p) && 2 * view.outer_size >= kLeastRows;
     plan_runs(device, p, plan.source != SourceKind::kScalars, plan);
     if (maps && item.row_step > 1 && !plan_maps(device, p, plan)) {
       plan_runs(device, p, true, plan);
@@ -409,11 +405,11 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, i
   }
   if (item.splits() > 1) {
     plan.partials = item.splits() * view.channels;
-    plan.tickets = item.groups;
+    plan.block_counters = item.channel_blocks;
   }
-  // A block with a table of the tensor's histogram has it for many pieces.
+  // A block with a table of the tensor's histogram has it for many splits.
   if (p.tensor_bins.kind != BinKind::kNone) {
-    const int64_t of_each = view.channels == 1 ? kCountingBlocks : device.policy.histogram_blocks;
+    const int64_t of_each = view.channels == 1 ? kCountingBlocks : kHistogramBlocks;
     const int64_t own = item.elements() * element_size(p.dtype);
     const int64_t most =
         std::min(of_each * device.multiprocessors, ceil_div(own, least_counted(device, own, all)));

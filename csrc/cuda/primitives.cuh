@@ -174,12 +174,13 @@ HOOKSTATS_DEVICE void add_global(int64_t* counter, int64_t n) {
   atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(n));
 }
 
-// Whoever takes a later ticket sees everything that the calling thread wrote before.
-HOOKSTATS_DEVICE uint32_t take_ticket(uint32_t* ticket) {
+// Counts the calling block, and returns how many were counted before. A block that is counted later
+// sees everything that the calling thread wrote before.
+HOOKSTATS_DEVICE uint32_t count_block(uint32_t* counter) {
   __threadfence();
-  const uint32_t taken = atomicAdd(ticket, 1u);
+  const uint32_t before = atomicAdd(counter, 1u);
   __threadfence();
-  return taken;
+  return before;
 }
 
 struct alignas(16) Bytes16 {

@@ -46,8 +46,8 @@ struct Scale {
 template <class T>
 struct Vectors {
   using Real = float;
-  static constexpr int kElements = 16 / sizeof(T);         // of a run at a time
-  static constexpr int kRows = kInFlight * 4 / sizeof(T);  // of channels: 64 bytes in flight
+  static constexpr int kElements = 16 / sizeof(T);               // of a run at a time
+  static constexpr int kRows = kItemsPerThread * 4 / sizeof(T);  // of channels: 64 bytes in flight
   static constexpr bool kVectors = true;
   static constexpr bool kMasked = false;  // see kept.cuh
   static constexpr bool kSkewed = false;  // see Skewed
@@ -352,7 +352,7 @@ HOOKSTATS_OUT_OF_LINE double widen_bits(DType dtype, Scale scale, uint64_t bits)
 struct Scalars {
   using Real = double;
   static constexpr int kElements = 1;
-  static constexpr int kRows = kInFlight;
+  static constexpr int kRows = kItemsPerThread;
   static constexpr bool kVectors = false;
   static constexpr bool kMasked = false;
   static constexpr bool kSkewed = false;

@@ -1,4 +1,4 @@
-// The arguments of a launch: one tensor or many, how each is cut into pieces, and what all share.
+// The arguments of a launch: one tensor or many, how each is cut into splits, and what all share.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,9 @@ struct Padded : T {
 template <class T>
 using Entry = std::conditional_t<sizeof(T) % 16 == 0, Padded<T>, T>;
 
-// One tensor, cut: each of its channels (or blocks of neighbouring channels) is cut into `splits`
-// pieces, each the work of one team. The split is by shape, alignment and Device alone.
+// One tensor, cut: each of its channels (or blocks of neighbouring channels) is cut into
+// `splits()` splits, each the work of one cooperative group. Shape, alignment and Device alone
+// decide.
 struct Item {
   const void* data;
   const void* end;  // of the tensor's memory, where it is read in vectors
@@ -59,19 +60,19 @@ struct Item {
   int64_t* tallies;
   int64_t* tensor_counts;
   int64_t* channel_counts;
-  void* partials;     // [fields of Channel][splits][channels], if splits > 1
-  uint32_t* tickets;  // one per channel (or block of channels), if splits > 1
+  uint64_t* partials;        // [fields of Channel][splits][channels], if splits > 1
+  uint32_t* block_counters;  // one per channel (or block of channels), if splits > 1
   int64_t channels, channel_stride;
   int64_t channel_place;  // in logical order; see chosen.cuh
   int64_t inner_size, inner_stride;
   int64_t outer_size;
   int64_t repeat;
-  int64_t row_step;    // outer indices per piece
-  int64_t inner_step;  // elements of a row per piece; of maps, those of all channels of a block
-  Divisor slots;  // runs: slots of a piece's part of a row. Columns, maps: threads side by side
+  int64_t row_step;    // outer indices per split
+  int64_t inner_step;  // elements of a row per split; of maps, those of all channels of a block
+  Divisor slots;  // runs: slots of a split's part of a row. Columns, maps: threads side by side
   int32_t row_splits, inner_splits;
-  int32_t groups;  // channels, or blocks of channels
-  int32_t teams;   // runs: teams per block, each a warp or the whole block
+  int32_t channel_blocks;  // channels, or blocks of channels
+  int32_t groups;          // runs: cooperative groups per block: some lanes, a warp or the block
   int32_t first_block, blocks;
   int32_t outer_dims;
   int32_t placed_dims;

@@ -25,7 +25,7 @@ RowFlags row_flags(const ChannelView& view) {
   return rows;
 }
 
-constexpr size_t kTicketBytes = kTickets * sizeof(uint32_t);
+constexpr size_t kCounterBytes = kBlockCounters * sizeof(uint32_t);
 
 // The tensors of one launch, with one agent, one source and one set of bins: a table, and the
 // memory that its tensors need together.
@@ -34,14 +34,14 @@ struct Batch {
   AgentKind agent;
   SourceKind source;
   int64_t partials, blocks;
-  int32_t tickets, scratch;
+  int32_t block_counters, scratch;
   Table<kItems> table;
 
   void begin(const UpdateParams& p, const Plan& plan) {
     agent = plan.agent;
     source = plan.source;
     partials = blocks = 0;
-    tickets = scratch = 0;
+    block_counters = scratch = 0;
     table.common = {p.dtype,          static_cast<int32_t>(element_size(p.dtype)),
                     p.tensor_bins,    p.channel_bins,
                     p.scale,          p.device_scale,
@@ -65,7 +65,7 @@ struct Batch {
 
   bool has_room_for(const Plan& plan) const {
     constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-    return table.count < kItems && tickets + plan.tickets <= kTickets &&
+    return table.count < kItems && block_counters + plan.block_counters <= kBlockCounters &&
            blocks + plan.item.blocks <= kMostBlocks;
   }
 
@@ -74,9 +74,10 @@ struct Batch {
     Item& item = table.items[table.count];
     item = plan.item;
     // From where the workspace begins, for now.
-    item.tickets = reinterpret_cast<uint32_t*>(static_cast<size_t>(tickets) * sizeof(uint32_t));
-    item.partials =
-        reinterpret_cast<void*>(kTicketBytes + static_cast<size_t>(partials) * sizeof(Channel));
+    item.block_counters =
+        reinterpret_cast<uint32_t*>(static_cast<size_t>(block_counters) * sizeof(uint32_t));
+    item.partials = reinterpret_cast<uint64_t*>(kCounterBytes +
+                                                static_cast<size_t>(partials) * sizeof(Channel));
     item.first_block = static_cast<int32_t>(blocks);
     std::copy_n(p.view.outer, p.view.outer_dims, table.outer + table.count * table.kDims);
     if (order != nullptr) {
@@ -86,7 +87,7 @@ struct Batch {
     }
     ++table.count;
     partials += plan.partials;
-    tickets += plan.tickets;
+    block_counters += plan.block_counters;
     blocks += plan.item.blocks;
     scratch = std::max(scratch, plan.scratch);
   }
@@ -111,7 +112,7 @@ struct Batch {
 
  private:
   void place(Lender& lender) {
-    const size_t bytes = kTicketBytes + static_cast<size_t>(partials) * sizeof(Channel);
+    const size_t bytes = kCounterBytes + static_cast<size_t>(partials) * sizeof(Channel);
     const Workspace workspace = lender.lend(bytes);
     if (workspace.bytes < bytes) {
       throw std::invalid_argument("workspace has " + std::to_string(workspace.bytes) +
@@ -120,9 +121,10 @@ struct Batch {
     const uintptr_t memory = reinterpret_cast<uintptr_t>(workspace.data);
     for (int32_t i = 0; i < table.count; ++i) {
       Item& item = table.items[i];
-      item.tickets =
-          reinterpret_cast<uint32_t*>(memory + reinterpret_cast<uintptr_t>(item.tickets));
-      item.partials = reinterpret_cast<void*>(memory + reinterpret_cast<uintptr_t>(item.partials));
+      item.block_counters =
+          reinterpret_cast<uint32_t*>(memory + reinterpret_cast<uintptr_t>(item.block_counters));
+      item.partials =
+          reinterpret_cast<uint64_t*>(memory + reinterpret_cast<uintptr_t>(item.partials));
     }
   }
 };
@@ -183,8 +185,7 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
 
 Device device(int index) {
   const DeviceLimits limits = device_limits(index);
-  return {index, limits.multiprocessors, static_cast<size_t>(limits.shared_bytes), limits.major,
-          limits.minor};
+  return {index, limits.multiprocessors, static_cast<size_t>(limits.shared_bytes)};
 }
 
 void update_many(const Device& device, const UpdateParams* params, int64_t count, Lender& lender,

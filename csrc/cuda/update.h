@@ -15,9 +15,7 @@ using Stream = void*;  // cudaStream_t
 struct Device {
   int index;
   int multiprocessors;
-  size_t shared_bytes;     // a block's, at most
-  int major, minor;        // compute capability
-  PlanPolicy policy = {};  // the library's own; the tuner tries others
+  size_t shared_bytes;  // a block's, at most
 };
 Device device(int index);
 

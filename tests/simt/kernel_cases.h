@@ -24,10 +24,8 @@ namespace kernel_cases {
 using namespace cases;
 
 // An H200, and devices with so little that small tensors already meet their limits.
-inline const cuda::Device kDevices[] = {{0, 132, 227 * 1024, 9, 0},
-                                        {0, 1, 48 * 1024, 8, 0},
-                                        {0, 3, 99 * 1024, 8, 6},
-                                        {0, 7, 163 * 1024, 8, 0}};
+inline const cuda::Device kDevices[] = {
+    {0, 132, 227 * 1024}, {0, 1, 48 * 1024}, {0, 3, 99 * 1024}, {0, 7, 163 * 1024}};
 
 // Bins as the host makes them, and, of linear ones, as a kernel makes them from their descriptor.
 struct TestBins {

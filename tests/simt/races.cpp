@@ -1,6 +1,6 @@
 // A race detector for emulated kernels: finds two accesses to one address, one of them a write and
-// not both atomic, that no barrier and no ticket puts in order - whether or not this run's order
-// made a difference.
+// not both atomic, that no barrier and no block counter puts in order - whether or not this run's
+// order made a difference.
 //
 // The kernels are compiled with -fsanitize=thread, whose calls at every access end up here in the
 // place of ThreadSanitizer's runtime, which knows threads but neither warps nor blocks.
@@ -37,8 +37,8 @@ constexpr uintptr_t kGranule = 4;
 struct Races {
   uint64_t time = 0, launch = 0;
   std::unordered_map<uintptr_t, Cell> memory;
-  // Of this launch: who took a ticket, when.
-  std::unordered_map<uintptr_t, std::vector<Seen>> takers;
+  // Of this launch: the increments of each block counter.
+  std::unordered_map<uintptr_t, std::vector<Seen>> counts;
 };
 Races races;
 
@@ -50,15 +50,16 @@ bool ordered_in_block(const Seen& a, const Seen& b) {
          (same_warp(a, b) && a.progress.warp < b.progress.warp);
 }
 
-// Did the block of `a` take a ticket after it that the block of `b` took later, and before `b`?
-bool ordered_by_ticket(const Seen& a, const Seen& b) {
-  for (const auto& [address, takers] : races.takers) {
+// Was the block of `a` counted after `a`, and the block of `b` later by the same counter and before
+// `b`?
+bool ordered_by_counter(const Seen& a, const Seen& b) {
+  for (const auto& [address, counts] : races.counts) {
     bool released = false;
-    for (const Seen& taker : takers) {
-      if (taker.block == a.block && taker.time >= a.time && ordered_in_block(a, taker)) {
+    for (const Seen& count : counts) {
+      if (count.block == a.block && count.time >= a.time && ordered_in_block(a, count)) {
         released = true;
       }
-      if (released && taker.block == b.block && ordered_in_block(taker, b)) return true;
+      if (released && count.block == b.block && ordered_in_block(count, b)) return true;
     }
   }
   return false;
@@ -68,11 +69,11 @@ bool race(const Seen& before, const Seen& now) {
   if (before.time == 0) return false;
   if (before.access >= Access::kAtomic && now.access >= Access::kAtomic) return false;
   if (before.block == now.block) return !ordered_in_block(before, now);
-  return !ordered_by_ticket(before, now);
+  return !ordered_by_counter(before, now);
 }
 
 std::string text(const Seen& seen) {
-  const char* const what[] = {"read", "write", "atomic addition", "ticket"};
+  const char* const what[] = {"read", "write", "atomic addition", "block count"};
   char line[120];
   const auto at = reinterpret_cast<uintptr_t>(seen.at);
   std::snprintf(line, sizeof line, "%s by thread %d of block %d",
@@ -112,11 +113,11 @@ void observe(const void* address, size_t bytes, Access access, const void* at) {
   if (r.launch != running.launch) {  // launches of a stream are in order
     r.launch = running.launch;
     r.memory.clear();
-    r.takers.clear();
+    r.counts.clear();
   }
   const Seen now{++r.time, running.block, running.thread, *running.progress, access, at};
   const uintptr_t first = reinterpret_cast<uintptr_t>(address);
-  if (access == Access::kTicket) r.takers[first].push_back(now);
+  if (access == Access::kBlockCount) r.counts[first].push_back(now);
   const bool shared = is_shared(address, bytes);
   for (uintptr_t granule = first / kGranule; granule * kGranule < first + bytes; ++granule) {
     see(granule, now, shared);

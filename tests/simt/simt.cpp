@@ -340,10 +340,10 @@ void add_global(int64_t* counter, int64_t n, const Site& site) {
   *counter += n;
 }
 
-uint32_t take_ticket(uint32_t* ticket, const Site& site) {
-  require_aligned(ticket, sizeof *ticket, site);
-  observe(ticket, sizeof *ticket, Access::kTicket);
-  return (*ticket)++;
+uint32_t count_block(uint32_t* counter, const Site& site) {
+  require_aligned(counter, sizeof *counter, site);
+  observe(counter, sizeof *counter, Access::kBlockCount);
+  return (*counter)++;
 }
 
 void report(const std::string& problem) {

@@ -54,7 +54,7 @@ inline Running running{};
 constexpr int kLanes = 32;
 
 // Sees every atomic addition, if there is one: races.cpp.
-enum class Access : uint8_t { kRead, kWrite, kAtomic, kTicket };
+enum class Access : uint8_t { kRead, kWrite, kAtomic, kBlockCount };
 inline void (*observer)(const void* address, size_t bytes, Access access, const void* at) = nullptr;
 
 void meet_block(const Site& site);
@@ -71,7 +71,7 @@ void require_aligned(const void* address, size_t bytes, const Site& site);
 
 void add_shared(uint32_t* counter, uint32_t n, const Site& site);
 void add_global(int64_t* counter, int64_t n, const Site& site);
-uint32_t take_ticket(uint32_t* ticket, const Site& site);
+uint32_t count_block(uint32_t* counter, const Site& site);
 
 // Makes the launch throw, once its block has ended.
 void report(const std::string& problem);
@@ -140,8 +140,8 @@ inline void add_global(int64_t* counter, int64_t n,
                        const simt::Site& site = simt::Site::current()) {
   simt::add_global(counter, n, site);
 }
-inline uint32_t take_ticket(uint32_t* ticket, const simt::Site& site = simt::Site::current()) {
-  return simt::take_ticket(ticket, site);
+inline uint32_t count_block(uint32_t* counter, const simt::Site& site = simt::Site::current()) {
+  return simt::count_block(counter, site);
 }
 
 struct alignas(16) Bytes16 {

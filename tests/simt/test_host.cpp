@@ -233,7 +233,7 @@ struct OfStreams final : Lender {
   }
 };
 
-constexpr Device kH200{0, 132, 227 * 1024, 9, 0};
+constexpr Device kH200{0, 132, 227 * 1024};
 constexpr int64_t kSampling[] = {0, 8, 8};
 
 struct Observed {
@@ -277,7 +277,7 @@ void test_cuts_are_those_of_one_alone() {
       if (alone.agent != beside.agent) continue;
       ++compared;
       const Item &a = alone.item, &b = beside.item;
-      CHECK(a.teams == b.teams && a.row_splits == b.row_splits &&
+      CHECK(a.groups == b.groups && a.row_splits == b.row_splits &&
                 a.inner_splits == b.inner_splits && a.row_step == b.row_step &&
                 a.inner_step == b.inner_step && a.slots.divisor == b.slots.divisor,
             "%s, %zd by %zd: cut in another way beside others", each.name,

@@ -289,10 +289,9 @@ void test_merges_are_few() {
       const int64_t across = std::min<int64_t>(channels, plan.item.slots.divisor * cuda::kOwned);
       const int64_t merges =
           cuda::ceil_div(plan.item.splits(), std::max<int64_t>(1, cuda::kBlock / across));
-      // Of one or two blocks, as narrow as memory reads well, there are as many pieces as ever.
-      CHECK(merges <= (channels > 2 * kDevices[0].policy.least_columns ? 8 : 17),
-            "%lld channels: %lld merges", static_cast<long long>(channels),
-            static_cast<long long>(merges));
+      // Of one or two blocks, as narrow as memory reads well, there are as many splits as ever.
+      CHECK(merges <= (channels > 2 * cuda::kLeastColumns ? 8 : 17), "%lld channels: %lld merges",
+            static_cast<long long>(channels), static_cast<long long>(merges));
       const bool fills = plan.item.blocks >= kDevices[0].multiprocessors;
       CHECK(fills, "%lld channels: %d blocks", static_cast<long long>(channels), plan.item.blocks);
     }

@@ -28,7 +28,7 @@ const std::vector<MaskedShape> kMaskedShapes = {
     {{"columns, 36", {6, 70, 36}, {2520, 36, 1}, 2}, {6, 70}},
     {{"columns, 33", {5, 40, 33}, {1320, 33, 1}, 2}, {5, 40}},
     {{"columns, joined rows", {420, 64}, {64, 1}, 1}, {6, 70}},
-    {{"columns, 260, in pieces", {4, 900, 260}, {234000, 260, 1}, 2}, {4, 900}},
+    {{"columns, 260, in splits", {4, 900, 260}, {234000, 260, 1}, 2}, {4, 900}},
     {{"columns, a row for each sequence", {9, 50, 40}, {2000, 40, 1}, 2}, {9}},
     {{"columns of heads", {3, 20, 5, 16}, {1600, 80, 16, 1}, 3}, {3, 20}},
     {{"columns, time first", {8, 60, 32}, {32, 256, 1}, 2}, {8, 60}},
@@ -219,7 +219,7 @@ void test_padding_is_not_read() {
   }
 }
 
-// A piece with rows that are not kept is read ahead up to the end of those that are, of which a
+// A split with rows that are not kept is read ahead up to the end of those that are, of which a
 // thread sums no more than some at a time.
 void test_long_sequences() {
   const MaskedShape shape{{"long sequences", {2, 2500, 64}, {160000, 64, 1}, 2}, {2, 2500}};

@@ -15,7 +15,7 @@ namespace {
 
 int* shared_ints() { return reinterpret_cast<int*>(shared_memory()); }
 
-HOOKSTATS_KERNEL void in_order(int64_t* counts, int* partials, uint32_t* ticket, int* total) {
+HOOKSTATS_KERNEL void in_order(int64_t* counts, int* partials, uint32_t* counter, int* total) {
   int* const shared = shared_ints();
   uint32_t* const counters = reinterpret_cast<uint32_t*>(shared + block_threads());
   if (thread_index() < 4) counters[thread_index()] = 0;
@@ -34,8 +34,8 @@ HOOKSTATS_KERNEL void in_order(int64_t* counts, int* partials, uint32_t* ticket,
   sync_block();
   bool last = false;
   if (thread_index() == 0) {
-    last = take_ticket(ticket) + 1 == static_cast<uint32_t>(grid_blocks());
-    if (last) *ticket = 0;
+    last = count_block(counter) + 1 == static_cast<uint32_t>(grid_blocks());
+    if (last) *counter = 0;
   }
   if (!any_in_block(last)) return;
   if (thread_index() < grid_blocks()) shared[thread_index()] = partials[thread_index()];
@@ -77,22 +77,22 @@ HOOKSTATS_KERNEL void clears_while_others_count(int*) {
 HOOKSTATS_KERNEL void blocks_add_without_atomics(int* out) {
   if (thread_index() == 0) ++out[0];
 }
-HOOKSTATS_KERNEL void partials_without_a_ticket(int* out) {
+HOOKSTATS_KERNEL void partials_without_a_counter(int* out) {
   if (thread_index() != 0) return;
   out[block_index()] = 1;
   if (block_index() == 0) out[2] = out[1];
   if (block_index() == 1) out[3] = out[0];
 }
-HOOKSTATS_KERNEL void ticket_before_the_partial(int* out) {
+HOOKSTATS_KERNEL void count_before_the_partial(int* out) {
   if (thread_index() != 0) return;
-  const uint32_t taken = take_ticket(reinterpret_cast<uint32_t*>(out));
+  const uint32_t taken = count_block(reinterpret_cast<uint32_t*>(out));
   out[1 + block_index()] = 1;
   if (taken == 1) out[3] = out[1] + out[2];
 }
-HOOKSTATS_KERNEL void ticket_before_others_have_written(int* out) {
+HOOKSTATS_KERNEL void count_before_others_have_written(int* out) {
   if (thread_index() == 40) out[1 + block_index()] = 1;
   bool last = false;
-  if (thread_index() == 0) last = take_ticket(reinterpret_cast<uint32_t*>(out)) == 1;
+  if (thread_index() == 0) last = count_block(reinterpret_cast<uint32_t*>(out)) == 1;
   if (any_in_block(last) && thread_index() == 0) out[3] = out[1] + out[2];
 }
 
@@ -121,9 +121,9 @@ int main() {
       {"counts_without_atomics", counts_without_atomics},
       {"clears_while_others_count", clears_while_others_count},
       {"blocks_add_without_atomics", blocks_add_without_atomics},
-      {"partials_without_a_ticket", partials_without_a_ticket},
-      {"ticket_before_the_partial", ticket_before_the_partial},
-      {"ticket_before_others_have_written", ticket_before_others_have_written},
+      {"partials_without_a_counter", partials_without_a_counter},
+      {"count_before_the_partial", count_before_the_partial},
+      {"count_before_others_have_written", count_before_others_have_written},
   };
   for (uint64_t seed = 0; seed < 50; ++seed) {
     simt::seed(seed);
@@ -134,10 +134,10 @@ int main() {
     }
     std::vector<int64_t> counts(4);
     std::vector<int> partials(5);
-    uint32_t ticket = 0;
+    uint32_t counter = 0;
     int total = 0;
     try {
-      launch(in_order, {5, 96, 100 * 4}, counts.data(), partials.data(), &ticket, &total);
+      launch(in_order, {5, 96, 100 * 4}, counts.data(), partials.data(), &counter, &total);
     } catch (const std::exception& error) {
       CHECK(false, "in order: %s", error.what());
     }

@@ -34,7 +34,7 @@ HOOKSTATS_DEVICE double sum_of_block(double x) {
 }
 
 // Every block's sum, and their sum in order by the block that comes last.
-HOOKSTATS_KERNEL void sum(const float* data, int64_t n, double* partials, uint32_t* ticket,
+HOOKSTATS_KERNEL void sum(const float* data, int64_t n, double* partials, uint32_t* counter,
                           double* total) {
   double x = 0.0;
   const int64_t step = int64_t{grid_blocks()} * block_threads();
@@ -45,13 +45,13 @@ HOOKSTATS_KERNEL void sum(const float* data, int64_t n, double* partials, uint32
   bool last = false;
   if (thread_index() == 0) {
     partials[block_index()] = x;
-    last = take_ticket(ticket) + 1 == static_cast<uint32_t>(grid_blocks());
+    last = count_block(counter) + 1 == static_cast<uint32_t>(grid_blocks());
   }
   if (!any_in_block(last)) return;
   if (thread_index() == 0) {
     *total = 0.0;
     for (int b = 0; b < grid_blocks(); ++b) *total += partials[b];
-    *ticket = 0;
+    *counter = 0;
   }
 }
 
@@ -87,12 +87,12 @@ void test_correct_kernels() {
         constexpr int kGrid = 7;
         std::vector<double> partials(kGrid);
         std::vector<int64_t> counts(256);
-        uint32_t ticket = 0;
+        uint32_t counter = 0;
         double total = -1.0;
         launch(sum, {kGrid, block, static_cast<size_t>(block / kWarp) * sizeof(double)},
-               data.data(), n, partials.data(), &ticket, &total);
+               data.data(), n, partials.data(), &counter, &total);
         totals.insert(total);
-        CHECK(ticket == 0 && total - plain <= 1e-12 && plain - total <= 1e-12, "%g", total);
+        CHECK(counter == 0 && total - plain <= 1e-12 && plain - total <= 1e-12, "%g", total);
         launch(histogram, {3, block, 1024}, bytes.data(), n, counts.data());
         CHECK(counts == expected, "histogram of %ld", static_cast<long>(n));
       }

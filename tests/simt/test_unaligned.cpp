@@ -69,8 +69,9 @@ void test_plans_of_columns() {
       p.view = channel_view(sizes, strides, 2, 1);
       const cuda::Plan plan = cuda::make_plan(kDevices[0], p, true);
       const int64_t across = plan.item.slots.divisor, rows = cuda::kBlock / across / 4 * 4;
-      const double used = static_cast<double>(channels * rows) /
-                          static_cast<double>(plan.item.groups * cuda::kBlock * cuda::kOwned);
+      const double used =
+          static_cast<double>(channels * rows) /
+          static_cast<double>(plan.item.channel_blocks * cuda::kBlock * cuda::kOwned);
       CHECK(plan.agent == cuda::AgentKind::kSkewedColumns && used > (channels < 60 ? 0.35 : 0.7),
             "%lld channels, %lld threads wide: %.2f of the threads",
             static_cast<long long>(channels), static_cast<long long>(across), used);

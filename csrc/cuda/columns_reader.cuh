@@ -1,4 +1,4 @@
-// The pieces of columns: which rows and channels are a thread's, and how they are read. Rows that
+// The splits of columns: which rows and channels are a thread's, and how they are read. Rows that
 // do not begin where vectors do are read in vectors, too: see `Skewed`. Of `Mapped` rows, in which
 // a channel has several elements side by side, each of these is a column.
 #pragma once
@@ -8,12 +8,12 @@
 
 namespace hookstats::cuda {
 
-// Where a thread and its piece are. Whoever reads tiles has this in memory, as the registers are
+// Where a thread and its split are. Whoever reads tiles has this in memory, as the registers are
 // needed for sums, and copies what it uses.
 template <class Source>
 struct ColumnsPlace {
   int down, column, row;
-  // The piece at hand.
+  // The split at hand.
   int64_t begin = 0, first_row = 0, offset = 0;
   uintptr_t address = 0, down_bytes = 0;
   uint32_t rows = 0, exist = 0;
@@ -30,7 +30,7 @@ struct ColumnsPlace {
 };
 
 template <class Source>
-class ColumnsPiece {
+class ColumnsReader {
  public:
   using Place = ColumnsPlace<Source>;
 
@@ -39,12 +39,12 @@ class ColumnsPiece {
   static constexpr int kRows = Source::kRows;
   using Values = typename Source::template Values<kOwned>;
 
-  // `place` is that of a piece at hand, or is to be found.
-  HOOKSTATS_DEVICE ColumnsPiece(const Common& common, const Item& item, const Dim* outer,
-                                Place& place)
+  // `place` is that of a split at hand, or is to be found.
+  HOOKSTATS_DEVICE ColumnsReader(const Common& common, const Item& item, const Dim* outer,
+                                 Place& place)
       : common_(common), item_(item), outer_(outer), scale_(common), place_(place) {}
 
-  // Where the thread is in any of the pieces.
+  // Where the thread is in any of the splits.
   HOOKSTATS_DEVICE void find_thread() {
     place_.down = block_threads() / across();
     place_.column = thread_index() % across();
@@ -71,13 +71,13 @@ class ColumnsPiece {
     return Source::kMapped ? 1 : item_.channel_stride;
   }
 
-  // Begins a piece: a split of the rows of a group of channels. All threads of the block call it.
-  HOOKSTATS_DEVICE void begin(int group, int split, void* scratch) {
+  // Begins a split of the rows of a block of channels. All threads of the block call it.
+  HOOKSTATS_DEVICE void begin(int channel_block, int split, void* scratch) {
     if constexpr (Source::kMapped) {
-      begin_elements(group, split % item_.inner_splits);
+      begin_elements(channel_block, split % item_.inner_splits);
       split /= item_.inner_splits;
     } else {
-      place_.begin = int64_t{group} * width();
+      place_.begin = int64_t{channel_block} * width();
     }
     place_.first_row = split * item_.row_step;
     const int64_t left = item_.outer_size - place_.first_row;
@@ -97,15 +97,15 @@ class ColumnsPiece {
   }
 
   // Of maps: which elements are the block's, those of several channels or a part of one.
-  HOOKSTATS_DEVICE void begin_elements(int group, int part) {
+  HOOKSTATS_DEVICE void begin_elements(int channel_block, int part) {
     const int64_t size = item_.inner_size, together = size < width() ? width() : size;
-    place_.begin = group * together + int64_t{part} * width();
+    place_.begin = channel_block * together + int64_t{part} * width();
     const int64_t of_group = together - int64_t{part} * width();
     const int64_t of_all = item_.channels * size - place_.begin;
     const int64_t left = of_group < of_all ? of_group : of_all;
     place_.elements = left < width() ? static_cast<int>(left) : width();
     place_.map = size < width() ? static_cast<int>(size) : width();
-    place_.first_channel = int64_t{group} * (width() / place_.map);
+    place_.first_channel = int64_t{channel_block} * (width() / place_.map);
   }
 
   // Of maps: the channel, from the block's first one on, of the thread's first element; and which
@@ -139,7 +139,7 @@ class ColumnsPiece {
     return (channel & (kOwned - 1)) * across() + (channel < 0 ? across() - 1 : channel / kOwned);
   }
 
-  // Cuts the piece to the rows from the first one that a mask keeps to the last.
+  // Cuts the split to the rows from the first one that a mask keeps to the last.
   HOOKSTATS_DEVICE void find_rows(KeptIndices* scratch) {
     const KeptIndices kept = kept_by_block(common_.rows, place_.first_row, place_.rows, scratch);
     place_.kept = kept.count;
@@ -147,7 +147,7 @@ class ColumnsPiece {
     if (kept.count > 0) place_.first_row += kept.first;
   }
 
-  // Whether a row of the piece is there to be read.
+  // Whether a row of the split is there to be read.
   HOOKSTATS_DEVICE bool has_row(uint32_t row) const {
     if constexpr (!Source::kMasked) return row < place_.rows;
     return row < place_.rows &&
