@@ -92,7 +92,7 @@ check: | $(LOGS)  ## Slower tests, C++ tests, a sanitizer, nvcc, docs, small ben
 	  echo "small benchmarks: $$(tail -n 1 $(LOGS)/bench-smoke.log)"; \
 	  echo "pytest, the rest: $$(tail -n 1 $(LOGS)/pytest-check.log)"; } | tee $(LOGS)/check.txt
 
-pytest-full: $(STAMPS)/dev | $(LOGS)  ## The tests that only make full runs, and more examples of Hypothesis: about 30 minutes
+pytest-full: $(STAMPS)/dev | $(LOGS)  ## The tests that only make full runs, and more examples of Hypothesis
 	HOOKSTATS_EXAMPLES=200 $(PYTEST) -m full 2>&1 | tee $(LOGS)/pytest-full.log
 
 fuzz: $(STAMPS)/dev  ## Read CASES (100000) damaged and evil run directories
@@ -105,7 +105,7 @@ soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), wi
 faults: $(STAMPS)/dev  ## Plant all faults of bench/faults, three seeds each, and print what rules say: 6 minutes
 	$(WAITING) $(BIN)/python -m bench.faults --seeds 3
 
-full: test check $(WHOLE:%=ctest-%) pytest-full faults bench  ## test, check, all that they sample, faults, bench: about 2 hours
+full: test check $(WHOLE:%=ctest-%) pytest-full faults bench  ## test, check, all that they sample, faults, bench: hours
 	@cat $(LOGS)/test.txt $(LOGS)/check.txt
 
 # Whether torch has CUDA or not; HOOKSTATS_WERROR=1 makes warnings errors.
@@ -168,7 +168,7 @@ readme-picture: $(STAMPS)/dev  ## Train a run of bench/faults, and draw the READ
 page-pictures: $(STAMPS)/dev  ## Take the pictures of docs/page.md, of a run of bench/faults, by Chromium
 	$(WAITING) $(BIN)/python -W ignore -m bench.faults.screens docs/figures
 
-bench: $(STAMPS)/bench  ## Benchmark beside other tools: about 30 minutes; BENCH=ops|hooks|steps|flush|ranks|show for a part
+bench: $(STAMPS)/bench  ## Benchmark beside other tools: up to 50 minutes; BENCH=ops|hooks|steps|flush|ranks|show for a part
 	@mkdir -p $(dir $(RESULTS)); [ ! -f $(RESULTS) ] || cp $(RESULTS) $(RESULTS:.json=.before.json)
 	$(BENCHMARKS) --benchmark-quiet --benchmark-json=$(RESULTS)
 	$(BIN)/python -m bench.tables $(RESULTS)

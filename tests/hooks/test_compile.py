@@ -72,6 +72,7 @@ def test_the_compiled_training_is_not_changed_by_a_bit(backend: str) -> None:
     assert bits(watched.parameters) == bits(unwatched.parameters)
 
 
+@pytest.mark.check
 @needs_gradients
 @pytest.mark.parametrize("change", ["relu", "several", "used before", "a part"])
 @pytest.mark.parametrize("name", ["biased linear", "flatten", "part of transposed"])
@@ -112,6 +113,7 @@ def sum_of_all(value: Any) -> Tensor:
     return torch.stack([x.sum() for _, x in leaves(value) if x.is_floating_point()]).sum()
 
 
+@pytest.mark.check
 @needs_gradients
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_tensors_in_containers(name: str) -> None:

@@ -346,6 +346,13 @@ class Row(NamedTuple):
     """On how many ranks."""
 
 
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Compiling takes most of a minute: `make check` has one kind of parallelism."""
+    if "compiled" not in name:
+        return []
+    return [pytest.mark.slow if name.startswith("DDP") else pytest.mark.full]
+
+
 ROWS = {
     "DDP": Row(ddp),
     "DDP, static graph": Row(ddp, options={"static_graph": True}),
@@ -382,7 +389,7 @@ ROWS = {
 @pytest.mark.parametrize(
     ("ranks", "name"),
     [
-        pytest.param(each, name, marks=[pytest.mark.slow] * ("compiled" in name))
+        pytest.param(each, name, marks=marks(name))
         for each in SIZES
         for name, row in ROWS.items()
         if each in row.sizes

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import hookstats as hs
 
 pytest.importorskip("pyarrow")
-ROWS = pytest.importorskip("test_merged_runs").ROWS
+ROWS, marks = (pytest.importorskip("test_merged_runs").__dict__[name] for name in ("ROWS", "marks"))
 
 pytestmark = pytest.mark.check
 SIZE = 4
@@ -60,9 +60,7 @@ def train(rank: int, how: str, name: str, out: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("compiled" in name)) for name in ROWS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ROWS])
 def test_training_keeps_every_bit(ranks: Ranks, tmp_path: Path, name: str) -> None:
     plain = ranks(train, "plain", name, tmp_path)
     assert len(plain) == SIZE
