@@ -105,7 +105,7 @@ HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int wi
   const int rows = item.splits() < most ? item.splits() : most;
   for (int first = 0; first < width; first += block_threads()) {
     // No minimum of `width - first`: of a copy of this function for one column, ptxas 13.0 makes
-    // that of `first - 1` (`python -m bench.cuda.sass --check` finds it).
+    // that of `first - 1` (`python -m bench.cuda.ptxas` finds it).
     const bool is_whole = first + block_threads() <= width;
     const int columns = is_whole ? block_threads() : width - first;
     const int row = thread_index() / columns, column = thread_index() % columns;
