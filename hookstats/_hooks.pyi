@@ -13,7 +13,7 @@ REASONS: dict[str, str]
 class Arena:
     recording: bool
     skips_evaluation: bool
-    routes: bool
+    phase: int
     front: int
     @property
     def seconds(self) -> float: ...
@@ -50,12 +50,12 @@ class Site:
 
 class OutputHook:
     def __init__(
-        self, arena: Arena, python: object, values: Any, gradients: Any, router: object
+        self, arena: Arena, python: object, values: Any, gradients: Any, phase: int
     ) -> None: ...
 
 class InputHook:
     def __init__(
-        self, arena: Arena, python: object, values: Any, gradients: Any, router: object
+        self, arena: Arena, python: object, values: Any, gradients: Any, phase: int
     ) -> None: ...
 
 class Parameters:

@@ -33,7 +33,7 @@ from torch._C import (
     _TorchDispatchModeKey,
 )
 from torch._C import _is_torch_function_enabled as is_torch_function_enabled
-from torch._C._autograd import _get_sequence_nr, _top_saved_tensors_default_hooks
+from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
@@ -55,19 +55,6 @@ DisableTorchDispatch = _DisableTorchDispatch
 
 current_graph_task_id = _current_graph_task_id
 """The running backward's number on this thread, -1 outside of a backward (all; required)."""
-
-sequence_number = _get_sequence_nr
-"""The number of the next autograd node on this thread: nodes made later have greater ones (2.13;
-required)."""
-
-
-def current_node_number() -> int | None:
-    """The sequence number of the autograd node that runs on this thread (2.13); None without one,
-    or in a torch that does not tell."""
-    node = getattr(torch._C, "_current_autograd_node", lambda: None)()
-    number = None if node is None else getattr(node, "_sequence_nr", lambda: None)()
-    return None if number is None else int(number)
-
 
 COMPILERS = "torch._inductor."
 """Where the processes come from that compile kernels (2.13); without it, one that a script starts
@@ -366,11 +353,6 @@ def current_translation() -> tuple[dict[str, Any], Mapping[str, Any]] | None:
     """The globals where dynamo leaves results of what it traces here, and the arguments by name."""
     output = _output()
     return output and (output.global_scope, output.root_tx.f_locals)
-
-
-def current_trace() -> object:
-    """What stands for the graph that dynamo traces on this thread."""
-    return getattr(_output(), "tracing_context", None)
 
 
 def traced_operators() -> Iterator[str]:

@@ -11,6 +11,9 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/kept_rows.h"
@@ -106,17 +109,31 @@ struct Arena {
   }
 
   std::atomic<bool> recording{false};
-  // Whether Python is to look at calls without gradients, which may be evaluation.
+  // Whether Python is to look at calls of training without gradients, which may be evaluation.
   std::atomic<bool> skips_evaluation{false};
-  // Whether calls may be of phases, which Python tells.
-  std::atomic<bool> routes{false};
+  // Which hooks handle calls now: those of training, 0, or of a phase that was entered.
+  std::atomic<int> phase{0};
   int front = 0;  // the buffer to fill; guarded by the mutex
-  // Of the calls under way; null where there is none. Guarded by the mutex.
-  std::shared_ptr<const Mask> mask;
+
+  // Of the calls under way on this thread; null where there is none. Callers hold the mutex.
+  std::shared_ptr<const Mask> mask() const {
+    if (masks_.empty()) return nullptr;
+    const auto found = masks_.find(std::this_thread::get_id());
+    return found == masks_.end() ? nullptr : found->second;
+  }
+  void set_mask(std::shared_ptr<const Mask> mask) {
+    if (mask == nullptr) {
+      masks_.erase(std::this_thread::get_id());
+    } else {
+      masks_[std::this_thread::get_id()] = std::move(mask);
+    }
+  }
+
   TimedMutex mutex;
 
  private:
   const KernelTable kernels_;
+  std::unordered_map<std::thread::id, std::shared_ptr<const Mask>> masks_;
 };
 
 // Locks an arena, on a thread that holds the GIL.

@@ -19,7 +19,7 @@ namespace {
 // State that the hooks of one tensor share.
 struct Awaited {
   explicit Awaited(std::shared_ptr<Site> site)
-      : site(std::move(site)), mask(this->site->arena().mask) {}
+      : site(std::move(site)), mask(this->site->arena().mask()) {}
 
   std::shared_ptr<Site> site;
   std::shared_ptr<const Mask> mask;  // of the tensor's call, or null
@@ -29,9 +29,7 @@ struct Awaited {
   std::optional<uint32_t> version;
 
   bool is_replaced() const { return version && counter.current_version() != *version; }
-  void receive(const at::Tensor& gradient) {
-    site->receive(gradient, first.exchange(false), mask);
-  }
+  void receive(const at::Tensor& gradient) { site->receive(gradient, first.exchange(false), mask); }
 };
 
 struct ForTensor {

@@ -31,7 +31,7 @@ bool is_odd_call() {
 }
 
 void fold(Site& site, const at::Tensor& x) {
-  const std::shared_ptr<const Mask> mask = site.arena().mask;
+  const std::shared_ptr<const Mask> mask = site.arena().mask();
   const bool whole = site.is_whole(x, mask.get());
   const bool folded = site.attempt([&] {
     const UpdateParams& params = site.aim(x, mask.get());
@@ -70,25 +70,25 @@ void await(const std::shared_ptr<Site>& site, const at::Tensor& x) {
 }  // namespace
 
 ModuleHook::ModuleHook(std::shared_ptr<Arena> arena, py::object python, py::object values,
-                       py::object gradients, py::object router)
+                       py::object gradients, int phase)
     : arena_(std::move(arena)),
       python_(std::move(python)),
       values_(std::move(values)),
       gradients_(std::move(gradients)),
-      router_(std::move(router)) {}
+      phase_(phase) {}
 
 PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   auto* hook = static_cast<ModuleHook*>(instance->simple_value_holder[0]);
   // Before the macro, which sets up a handler of warnings: a hook that is off must cost nothing.
-  if (!hook->arena_->recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
-  if (hook->arena_->routes && !hook->router_.is_none()) {
-    return PyObject_Call(hook->router_.ptr(), args, kwargs);
-  }
+  const Arena& arena = *hook->arena_;
+  if (!arena.recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
+  if (arena.phase.load(std::memory_order_relaxed) != hook->phase_) Py_RETURN_NONE;
   HANDLE_TH_ERRORS
   bool done = false;
   try {
-    const bool is_for_python = hook->arena_->skips_evaluation && !at::GradMode::is_enabled();
+    const bool is_for_python =
+        hook->phase_ == 0 && arena.skips_evaluation && !at::GradMode::is_enabled();
     done = !is_for_python && PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
   } catch (const py::error_already_set& error) {
     // A container raised it. The Python hook meets it again and copes; an interrupt comes only

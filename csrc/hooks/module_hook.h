@@ -17,10 +17,9 @@ namespace hookstats::hooks {
 // before. Hands all other calls to `python`, the Python hook that this hook stands for.
 class ModuleHook {
  public:
-  // `values` and `gradients`: a Python `Sites`, or None. `router`: gets all calls where the arena
-  // routes them; or None.
+  // `values` and `gradients`: a Python `Sites`, or None. `phase`: the one whose calls it handles.
   ModuleHook(std::shared_ptr<Arena> arena, pybind11::object python, pybind11::object values,
-             pybind11::object gradients, pybind11::object router);
+             pybind11::object gradients, int phase);
   virtual ~ModuleHook() = default;
 
   // The slot that Python calls; always returns None.
@@ -55,7 +54,8 @@ class ModuleHook {
   const Place* place(size_t i, const std::string& path);
 
   std::shared_ptr<Arena> arena_;
-  pybind11::object python_, values_, gradients_, router_;
+  pybind11::object python_, values_, gradients_;
+  const int phase_;
   std::vector<Place> places_;
   bool outdated_ = false;  // Python may have made sites that `places_` lacks
 };

@@ -61,9 +61,9 @@ void set_traced(py::type type, const py::function& traced) {
 template <class Hook>
 void define_hook(py::module_& m, const char* name) {
   py::class_<Hook>(m, name, py::dynamic_attr())
-      .def(py::init<std::shared_ptr<Arena>, py::object, py::object, py::object, py::object>(),
+      .def(py::init<std::shared_ptr<Arena>, py::object, py::object, py::object, int>(),
            py::arg("arena"), py::arg("python"), py::arg("values"), py::arg("gradients"),
-           py::arg("router"));
+           py::arg("phase"));
 }
 
 }  // namespace
@@ -87,8 +87,8 @@ PYBIND11_MODULE(_hooks, m) {
           "skips_evaluation", [](const Arena& a) { return a.skips_evaluation.load(); },
           [](Arena& a, bool skips) { a.skips_evaluation = skips; })
       .def_property(
-          "routes", [](const Arena& a) { return a.routes.load(); },
-          [](Arena& a, bool routes) { a.routes = routes; })
+          "phase", [](const Arena& a) { return a.phase.load(); },
+          [](Arena& a, int phase) { a.phase = phase; })
       .def_property_readonly("seconds", [](const Arena& a) { return a.mutex.seconds(); })
       .def_property(
           "front", [](const Arena& a) { return a.front; },
@@ -98,7 +98,7 @@ PYBIND11_MODULE(_hooks, m) {
           [](Arena& a, const std::optional<at::Tensor>& mask) {
             const auto made = mask ? std::make_shared<const Mask>(*mask) : nullptr;
             const LockWithGil lock(a);
-            a.mask = made;
+            a.set_mask(made);
           },
           py::arg("mask"))
       .def("depth", [](Arena& a) { return a.mutex.depth(); })

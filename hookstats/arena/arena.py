@@ -17,7 +17,7 @@ from torch import Tensor
 from hookstats.arena.flag import Flag
 from hookstats.arena.graph_states import GraphSite, GraphState
 from hookstats.arena.lock import lock, whole
-from hookstats.arena.mask import MaskOfCalls
+from hookstats.arena.mask import CurrentMask
 from hookstats.arena.rows import Counters
 from hookstats.arena.shelf import Shelf
 from hookstats.arena.snapshot import SMALL_BYTES, Layout, Places, Snapshot
@@ -94,11 +94,13 @@ class Arena:
         self.sampling = Sampling(bins, channel_bins, at_first=at_first)
         self.recording = False
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
+        self.phase = 0
+        """Which hooks observe: those of training, 0, or of a phase. `enter` sets it."""
         self.native: _hooks.Arena | None = None
         """The half of the arena for the C++ hooks; None without C++ hooks."""
         if native.hooks is not None:
             self.native = native.hooks.Arena(entries(native.hooks.PARAMS_SIZE))
-        self.mask = MaskOfCalls(self.native)
+        self.mask = CurrentMask(self.native)
         self.lock = lock() if self.native is None else whole(self.native, self.native.depth)
         """Held during a fold, which neither a swap nor another thread may interrupt."""
         self._half: _hooks.Arena | _PythonHalf = self.native or _PythonHalf()
@@ -205,15 +207,17 @@ class Arena:
             self.native.recording = recording
 
     def leave_out(self, is_evaluation: Callable[[], bool]) -> None:
-        """Have hooks leave out calls for which `is_evaluation()`, all of them without gradients."""
+        """Have the hooks of training leave out calls for which `is_evaluation()`, which are calls
+        without gradients."""
         self.is_evaluation = is_evaluation
         if self.native is not None:
             self.native.skips_evaluation = True
 
-    def route(self) -> None:
-        """Have routers tell from now on which hook gets a call."""
+    def enter(self, phase: int) -> None:
+        """Have the hooks of this phase observe from now on, and no others."""
+        self.phase = phase
         if self.native is not None:
-            self.native.routes = True
+            self.native.phase = phase
 
     def seconds(self) -> float | None:
         """How long threads have held the lock so far: what hooks cost the training. None without

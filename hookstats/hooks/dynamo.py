@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator
 from types import CodeType
 from typing import Any
@@ -25,9 +24,6 @@ def break_graphs(function: Callable[..., object], reason: str) -> None:
     _torch.end_graph_at(function, reason)
     run_untraced(function)
 
-
-_KEY = re.compile(r"\.traced\.key == '(\d+)'")
-"""A guard on the key of a hook that is in the graph; see `TracedHook.observe`."""
 
 _scopes: dict[int, dict[str, Any]] = {}
 """By id, the globals in which dynamo left results of our functions."""
@@ -80,14 +76,6 @@ def compiled_callers(
         called = {cls for cls in types if any(f", {id(cls)})" in text for text in guards)}
         if called:
             yield code, called
-
-
-def compiled_hooks() -> Iterator[tuple[CodeType, set[str]]]:
-    """The code that dynamo compiled with our hooks in it, and the hooks' keys."""
-    for code, guards in _torch.compiled_functions():
-        keys = {key for text in guards for key in _KEY.findall(text)}
-        if keys:
-            yield code, keys
 
 
 def described(code: CodeType) -> str:

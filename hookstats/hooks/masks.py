@@ -1,31 +1,35 @@
-"""Masks: which rows of the calls under way count, by an argument of the model or by a context.
+"""Masks: which rows of calls count, by an argument of the model or by a context.
 
-A mask is copied where its call begins, as the training may change the tensor before the backward.
+A mask is that of a thread: a pre-hook of the model sets it, and a hook that is always called resets
+it. It is copied where its call begins, as the training may change the tensor before the backward.
+
+Compiled code has its mask as a tensor. Where the model itself is compiled, the mask is an argument
+of the graph and is copied in it; where a part of the model is, or a context has the mask, dynamo
+finds the copy as an attribute, and makes it an input of the graph. Calls under way are a chain in
+an attribute, whose changes dynamo follows; a graph that breaks leaves it there for its next part.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
+import itertools
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from threading import get_ident
-from types import FrameType
 from typing import NamedTuple
-from weakref import ref
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import has_storage
+from hookstats._torch import has_storage, mark_constant
 from hookstats.arena.arena import Arena
-from hookstats.arena.mask import Chain
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.readable import detour, unreadable, without_torch_function
-from hookstats.hooks.traced_masks import TracedMasks
+from hookstats.hooks.traced import hookstats_leaves_out
 from hookstats.records import reasons
 from hookstats.records.alike import did_you_mean
 from hookstats.stats.mask import EXPECTED, unfit
@@ -33,35 +37,34 @@ from hookstats.stats.warning import warn
 
 
 class _Begun(NamedTuple):
-    """A call or context that has begun."""
+    """A call or context that has begun on a thread."""
 
-    by: ref[object]
-    """The model that is called, or the context, which nobody keeps if an interrupt comes where its
-    `with` begins or ends."""
+    by: int
+    """The id of the module that is called, or of the context."""
+    is_call: bool
     mask: Tensor | None
-    """As `MaskOfCalls.now`."""
-    thread: int
-    """Which one began it."""
-    frame: FrameType | None
-    """Of a call: what runs as long as it does."""
-    traced: Chain | None
-    """The calls that it is in, where their graph broke."""
+    """As `CurrentMask.now`."""
+
+
+class _OfThread(threading.local):
+    """The calls and contexts under way on a thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.begun: list[_Begun] = []
 
 
 class Masks:
-    """The masks of a watch: that of the innermost call or context holds."""
+    """The masks of a watch: that of the innermost call or context of a thread holds."""
 
     def __init__(self, arena: Arena, name: str | None) -> None:
         """name: the argument of the models' forward that has the mask; None where none has."""
-        self._arena = arena
+        self.arena = arena
+        self.key = str(next(_keys))  # constant functions take no objects before torch 2.12
+        _masks_by_key[self.key] = self
         self._name = name
         arena.mask.expected = name is not None
-        self._begun: list[_Begun] = []
+        self._of_thread = _OfThread()
         self._warned = False
-        # Of no rows: under it, `coverage` counts every tensor as `unmasked`. Made before any call,
-        # since what a transform makes is no plain tensor.
-        self._unfit = torch.ones(0, dtype=torch.bool, device="cpu")
-        self.traced = TracedMasks(arena, self._warn_once, self._unfit)
 
     def attach(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
         """Register the hooks that find the mask among the arguments of a call; before all others.
@@ -79,7 +82,7 @@ class Masks:
         ]
 
     def attach_ends(self, models: Iterable[nn.Module]) -> list[RemovableHandle]:
-        """Register the hooks that tell of the ends of calls, by whatever error."""
+        """Register the hooks that end the masks of calls, by whatever error."""
         if self._name is None:
             return []
         return [
@@ -89,7 +92,7 @@ class Masks:
         ]
 
     def within(self, mask: Tensor) -> AbstractContextManager[None]:
-        """In this context, rows of calls count as `mask` says.
+        """In this context, rows of this thread's calls count as `mask` says.
 
         Raises:
             ValueError: `mask` is no mask.
@@ -98,94 +101,55 @@ class Masks:
             raise ValueError(f"mask = {type(mask).__name__}: expected {EXPECTED}")
         if reason := unreadable(mask) or _unfit(mask):
             raise ValueError(f"mask has {reason}: expected {EXPECTED}")
-        self._arena.mask.expected = True
+        self.arena.mask.expected = True
         return _Within(self, _copied(mask))
 
-    def begin(self, context: AbstractContextManager[None], mask: Tensor) -> None:
-        """A context begins; `mask` is as `MaskOfCalls.now`."""
-        self._begin(_Begun(ref(context), mask, get_ident(), None, self._arena.mask.traced))
+    def begin_call(self, model: nn.Module, given: object) -> None:
+        """A call of a model begins on this thread, which was `given` a mask."""
+        self.end(
+            model
+        )  # an interrupt may have ended the call before, for which torch calls no hook
+        self.begin(model, self.of_call(given), is_call=True)
 
-    def begin_call(self, model: nn.Module, given: object, frame: FrameType) -> None:
-        """A call of a model begins, which was `given` a mask; None: it has that of what it is in.
-
-        frame: runs as long as the call does.
-        """
-        mask = None if given is None else self.of_argument(given)
-        one = _Begun(ref(model), mask, get_ident(), frame, self._arena.mask.traced)
-        self._begin(one, is_given=given is not None)
-
-    def _begin(self, one: _Begun, *, is_given: bool = True) -> None:
-        with self._arena.lock:
-            self._forget_ended()
-            if not is_given:
-                one = one._replace(mask=self._mask_around(one.thread))
-            self._begun.append(one)
-            self._arena.mask.traced = None
-            overlap = self._choose()
-        if overlap:
-            self._warn_once(overlap)
-
-    def _mask_around(self, thread: int) -> Tensor | None:
-        """The mask for calls of a thread: of contexts, those of all threads count."""
-        if self._arena.mask.traced is not None:
-            return self._arena.mask.traced[0]
-        around = (
-            one.mask for one in reversed(self._begun) if one.thread == thread or not one.frame
-        )
-        return next(around, None)
-
-    def step_closed(self) -> None:
-        """A step was closed: what an interrupt has ended goes no further."""
-        if self._arena.mask.expected:
-            with self._arena.lock:
-                self._forget_ended()
-                self._arena.mask.traced = None
-                self._choose()  # an interrupt may have come before it
-
-    def _forget_ended(self) -> None:
-        """Forget what ended without telling, as interrupts end calls and contexts."""
-        if self._begun:
-            running = _running({one.thread for one in self._begun})
-            self._begun = [
-                one
-                for one in self._begun
-                if one.by() is not None and (not one.frame or id(one.frame) in running)
-            ]
+    def begin(self, by: object, mask: Tensor | None, *, is_call: bool) -> None:
+        """A call or context begins on this thread."""
+        self._of_thread.begun.append(_Begun(id(by), is_call, mask))
+        self._choose()
 
     def end(self, by: object) -> None:
-        """This thread's last call or context that began by `by` ends, with those within it."""
-        thread = get_ident()
-        with self._arena.lock:
-            for place in reversed(range(len(self._begun))):
-                if self._begun[place].by() is by and self._begun[place].thread == thread:
-                    inner = self._begun[place:]
-                    self._arena.mask.traced = inner[0].traced
-                    self._begun[place:] = [one for one in inner if one.thread != thread]
-                    break
-            self._choose()
+        """The call or context that began by `by` ends on this thread, with all within it."""
+        begun = self._of_thread.begun
+        for place, one in enumerate(begun):
+            if one.by == id(by):
+                del begun[place:]
+                self._choose()
+                return
 
-    def _choose(self) -> str:
-        """Have the mask that holds now; why none does, as no hook knows which of several threads it
-        is part of."""
-        calls = {one.thread for one in self._begun if one.frame}
-        contexts = {one.thread for one in self._begun if not one.frame}
-        overlap = ""
-        if len(calls) > 1 and any(one.mask is not None for one in self._begun):
-            overlap = "calls on several threads at once"
-        elif len(contexts) > 1:
-            overlap = "masks of several threads at once"
-        if overlap:
-            self._arena.mask.set(self._unfit)
+    def _choose(self) -> None:
+        """Have the mask of the innermost call or context hold."""
+        if begun := self._of_thread.begun:
+            self.arena.mask.set(begun[-1].mask)
         else:
-            self._arena.mask.set(self._begun[-1].mask if self._begun else None)
-        return overlap
+            self.arena.mask.clear()
 
-    def of_argument(self, given: object) -> Tensor | None:
-        """The mask that a model was given, as `MaskOfCalls.now`.
+    def step_closed(self) -> None:
+        """A step was closed on this thread: no call is under way any more."""
+        begun = self._of_thread.begun
+        if begun:
+            begun[:] = [one for one in begun if not one.is_call]
+            self._choose()
+        self.arena.mask.traced = None
+
+    def of_call(self, given: object) -> Tensor | None:
+        """The mask of a call, as `CurrentMask.now`: what the model was given, or if that is None,
+        the mask of what the call is in.
 
         Where hooks leave calls out, as in a trace or a transform, this adds no operation to them.
         """
-        if not self._arena.recording or detour() is not None:
+        if given is None:
+            traced = self.arena.mask.traced
+            return self.arena.mask.now if traced is None else traced[0]
+        if not self.arena.recording or detour() is not None:
             return None
         with without_torch_function():
             return self._of_given(given)
@@ -195,18 +159,76 @@ class Masks:
             reason = _unfit(given)
             if reason is None:
                 assert isinstance(given, Tensor)
-                made = self._unfit if unreadable(given) else _copied(given)
-                return self._unfit if unreadable(made) else made  # as under fake tensors
+                made = None if unreadable(given) else _copied(given)
+                if made is None or unreadable(made):  # as under fake tensors
+                    return self.arena.mask.mismatch
+                return made
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-        self._warn_once(f"the argument has {reason}, expected {EXPECTED}")
-        return self._unfit
+        self.refuse(reason)
+        return self.arena.mask.mismatch
 
-    def _warn_once(self, why: str) -> None:
+    def refuse(self, reason: str) -> None:
+        """Warn once that an argument is no mask."""
+        self.warn_once(f"the argument has {reason}, expected {EXPECTED}")
+
+    def warn_once(self, why: str) -> None:
+        """Warn once that all rows of some calls count."""
         if not self._warned:
             self._warned = True
             what = "Watch.mask" if self._name is None else f"mask = {self._name!r}"
             warn(f"hookstats: {what}: {why}; all rows of such calls count")
+
+    def begin_traced(self, given: object) -> None:
+        """A call of a compiled model begins; dynamo traces this."""
+        if not self.arena.recording or hookstats_leaves_out():
+            return
+        masks = self.arena.mask
+        mask = masks.in_trace() if given is None else self._of_traced(given)
+        masks.traced = (mask, masks.traced)
+
+    def _of_traced(self, given: object) -> Tensor:
+        if not isinstance(given, Tensor):
+            why = f"type {type(given).__name__}"
+        elif type(given).__name__ != "Tensor":
+            return self.arena.mask.mismatch
+        else:
+            found = unfit(given)
+            if found is None:
+                return (given.detach() != 0).contiguous()
+            why = found
+        hookstats_refuses_mask(self.key, why)
+        return self.arena.mask.mismatch
+
+    def end_traced(self) -> None:
+        """The call of a compiled model ends; dynamo traces this."""
+        if not self.arena.recording or hookstats_leaves_out():
+            return
+        hookstats_tells_of_breaks(self.key)
+        masks = self.arena.mask
+        if masks.traced is not None:
+            masks.traced = masks.traced[1]
+
+
+_keys = itertools.count()
+_masks_by_key: WeakValueDictionary[str, Masks] = WeakValueDictionary()
+
+
+def hookstats_refuses_mask(key: str, why: str) -> None:
+    """Warn once that an argument is no mask; runs while dynamo traces."""
+    _masks_by_key[key].refuse(why)
+
+
+def hookstats_tells_of_breaks(key: str) -> None:
+    """Warn once that the graph of a call with a mask broke; runs while dynamo traces."""
+    masks = _masks_by_key[key]
+    traced = masks.arena.mask.traced  # as it was when the graph began
+    if traced is not None and traced[0] is not None:
+        masks.warn_once("a graph of compiled code breaks in a call, and parts run uncompiled")
+
+
+for _function in (hookstats_refuses_mask, hookstats_tells_of_breaks):
+    mark_constant(_function)
 
 
 def place_of_argument(model: nn.Module, name: str) -> int | None:
@@ -238,18 +260,6 @@ def place_of_argument(model: nn.Module, name: str) -> int | None:
     return list(parameters).index(name)
 
 
-def _running(threads: Iterable[int]) -> set[int]:
-    """The ids of what runs on threads now."""
-    found = set()
-    stacks = sys._current_frames()
-    for thread in threads:
-        frame = stacks.get(thread)
-        while frame is not None:
-            found.add(id(frame))
-            frame = frame.f_back
-    return found
-
-
 def _unfit(given: object) -> str | None:
     """What an argument has that no mask has; None if it is a mask."""
     if not isinstance(given, Tensor):
@@ -259,7 +269,7 @@ def _unfit(given: object) -> str | None:
 
 
 def _copied(mask: Tensor) -> Tensor:
-    """The mask as `MaskOfCalls` has it. Nothing waits for its device."""
+    """The mask as `CurrentMask` has it. Nothing waits for its device."""
     return (mask.detach() != 0).contiguous()
 
 
@@ -285,9 +295,9 @@ class _Begin(Hook):
         if given is None and self._place is not None and self._place < len(args):
             given = args[self._place]
         if is_dynamo_compiling():
-            self._masks.traced.begin_call(given)
+            self._masks.begin_traced(given)
         else:
-            self._masks.begin_call(module, given, sys._getframe(1))
+            self._masks.begin_call(module, given)
 
 
 class _End(Hook):
@@ -300,7 +310,7 @@ class _End(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if is_dynamo_compiling():
-            self._masks.traced.end_call()
+            self._masks.end_traced()
         else:
             self._masks.end(module)
 
@@ -317,20 +327,11 @@ class _Within(AbstractContextManager[None]):
         self._mask = mask
 
     def __enter__(self) -> None:
-        try:
-            self._masks.begin(self, self._mask)
-        except BaseException:  # an interrupt: the `with` has not begun
-            self._masks.end(self)
-            raise
+        self._masks.begin(self, self._mask, is_call=False)
 
     def __exit__(self, *exc: object) -> None:
-        try:
-            self._masks.end(self)
-        except BaseException:
-            self._masks.end(self)
-            raise
+        self._masks.end(self)
 
 
-_WHY = "a mask of hookstats begins or ends"
-for _function in (_Within.__enter__, _Within.__exit__):
-    break_graphs(_function, _WHY)
+for _method in (_Within.__enter__, _Within.__exit__):
+    break_graphs(_method, "a mask of hookstats begins or ends")

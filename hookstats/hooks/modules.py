@@ -1,7 +1,7 @@
 """The hooks of modules: thin callables that feed sites.
 
 A hook returns nothing, raises nothing and holds no tensor with values. It first asks whether its
-arena is recording; that is its whole cost while the arena is not.
+arena is recording, and calls of the hook's phase: that is its whole cost otherwise.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from hookstats.records import reasons
 class _ModuleHook(Hook):
     """Folds in the tensors of one module's calls, and has their gradients folded in."""
 
-    __slots__ = ("arena", "gradients", "traced", "values")
+    __slots__ = ("arena", "gradients", "phase", "traced", "values")
 
-    def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
+    def __init__(
+        self, arena: Arena, values: Sites | None, gradients: Sites | None, phase: int = 0
+    ) -> None:
         self.arena = arena
         self.values = values
         self.gradients = gradients
-        self.traced = TracedHook(arena, values, gradients)
+        self.phase = phase
+        self.traced = TracedHook(arena, values, gradients, phase)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and fold in the tensors of a call, and await their gradients."""
@@ -43,7 +46,8 @@ class _ModuleHook(Hook):
 
     def _walk(self, found: Iterable[Leaf]) -> None:
         values, gradients = self.values, self.gradients
-        reason = detour() or (reasons.EVALUATION if self.arena.is_evaluation() else None)
+        is_evaluation = self.phase == 0 and self.arena.is_evaluation()
+        reason = detour() or (reasons.EVALUATION if is_evaluation else None)
         empty = True
         try:
             for path, tensor in found:
@@ -77,7 +81,7 @@ class OutputHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if self.arena.recording:
+        if self.arena.recording and self.arena.phase == self.phase:
             if is_dynamo_compiling():
                 self.traced.observe(module, leaves(output))
             else:
@@ -98,7 +102,7 @@ class InputHook(_ModuleHook):
         args: tuple[object, ...],
         kwargs: Mapping[str, object] | None = None,  # `calls` tells when there are none
     ) -> None:
-        if kwargs is not None and self.arena.recording:
+        if kwargs is not None and self.arena.recording and self.arena.phase == self.phase:
             if is_dynamo_compiling():
                 self.traced.observe(module, argument_leaves(args, kwargs))
             else:
@@ -121,7 +125,7 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
             if site.native is not None and native.hooks is not None:
                 reason = native.hooks.await_gradient(site.native, tensor)
             else:
-                register(site.under_mask(), tensor)
+                register(site.receiver(), tensor)
     except Exception as error:
         reason = site.disable(error)
     if reason is None:
@@ -130,19 +134,14 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
         site.counts.skip(reason)
 
 
-def fastest(
-    hook: OutputHook | InputHook, router: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """The callable that does what `hook` does: the C++ hook for it, or `hook` itself.
-
-    router: handles the calls where the arena routes them, and all without C++ hooks.
-    """
+def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
+    """The callable that does what `hook` does: the C++ hook for it, or `hook` itself."""
     arena = hook.arena.native
     if native.hooks is None or arena is None:
-        return router or hook
+        return hook
     kind = native.hooks.OutputHook if isinstance(hook, OutputHook) else native.hooks.InputHook
-    front = kind(arena, hook, hook.values, hook.gradients, router)
-    front.python = router or hook
+    front = kind(arena, hook, hook.values, hook.gradients, hook.phase)
+    front.python = hook
     return cast(Callable[..., Any], front)
 
 

@@ -103,7 +103,7 @@ class Site:
         """Count a gradient that arrived and fold it in.
 
         first: no other gradient arrived for its tensor.
-        mask: that of the call which had the tensor, as in `MaskOfCalls.now`.
+        mask: that of the call which had the tensor, as in `CurrentMask.now`.
         """
         with self._arena.lock, own_dispatch():
             site = self._of_width(gradient)
@@ -116,8 +116,8 @@ class Site:
             else:
                 site.counts.arrive(first, reasons.NOT_RECORDED)
 
-    def under_mask(self) -> Site | Masked:
-        """What takes the gradients of a tensor of the call under way."""
+    def receiver(self) -> Site | Masked:
+        """What takes the gradients of a tensor of the call under way, with the call's mask."""
         mask = self._arena.mask.now
         return self if mask is None else Masked(self, mask)
 
@@ -170,7 +170,7 @@ class Site:
         Returns the reason if it is not folded in, and whether all rows are in though there is a
         mask. Raises nothing but torch.AcceleratorError, after which the device is lost.
 
-        mask: as in `MaskOfCalls.now`.
+        mask: as in `CurrentMask.now`.
         """
         found = self.prepare(tensor)
         if isinstance(found, str):
@@ -324,7 +324,7 @@ class Masked:
     __slots__ = ("_mask", "_site", "disable", "refuse")
 
     def __init__(self, site: Site, mask: Tensor) -> None:
-        """mask: as in `MaskOfCalls.now`."""
+        """mask: as in `CurrentMask.now`."""
         self._site = site
         self._mask = mask
         self.refuse = site.refuse

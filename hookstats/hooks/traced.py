@@ -36,7 +36,6 @@ from hookstats.arena.graph_states import AWAITED, of_backward
 from hookstats.hooks.dynamo import look_at_tracer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
-from hookstats.hooks.phases import Phases
 from hookstats.hooks.readable import short
 from hookstats.hooks.sites import Site
 from hookstats.hooks.views import View, awaited_base
@@ -84,7 +83,9 @@ def _allow_in_graph() -> None:
 class TracedHook:
     """The part of one module hook in compiled code."""
 
-    def __init__(self, arena: Arena, values: Sites | None, gradients: Sites | None) -> None:
+    def __init__(
+        self, arena: Arena, values: Sites | None, gradients: Sites | None, phase: int = 0
+    ) -> None:
         # Constant functions take no objects before torch 2.12. Dynamo guards on the key's value,
         # so that no graph of one hook serves another.
         self.key = str(next(_keys))
@@ -92,13 +93,7 @@ class TracedHook:
         self.arena = arena
         self.values = values
         self.gradients = gradients
-        for sites in self.sites():
-            sites.key = self.key
-        self.phases = Phases()
-        """Tells the phase of a call, on which dynamo guards."""
-        self.for_call: Callable[[], Callable[[], str] | None] = lambda: None
-        """A weak reference to what gives the key of the hook for the next call of the module; None
-        where this hook takes all calls."""
+        self.phase = phase
 
     def sites(self) -> list[Sites]:
         """What the hook feeds."""
@@ -110,7 +105,7 @@ class TracedHook:
             return
         # Dynamo guards on what this reads; in training it reads no `training`.
         may_evaluate = not torch.is_grad_enabled() and not module.training
-        key = _hookstats_key(self.key, self.phases.now, may_evaluate)
+        key = self.key
         mask = self.arena.mask.in_trace()
         for path, tensor in found:
             spread = _is_dtensor(tensor)
@@ -209,17 +204,6 @@ def _hookstats_fixed_dim(key: str, path: str, ndim: int, dtype: torch.dtype) -> 
 
 
 @_while_tracing
-def _hookstats_key(key: str, phase: str, may_evaluate: bool) -> str:
-    """The key of the hook for this call of the module whose hook has `key`.
-
-    phase, may_evaluate: what the result depends on, for the guards of dynamo.
-    """
-    hook = _traced_hooks[key]
-    next_key = hook.for_call()
-    return key if next_key is None else next_key()
-
-
-@_while_tracing
 def _hookstats_plan(
     key: str,
     path: str,
@@ -243,7 +227,7 @@ def _hookstats_plan(
     dtensor = None if whole is None else Placed(mesh, tuple(placements), whole)
     if whole is not None and unreadable is None and 0 in shape and 0 not in whole:
         unreadable = EMPTY_SHARD
-    if may_evaluate and hook.arena.is_evaluation():
+    if may_evaluate and hook.phase == 0 and hook.arena.is_evaluation():
         unreadable = EVALUATION
     # A checkpoint will run the graph again in the backward. A reentrant checkpoint ran the code
     # without gradients before, and compiles another graph for the backward now.

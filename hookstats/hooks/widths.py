@@ -175,8 +175,6 @@ class Sites(dict[str, Widths]):
         self.rule = rule
         self._suffixes = defaultdict(Suffixes) if suffixes is None else suffixes
         self._spread = spread
-        self.key = ""
-        """That of the hook that feeds the sites, as the guards of compiled code have it."""
         self.traced = False
         """Whether dynamo traced a call that compiled code is to count, or cannot."""
 
@@ -204,12 +202,9 @@ class Sites(dict[str, Widths]):
     @property
     def called(self) -> bool:
         """Whether any call of the module was counted; may wait for the devices."""
-        return any(site.counts.forwards for site in self.sites()) or self.called_in_graphs
-
-    @property
-    def called_in_graphs(self) -> bool:
-        """Whether compiled code counted a call of the module; waits for the devices."""
-        return any(any(site.graph.totals().values()) for site in self.sites())
+        return any(
+            site.counts.forwards or any(site.graph.totals().values()) for site in self.sites()
+        )
 
     def rows(self) -> list[SiteCoverage]:
         """One row per site; a single row of zeros if no tensor ever arrived."""

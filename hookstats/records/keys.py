@@ -22,9 +22,6 @@ MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 PARAMETER_KINDS = ("param", "param_grad", "update", "optimizer_state")
 """The plain kinds of tensors of a parameter."""
 
-EVALUATION = "evaluation"
-"""The phase of an evaluation's calls, where these are kept apart."""
-
 _SUFFIX = re.compile(r"(@(\d+|\.\.\.))?(\[(\d+ch|whole)\])?\Z")  # of a call, and of a width
 _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _VALUES = {"grad_input": "input", "grad_output": "output", "param_grad": "param"}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hookstats.arena.arena import Arena
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.masks import Masks
-from hookstats.hooks.phases import Phases
+from hookstats.hooks.toggle import HookToggle
 from hookstats.records.keys import check_phase
+from hookstats.watching.observers import Observers
 
 
 class Contexts:
@@ -18,17 +21,21 @@ class Contexts:
 
     _closed = True  # until it is open
     _arena: Arena
-    _phases: Phases
     _masks: Masks
+    _observers: Observers
+    _phases: dict[str, int]
+    _handles: list[RemovableHandle]
+    _toggle: HookToggle
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """In this context, calls of modules are in a phase: ``with watch.phase("fake"): ...``.
 
-        Each phase has statistics of its own, whose kinds begin with its name: "fake:output". So
-        those of a module with several roles, such as the discriminator of a GAN, stay apart.
-        Gradients belong to the phase of their forward, wherever the backward runs, and so does the
-        recomputation of a checkpoint. All calls count, those of an evaluation, too. An inner phase
-        replaces the outer one. Parameters, their gradients and updates have no phases.
+        Each phase has hooks and statistics of its own, whose kinds begin with its name:
+        "fake:output". So those of a module with several roles, such as the discriminator of a GAN,
+        stay apart, and so do those of an evaluation, ``with watch.phase("evaluation")``, or of the
+        time steps of a recurrent cell. Gradients belong to the phase of their forward, wherever the
+        backward runs. All calls count, also without gradients in eval mode. An inner phase replaces
+        the outer one. Parameters, their gradients and updates have no phases.
 
         Args:
             name: letters, digits, "_" and "-", a letter or "_" first.
@@ -38,18 +45,28 @@ class Contexts:
         """
         self._check_open()
         check_phase(name)
-        self._arena.route()
-        return self._phases.within(name)
+        if name not in self._phases:
+            number = len(self._phases) + 1
+            for module, handles in self._observers.attach_phase(name, number):
+                self._keep(module, handles)
+            self._phases[name] = number
+        return _Phase(self._arena, self._phases[name])
+
+    def _keep(self, module: nn.Module, handles: Sequence[RemovableHandle]) -> None:
+        """Remove these hooks of a module at the end, and take them off while nothing is due."""
+        self._handles += handles
+        self._toggle.add(module, handles)
 
     def mask(self, mask: Tensor) -> AbstractContextManager[None]:
         """In this context, the statistics of calls leave padding out: ``with watch.mask(m): ...``.
 
         They are those of the rows where the mask is not 0, of values and of their gradients,
-        wherever the backward runs. Rows are those of tensors [batch, time, ...] and
-        [batch * time, ...] whose channels are along a later dimension. Others, the weights of
-        attention [batch, heads, time, time], and compiled code have all rows in the statistics, and
-        `coverage` counts them as `unmasked`. Parameters are never masked. An inner mask replaces
-        the outer one; the argument that ``watch(mask=...)`` names is within the context.
+        wherever the backward runs; the calls are those of this thread. Rows are those of tensors
+        [batch, time, ...] and [batch * time, ...] whose channels are along a later dimension.
+        Others, such as the weights of attention [batch, heads, time, time], have all rows in the
+        statistics, and `coverage` counts them as `unmasked`. Parameters are never masked. An inner
+        mask replaces the outer one; the argument that ``watch(mask=...)`` names is within the
+        context.
 
         Args:
             mask: bool or integers [batch, time] or [rows], on the device of the tensors; copied
@@ -66,5 +83,23 @@ class Contexts:
             raise ValueError("the watch is closed: expected an open one, from another watch()")
 
 
+class _Phase(AbstractContextManager[None]):
+    """The context of a phase. No generator: dynamo cannot end its graph in one."""
+
+    def __init__(self, arena: Arena, phase: int) -> None:
+        self._arena = arena
+        self._phase = phase
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        self._before.append(self._arena.phase)
+        self._arena.enter(self._phase)
+
+    def __exit__(self, *exc: object) -> None:
+        self._arena.enter(self._before.pop())
+
+
+for _function in (_Phase.__enter__, _Phase.__exit__):
+    break_graphs(_function, "a phase of hookstats begins or ends")
 break_graphs(Contexts.phase, "a phase of hookstats is made")
 break_graphs(Contexts.mask, "a mask of hookstats is made")

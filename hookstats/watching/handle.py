@@ -19,17 +19,17 @@ from hookstats.arena.arena import Arena
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.masks import Masks
-from hookstats.hooks.phases import Phases
-from hookstats.hooks.presence import Presence
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.roots import Roots
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.spread import Spread
 from hookstats.hooks.steps import StepHook
+from hookstats.hooks.toggle import HookToggle
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
+from hookstats.stats.warning import warn
 from hookstats.watching.contexts import Contexts
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
@@ -55,7 +55,7 @@ class Watch(Contexts):
     def __init__(
         self,
         models: Iterable[nn.Module],
-        doors: Mapping[str, nn.Module],
+        with_inputs: Mapping[str, nn.Module],
         selection: Selection,
         optimizers: Sequence[Optimizer],
         settings: Settings,
@@ -65,7 +65,7 @@ class Watch(Contexts):
         first_step: int,
         spread: Spread,
     ) -> None:
-        """doors: the models whose own inputs are recorded, by name.
+        """with_inputs: the models whose own inputs are recorded, by name.
 
         header: that of the run directory, `Settings.header`.
         """
@@ -85,16 +85,14 @@ class Watch(Contexts):
         self._recorded = False  # whether hooks observed at any time in the open step
         self._closed = False
         self._discarded = 0
+        self._uncounted: dict[str, str] = {}
         self._handles: list[RemovableHandle] = []
-        self._presence = Presence()
+        self._toggle = HookToggle()
+        self._phases: dict[str, int] = {}
         models = list(models)
         self._roots = Roots(models)
         self._masks = Masks(arena, settings.mask)
-        self._phases = Phases(self._roots.is_evaluation)
-        if settings.modes == "both":
-            self._phases.keeps_evaluation = self._roots.skips_evaluation = True
-            arena.route()
-        self._observers = Observers(arena, settings, spread, self._phases)
+        self._observers = Observers(arena, settings, spread)
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
@@ -102,7 +100,7 @@ class Watch(Contexts):
         self._when = Schedule(settings, monitor, meter, arena.sampling, lambda: flusher.exchange)
         self._optimizers = Optimizers()
         try:
-            self._attach(models, doors, selection, optimizers)
+            self._attach(models, with_inputs, selection, optimizers)
         except BaseException:
             self.close()
             raise
@@ -111,18 +109,16 @@ class Watch(Contexts):
     def _attach(
         self,
         models: Sequence[nn.Module],
-        doors: Mapping[str, nn.Module],
+        with_inputs: Mapping[str, nn.Module],
         selection: Selection,
         optimizers: Iterable[Optimizer],
     ) -> None:
         self._handles += self._roots.attach()
         self._handles += self._masks.attach(models)
-        for name, model in doors.items():
-            self._handles += self._observers.attach_door(name, model)
+        for name, model in with_inputs.items():
+            self._handles += self._observers.attach_model_inputs(name, model)
         for name, module in selection.modules.items():
-            known = len(self._handles)
-            self._handles += self._observers.attach(selection, name)
-            self._presence.add(module, self._handles[known:])
+            self._keep(module, self._observers.attach(selection, name))
         self._handles += self._masks.attach_ends(models)
         for name in selection.parameters:
             self._observers.add_parameter(selection, name)
@@ -139,9 +135,8 @@ class Watch(Contexts):
             optimizer.register_step_post_hook(step(after=True)),
         )
         self._optimizers.add(optimizer)
-        if self._settings.modes == "auto":
-            self._roots.skips_evaluation = True
-            self._arena.leave_out(self._phases.leaves_out)
+        self._roots.skips_evaluation = True
+        self._arena.leave_out(self._roots.is_evaluation)
 
     def step(self) -> None:
         """Close a step by hand: once per iteration if `watch` was given no optimizer.
@@ -256,7 +251,7 @@ class Watch(Contexts):
             steps=self._step,
             discarded=self._discarded,
             stalls=self._arena.stalls,
-            failures=self._observers.silence.failures
+            failures=self._uncounted
             | (self._flusher.failures | self._monitor.failures | self._when.failures),
             budget=self._when.report(),
         )
@@ -314,14 +309,25 @@ class Watch(Contexts):
         """
         self._closed = True
         self._schedule()
-        self._presence.end()
+        self._toggle.end()
         while self._handles:
             self._handles.pop().remove()
         self._arena.hand_on()
         self._discarded = self._arena.pending()
+        self._tell_uncounted()
         self._log.end()
         self._flusher.close(self.coverage().to_dict())
         self._monitor.raise_pending()
+
+    def _tell_uncounted(self) -> None:
+        """Warn of the modules that compiled code calls, if none of their calls was counted."""
+        names = self._observers.uncounted()
+        if not names or self._uncounted:
+            return
+        listed = ", ".join(map(repr, names[:3])) + ", ..." * (len(names) > 3)
+        why = f"{len(names)} watched modules were compiled and never counted: {listed}"
+        self._uncounted["recording compiled modules"] = why
+        warn(f"hookstats: {why}; what is not compiled is recorded")
 
     def __del__(self) -> None:
         if self._closed or sys.is_finalizing():
@@ -369,8 +375,6 @@ class Watch(Contexts):
         try:
             with self._cost, own_dispatch():
                 recorded = self._end_step()
-                if recorded:
-                    self._observers.silence.look()
                 self._recorded = False
             self._when.close(recorded)
             self._schedule()
@@ -426,7 +430,7 @@ class Watch(Contexts):
         self._arena.record(due and not self._paused and not self._closed)
         self._recorded |= self._arena.recording
         seldom = self._paused or self._when.is_seldom
-        self._presence.set(self._arena.recording or not seldom)
+        self._toggle.set(self._arena.recording or not seldom)
 
 
 def _has_begun(roots: Roots, arena: Arena) -> bool:

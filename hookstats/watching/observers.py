@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,33 +15,44 @@ from torch.utils.hooks import RemovableHandle
 from hookstats.arena.arena import Arena
 from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule
 from hookstats.hooks.coverage import SiteCoverage
-from hookstats.hooks.modules import InputHook, OutputHook
+from hookstats.hooks.dynamo import compiled_callers, reset_compiled
+from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.optimizer_states import OptimizerStates
 from hookstats.hooks.parameters import Parameters
-from hookstats.hooks.per_call import module_hook
-from hookstats.hooks.phases import Phases
 from hookstats.hooks.selection import Selection
-from hookstats.hooks.silence import Silence
 from hookstats.hooks.spread import Spread
 from hookstats.hooks.updates import Updates
 from hookstats.hooks.widths import Sites, Suffixes, Widths
-from hookstats.records.keys import site_name
+from hookstats.records.keys import in_phase, site_name
 from hookstats.watching.settings import OPTIMIZER_STATE, PARAMETER_KINDS, Settings
+
+
+class _Watched(NamedTuple):
+    """A module that has hooks, which is not kept alive."""
+
+    name: str
+    module: weakref.ref[nn.Module]
+    kinds: Collection[str]
+    rule: Rule
+    suffixes: defaultdict[str, defaultdict[str, Suffixes]]
+    """By the kind of the values, and the path of the tensor: phases and gradients share them."""
+    sites: list[Sites]
+    """Those of training."""
 
 
 class Observers:
     """What feeds the sites of a watch."""
 
-    def __init__(self, arena: Arena, settings: Settings, spread: Spread, phases: Phases) -> None:
+    def __init__(self, arena: Arena, settings: Settings, spread: Spread) -> None:
         self._arena = arena
         self._settings = settings
         self._spread = spread
-        self._phases = phases
+        self._watched: list[_Watched] = []
         self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
+        self._of_phases: list[Sites] = []
         self.parameters = Parameters(arena)
         self.updates = Updates(arena)
         self.states = OptimizerStates(arena)
-        self.silence = Silence(arena)
 
     def add_parameter(self, selection: Selection, name: str) -> None:
         """Have a parameter observed, as the settings say."""
@@ -59,51 +73,109 @@ class Observers:
             self._sites.append([states])
             self.states.add(owner, key, states)
 
-    def attach(self, selection: Selection, name: str) -> Iterator[RemovableHandle]:
+    def attach(self, selection: Selection, name: str) -> list[RemovableHandle]:
         """Register the hooks of a module, as the settings say; a ScriptModule takes none."""
         module, name = selection.modules[name], site_name(name, selection.modules)
-        made: list[Sites] = []  # and those of later calls
-        self._sites.append(made)
         rule = channel_rule(module, self._settings.channel_dim)
-        kinds = self._settings.kinds
-        before, after = (
-            self._hook(kind, name, kinds, rule, made) for kind in (InputHook, OutputHook)
-        )
-        if isinstance(module, torch.jit.ScriptModule):
-            return
-        if made:
-            self.silence.add(name, module, made)
-        if before is not None:
-            yield module.register_forward_pre_hook(before, with_kwargs=True)
-        if after is not None:
-            yield module.register_forward_hook(after)
+        return self._attach(name, module, self._settings.kinds, rule)
 
-    def attach_door(self, name: str, model: nn.Module) -> Iterator[RemovableHandle]:
+    def attach_model_inputs(self, name: str, model: nn.Module) -> list[RemovableHandle]:
         """Register the hook of a model's inputs, integers included."""
-        made: list[Sites] = []
-        self._sites.append(made)
         rule = WithIntegers(channel_rule(model, self._settings.channel_dim))
-        hook = self._hook(InputHook, name, ("input",), rule, made)
-        if hook is not None:
-            yield model.register_forward_pre_hook(hook, with_kwargs=True)
+        return self._attach(name, model, ("input",), rule)
+
+    def _attach(
+        self, name: str, module: nn.Module, kinds: Collection[str], rule: Rule
+    ) -> list[RemovableHandle]:
+        suffixes = defaultdict[str, defaultdict[str, Suffixes]](lambda: defaultdict(Suffixes))
+        watched = _Watched(name, weakref.ref(module), kinds, rule, suffixes, [])
+        self._watched.append(watched)
+        self._sites.append(watched.sites)
+        return self._register(module, watched, watched.sites, "", 0)
+
+    def attach_phase(
+        self, phase: str, number: int
+    ) -> list[tuple[nn.Module, list[RemovableHandle]]]:
+        """Register the hooks of a phase on all modules that have hooks. What is compiled already is
+        compiled again, with these hooks."""
+        found = [(watched, watched.module()) for watched in self._watched]
+        there = [(watched, module) for watched, module in found if module is not None]
+        made = [
+            (module, self._register(module, watched, self._of_phases, phase, number))
+            for watched, module in there
+        ]
+        reset_compiled({type(module) for _, module in there})
+        return made
+
+    def _register(
+        self, module: nn.Module, watched: _Watched, sites: list[Sites], phase: str, number: int
+    ) -> list[RemovableHandle]:
+        """Register the hooks of a module for the calls of a phase; their sites go to `sites`."""
+        before, after = (
+            self._hook(kind, watched, sites, phase, number) for kind in (InputHook, OutputHook)
+        )
+        handles: list[RemovableHandle] = []
+        if isinstance(module, torch.jit.ScriptModule):
+            return handles
+        if before is not None:
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        if after is not None:
+            handles.append(module.register_forward_hook(after))
+        return handles
 
     def _hook(
         self,
         type: type[InputHook] | type[OutputHook],
-        name: str,
-        kinds: Collection[str],
-        rule: Rule,
-        made: list[Sites],
+        watched: _Watched,
+        sites: list[Sites],
+        phase: str,
+        number: int,
     ) -> Callable[..., Any] | None:
-        per_call = self._settings.per_call
-        settled = type, self._arena, name, kinds, rule, made, self._spread
-        return module_hook(*settled, per_call=per_call, phases=self._phases)
+        """The callable to register with a module; None if none of the hook's kinds is watched."""
+        of_values = "output" if type is OutputHook else "input"
+        values, gradients = (
+            Sites(
+                self._arena,
+                watched.name,
+                in_phase(phase, kind),
+                watched.rule,
+                watched.suffixes[of_values],
+                self._spread,
+            )
+            if kind in watched.kinds
+            else None
+            for kind in (of_values, f"grad_{of_values}")
+        )
+        if values is None and gradients is None:
+            return None
+        sites += [one for one in (values, gradients) if one is not None]
+        return fastest(type(self._arena, values, gradients, number))
+
+    def uncounted(self) -> list[str]:
+        """The names of the modules that compiled code calls, of which no call was counted; waits
+        for the devices."""
+        silent = [one for one in self._watched if not any(sites.called for sites in one.sites)]
+        # Compiled code tells of the classes that it calls: where others of the class were counted,
+        # it may call these.
+        types = {type(one.module()) for one in silent}
+        types -= {type(one.module()) for one in self._watched if one not in silent}
+        callers = compiled_callers([cls for cls in types if issubclass(cls, nn.Module)])
+        compiled = set[type[nn.Module]]().union(*(called for _, called in callers))
+        return [
+            one.name
+            for one in silent
+            if type(one.module()) in compiled or any(sites.traced for sites in one.sites)
+        ]
 
     def rows(self) -> list[SiteCoverage]:
         """The rows of the coverage."""
         with self._arena.lock:
-            return [row for group in self._sites for sites in group for row in sites.rows()]
+            return [row for sites in self._with_rows() for row in sites.rows()]
 
     def __len__(self) -> int:
         """The number of sites; as in the coverage, a module's kind without tensors is one."""
-        return sum(max(1, len(one.sites())) for group in self._sites for one in group)
+        return sum(max(1, len(one.sites())) for one in self._with_rows())
+
+    def _with_rows(self) -> Iterable[Sites | Widths]:
+        """What has rows in the coverage: of phases, where there were tensors."""
+        return chain(*self._sites, (sites for sites in self._of_phases if sites))

@@ -28,9 +28,6 @@ KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE)
 KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")
 """What is watched by default, beside the inputs of the models."""
 
-MODES = ("auto", "all", "both")
-"""Which calls are recorded: those that are not of an evaluation, all together, or both, apart."""
-
 DETAILS = ("channel", "tensor")
 """What steps have on the disk."""
 
@@ -43,8 +40,6 @@ class Settings(NamedTuple):
     channel_bins: LinearBins | LogBins | None
     channel_dim: ChannelDim
     every: int
-    modes: str
-    per_call: bool = False
     after: int = 10
     detail: str = "channel"
     channels_every: int = 10
@@ -87,10 +82,6 @@ class Settings(NamedTuple):
             if value is not None and not isinstance(value, (LinearBins, LogBins)):
                 raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins or None")
         check_channel_dim(self.channel_dim)
-        if not isinstance(self.per_call, bool):
-            raise ValueError(f"per_call = {self.per_call!r}: expected True or False")
-        if self.modes not in MODES:
-            raise ValueError(f"modes = {self.modes!r}: expected {', '.join(map(repr, MODES))}")
         if self.detail not in DETAILS:
             raise ValueError(f'detail = {self.detail!r}: expected "channel" or "tensor"')
         if self.budget is not None and not (
@@ -128,7 +119,6 @@ class Settings(NamedTuple):
             "channel_bins": channel_bins and channel_bins.to_dict(),
             "channel_dim": channel_dim,
             "every": self.every,
-            **({"per_call": True} if self.per_call else {}),
             **({} if self.detail == "channel" else self._detail()),
             **({} if self.budget is None else {"budget": self.budget}),
             **({} if self.mask is None else {"mask": self.mask}),
@@ -199,7 +189,9 @@ class _Together(nn.Module):
     """Several models as one module, which is never called: it gives their sites names."""
 
 
-def doors_of(models: Mapping[str, nn.Module], selection: Selection) -> dict[str, nn.Module]:
+def models_with_inputs(
+    models: Mapping[str, nn.Module], selection: Selection
+) -> dict[str, nn.Module]:
     """The models whose own inputs are recorded by default, by name: all that are not excluded and
     take hooks."""
     return {

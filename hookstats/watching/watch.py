@@ -36,7 +36,7 @@ from hookstats.watching.settings import (
     check_mesh,
     check_out,
     check_sinks,
-    doors_of,
+    models_with_inputs,
     together,
 )
 from hookstats.watching.setup import setup_of
@@ -64,8 +64,6 @@ def watch(
     sinks: Sequence[Sink] = (),
     rules: Rules = "default",
     *,
-    per_call: bool = False,
-    modes: str = "auto",
     mesh: DeviceMesh | None = None,
     reduce: Reduce | None = None,
     after: int = 10,
@@ -90,7 +88,7 @@ def watch(
             optimizer, `Watch.step` does. Of a wrapper, such as Accelerate's, the optimizer in it
             counts.
         kinds: by default "output", "grad_output" and "param_grad", and, unless `include` says what
-            to watch, the "input" of the model as a whole, so that a bad batch is seen at the door:
+            to watch, the "input" of the model as a whole, so that a bad batch is seen:
             its integers, such as token ids, too, as whole tensors. "input", "output":
             floating-point tensors of a module's calls. "grad_output": the gradients of its outputs.
             "grad_input": the gradients of its inputs, each the total over all uses of the tensor.
@@ -136,14 +134,6 @@ def watch(
             or as a Rule; False or () for none. They check each recorded step, on the same thread as
             sinks, and warn once when a problem starts; `Watch.incidents` and the run have all that
             they say. What the parameters are before the first step is read here, once.
-        modes: "auto": where an optimizer closes the steps, calls while gradients are off and the
-            model (each, if there are several) is in eval mode are of an evaluation; they are
-            skipped, and `coverage` counts them. Without an optimizer all calls count. "all": all
-            calls count, and those of an evaluation are merged into the open step. "both": those of
-            an evaluation are kept apart, in the open step, with kinds such as "evaluation:output".
-        per_call: whether the calls of a module in a step are sites of their own: `name@0`,
-            `name@1`, and so on, and `name@...` from the 65th on. In compiled code, the calls in one
-            graph are numbered.
         mesh: over which ranks plain tensors are spread, where DDP, FSDP and DTensors do not say so:
             a DeviceMesh with names. Nothing is known of plain tensors along dimensions whose names
             begin with "tp" (tensor parallelism), nor of parameters along "ep" (experts). Along "pp"
@@ -176,6 +166,10 @@ def watch(
             statistics of the calls' tensors and of their gradients. `Watch.mask` says of which
             tensors; it also takes masks that are no argument. A call without the argument has none.
 
+    Where an optimizer closes the steps, calls while gradients are off and the model (each, if there
+    are several) is in eval mode are of an evaluation; they are skipped, and `coverage` counts them.
+    ``with w.phase("evaluation"):`` keeps them, apart. Without an optimizer all calls count.
+
     If a module is called several times in a step, its calls are merged, but those with other
     numbers of channels, which are sites of their own: `relu`, then `relu[64ch]`, and from the fifth
     number of channels on `relu[whole]`, with the whole tensor as its channel. Calls while a
@@ -199,7 +193,7 @@ def watch(
     by_default = kinds is None and include is None
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
-        *(kinds, bins, channel_bins, channel_dim, every, modes, per_call),
+        *(kinds, bins, channel_bins, channel_dim, every),
         *(after, detail, channels_every, budget, mask),
     ).checked()
     _check_mask(settings.mask, models.values())
@@ -207,8 +201,8 @@ def watch(
     exchange = _exchange(reduce)
     chosen = as_rules(rules)
     selection = select(together(models), kinds, include, exclude, "watch")
-    doors = doors_of(models, selection) if by_default else {}
-    make_reachable({} if set(kinds).isdisjoint(MODULE_KINDS) else selection.modules | doors)
+    with_inputs = models_with_inputs(models, selection) if by_default else {}
+    make_reachable({} if set(kinds).isdisjoint(MODULE_KINDS) else selection.modules | with_inputs)
     spread = Spread(models.values(), mesh)
     header = {**settings.header(models, selection), **_of_spread(spread)}
     setup = setup_of(selection, optimizers) if chosen else None
@@ -218,7 +212,7 @@ def watch(
     with _closing(writer):
         flusher = _flusher(writer, sinks, monitor, exchange, settings)
         made = Watch(
-            *(models.values(), doors, selection, optimizers, settings, header),
+            *(models.values(), with_inputs, selection, optimizers, settings, header),
             *(flusher, monitor, _first_step(writer), spread),
         )
     made.path = None if writer is None else writer.path

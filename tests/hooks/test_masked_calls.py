@@ -252,10 +252,10 @@ def test_a_copy_without_values_is_no_mask() -> None:
     arena.record(True)
     masks = Masks(arena, "padding")
     with FakeTensorMode(allow_non_fake_inputs=True):
-        made = masks.of_argument(MASK)
+        made = masks.of_call(MASK)
     assert made is not None
     assert made.shape == (0,)
-    made = masks.of_argument(MASK)
+    made = masks.of_call(MASK)
     assert made is not None
     assert torch.equal(made, MASK.bool())
 

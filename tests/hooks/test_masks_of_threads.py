@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-import warnings
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -49,43 +50,78 @@ def call(model: Meeting, lengths: list[int]) -> None:
         thread.join()
 
 
-def test_calls_that_overlap_have_no_mask_and_say_so() -> None:
+@pytest.mark.usefixtures("hooks_in")
+def test_calls_that_overlap_have_their_own_masks() -> None:
     model = Meeting(3)
-    w = watch(model, SGD(model.parameters(), lr=0.1), mask="mask", rules=False)
-    with pytest.warns(RuntimeWarning, match="calls on several threads at once; all rows") as said:
+    with watch(model, SGD(model.parameters(), lr=0.1), mask="mask", rules=False) as w:
+        w.step()
         call(model, [1, 4, 6])
-    assert len(said) == 1
-    call(model, [2, 2, 5])
-    w.step()
-    for layer in ("first", "second"):
-        assert int(w.latest[layer, "output"].count.sum()) == 2 * 3 * ROWS * TIME * 3
-        assert sum(w.coverage()[layer, "output"].unmasked.values()) == 6
-    model.barrier = threading.Barrier(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        call(model, [4])  # alone again
-    w.step()
-    assert int(w.latest["first", "output"].count.sum()) == ROWS * 4 * 3
-    assert sum(w.coverage()["first", "output"].unmasked.values()) == 6
-    w.close()
+        w.step()
+        for layer in ("first", "second"):
+            assert int(w.latest[layer, "output"].count.sum()) == ROWS * (1 + 4 + 6) * 3
+            assert w.coverage()[layer, "output"].unmasked == {}
 
 
-def test_a_call_that_is_left_alone_has_its_own_mask_again() -> None:
-    class Longer(Meeting):
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            y = super().forward(x, mask)
-            if int(mask.sum()) == ROWS * 2:
-                other.join(30)
-                y = self.alone(y)
-            return y
+@pytest.mark.usefixtures("hooks_in")
+def test_a_context_is_of_its_thread() -> None:
+    model = nn.Linear(3, 3)
+    x = torch.ones(ROWS, TIME, 3)
+    with watch(model, kinds=("output",), rules=()) as w:
+        with w.mask((torch.arange(TIME) < 2).expand(ROWS, TIME)):
+            model(x)
+            other = threading.Thread(target=model, args=(x,))
+            other.start()
+            other.join()
+        w.step()
+        assert int(w.latest["", "output"].count[0]) == ROWS * (2 + TIME)
 
-    model = Longer(2)
-    w = watch(model, SGD(model.parameters(), lr=0.1), mask="mask", rules=False)
-    other = threading.Thread(target=call_once, args=(model, 5))
-    other.start()
-    with pytest.warns(RuntimeWarning, match="calls on several threads at once"):
-        call_once(model, 2)
-    w.step()
-    assert int(w.latest["alone", "output"].count.sum()) == ROWS * 2 * 3
-    assert w.coverage()["alone", "output"].unmasked == {}
-    w.close()
+
+class Interrupted(nn.Module):
+    """Calls `then` between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(3, 3)
+        self.then: Callable[[], object] | None = None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        out: Tensor = self.wide(x)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return out
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt  # for which torch calls no hook
+
+
+MASK = torch.arange(TIME) < torch.tensor([[5], [3], [1], [0]])
+
+
+@pytest.mark.usefixtures("hooks_in")
+def test_the_mask_of_an_interrupted_call_is_of_no_later_call() -> None:
+    model, x = Interrupted(), torch.ones(ROWS, TIME, 3)
+    with watch(model, mask="mask", rules=()) as w:
+        model.then = interrupt
+        with suppress(KeyboardInterrupt):
+            model(x, MASK)
+        model(x)
+        model.wide(x)
+        w.step()
+        assert int(w.latest["wide", "output"].count[0]) == MASK.sum() + 2 * ROWS * TIME
+        model.then = interrupt
+        with suppress(KeyboardInterrupt):
+            model(x, MASK)
+        w.step()  # no call is under way any more
+        model.wide(x)
+        w.step()
+        assert int(w.latest["wide", "output"].count[0]) == ROWS * TIME
+        with w.mask(MASK):
+            model.then = interrupt
+            with suppress(KeyboardInterrupt):
+                model(x, ~MASK)
+            w.step()
+            model.wide(x)
+            w.step()
+        assert int(w.latest["wide", "output"].count[0]) == MASK.sum()

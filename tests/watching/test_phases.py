@@ -26,14 +26,12 @@ def ones(value: float) -> Tensor:
     return torch.full((2, 3), value)
 
 
-@pytest.mark.parametrize("per_call", [False, True])
-def test_a_module_in_two_roles_has_two_sets_of_sites(per_call: bool) -> None:
+def test_a_module_in_two_roles_has_two_sets_of_sites() -> None:
     """Gradients are of the phase of their forward, though the backward runs outside of it."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     optimizer = SGD(model.parameters(), lr=0.1)
     kinds = ("input", "output", "grad_output", "grad_input", "param_grad")
-    first = "0@0" if per_call else "0"
-    with watch(model, optimizer, kinds=kinds, per_call=per_call) as w:
+    with watch(model, optimizer, kinds=kinds) as w:
         for step in range(3):
             optimizer.zero_grad()
             real = model(ones(1.0))
@@ -42,13 +40,13 @@ def test_a_module_in_two_roles_has_two_sets_of_sites(per_call: bool) -> None:
             (real.sum() - 2 * fake.sum()).backward()
             optimizer.step()
             record = w.latest
-            assert record[first, "input"].amax.max() == 1
-            assert record[first, "fake:input"].amax.max() == 5
-            gradient = record[first, "grad_output"].mean
-            assert torch.equal(record[first, "fake:grad_output"].mean, -2 * gradient), step
+            assert record["0", "input"].amax.max() == 1
+            assert record["0", "fake:input"].amax.max() == 5
+            gradient = record["0", "grad_output"].mean
+            assert torch.equal(record["0", "fake:grad_output"].mean, -2 * gradient), step
             assert record["0.weight", "param_grad"].count.sum() == 12
             assert not [kind for name, kind in record if name == "0.weight" and ":" in kind]
-        row = w.coverage()[first, "fake:grad_output"]
+        row = w.coverage()["0", "fake:grad_output"]
         assert (row.forwards, row.observed, row.missing) == (3, 3, 0)
 
 
@@ -100,11 +98,11 @@ def test_calls_of_a_phase_count_without_gradients_too() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_modes_both_keeps_an_evaluation_apart(compiled: bool) -> None:
+def test_a_phase_keeps_an_evaluation_apart(compiled: bool) -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.0)
     call = torch.compile(model, backend="aot_eager") if compiled else model
-    with watch(model, optimizer, kinds=("input", "output"), include="0", modes="both") as w:
+    with watch(model, optimizer, kinds=("input", "output"), include="0") as w:
         for _ in range(2):
             call(ones(1.0)).sum().backward()
             optimizer.step()
@@ -112,7 +110,7 @@ def test_modes_both_keeps_an_evaluation_apart(compiled: bool) -> None:
             assert record["0", "input"].amax.max() == 1
             assert record["0", "input"].count.sum() == 6
             model.eval()
-            with torch.no_grad():
+            with torch.no_grad(), w.phase("evaluation"):
                 for _ in range(3):
                     call(ones(7.0))
             model.train()
@@ -120,6 +118,23 @@ def test_modes_both_keeps_an_evaluation_apart(compiled: bool) -> None:
         assert record["0", "evaluation:output"].count.sum() == 24
         assert w.coverage()["0", "output"].skipped == {}
         assert w.coverage()["0", "evaluation:output"].observed == 6
+
+
+def test_each_time_step_of_a_recurrent_cell_is_a_phase() -> None:
+    cell = nn.RNNCell(3, 4)
+    with watch(cell, kinds=("output", "grad_output")) as w:
+        for _ in range(2):
+            hidden = torch.zeros(2, 4)
+            for t in range(4):
+                with w.phase(f"t{t}"):
+                    hidden = cell(ones(1.0), hidden)
+            hidden.square().sum().backward()
+            w.step()
+        for t in range(4):
+            assert w.latest["", f"t{t}:output"].count.sum() == 8
+            assert w.latest["", f"t{t}:grad_output"].count.sum() == 8
+        assert ("", "output") not in w.latest
+        assert w.coverage()["", "t3:grad_output"].observed == 2
 
 
 @needs_gradients
@@ -162,7 +177,7 @@ def test_a_step_that_is_compiled_as_a_whole_has_its_phases() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_recomputation_is_of_the_phase_of_its_forward(reentrant: bool) -> None:
+def test_a_recomputation_is_counted_outside_of_the_phase(reentrant: bool) -> None:
     block = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
     optimizer = SGD(block.parameters(), lr=0.1)
     with watch(block, optimizer, kinds=("output",), include="0") as w:
@@ -171,12 +186,12 @@ def test_a_recomputation_is_of_the_phase_of_its_forward(reentrant: bool) -> None
             real = checkpoint(block, x, use_reentrant=reentrant)
             with w.phase("fake"):
                 fake = [checkpoint(block, x, use_reentrant=reentrant) for _ in range(2)]
-            last = checkpoint(block, x, use_reentrant=reentrant)
-            (real + sum(fake) + last).sum().backward()
+            (real + sum(fake)).sum().backward()
             optimizer.step()
         coverage = w.coverage()
-        assert coverage["0", "output"].skipped == {"recomputation": 4}
-        assert coverage["0", "fake:output"].skipped == {"recomputation": 4}
+        assert coverage["0", "output"].skipped == {"recomputation": 6}
+        assert coverage["0", "output"].observed == 2
+        assert coverage["0", "fake:output"].skipped == {}
         assert coverage["0", "fake:output"].observed == 4
 
 

@@ -74,13 +74,6 @@ def test_what_is_no_evaluation_counts() -> None:
             model(torch.ones(2, 3))
         w.step()
         assert w.latest["0", "output"].count.sum() == 8
-    with watch(model, optimizer, kinds=("output",), modes="all") as w:
-        with torch.no_grad():
-            model(torch.ones(2, 3))
-        train(model, optimizer)
-        assert w.latest["0", "output"].count.sum() == 16
-    with pytest.raises(ValueError, match="modes = 'train': expected 'auto', 'all', 'both'"):
-        watch(model, modes="train")
 
 
 def test_several_models_have_names(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from support.compiled import needs_gradients
 from torch import Tensor, nn
 
 import hookstats as hs
-from hookstats.hooks.presence import Presence
+from hookstats.hooks.toggle import HookToggle
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process of its own: other tests of this one have compiled something."""
-    monkeypatch.setattr("hookstats.hooks.presence.has_compiled", lambda: False)
+    monkeypatch.setattr("hookstats.hooks.toggle.has_compiled", lambda: False)
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -85,59 +84,34 @@ def test_hooks_of_others_keep_their_order_and_can_be_removed(model: nn.Module) -
 
         return hook
 
-    presence = Presence()
+    toggle = HookToggle()
     handle = layer.register_forward_hook(says("ours"))
-    presence.add(layer, [handle])
-    presence.set(False)
+    toggle.add(layer, [handle])
+    toggle.set(False)
     later = layer.register_forward_hook(says("later"))
-    presence.set(False)
-    presence.set(True)
+    toggle.set(False)
+    toggle.set(True)
     model(torch.randn(2, 4))
     assert calls == ["ours", "later"]
-    presence.set(False)  # it is not alone
+    toggle.set(False)  # it is not alone
     assert len(layer._forward_hooks) == 2
     later.remove()
-    presence.set(True)
-    presence.set(False)
+    another = layer.register_forward_hook(says("another of ours"))
+    toggle.add(layer, [another])
+    toggle.set(True)
+    toggle.set(False)
     assert not layer._forward_hooks
+    third = layer.register_forward_hook(says("third of ours"))
+    toggle.add(layer, [third])
+    toggle.set(True)
+    model(torch.randn(2, 4))
+    assert calls == ["ours", "later", "ours", "another of ours", "third of ours"]
+    third.remove()
+    another.remove()
     handle.remove()
-    presence.end()
-    presence.set(True)
+    toggle.end()
+    toggle.set(True)
     assert not layer._forward_hooks
-
-
-@pytest.mark.usefixtures("nothing_compiled")
-def test_an_interrupt_loses_no_hook(model: nn.Module) -> None:
-    """At every line: the next call of `set` brings all hooks back."""
-    presence = Presence()
-    for module in model:
-        presence.add(module, [module.register_forward_hook(print)])
-    interrupted = 0
-    for cut in range(60):
-        lines = 0
-
-        def trace(frame: Any, event: str, _: Any, cut: int = cut) -> Any:
-            nonlocal lines
-            if not frame.f_code.co_filename.endswith("presence.py"):
-                return None
-            if event == "line":
-                lines += 1
-                if lines == cut + 1:
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            presence.set(False)
-            presence.set(True)
-        except KeyboardInterrupt:
-            interrupted += 1
-        finally:
-            sys.settrace(None)
-        presence.set(False)
-        presence.set(True)
-        assert all(hooked(model))
-    assert interrupted > 20
 
 
 @needs_gradients
