@@ -61,7 +61,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as out,
         patch.object(watching, "Monitor", make),
-        watching.watch(model, optimizer, out=Path(out, "run"), rules="default") as w,
+        watching.watch(model, optimizer, every=1, out=Path(out, "run"), rules="default") as w,
     ):
         for batch in tokens:
             began = time.process_time()

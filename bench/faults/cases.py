@@ -52,7 +52,12 @@ def run_case(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with watch(
-            training.model, training.optimizer, out=out, sinks=[measure], rules="default"
+            training.model,
+            training.optimizer,
+            every=1,
+            out=out,
+            sinks=[measure],
+            rules="default",
         ) as w:
             losses = [_step(training, fault, w, step) for step in range(steps)]
     return Outcome(w.incidents, w.alerts, losses, sizes, dict(w.coverage().failures))

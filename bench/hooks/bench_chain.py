@@ -97,6 +97,7 @@ class Watched(Chain):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.every: int = options.get("every", 1)
+        options = {"every": self.every, **options}
         self.watch = hs.watch(self.model, kinds=("output", "grad_output"), **options)
 
     def close_step(self) -> None:

@@ -56,7 +56,7 @@ class Paused(Timed):
     every = 1
 
     def run(self) -> float:
-        self.watch = hs.watch(self.model, self.optimizer, KINDS, every=self.every)
+        self.watch = hs.watch(self.model, self.optimizer, kinds=KINDS, every=self.every)
         with self.watch:
             if self.every == 1:
                 self.watch.pause()

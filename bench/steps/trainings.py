@@ -113,7 +113,7 @@ class Watched(Training):
 
     def open(self) -> hs.Watch:
         """Begin to watch."""
-        return hs.watch(self.model, self.optimizer, KINDS, every=self.every, bins=self.bins)
+        return hs.watch(self.model, self.optimizer, kinds=KINDS, every=self.every, bins=self.bins)
 
     def after_steps(self) -> None:
         self._passed += self.steps
@@ -200,7 +200,9 @@ class WatchedStored(Watched):
         super().attach()
 
     def open(self) -> hs.Watch:
-        return hs.watch(self.model, self.optimizer, KINDS, bins=self.bins, out=self._directory.name)
+        return hs.watch(
+            self.model, self.optimizer, kinds=KINDS, bins=self.bins, out=self._directory.name
+        )
 
     def detach(self) -> None:
         super().detach()

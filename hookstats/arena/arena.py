@@ -29,7 +29,6 @@ from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.stats.merge import offsets_of
-from hookstats.stats.sample import Sample
 from hookstats.stats.state import State
 
 if TYPE_CHECKING:
@@ -86,12 +85,10 @@ class Arena:
         self,
         bins: LinearBins | LogBins | None,
         channel_bins: LinearBins | LogBins | None,
-        at_first: tuple[Sample, Sample] | None = None,
     ) -> None:
-        """at_first: see `Sampling`."""
         self.bins = bins
         self.channel_bins = channel_bins
-        self.sampling = Sampling(bins, channel_bins, at_first=at_first)
+        self.sampling = Sampling(bins, channel_bins)
         self.recording = False
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
         self.phase = 0

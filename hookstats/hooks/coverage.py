@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -88,9 +88,8 @@ class Coverage:
     failures: dict[str, str]
     """The errors of what failed and was disabled, such as a sink, by its description."""
     budget: dict[str, Any] | None = None
-    """With a budget: its `share`; the `every` that it chose; the share that watching `takes` so,
-    None before that is known; whether the budget `is_out_of_reach`; whether it has histograms
-    sampled. None without a budget."""
+    """With every="auto": the budget's `share`, and its `choices`: each with the `step` from which
+    it holds, `every` so many steps, and the share that recording `takes` so. Else None."""
 
     def __iter__(self) -> Iterator[SiteCoverage]:
         return iter(self.rows)
@@ -144,7 +143,7 @@ class Coverage:
         text += _of_masks(self.rows)
         text += [f"{what}: {why}" for what, why in self.failures.items()]
         text.append(f"{self.steps} steps, {self.stalls} stalls, {self.discarded} discarded")
-        text += [] if self.budget is None else [_of_budget(**self.budget)]
+        text += [] if self.budget is None else _of_budget(**self.budget)
         return printable("\n".join(text), lines=True)
 
 
@@ -157,11 +156,9 @@ def _of_masks(rows: Sequence[SiteCoverage]) -> Iterator[str]:
         yield f"all rows, {reason}: {calls} calls of {sites}{', ...' * (len(found) > 3)}"
 
 
-def _of_budget(
-    share: float, every: int, takes: float | None, is_out_of_reach: bool, is_sampled: bool
-) -> str:
-    """What a budget chose, for people."""
-    known = "not measured yet" if takes is None else f"takes {takes:.2%}"
-    beyond = ", out of reach" if is_out_of_reach else ""
-    sampled = ", histograms sampled" if is_sampled else ""
-    return f"budget {share:.2%}{beyond}: every={every} {known}{sampled}"
+def _of_budget(share: float, choices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What a budget chose, for people: a line for each choice."""
+    for choice in choices:
+        takes = choice["takes"]
+        known = "" if takes is None else f", which takes {takes:.2%}"
+        yield f"budget {share:.2%}: every={choice['every']} from step {choice['step']} on{known}"

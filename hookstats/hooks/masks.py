@@ -106,9 +106,7 @@ class Masks:
 
     def begin_call(self, model: nn.Module, given: object) -> None:
         """A call of a model begins on this thread, which was `given` a mask."""
-        self.end(
-            model
-        )  # an interrupt may have ended the call before, for which torch calls no hook
+        self.end(model)  # of the call before, if an interrupt ended it: torch calls no hook then
         self.begin(model, self.of_call(given), is_call=True)
 
     def begin(self, by: object, mask: Tensor | None, *, is_call: bool) -> None:

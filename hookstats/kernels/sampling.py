@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hookstats.stats.bins import Bins, sample_of
-from hookstats.stats.sample import Sample, every_of
+from hookstats.stats.sample import every_of
 
 
 class Sampling:
@@ -17,11 +17,9 @@ class Sampling:
         bins: Bins | None,
         channel_bins: Bins | None,
         step: int = 0,
-        at_first: tuple[Sample, Sample] | None = None,
     ) -> None:
-        """at_first: the `sample` of both bins until `begin`; None for their own."""
         self._asked = sample_of(bins), sample_of(channel_bins)
-        self._values = [step, *map(every_of, at_first or self._asked)]
+        self._values = [step, *map(every_of, self._asked)]
         self._tensors: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor | None:
@@ -34,14 +32,6 @@ class Sampling:
 
     def set_step(self, step: int) -> None:
         """The number of the step whose tensors are folded in from now on."""
-        self._set(0, step)
-
-    def begin(self) -> None:
-        """Count what the bins say from now on."""
-        for column, sample in enumerate(self._asked, 1):
-            self._set(column, every_of(sample))
-
-    def _set(self, column: int, value: int) -> None:
-        self._values[column] = value
+        self._values[0] = step
         for tensor in self._tensors.values():
-            tensor.data[column] = value  # no new version: graphs may still wait for their backward
+            tensor.data[0] = step  # no new version: graphs may still wait for their backward

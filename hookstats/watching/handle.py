@@ -33,12 +33,11 @@ from hookstats.stats.warning import warn
 from hookstats.watching.contexts import Contexts
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher
-from hookstats.watching.meter import Meter
 from hookstats.watching.observers import Observers
 from hookstats.watching.optimizers import Optimizers
 from hookstats.watching.scalars import ScalarLog, as_scalars, learning_rates
 from hookstats.watching.schedule import Schedule
-from hookstats.watching.settings import Settings, unwrapped
+from hookstats.watching.settings import AUTO, Settings, unwrapped
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
@@ -73,10 +72,9 @@ class Watch(Contexts):
         """The run directory; None where `out` was not given."""
         self._settings = settings
         self._header = header
-        counting = *settings.of_records, settings.samples
-        self._arena = arena = Arena(*counting)
+        self._arena = arena = Arena(settings.bins, settings.channel_bins)
         self._arena.while_waiting = flusher.hurry
-        if settings.every > 1:
+        if settings.every not in (1, AUTO):
             flusher.mailbox.rest = 0.0  # steps are few, and `after` wants to know early
         self._flusher = flusher
         self._monitor = monitor
@@ -86,6 +84,7 @@ class Watch(Contexts):
         self._closed = False
         self._discarded = 0
         self._uncounted: dict[str, str] = {}
+        self._rates: Mapping[str, object] = {}  # of the last step
         self._handles: list[RemovableHandle] = []
         self._toggle = HookToggle()
         self._phases: dict[str, int] = {}
@@ -96,8 +95,10 @@ class Watch(Contexts):
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
-        meter = Meter(arena, self._cost, flusher.mailbox)
-        self._when = Schedule(settings, monitor, meter, arena.sampling, lambda: flusher.exchange)
+        self._when = Schedule(
+            *(settings.every, settings.budget, monitor, arena),
+            *(lambda: flusher.mailbox.spent, lambda: flusher.exchange),
+        )
         self._optimizers = Optimizers()
         try:
             self._attach(models, with_inputs, selection, optimizers)
@@ -209,6 +210,7 @@ class Watch(Contexts):
         self._log.seal()
         self._step = check_integer("step", step, 0, _LAST_STEP)
         self._flusher.renumber(step)
+        self._when.renumber(step)
         self._schedule()
 
     @property
@@ -251,8 +253,7 @@ class Watch(Contexts):
             steps=self._step,
             discarded=self._discarded,
             stalls=self._arena.stalls,
-            failures=self._uncounted
-            | (self._flusher.failures | self._monitor.failures | self._when.failures),
+            failures=self._uncounted | (self._flusher.failures | self._monitor.failures),
             budget=self._when.report(),
         )
 
@@ -376,7 +377,7 @@ class Watch(Contexts):
             with self._cost, own_dispatch():
                 recorded = self._end_step()
                 self._recorded = False
-            self._when.close(recorded)
+            self._when.close(step, recorded, self._rates)
             self._schedule()
             if self._recorded and not recorded:
                 self._arena.discard_late()
@@ -409,7 +410,8 @@ class Watch(Contexts):
         self._masks.step_closed()
         self._observers.parameters.look_again()
         recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
-        values = {**learning_rates(self._optimizers), **self._cost.since()}
+        self._rates = rates = learning_rates(self._optimizers)
+        values = {**rates, **self._cost.since()}
         scalars = self._log.close(step, values, is_shown=recorded and self._flusher.shows(step))
         self._roots.called = False
         try:

@@ -100,10 +100,10 @@ class Exchange:
         self._ranks = distributed.get_world_size(self._group)
         self._merge = Merger()
         self._sites: list[tuple[SiteInfo, ...]] = [()] * self._ranks
-        self.wanted = 1
-        """The factor that this rank's budget wants, see `Budget`."""
+        self.wanted = 0
+        """The k that this rank wants, see `Schedule`."""
         self.agreed: deque[tuple[int, int]] = deque(maxlen=64)
-        """By step that was merged, the greatest factor that any rank wanted; oldest first."""
+        """By step that was merged, the greatest k that any rank wanted; oldest first."""
         self.line = 0
         """How often the training gave a step's number itself, as where it goes back: on all ranks
         alike, so that a step is merged with those of its own time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,7 @@ from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
 from hookstats.stats.arguments import check_integer
-from hookstats.stats.bins import LinearBins, LogBins, sample_of
-from hookstats.stats.sample import Sample
+from hookstats.stats.bins import LinearBins, LogBins
 
 PARAMETER_KINDS = ("param", "param_grad", "update")
 OPTIMIZER_STATE = "optimizer_state"
@@ -27,6 +25,9 @@ KINDS = (*MODULE_KINDS, *PARAMETER_KINDS, OPTIMIZER_STATE)
 
 KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")
 """What is watched by default, beside the inputs of the models."""
+
+AUTO = "auto"
+"""The value of `every` by which the budget decides, see `schedule`."""
 
 DETAILS = ("channel", "tensor")
 """What steps have on the disk."""
@@ -39,36 +40,11 @@ class Settings(NamedTuple):
     bins: LinearBins | LogBins | None
     channel_bins: LinearBins | LogBins | None
     channel_dim: ChannelDim
-    every: int
-    after: int = 10
+    every: int | str = AUTO
+    budget: float = 0.03
     detail: str = "channel"
     channels_every: int = 10
-    budget: float | None = None
     mask: str | None = None
-
-    @property
-    def of_records(self) -> tuple[LinearBins | LogBins | None, LinearBins | LogBins | None]:
-        """`bins` and `channel_bins` as records have them: a budget may have histograms sampled of
-        which all is counted at first."""
-        own = self.bins, self.channel_bins
-        if self.budget is None:
-            return own
-        first, second = (
-            replace(one, sample="auto") if one is not None and one.sample == 1 else one
-            for one in own
-        )
-        return first, second
-
-    @property
-    def samples(self) -> tuple[Sample, Sample]:
-        """The `sample` of `bins` and `channel_bins`, by which histograms count at first."""
-        return sample_of(self.bins), sample_of(self.channel_bins)
-
-    @property
-    def may_sample(self) -> bool:
-        """Whether the budget may have histograms sampled."""
-        first, second = self.of_records
-        return self.samples != (sample_of(first), sample_of(second))
 
     def checked(self) -> Settings:
         """The settings, with `every` as an int.
@@ -84,9 +60,7 @@ class Settings(NamedTuple):
         check_channel_dim(self.channel_dim)
         if self.detail not in DETAILS:
             raise ValueError(f'detail = {self.detail!r}: expected "channel" or "tensor"')
-        if self.budget is not None and not (
-            isinstance(self.budget, (int, float)) and 0 < self.budget < 1
-        ):
+        if not (isinstance(self.budget, (int, float)) and 0 < self.budget < 1):
             raise ValueError(f"budget = {self.budget!r}: expected a share, above 0 and below 1")
         if self.mask is not None and not isinstance(self.mask, str):
             raise ValueError(
@@ -94,14 +68,13 @@ class Settings(NamedTuple):
                 "into a context, `with watch.mask(tensor)`"
             )
         return self._replace(
-            every=check_integer("every", self.every, 1),
-            after=check_integer("after", self.after, 0),
+            every=_check_every(self.every),
             channels_every=check_integer("channels_every", self.channels_every, 1),
         )
 
     def header(self, models: Mapping[str, nn.Module], selection: Selection) -> dict[str, Any]:
         """What is recorded of which models, as JSON-able types: the header of the run directory."""
-        bins, channel_bins = self.of_records
+        bins, channel_bins = self.bins, self.channel_bins
         channel_dim: Any = self.channel_dim
         if isinstance(channel_dim, Mapping):
             channel_dim = {cls.__qualname__: dim for cls, dim in channel_dim.items()}
@@ -118,15 +91,31 @@ class Settings(NamedTuple):
             "bins": bins and bins.to_dict(),
             "channel_bins": channel_bins and channel_bins.to_dict(),
             "channel_dim": channel_dim,
-            "every": self.every,
+            "every": self.every if isinstance(self.every, int) else 1,
             **({} if self.detail == "channel" else self._detail()),
-            **({} if self.budget is None else {"budget": self.budget}),
+            **({"budget": self.budget} if self.every == AUTO else {}),
             **({} if self.mask is None else {"mask": self.mask}),
             "torch": str(torch.__version__),
         }
 
     def _detail(self) -> dict[str, Any]:
         return {"detail": self.detail, "channels_every": self.channels_every}
+
+
+def _check_every(every: object) -> int | str:
+    """`every` as an int, or "auto".
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if every == AUTO:
+        return AUTO
+    try:
+        return check_integer("every", every, 1)
+    except ValueError:
+        raise ValueError(
+            f'every = {every!r}: expected "auto", or an integer of 1 or more'
+        ) from None
 
 
 def as_optimizers(optimizer: Any) -> list[Optimizer]:

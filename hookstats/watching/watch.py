@@ -28,6 +28,7 @@ from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
 from hookstats.watching.out import numbered
 from hookstats.watching.reduce import Exchange, Reduce
+from hookstats.watching.schedule import AFTER
 from hookstats.watching.settings import (
     KINDS_BY_DEFAULT,
     Settings,
@@ -50,26 +51,25 @@ _LOG_BINS = LogBins()
 def watch(
     model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
     kinds: Collection[str] | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
     bins: LinearBins | LogBins | None = _LOG_BINS,
     channel_bins: LinearBins | LogBins | None = None,
     channel_dim: ChannelDim = "auto",
-    every: int = 1,
+    every: int | str = "auto",
+    budget: float = 0.03,
     out: str | os.PathLike[str] | None = None,
     append: bool = False,
     overwrite: bool = False,
     max_bytes: int | None = MAX_BYTES,
     sinks: Sequence[Sink] = (),
     rules: Rules = "default",
-    *,
     mesh: DeviceMesh | None = None,
     reduce: Reduce | None = None,
-    after: int = 10,
     detail: str = "channel",
     channels_every: int = 10,
-    budget: float | None = None,
     mask: str | None = None,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
@@ -110,7 +110,14 @@ def watch(
         channel_dim: which dimension of modules' tensors has the channels: "auto" (see
             `channels.channel_rule`), a dimension, None for the whole tensor, or a mapping of module
             types to these. Parameters have their channels in dimension 0.
-        every: steps 0, every, 2 * every, ... are recorded.
+        every: "auto": the first 64 steps are recorded, the next 32 are not, and by the difference
+            every 2^k-th step after these, the least k that keeps to the `budget`. What recording
+            takes is measured again at the multiples of 8192, and k then changes by one at most.
+            The ten steps that follow an incident, a leap of a logged loss, a new number of the
+            step, or a change of a learning rate by more than 2 are recorded, too. `coverage` has
+            each choice. Or a number: steps 0, every, 2 * every, ... are recorded, and ten after
+            an incident or a leap. What is logged is kept at all steps.
+        budget: with "auto", the share of the training's time that recording may take.
         out: a new or empty directory for the run, which `open_run` reads; None for no directory.
             "{n}" in it stands for the first number that is free: "runs/a-{n}" is "runs/a-1", and
             the next time "runs/a-2". `Watch.path` has the directory. Several ranks need a process
@@ -142,25 +149,13 @@ def watch(
         reduce: how the ranks' tensors are merged during the training, for `Watch.latest`, sinks and
             rules; None to merge them when the run is read. Watching then begins and ends as it does
             on the other ranks.
-        after: with `every`, how many steps in a row are recorded once a rule found an error, or
-            that a logged loss leaps; 0 for none. Rules run in the background: training may be a few
-            steps further by then.
         detail: what `out` has of a step: "channel" for all channels; "tensor" for whole tensors,
             merged exactly, and channels in some steps alone (see `channels_every`): for models with
             millions of channels, whose steps have hundreds of megabytes. `Watch.latest`, sinks and
             rules have all channels anyway, and so has the memory of the device.
         channels_every: with detail="tensor", the multiples of `every` * `channels_every` keep their
-            channels; so does a step in which rules found something worse than a note, and the
-            `after` recorded steps that follow.
-        budget: the share of the training's time that watching may take, such as 0.01; None for any.
-            Instead of the multiples of `every`, those of `every` times a power of two are recorded,
-            the least one that keeps to the budget: it is chosen by what recorded steps have cost,
-            again and again. Before steps are left out, histograms are sampled as by "auto" (see
-            `LogBins`). `coverage` says what was chosen and what it takes. The steps that `after`
-            adds lie outside. Ranks choose for themselves, and with `reduce` together. Of several
-            watches each keeps to a budget of its own. What is found by comparing recorded steps
-            with others, which is all of it on a device and without C++ hooks, it cannot tell from
-            the cost of another one that records the same steps, and counts both.
+            channels (with "auto", those of `channels_every`); so does a step in which rules found
+            something worse than a note, and the ten recorded steps that follow.
         mask: the name of the argument of the model's forward, or of each model's, that is 0 where a
             batch has padding, such as "attention_mask" [batch, time]: padding is left out of the
             statistics of the calls' tensors and of their gradients. `Watch.mask` says of which
@@ -193,8 +188,8 @@ def watch(
     by_default = kinds is None and include is None
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
-        *(kinds, bins, channel_bins, channel_dim, every),
-        *(after, detail, channels_every, budget, mask),
+        *(kinds, bins, channel_bins, channel_dim, every, budget),
+        *(detail, channels_every, mask),
     ).checked()
     _check_mask(settings.mask, models.values())
     check_sinks(sinks)
@@ -270,7 +265,8 @@ def _flusher(
     if settings.detail != "tensor":
         made = Flusher(writer, [*sinks, *rules], exchange, None)
     else:  # rules come before the writer: what they find decides what is written
-        detail = Detail(monitor, settings.every * settings.channels_every, settings.after)
+        every = settings.every if isinstance(settings.every, int) else 1
+        detail = Detail(monitor, every * settings.channels_every, AFTER)
         made = Flusher(writer, [*rules, *sinks], exchange, detail)
     monitor.keep = made.write_alerts
     return made

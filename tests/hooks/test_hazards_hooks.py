@@ -83,7 +83,7 @@ def test_a_watch_that_begins_and_ends_inside_hooks() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     watches: list[hs.Watch] = []
     first = model[0].register_forward_hook(
-        lambda *args: watches.append(hs.watch(model, optimizer, ("output", "grad_output")))
+        lambda *args: watches.append(hs.watch(model, optimizer, kinds=("output", "grad_output")))
     )
     y = model(torch.randn(2, 3))
     first.remove()
@@ -102,8 +102,8 @@ def test_watches_of_one_model_do_not_see_each_other() -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
     x = torch.randn(2, 5, 3)
-    with hs.watch(model, optimizer, KINDS) as outer:
-        with hs.watch(model, optimizer, KINDS, bins=None, every=2) as inner:
+    with hs.watch(model, optimizer, kinds=KINDS) as outer:
+        with hs.watch(model, optimizer, kinds=KINDS, bins=None, every=2) as inner:
             for _ in range(3):
                 optimizer.zero_grad()
                 model(x).sum().backward()

@@ -49,7 +49,7 @@ def test_an_interrupt_leaves_autograd_on() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     optimizer = Moving(model.parameters())
     interrupts = 0
-    with watch(model, optimizer, ("update", "optimizer_state"), rules=()) as w:
+    with watch(model, optimizer, kinds=("update", "optimizer_state"), rules=()) as w:
         usual = seconds(optimizer)
         for _ in range(ROUNDS):
             try:

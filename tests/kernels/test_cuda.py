@@ -28,7 +28,7 @@ pytestmark = on_gpu
 def train(*, watched: bool, steps: int = 5) -> list[Tensor]:
     model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    w = hs.watch(model, optimizer, KINDS) if watched else None
+    w = hs.watch(model, optimizer, kinds=KINDS) if watched else None
     for step in range(steps):
         optimizer.zero_grad()
         generator = torch.Generator("cuda").manual_seed(step)
@@ -168,7 +168,7 @@ def test_steps_close_without_synchronising() -> None:
         model(x).square().mean().backward()
         optimizer.step()
 
-    with hs.watch(model, optimizer, KINDS) as w:
+    with hs.watch(model, optimizer, kinds=KINDS) as w:
         step()
         assert w.latest.step == 0
         with no_synchronisation():
@@ -224,7 +224,7 @@ def test_after_the_first_step_no_python_is_run(monkeypatch: pytest.MonkeyPatch) 
 
     # Updates are subtracted in Python.
     kinds = [kind for kind in KINDS if kind != "update"]
-    with hs.watch(model, optimizer, kinds) as w:
+    with hs.watch(model, optimizer, kinds=kinds) as w:
         step()
         for name in ("observe", "receive", "prepare"):
             monkeypatch.setattr(Site, name, asked)
@@ -266,7 +266,7 @@ def test_python_and_cpp_count_the_same(hooks_in: str) -> None:
     """Whatever serves it, what coverage says of a step is the same."""
     model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1)
-    with hs.watch(model, optimizer, KINDS) as w:
+    with hs.watch(model, optimizer, kinds=KINDS) as w:
         for _ in range(4):
             optimizer.zero_grad()
             model(torch.randn(32, 64, device="cuda")).sum().backward()
@@ -282,7 +282,7 @@ def test_a_hundred_steps_allocate_copies_for_updates_alone() -> None:
     def allocations(watched: bool) -> int:
         model = network_on()
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        w = hs.watch(model, optimizer, KINDS) if watched else None
+        w = hs.watch(model, optimizer, kinds=KINDS) if watched else None
         x = torch.randn(256, 64, device="cuda")
 
         def step() -> None:

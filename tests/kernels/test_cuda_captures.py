@@ -65,7 +65,7 @@ def test_a_captured_step_closes_none(side_stream: torch.cuda.Stream) -> None:
         model(x).square().mean().backward()
         optimizer.step()
 
-    with hs.watch(model, optimizer, KINDS) as w:
+    with hs.watch(model, optimizer, kinds=KINDS) as w:
         with torch.cuda.stream(side_stream):
             for _ in range(3):
                 step()

@@ -40,7 +40,7 @@ def train(
     def examine(record: Any) -> None:  # without the warnings
         monitor.examine(record)
 
-    with watch(model, optimizer, KINDS, sinks=[examine]) as w:
+    with watch(model, optimizer, kinds=KINDS, sinks=[examine]) as w:
         for step in range(steps):
             optimizer.zero_grad()
             loss = loss_of(step)

@@ -64,7 +64,7 @@ class Training:
         self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         bins = hs.LinearBins(8, -1, 1)
         self.watch = (
-            hs.watch(self.model, self.optimizer, kinds, bins=bins, channel_bins=bins)
+            hs.watch(self.model, self.optimizer, kinds=kinds, bins=bins, channel_bins=bins, every=1)
             if watched
             else None
         )

@@ -224,6 +224,7 @@ class Session:
             self.net,
             self.optimizer,
             bins=hs.LinearBins(12, -3.0, 3.0),
+            every=1,
             out=self.out,
             append=True,
             rules="default",

@@ -266,7 +266,7 @@ def train(
     handle = None
     if watched:
         bins = LinearBins(8, -1, 1)
-        handle = watch(model, optimizer, KINDS, channel_bins=bins)
+        handle = watch(model, optimizer, kinds=KINDS, channel_bins=bins)
     observer = None if observe is None else observe(model)
 
     def pack(tensor: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""watch(every=, after=): what rules find wrong has the next steps recorded one by one."""
+"""watch(every=): what rules find wrong has the next steps recorded one by one."""
 
 from __future__ import annotations
+
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,16 +11,21 @@ from torch.optim import SGD
 
 from hookstats.records.record import StepRecord
 from hookstats.rules import Loss, NonFinite
+from hookstats.watching import schedule
 from hookstats.watching.watch import watch
 
 
 def recorded(after: int, bad: int, what: str, hooks_in: str) -> list[int]:
-    """The recorded steps of 30, of which one is bad; every seventh is recorded anyway."""
+    """The recorded steps of 30, of which one is bad; every seventh is recorded anyway, and `after`
+    steps in a row after an incident."""
     model = network()
     optimizer = SGD(model.parameters(), lr=0.0)
     rules = [NonFinite(action=lambda alert: None), Loss(action=lambda alert: None)]
     records: list[StepRecord] = []
-    with watch(model, optimizer, every=7, after=after, sinks=[records.append], rules=rules) as w:
+    with (
+        patch.object(schedule, "AFTER", after),
+        watch(model, optimizer, every=7, sinks=[records.append], rules=rules) as w,
+    ):
         for step in range(30):
             x = torch.ones(2, 3)
             loss = 1.0 - 0.01 * step
@@ -53,7 +60,10 @@ def test_a_leap_that_follows_from_something_else_has_its_next_steps_recorded() -
     optimizer = SGD(model.parameters(), lr=0.0)
     rules = [NonFinite(action=lambda alert: None), Loss(action=lambda alert: None)]
     records: list[StepRecord] = []
-    with watch(model, optimizer, every=7, after=2, sinks=[records.append], rules=rules) as w:
+    with (
+        patch.object(schedule, "AFTER", 2),
+        watch(model, optimizer, every=7, sinks=[records.append], rules=rules) as w,
+    ):
         for step in range(30):
             x = torch.ones(2, 3) * (torch.nan if step == 7 else 1)
             model(x).sum().backward()
@@ -63,14 +73,27 @@ def test_a_leap_that_follows_from_something_else_has_its_next_steps_recorded() -
             w._log.end()
             w._flusher.drain(disk=False)
     assert len(w.incidents) == 1
-    assert [record.step for record in records] == [0, 7, 9, 10, 14, 19, 20, 21, 28]
+    found = [record.step for record in records]
+    first = 8 if 8 in found else 9  # the alert comes when step 8 has begun, or before
+    assert found == [0, 7, first, first + 1, 14, 19, 20, 21, 28]
 
 
-def test_nothing_happens_where_it_is_not_wanted(hooks_in: str) -> None:
-    assert recorded(0, 14, "input", hooks_in) == [0, 7, 14, 21, 28]
+def test_nothing_happens_where_nothing_is_bad(hooks_in: str) -> None:
     assert recorded(4, 100, "nan", hooks_in) == [0, 7, 14, 21, 28]
 
 
-def test_after_is_checked() -> None:
-    with pytest.raises(ValueError, match="after = -1: expected"):
-        watch(network(), after=-1)
+def test_what_an_error_adds_ends_where_training_goes_back() -> None:
+    model, records = network(), list[StepRecord]()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    rules = NonFinite(action=lambda alert: None)
+    with watch(model, optimizer, every=10, rules=rules, sinks=[records.append]) as w:
+        for step in range(37):
+            if step == 25:
+                w.set_step(5)
+                records.clear()
+            x = torch.full((2, 3), torch.nan if step == 20 else 1.0)
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            w._flusher.drain(disk=False)
+    assert [record.step for record in records] == [10]

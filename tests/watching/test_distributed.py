@@ -128,7 +128,7 @@ def train(rank: int, how: str, watchers: tuple[int, ...], out: Path | None = Non
     """The parameters that a training run of three steps ends with."""
     model = wrapped(how)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    w = hs.watch(model, optimizer, KINDS, out=out) if rank in watchers else None
+    w = hs.watch(model, optimizer, kinds=KINDS, out=out) if rank in watchers else None
     for step in range(3):
         optimizer.zero_grad()
         # Under tensor parallelism all ranks are given the same.

@@ -59,7 +59,7 @@ def test_loading_into_a_fresh_optimizer_is_no_step(tmp_path: Path, kinds: tuple[
         train(trained, 2, w)
     checkpoint.save({"app": trained}, checkpoint_id=tmp_path)
     app = fresh()
-    with watch(app.model, app.optimizer, kinds) as w:
+    with watch(app.model, app.optimizer, kinds=kinds) as w:
         checkpoint.load({"app": app}, checkpoint_id=tmp_path)
         assert app.optimizer.state
         assert w.open_step == 0

@@ -53,7 +53,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     records: list[StepRecord] = []
     kinds = ("output", "param_grad")
-    w = watch(model, optimizer, kinds, sinks=[records.append], rules=(), out=out)
+    w = watch(model, optimizer, kinds=kinds, sinks=[records.append], rules=(), out=out)
     w._log._handed_on = math.inf  # nothing is done because time has passed
 
     def forward(i: int) -> None:

@@ -38,7 +38,7 @@ def layouts(
 ) -> dict[tuple[str, str], Layout | None]:
     """Of one step of training."""
     optimizer = SGD(model.parameters(), lr=0.1)
-    with hs.watch(model, optimizer, kinds, **arguments) as w:
+    with hs.watch(model, optimizer, kinds=kinds, **arguments) as w:
         model(x).square().sum().backward()
         optimizer.step()
         for row in w.coverage():
@@ -131,7 +131,7 @@ def under_fsdp1(rank: int, use_orig_params: bool) -> tuple[int, dict[str, int]]:
         model, device_id=torch.device("cpu"), use_orig_params=use_orig_params
     )
     optimizer = SGD(model.parameters(), lr=0.1)
-    with hs.watch(model, optimizer, ("param", "param_grad", "output")) as w:
+    with hs.watch(model, optimizer, kinds=("param", "param_grad", "output")) as w:
         for _ in range(2):
             model(torch.randn(5, 3)).square().sum().backward()
             optimizer.step()

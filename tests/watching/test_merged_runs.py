@@ -72,7 +72,7 @@ def train(
 ) -> None:
     """One step; the loss is the mean over the elements that this process has."""
     optimizer = SGD(model.parameters(), lr=0.1)
-    with hs.watch(model, optimizer, KINDS, out=out, **arguments) as w:
+    with hs.watch(model, optimizer, kinds=KINDS, out=out, **arguments) as w:
         call: Any = torch.compile(model, backend="aot_eager") if compiles else model
         call(x).square().mean().backward()
         optimizer.step()
@@ -106,7 +106,7 @@ def ddp_no_sync(rank: int, out: Path) -> None:
     model = nn.parallel.DistributedDataParallel(Model())
     optimizer = SGD(model.parameters(), lr=0.1)
     first, second = samples().chunk(size())[rank].chunk(2)
-    with hs.watch(model, optimizer, KINDS, out=out):
+    with hs.watch(model, optimizer, kinds=KINDS, out=out):
         with model.no_sync():
             (model(first).square().mean() / 2).backward()
         (model(second).square().mean() / 2).backward()
@@ -117,7 +117,7 @@ def zero(rank: int, out: Path) -> None:
     """Each rank has the optimizer of some parameters alone."""
     model = nn.parallel.DistributedDataParallel(Model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), SGD, lr=0.1)
-    with hs.watch(model, optimizer, KINDS, out=out):
+    with hs.watch(model, optimizer, kinds=KINDS, out=out):
         model(samples().chunk(size())[rank]).square().mean().backward()
         optimizer.step()
 
@@ -131,7 +131,7 @@ def by_hand(rank: int, out: Path, dim: int = 0) -> None:
     """Data parallelism without a wrapper, which nothing tells hookstats of."""
     model = Model()
     optimizer = SGD(model.parameters(), lr=0.1)
-    with hs.watch(model, optimizer, KINDS, out=out):
+    with hs.watch(model, optimizer, kinds=KINDS, out=out):
         model(samples().chunk(size(), dim)[rank]).square().mean().backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
@@ -266,7 +266,7 @@ def pipeline(rank: int, out: Path, interleaved: bool) -> None:
     model.layers = nn.ModuleDict({k: v for part in parts for k, v in part.layers.items()})
     optimizer = SGD(model.parameters(), lr=0.1)
     x = samples()
-    with hs.watch(model, optimizer, KINDS, out=out) as w:
+    with hs.watch(model, optimizer, kinds=KINDS, out=out) as w:
         arguments = (x,) if rank == 0 else ()
         schedule.step(*arguments, target=torch.ones_like(x) if rank == size() - 1 else None)
         optimizer.step()
@@ -281,7 +281,7 @@ def whole(out: Path, of_pipeline: bool = False) -> hs.StepRecord:
     if of_pipeline:
         model, x = Stage(0, LAYERS), samples()
         optimizer = SGD(model.parameters(), lr=0.1)
-        with hs.watch(model, optimizer, KINDS, out=out):
+        with hs.watch(model, optimizer, kinds=KINDS, out=out):
             mean_square(model(x), torch.ones_like(x)).backward()
             optimizer.step()
     else:

@@ -34,7 +34,7 @@ class Training:
         self.expected: dict[int, float] = defaultdict(float)
         self.iterations = 0
         self.alarm = Alarm()
-        self.watch = watch(self.model, self.optimizer, ("output",), sinks=[self.record])
+        self.watch = watch(self.model, self.optimizer, kinds=("output",), sinks=[self.record])
 
     def record(self, record: StepRecord) -> None:
         self.go_on.wait()

@@ -28,7 +28,7 @@ def test_every_kind() -> None:
     model = network(inplace=False)
     optimizer = SGD(model.parameters(), lr=0.1)
     x = torch.randn(5, 3, requires_grad=True)
-    with watch(model, optimizer, KINDS) as w:
+    with watch(model, optimizer, kinds=KINDS) as w:
         h0 = model[0](x * 1)
         h1 = model[1](h0)
         y = model[2](h1)

@@ -54,7 +54,7 @@ def test_close_leaves_no_trace() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     before = hook_dicts(model), step_hooks(optimizer)
     threads = threading.active_count()
-    w = watch(model, optimizer, KINDS)
+    w = watch(model, optimizer, kinds=KINDS)
     assert hook_dicts(model) != before[0]
     model(torch.randn(2, 3)).sum().backward()
     optimizer.step()
@@ -79,7 +79,7 @@ def test_close_leaves_no_trace_when_the_training_raised(where: str) -> None:
         raise RuntimeError("of the user")
 
     def train() -> None:
-        with watch(model, optimizer, KINDS):
+        with watch(model, optimizer, kinds=KINDS):
             if where == "step":
                 handles.append(optimizer.register_step_pre_hook(broken))
             y = model(torch.randn(2, 5 if where == "forward" else 3))
