@@ -102,7 +102,7 @@ soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), wi
 	rm -rf build/soak
 	PYTHONPATH=tests $(WAITING) $(BIN)/python -m support.soak $(STEPS) $(MINUTES) build/soak
 
-faults: $(STAMPS)/dev  ## Plant all faults of bench/faults, three seeds each, and print what rules say: 6 minutes
+faults: $(STAMPS)/dev  ## Train all faults and sound programs of bench/faults, three seeds each, and print what rules say: 30 minutes
 	$(WAITING) $(BIN)/python -m bench.faults --seeds 3
 
 full: test check $(WHOLE:%=ctest-%) pytest-full faults bench  ## test, check, all that they sample, faults, bench: hours

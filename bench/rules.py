@@ -29,12 +29,12 @@ class Timed(Monitor):
         self.seconds: list[float] = []
         self.tensors = 0
 
-    def write_records(self, records: Sequence[StepRecord]) -> None:
-        """Check steps, and act on the alerts."""
-        self.tensors = len(records[0])
+    def __call__(self, record: StepRecord) -> None:
+        """Check a step, and act on the alerts."""
+        self.tensors = len(record)
         began = time.thread_time()
-        super().write_records(records)
-        self.seconds += [(time.thread_time() - began) / len(records)] * len(records)
+        super().__call__(record)
+        self.seconds.append(time.thread_time() - began)
 
 
 def main() -> None:

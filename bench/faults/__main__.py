@@ -1,6 +1,7 @@
-"""Runs the corpus of planted faults and healthy runs, and prints what the default rules said.
+"""Runs the corpus of planted faults and sound trainings, and prints what the default rules said.
 
 python -m bench.faults [--tuned | --held-out | --later] [--only GLOB] [--seeds N] [--steps N]
+python -m bench.faults --sound [--long] [--only GLOB] [--seeds N]    the sound trainings alone
 python -m bench.faults --show FAULT [--out RUN]    the incidents of one run, which RUN keeps
 """
 
@@ -19,7 +20,8 @@ from bench.faults.cases import STEPS, Outcome, differs, run_case
 from bench.faults.fault import SHARES, Fault
 from bench.faults.faults import FAULTS
 from bench.faults.models import BASES
-from bench.faults.score import print_healthy, print_scores, print_shares, score
+from bench.faults.score import print_healthy, print_scores, print_shares, print_sound, score
+from bench.faults.sound import PROGRAMS, train
 
 
 def main() -> int:
@@ -30,6 +32,8 @@ def main() -> int:
         _show(options.show, options)
         return 0
     began = time.process_time()
+    if options.sound:
+        return 0 if _sound(options) else 1
     healthy: dict[tuple[str, int], Outcome] = {}
 
     def twin(base: str, seed: int) -> Outcome:
@@ -55,8 +59,23 @@ def main() -> int:
         for base in BASES:
             for seed in range(options.first, options.first + options.seeds):
                 reached = print_healthy(base, seed, twin(base, seed)) and reached
+        reached = _sound(options) and reached
     print(f"{time.process_time() - began:.0f} s of CPU")
     return 0 if reached else 1
+
+
+def _sound(options: argparse.Namespace) -> bool:
+    """Train the sound programs, and print what was said; whether it was little enough."""
+    found = []
+    for program in PROGRAMS.values():
+        if (program.long and not options.long) or not fnmatch(program.name, options.only):
+            continue
+        for seed in range(options.first, options.first + options.seeds):
+            alerts, _ = train(program, seed)
+            found.append((program, [alert for alert in alerts if alert.level]))
+            for alert in found[-1][1][:4]:
+                print(f"{program.name:30} {seed} {program.share:9} {alert.message[:120]}")
+    return print_sound(found)
 
 
 def _show(fault: Fault, options: argparse.Namespace) -> None:
@@ -85,6 +104,8 @@ def _options() -> argparse.Namespace:
     for share in SHARES:
         flag = f"--{share.replace(' ', '-')}"
         parser.add_argument(flag, dest="share", action="store_const", const=share)
+    parser.add_argument("--sound", action="store_true", help="sound trainings alone")
+    parser.add_argument("--long", action="store_true", help="the long ones of these, too")
     parser.add_argument("--healthy", action="store_true", help="healthy runs alone")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bench.faults.cases import Outcome
 from bench.faults.fault import SHARES, Fault
+from bench.faults.sound import Program
 from hookstats.records.alerts import SEVERITIES, Alert
 
 SOON = 3
@@ -94,3 +95,19 @@ def print_healthy(name: str, seed: int, outcome: Outcome) -> bool:
     for what, why in outcome.failures.items():
         print(f"      {what} failed: {why}")
     return good
+
+
+def print_sound(found: Sequence[tuple[Program, Sequence[Alert]]]) -> bool:
+    """How often a sound training was disturbed; whether that was never, in the scored half, and
+    once at most in all."""
+    disturbed = {"tuned": 0, "scored": 0}
+    for share in disturbed:
+        some = [(program, alerts) for program, alerts in found if program.share == share]
+        steps = sum(program.steps for program, _ in some)
+        disturbed[share] = sum(bool(alerts) for _, alerts in some)
+        rate = 1e4 * sum(len(alerts) for _, alerts in some) / max(steps, 1)
+        print(
+            f"sound trainings, {share}: {disturbed[share]} of {len(some)} disturbed, {rate:.2f} "
+            f"false alarms per 10,000 steps ({steps:,} steps)"
+        )
+    return not disturbed["scored"] and disturbed["tuned"] <= 1

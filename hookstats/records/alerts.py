@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hookstats.records.keys import plain_kind
@@ -32,7 +32,9 @@ class Alert:
     about, or the first of several; None if the alert is about the whole tensor. `value` is the
     number that went beyond the threshold; each rule says which number. `message` says all of this
     in one sentence. `rank` is the rank that found it; None for the whole model. An alert about a
-    number that training logs has the number's name as `site` and the kind "scalar".
+    number that training logs has the number's name as `site` and the kind "scalar". `since` is the
+    step since which it is so, `step` the one in which it was sure. `advice` is what usually helps,
+    where that is another thing than the advice of the rule.
     """
 
     step: int
@@ -44,6 +46,20 @@ class Alert:
     value: float
     message: str
     severity: Severity
+    since: int = -1
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        if self.since < 0:
+            object.__setattr__(self, "since", self.step)
+
+    def lasting(self, since: int) -> Alert:
+        """The alert as one of what began in an earlier step, unless it says so already."""
+        if since >= self.step or self.since < self.step:
+            return self
+        at = f"step {self.step}"
+        message = self.message.replace(at, f"{at}, since step {since}", 1)
+        return replace(self, since=since, message=message)
 
     @property
     def level(self) -> int:
@@ -69,6 +85,11 @@ class Incident:
     def step(self) -> int:
         """The step of the cause."""
         return self.cause.step
+
+    @property
+    def message(self) -> str:
+        """What the cause says, and how much followed from it."""
+        return str(self)
 
     @property
     def severity(self) -> Severity:

@@ -11,12 +11,11 @@ import numpy as np
 
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
-from hookstats.rules.history import History
+from hookstats.rules.history import History, Sites
 from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.rules.steps import Flags, Sites, Steps
 from hookstats.stats.derived import columns_of, rms
 
-_JOINT = re.compile(r"(?:^|\.)(?:c_attn|qkv|qkv_proj|query_key_value|Wqkv|in_proj)$")
+_JOINT = re.compile(r"(?:^|\.)(?:c_attn|qkv|qkv_proj|query_key_value|Wqkv)$")
 _QUERY = re.compile(r"(?<=\.)(q_proj|query|q|wq|to_q)$")
 _KEYS = {"q_proj": "k_proj", "query": "key", "q": "k", "wq": "wk", "to_q": "to_k"}
 
@@ -32,7 +31,8 @@ class Attention(Rule):
     large-scale Transformer training instabilities", 2023). Queries and keys are found by the names
     of their layers: q_proj and k_proj, query and key, or the first two thirds of c_attn, qkv and
     the like. Where the softmax is a module, its output is looked at: at `sharp` of its greatest
-    concentration or more. The alert's value is the deviation, or the concentration.
+    concentration or more. The rule looks at the first `first` steps: later, attention may have
+    learned to look at one token. The alert's value is the deviation, or the concentration.
     """
 
     name: ClassVar[str] = "attention"
@@ -41,16 +41,16 @@ class Attention(Rule):
 
     most: float = 25.0
     sharp: float = 0.9
+    first: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "most")
         fraction(self, "sharp")
 
-    def suspects(self, steps: Steps) -> Flags:
-        return steps.all if steps.sites.once(_may_attend) else steps.none
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if history.pushed > self.first:
+            return
         for query, key in history.sites.once(_pairs):
             logits = _deviation(record, history, query, key)
             if logits > self.most:
@@ -70,11 +70,6 @@ class Attention(Rule):
                 says = f"is nearly one-hot: concentrated to {share:.0%} of the utmost"
                 yield self.alert(record, i, says, share)
                 return
-
-
-def _may_attend(sites: Sites) -> bool:
-    """Whether there are queries and keys, or what has the shape of weights of attention."""
-    return bool(sites.once(_pairs)) or any(len(site.shape) >= 3 for site in sites.sites)
 
 
 def _pairs(sites: Sites) -> tuple[tuple[int, int], ...]:

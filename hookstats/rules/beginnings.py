@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -19,9 +18,10 @@ from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
 from hookstats.rules.setup import Setup, Weight
-from hookstats.rules.steps import Flags, Steps, in_steps
 
-_NOT_MATRICES = ("Embedding", "EmbeddingBag", "LayerNorm", "RMSNorm", "GroupNorm")
+_MATRICES = re.compile(r"Linear|Conv|RNN|LSTM|GRU|Bilinear|MultiheadAttention|Attention\Z|Dense\Z")
+"""The types of modules whose weights multiply what enters; other parameters may begin as they like:
+norms, gains of branches, tokens, positions."""
 
 
 def role(name: str) -> str:
@@ -38,15 +38,17 @@ class Initialisation(Rule):
 
     The gain of a weight is its rms times the square root of its inputs: how much larger its outputs
     are than independent inputs. It is 1 as Glorot and Bengio (2010) have it, 1.4 for ReLU (He et
-    al., 2015), 0.58 by PyTorch's default, down to 0.06 in narrow GPTs. There is an alert if it is
-    above `most` or below `least`; if it is `octaves` (factors of two) away from that of each other
-    weight in its role (the same name but for numbers, "h.#.c_fc"), or from most weights of its type
-    of module; if rows are 8 times larger or smaller than the median row, as those of a head; and if
-    all values are equal, so that all its units learn the same. Embeddings are compared with each
-    other alone, and so are the gains of norms. The rule looks once, at the first step, and not at
-    weights that were trained before, as norms with values of their own show: there, some filters
-    are often dead, and some are large. Heads, whose outputs no later weight takes, may begin small.
-    The alert's value is the gain.
+    al., 2015), 0.58 by PyTorch's default, down to 0.06 in narrow GPTs. Some initialisations count
+    outputs instead of inputs. There is an alert if the gain is above `most`, or below `least` while
+    the rms is below `rms`, by inputs and outputs alike; if it is `octaves` (factors of two) away
+    from that of each other weight in its role (the same name but for numbers, "h.#.c_fc"), or from
+    most weights of its type of module; if it is zero, unlike most of its role: residual branches
+    that begin with zeros all do; if rows are 8 times larger or smaller than the median row, as
+    those of a head; if all values are equal, so that all its units learn the same; and if the rms
+    of an embedding is above `embedding`. The gains of norms are compared with each other alone. The
+    rule looks once, at the first step, and not at weights that were trained before, as norms with
+    values of their own show: there, some filters are often dead, and some are large. Heads, whose
+    outputs no later weight takes, may begin small. The alert's value is the gain.
     """
 
     name: ClassVar[str] = "initialisation"
@@ -54,55 +56,55 @@ class Initialisation(Rule):
 
     most: float = 6.0
     least: float = 1 / 32
+    rms: float = 0.003
     octaves: float = 3.5
+    embedding: float = 4.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "most", "least", "octaves")
-
-    def suspects(self, steps: Steps) -> Flags:
-        return in_steps(steps.pushed == 1)
+        at_least(self, 0, "most", "least", "rms", "octaves", "embedding")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup
         if history.pushed > 1 or setup is None or _was_trained(setup):
             return
         known = [w for w in setup.weights if w.rms is not None and len(w.shape) > 1]
-        embeddings = [w for w in known if setup.type_of(w.name).startswith("Embedding")]
-        matrices = [w for w in known if setup.type_of(w.name) not in _NOT_MATRICES]
-        gains = {w.name: _gain(w, setup) for w in matrices} | {
-            w.name: w.rms or 0.0 for w in embeddings
-        }
+        matrices = [w for w in known if _MATRICES.search(setup.type_of(w.name))]
+        gains = {w.name: _gain(w, setup) for w in matrices}
         heads = _heads(matrices, setup)
-        compared = {w.name: gains[w.name] for w in matrices}
-        by_role, by_type = _Peers(compared, role), _Peers(compared, setup.type_of)
+        by_role, by_type = _Peers(gains, role), _Peers(gains, setup.type_of)
         for weight in matrices:
             gain = gains[weight.name]
             is_small_head = 0 < gain < 1 and weight.name in heads
-            says = self._says(weight, gain, is_small_head)
+            says = self._says(weight, gain, _other_gain(weight, setup), is_small_head)
             if not says and not is_small_head:
                 says = self._unlike(weight.name, gain, by_role, by_type)
             if says:
                 yield self._alert(record, weight, says, gain)
-        yield from self._embeddings(record, embeddings)
+        for weight in known:
+            is_embedding = setup.type_of(weight.name).startswith("Embedding")
+            if is_embedding and weight.rms is not None and weight.rms > self.embedding:
+                says = f"begins with an rms of {weight.rms:.3g}: about 1 or less is usual"
+                yield self._alert(record, weight, says, weight.rms)
         yield from self._norms(record, setup)
 
     def _alert(self, record: StepRecord, weight: Weight, says: str, value: float) -> Alert:
         return self.about((weight.name, "param"), record.step, record.rank, says, value)
 
-    def _says(self, weight: Weight, gain: float, is_small_head: bool) -> str:
-        """What is wrong with a weight by itself; "" for nothing."""
-        if gain > self.most:
+    def _says(self, weight: Weight, gain: float, other: float, is_small_head: bool) -> str:
+        """What is wrong with a weight by itself; "" for nothing. other: its gain by outputs."""
+        if min(gain, other) > self.most:
             return (
                 f"begins with a gain of {gain:.3g}: outputs are that many times larger than inputs"
             )
-        if weight.constant and gain and weight.trained:
+        if weight.constant and gain and weight.trained and min(weight.shape[:2]) > 1:
             return "begins with all values equal: its units get equal gradients, and learn the same"
         if weight.rows is not None:
             many, first, ratio = weight.rows
             are = f"up to {ratio:.3g} times as large as the others" if ratio else "all zero"
             return f"begins with {many} rows that are {are}, the first is row {first}"
-        if 0 < gain < self.least and not is_small_head:
+        is_small = 0 < max(gain, other) < self.least and (weight.rms or 0.0) < self.rms
+        if is_small and not is_small_head:
             return (
                 f"begins with a gain of {gain:.3g}: outputs are that many times as large as inputs"
             )
@@ -111,7 +113,8 @@ class Initialisation(Rule):
     def _unlike(self, weight: str, gain: float, by_role: _Peers, by_type: _Peers) -> str:
         same_role = by_role.of(weight)
         if not gain:
-            return "begins with zeros, unlike its peers" if len(same_role) >= 2 else ""
+            zeros = by_role.zeros(weight)
+            return "begins with zeros, unlike its peers" if len(same_role) >= 2 * zeros else ""
         if len(same_role) >= 2:
             away = np.abs(np.log2(gain / same_role))
             if away.min() >= self.octaves:
@@ -138,14 +141,6 @@ class Initialisation(Rule):
                 says = f"begins at {rms:.3g}, the nearest of its peers at {peer:.3g}"
                 yield self._alert(record, weight, says, rms)
 
-    def _embeddings(self, record: StepRecord, embeddings: Sequence[Weight]) -> Iterator[Alert]:
-        sizes = sorted((w.rms, w.name, w) for w in embeddings if w.rms)
-        for (small, other, _), (large, _, weight) in pairwise(sizes):
-            if math.log2(large / small) >= self.octaves + 1:
-                times = f"{large / small:.3g} times that of {other!r}"
-                says = f"begins with an rms of {large:.3g}, {times}"
-                yield self._alert(record, weight, says, large)
-
 
 def _shape(weight: Weight, setup: Setup) -> tuple[int, ...]:
     """Outputs, inputs, and the size of a kernel; Conv1D of transformers is a transposed Linear."""
@@ -154,6 +149,12 @@ def _shape(weight: Weight, setup: Setup) -> tuple[int, ...]:
 
 def _gain(weight: Weight, setup: Setup) -> float:
     return (weight.rms or 0.0) * math.sqrt(math.prod(_shape(weight, setup)[1:]))
+
+
+def _other_gain(weight: Weight, setup: Setup) -> float:
+    """The gain by the number of outputs, as some initialisations count it."""
+    outputs, _, *kernel = _shape(weight, setup)
+    return (weight.rms or 0.0) * math.sqrt(outputs * math.prod(kernel))
 
 
 def _heads(matrices: Sequence[Weight], setup: Setup) -> set[str]:
@@ -182,7 +183,9 @@ class _Peers:
         """
         self.common = common
         groups: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self._zeros: defaultdict[str, int] = defaultdict(int)
         for name, gain in gains.items():
+            self._zeros[common(name)] += not gain
             if gain:
                 groups[common(name)][name] = gain
         self._gains = {what: np.array(list(group.values())) for what, group in groups.items()}
@@ -191,6 +194,10 @@ class _Peers:
             for what, group in groups.items()
             for place, name in enumerate(group)
         }
+
+    def zeros(self, name: str) -> int:
+        """How many weights of a weight's group, with itself, are zero."""
+        return self._zeros[self.common(name)]
 
     def of(self, name: str) -> NDArray[np.float64]:
         """The gains of a weight's peers, without its own."""
@@ -217,13 +224,16 @@ class Untrained(Rule):
     """Parameters that nothing trains: in no optimizer, frozen among trained ones, or without
     gradients.
 
-    A parameter that requires a gradient and is in no optimizer gives a warning; a note if this is
-    so of most parameters. A frozen parameter gives a warning if parameters in its role (the same
-    name but for numbers) are trained both before and after it, or before it alone; a note if frozen
-    layers come first, as in fine-tuning. A parameter of an optimizer that had no gradient in the
-    first `steps` steps, though others had one and its module was called, gives a warning, and so
-    does one that had a gradient in each step before, and none in the last `gone`. There is one
-    alert per reason, about the first parameter. The alert's value is their number.
+    A parameter that requires a gradient and is in no optimizer gives a warning if a gradient
+    reached the output of its module in the first `steps` steps: none reaches a teacher or the
+    network that targets come from. It gives a note if this is so of most parameters, and an error
+    if it is so of all, while the optimizer trains another number of values: it is that of another
+    model. A frozen parameter gives a warning if parameters in its role (the same name but for
+    numbers) are trained both before and after it, else a note, as in fine-tuning. A parameter of an
+    optimizer that had no gradient in the first `steps` steps, though others had one and its module
+    was called, gives a warning, and so does one that had a gradient in each step before, and none
+    in the last `gone`, while its module is called. There is one alert per reason, about the first
+    parameter. The alert's value is their number.
     """
 
     name: ClassVar[str] = "untrained"
@@ -233,25 +243,24 @@ class Untrained(Rule):
     scope: ClassVar[Literal["site", "kind", "run"]] = "site"
 
     steps: int = 5
-    gone: int = 2
+    gone: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "steps", "gone")
 
-    def suspects(self, steps: Steps) -> Flags:
-        if not steps.complete:  # one may be gone
-            return steps.all
-        return in_steps((steps.pushed == 1) | (steps.pushed == self.steps))
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         setup = history.setup
         if setup is not None and history.pushed == 1:
-            yield from self._left_out(record, setup)
             yield from self._frozen(record, setup)
         if setup is not None and history.pushed == self.steps:
+            yield from self._left_out(record, setup, history)
             yield from self._without_gradient(record, setup, history)
-        gone = history.gone("param_grad", self.gone, after=10)
+        gone = [
+            name
+            for name in history.gone("param_grad", self.gone, after=16)
+            if (name.rpartition(".")[0], "output") in history.sites.at
+        ]
         if gone and any(kind == "param_grad" for _, kind in record):
             says = f"no longer comes{_more(gone)}: it came in each step until {self.gone} steps ago"
             yield self._about((gone[0], "param_grad"), record, says, gone)
@@ -266,26 +275,40 @@ class Untrained(Rule):
     ) -> Alert:
         return self.about(key, record.step, record.rank, says, len(names), severity=severity)
 
-    def _left_out(self, record: StepRecord, setup: Setup) -> Iterator[Alert]:
+    def _left_out(self, record: StepRecord, setup: Setup, history: History) -> Iterator[Alert]:
         trained = [w for w in setup.weights if w.trained]
-        names = [w.name for w in trained if w.group is None]
-        if names and setup.groups:
-            severity: Severity = "warning" if len(names) <= len(trained) / 2 else "note"
-            says = f"is in no optimizer{_more(names)}, though it requires a gradient"
-            yield self._about((names[0], "param"), record, says, names, severity)
+        left = [w.name for w in trained if w.group is None]
+        names = [n for n in left if history.knows((n.rpartition(".")[0], "grad_output"))]
+        if not names or not setup.groups:
+            return
+        severity: Severity = "warning" if len(left) <= len(trained) / 2 else "note"
+        says = f"is in no optimizer{_more(names)}, though it requires a gradient"
+        if len(left) == len(trained):
+            values = sum(math.prod(w.shape) for w in trained)
+            if sum(group.values for group in setup.groups) == values:
+                return  # it trains copies in other bits
+            says, severity = f"{says}: the optimizer has no parameter of this model", "error"
+        yield self._about((names[0], "param"), record, says, names, severity)
 
     def _frozen(self, record: StepRecord, setup: Setup) -> Iterator[Alert]:
         first_trained: dict[str, int] = {}
+        last_trained: dict[str, int] = {}
         for i, weight in enumerate(setup.weights):
             if weight.trained:
                 first_trained.setdefault(role(weight.name), i)
-        frozen = [(i, w.name) for i, w in enumerate(setup.weights) if not w.trained]
-        among = [name for i, name in frozen if first_trained.get(role(name), i) < i]
+                last_trained[role(weight.name)] = i
+        frozen = [(i, role(w.name), w.name) for i, w in enumerate(setup.weights) if not w.trained]
+        among = [
+            name for i, of, name in frozen if first_trained.get(of, i) < i < last_trained.get(of, i)
+        ]
         if among:
-            says = f"requires no gradient{_more(among)}, though its peers before it are trained"
+            says = (
+                f"requires no gradient{_more(among)}, though its peers before and after it are "
+                "trained"
+            )
             yield self._about((among[0], "param"), record, says, among)
         elif frozen and first_trained:
-            names = [name for _, name in frozen]
+            names = [name for _, _, name in frozen]
             says = f"requires no gradient{_more(names)}"
             yield self._about((names[0], "param"), record, says, names, "note")
 

@@ -16,7 +16,7 @@ from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule
 from hookstats.rules.targets import Accumulation, Logits, Targets
-from hookstats.rules.tensors import Exploding, FP8Risk, NonFinite, SuddenShift, Vanishing
+from hookstats.rules.tensors import Exploding, NonFinite, SuddenShift, Vanishing
 
 _DEFAULT: tuple[type[Rule], ...] = (
     Initialisation,
@@ -46,7 +46,6 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Vanishing,
     Underflow,
     Loss,
-    FP8Risk,
 )
 """Causes before symptoms: of the findings in a step, the first is taken for the cause of others."""
 

@@ -12,7 +12,6 @@ from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
-from hookstats.rules.steps import Flags, Steps, in_steps
 
 _HALF = "float16"
 
@@ -37,9 +36,6 @@ class Underflow(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "least")
-
-    def suspects(self, steps: Steps) -> Flags:
-        return in_steps((steps.rms < self.least) & steps.sites.of_type(_HALF))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         small = history.rms < self.least
@@ -73,9 +69,6 @@ class LossScale(Rule):
         super().__post_init__()
         at_least(self, 1, "factor", "iterations")
 
-    def looks_at(self, name: str) -> bool:
-        return False  # but at iterations that close no step
-
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
@@ -83,9 +76,6 @@ class LossScale(Rule):
             name = next(iter(values))
             says = f"comes again without a step: {history.unclosed} iterations in a row closed none"
             yield self.about((name, SCALAR), step, None, says, history.unclosed)
-
-    def suspects(self, steps: Steps) -> Flags:
-        return in_steps(steps.calls >= self.factor)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         many = np.flatnonzero(history.calls >= self.factor)

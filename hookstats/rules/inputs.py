@@ -11,8 +11,7 @@ import numpy as np
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
-from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.rules.steps import Flags, Steps, in_steps
+from hookstats.rules.rule import Rule, at_least
 from hookstats.stats.derived import amax, std
 
 
@@ -22,12 +21,12 @@ class Inputs(Rule):
 
     An input is far if in the first step its rms is above `most`, or its mean more than `offset`
     times its deviation from zero, unless it is small ("Efficient BackProp", LeCun et al., 1998, has
-    inputs of zero mean and unit variance). It is unlike before if `distance` or more of its values
-    have to move to give the average histogram of the steps before (the total variation distance),
-    and if that is above the usual distance by `deviations` times its usual deviation, 1.4826 times
-    the median absolute deviation (Hampel, 1974). It is constant if all values are equal, or if the
-    first layer gives the same for each sample. The alert is about the root's input, or that of the
-    first module. Its value is the rms, or the distance.
+    inputs of zero mean and unit variance). It is unlike before if more of its values have to move
+    to give the average histogram of the steps before (the total variation distance) than
+    `past_inputs.usual_limit` says, in two steps in a row, or half of all in one; small batches have
+    larger distances. Numbers of tokens have no order, and no distance. It is constant if all values
+    are equal, or if the first layer gives the same for each sample in two steps in a row. The alert
+    is about the root's input, or that of the first module. Its value is the rms, or the distance.
     """
 
     name: ClassVar[str] = "inputs"
@@ -35,26 +34,14 @@ class Inputs(Rule):
 
     most: float = 16.0
     offset: float = 4.0
-    distance: float = 0.15
-    deviations: float = 8.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "most", "offset", "deviations")
-        fraction(self, "distance")
-
-    def suspects(self, steps: Steps) -> Flags:
-        constant = np.array([seen.constant_site is not None for seen in steps.inputs], bool)
-        site = steps.inputs[0].site
-        if site is None:
-            return constant
-        distance = np.array([seen.distance for seen in steps.inputs])
-        constant |= steps.columns("min")[:, site] == steps.columns("max")[:, site]
-        return in_steps(constant | (steps.pushed == 1) | (distance >= self.distance))
+        at_least(self, 0, "most", "offset")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         past, site = history.inputs, history.inputs.site
-        if past.constant_site is not None and history.pushed > 1:
+        if past.constant_site is not None and past.constant >= 2 and history.pushed > 2:
             channels = record.sites[past.constant_site].channels
             says = f"is the same for each sample of the batch, in all {channels} channels"
             yield self.alert(record, past.constant_site, says, 0.0)
@@ -69,14 +56,11 @@ class Inputs(Rule):
             deviation, mean = float(std(columns)[site]), float(columns("mean")[site])
             if rms > self.most or (abs(mean) > self.offset * deviation and rms > 1):
                 says = f"is not normalised: its mean is {mean:.3g}, its deviation {deviation:.3g}"
-                yield self.alert(record, site, says, rms)
+                helps = "standardise it: subtract the mean, divide by the deviation, per feature"
+                yield self.alert(record, site, says, rms, advice=helps)
                 return
-        distances = past.past_distances
-        if len(distances) < 8 or not past.distance >= self.distance:
-            return
-        usual = float(np.median(distances))
-        spread = 1.4826 * float(np.median(np.abs(np.array(distances) - usual)))
-        if past.distance > usual + self.deviations * max(spread, 0.01):
+        if past.far >= 2 or (past.far and past.distance >= 0.5):
+            usual = float(np.median(past.past_distances))
             says = (
                 f"is unlike before: {past.distance:.0%} of its values lie elsewhere than in the "
                 f"steps before, where {usual:.0%} are usual; its greatest magnitude is "
@@ -89,9 +73,9 @@ class Inputs(Rule):
 class RepeatedInputs(Rule):
     """The model gets a batch again that it had in one of the last 16 steps.
 
-    The input is equal in all statistics. After batches that were new there is a warning, once
-    `patience` steps in a row repeat one; if they repeat from the start, as where the data are one
-    batch, there is a note. The alert's value is the number of steps in a row.
+    The input is equal in all statistics. After 32 batches in a row that were new there is a
+    warning, once `patience` steps in a row repeat one; if they repeated before, as where the data
+    are few batches, there is a note. The alert's value is the number of steps in a row.
     """
 
     name: ClassVar[str] = "repeated inputs"
@@ -99,14 +83,11 @@ class RepeatedInputs(Rule):
 
     patience: int = 2
 
-    def suspects(self, steps: Steps) -> Flags:
-        return np.array([seen.repeated > 0 for seen in steps.inputs], bool)
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         past, site = history.inputs, history.inputs.site
         if site is None or not past.repeated:
             return
-        if past.varied > 16:
+        if past.varied >= 32:
             says = "is the same batch as in an earlier step, in several steps in a row"
             yield self.alert(record, site, says, past.repeated)
         elif past.repeated >= 5:

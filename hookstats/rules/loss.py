@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,13 +17,12 @@ from hookstats.rules.rule import ScalarRule, at_least
 from hookstats.stats.arguments import check_integer
 
 _Values = np.ndarray[tuple[int], np.dtype[np.float64]]
+_Found = tuple[str, Severity] | None
 
 _LOSS = re.compile(r"loss(?:[/_ -](?:step|train|training|total|batch|mean|avg))?\Z")
 _WHOLE = re.compile(r"(?:(?:train|training|total)[/_ .-])*(?:total)?loss(?:[/_ -]\w+)?")
 _ELSEWHERE = {"val", "valid", "validation", "eval", "evaluation", "dev", "test"}
-_WINDOW = 12
-_MOST = SCALARS - 1  # values of a loss: when there are more, nobody knows how many
-_ONE_SIDED = 1.645  # of a normal distribution, 5 % lie above
+_NEAR = 16  # values, of which a median is taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,39 +31,42 @@ class Loss(ScalarRule):
 
     Losses are scalars whose name ends in "loss", or in "loss" and "step", "train" or "total", as
     "train_loss_step", but those of an evaluation, as "val/loss". Of several, those of parts or of
-    players, as "g_loss", may climb and stay. NaN and infinity are an error. A leap is a loss above
-    the median of the last 16 by `deviations` times the usual change from step to step (1.4826 times
-    the median of its magnitude: Hampel, 1974), and by `leap` of that median. A loss climbs if the
-    median of 5 is `climb` times all of the first 3. It does not fall if after `steps` steps the
-    last 12 are no lower than the first 12, by Welch's t-test at `t` (1947), or if these do not fall
-    among themselves (by the t of their slope, -1.5) and are, to `chance` of it, the logarithm of
-    the last output's channels, as of a guess; while the learning rate does not grow, and, within a
-    tenth of such a guess, not before there were `samples` samples per class to learn from. A
-    plateau that training is about to leave looks the same, but for its gradients, which grow
+    players, as "g_loss", may climb and stay. NaN and infinity are an error.
+
+    What training has gained is the fall from the median of the first 8 values to the lowest tenth
+    of the last 512. A loss leaps if it is worse than any of the first 16 values, or in three steps
+    in a row, by `leap` of that gain above the median of the 16 values before, by `deviations` times
+    the usual deviation from such medians (1.4826 times the median absolute deviation: Hampel, 1974)
+    and by twice the greatest deviation so far: so a loss that has gained no more than its noise
+    never leaps, and a hard batch of a fitted model is no leap. It climbs if the median of the last
+    16 is `climb` times the greatest of the first 8, where these are the loss of a guess among the
+    last output's channels, and `diverge` times that of any other.
+
+    It does not fall if after `steps` steps the last third is no lower than the first 16, by Welch's
+    t-test at `t` (1947), and it is, to `chance` of it, the loss of a guess, while neither the
+    learning rate nor the norm of the gradients grows: before a plateau ends gradients grow
     exponentially (Saxe et al., "Exact solutions to the nonlinear dynamics of learning in deep
-    linear neural networks", 2014): while their norm is greater in the last 12 of 30 steps than in
-    the first 12 by 5 % or more, and at the level of 5 %, the rule waits, and looks again 12 and 24
-    steps later. `steps` is 24 to 63. The alert's value is the loss.
+    linear neural networks", 2014). Until then, and of losses whose guess is not known, there is a
+    note, once after `first` steps. The alert's value is the loss.
     """
 
     name: ClassVar[str] = "loss"
     advice: ClassVar[str] = "look at labels, data and learning rate at this step"
 
-    deviations: float = 6.0
-    leap: float = 0.3
+    deviations: float = 8.0
+    leap: float = 0.5
     climb: float = 1.4
-    steps: int = 30
-    t: float = 0.75
-    chance: float = 0.01
-    samples: float = 20.0
+    diverge: float = 30.0
+    first: int = 60
+    steps: int = 300
+    t: float = 1.0
+    chance: float = 0.02
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "deviations", "leap", "climb", "t", "chance", "samples")
-        check_integer("steps", self.steps, 24, _MOST)
-
-    def looks_at(self, name: str) -> bool:
-        return is_loss(name)
+        at_least(self, 0, "deviations", "leap", "climb", "diverge", "t", "chance")
+        check_integer("first", self.first, 2 * _NEAR, SCALARS)
+        check_integer("steps", self.steps, 2 * _NEAR, SCALARS)
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
@@ -72,65 +74,80 @@ class Loss(ScalarRule):
         for name, value in values.items():
             if not is_loss(name):
                 continue
-            past = history.scalars[name]
-            found = self._leap(value, past)
-            if found is None and (_is_whole(name) or sum(map(is_loss, history.scalars)) == 1):
-                found = self._course(past, history)
+            found = self._of(name, value, history)
             if found is not None:
                 says, severity = found
                 yield self.about((name, SCALAR), step, None, says, value, severity=severity)
 
-    def _leap(self, value: float, past: Sequence[float]) -> tuple[str, Severity] | None:
+    def _of(self, name: str, value: float, history: History) -> _Found:
         if not math.isfinite(value):
             return f"is {value}", "error"
-        before = np.array([x for x in past[-17:-1] if math.isfinite(x)])
-        if len(before) >= 8:
-            usual = float(np.median(before))
-            change = 1.4826 * float(np.median(np.abs(np.diff(before))))
-            if value - usual > max(self.deviations * change, self.leap * abs(usual)):
-                return (
-                    f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}",
-                    "warning",
-                )
-        return None
-
-    def _course(self, past: Sequence[float], history: History) -> tuple[str, Severity] | None:
-        if 10 <= len(past) < 64:
-            last, first = float(np.median(past[-5:])), max(past[:3])
-            if first > 0 and last > self.climb * first:
-                return f"climbs: it is {last:.4g} after {first:.4g} at the start", "warning"
-        looks = range(self.steps, min(self.steps + 2 * _WINDOW, _MOST) + 1, _WINDOW)
-        if len(past) not in looks:
+        is_whole = _is_whole(name) or sum(map(is_loss, history.scalars)) == 1
+        count = history.counts[name]
+        if count <= _NEAR:
             return None
-        norms = history.scalars.get(GRADIENT_NORM, [])
-        known = len(norms) == len(past)
-        for steps in looks:
-            found = self._flat(np.array(past[:steps]), history)
-            waits = known and _grows(np.array(norms[:steps]))
-            if steps == len(past):
-                return None if waits else found
-            if found is None or not waits:  # the rule has said what it had to say
-                return None
+        past = np.array(history.scalars[name][-SCALARS:])
+        past = past[np.isfinite(past)]
+        begun = [x for x in history.first[name] if math.isfinite(x)]
+        if len(past) <= _NEAR or len(begun) < 8:
+            return None
+        found = self._leap(past, begun)
+        if found is None and is_whole:
+            found = self._climbs(past, begun, history) or self._flat(past, count, begun, history)
+        return found
+
+    def _leap(self, past: _Values, begun: list[float]) -> _Found:
+        usual = float(np.median(past[-_NEAR - 3 : -3]))
+        value, lasting = float(past[-1]), float(past[-3:].min())
+        gain = float(np.median(begun[:8])) - float(np.quantile(past[:-1], 0.1))
+        if max(value, lasting) - usual <= self.leap * gain:
+            return None  # as in most steps
+        before = past[:-3] if lasting - usual > self.leap * gain else past[:-1]
+        if len(before) <= _NEAR + 3:
+            return None
+        windows = np.lib.stride_tricks.sliding_window_view(before, _NEAR + 1)
+        away = windows[:, -1] - np.median(windows[:, :-1], 1)
+        noise = 1.4826 * float(np.median(np.abs(away - np.median(away))))
+        if gain <= 10 * noise:
+            return None
+        far = max(self.leap * gain, self.deviations * noise, 2 * float(away.max()))
+        if (lasting - usual > far) or (value - usual > far and value > max(begun)):
+            return (
+                f"leaps to {value:.4g}: its median over the steps before is {usual:.4g}",
+                "warning",
+            )
         return None
 
-    def _flat(self, past: _Values, history: History) -> tuple[str, Severity] | None:
-        first, last = past[:_WINDOW], past[-_WINDOW:]
+    def _climbs(self, past: _Values, begun: list[float], history: History) -> _Found:
+        last, first = float(np.median(past[-_NEAR:])), max(begun[:8])
+        guess = _guess(history)
+        is_guess = bool(guess) and abs(float(np.median(begun[:8])) - guess) <= 0.3 * guess
+        if first > 0 and last > (self.climb if is_guess else self.diverge) * first:
+            return f"climbs: it is {last:.4g} after {first:.4g} at the start", "warning"
+        return None
+
+    def _flat(self, past: _Values, count: int, begun: list[float], history: History) -> _Found:
+        if count not in (self.first, self.steps, 4 * self.steps):
+            return None
+        if len(past) < count and count <= SCALARS:
+            return None
+        first, last = np.array(begun), past[-max(_NEAR, min(count, len(past)) // 3) :]
         fell, error = first.mean() - last.mean(), _error(first, last)
         rates = [rate for name, rate in history.scalars.items() if name.startswith("lr/")]
-        if any(rate[-1] > rate[len(rate) // 2] for rate in rates):
+        if any(rate[-1] > rate[-len(last)] for rate in rates if len(rate) >= len(last)):
             return None
-        chance = math.log(history.classes) if history.classes and history.classes > 1 else 0.0
-        enough = history.samples * len(past) >= self.samples * (history.classes or 0)
-        if not enough and abs(last.mean() - chance) <= 0.1 * chance:
+        if not fell <= max(self.t * error, 0.004 * abs(first.mean())) or past.min() <= 0:
             return None
-        # Below the loss of a guess, by however little, something was learned.
-        if 0.999 * chance <= last.mean() <= (1 + self.chance) * chance and not _falls(last):
-            says = f"is still {last.mean():.4g}, that of a guess among {history.classes} classes"
-            return says, "warning"
-        if math.isfinite(fell) and fell <= max(self.t * error, 0.004 * abs(first.mean())):
-            says = f"does not fall: it is {last.mean():.4g} after {first.mean():.4g} at the start"
-            return says, "warning"
-        return None
+        norms = np.array(history.scalars.get(GRADIENT_NORM, [])[-len(past) :])
+        if _grows(norms):
+            return None
+        guess = _guess(history)
+        is_guess = guess > 0 and abs(last.mean() - guess) <= self.chance * guess
+        says = f"does not fall: it is {last.mean():.4g} after {first.mean():.4g} at the start"
+        if is_guess:
+            classes = max(history.classes or 0, 2)
+            says = f"is still {last.mean():.4g}, that of a guess among {classes} classes"
+        return says, "warning" if is_guess and count >= self.steps else "note"
 
 
 def is_loss(name: str) -> bool:
@@ -144,25 +161,22 @@ def _is_whole(name: str) -> bool:
     return bool(_WHOLE.fullmatch(name.lower()))
 
 
+def _guess(history: History) -> float:
+    """The cross-entropy of a guess among the last output's channels; 0 without several."""
+    return math.log(history.classes) if history.classes and history.classes > 1 else 0.0
+
+
 def _error(first: _Values, last: _Values) -> float:
     """The standard error of the difference of two means, by Welch."""
     return math.sqrt(first.var(ddof=1) / len(first) + last.var(ddof=1) / len(last))
 
 
 def _grows(norms: _Values) -> bool:
-    """Whether the last of 30 norms of gradients are greater than the first, beyond chance."""
-    recent = norms[-30:]
-    if not ((recent > 0) & np.isfinite(recent)).all():
+    """Whether the last third of the norms of gradients is greater than the first, beyond chance."""
+    norms = norms[(norms > 0) & np.isfinite(norms)]
+    third = len(norms) // 3
+    if third < 4:
         return False
-    logs: _Values = np.log(recent)
-    first, last = logs[:_WINDOW], logs[-_WINDOW:]
-    return bool(last.mean() - first.mean() > max(_ONE_SIDED * _error(first, last), 0.05))
-
-
-def _falls(values: _Values) -> bool:
-    """Whether the slope of a line through the values is below 0 by 1.5 times its standard error."""
-    away = np.arange(len(values)) - (len(values) - 1) / 2
-    slope = float((away * values).sum() / np.square(away).sum())
-    rest = values - values.mean() - slope * away
-    error = math.sqrt(np.square(rest).sum() / (len(values) - 2) / np.square(away).sum())
-    return slope < -1.5 * error
+    logs: _Values = np.log(norms)
+    first, last = logs[:third], logs[-third:]
+    return bool(last.mean() - first.mean() > max(1.645 * _error(first, last), 0.05))

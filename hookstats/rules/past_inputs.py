@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hookstats.records.keys import Key, Kind
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.stats.derived import Columns, of_rows
+from hookstats.stats.derived import columns_of
 
 _BATCHES = 16
 """How many batches are compared with the newest one, to find the same batch again."""
-_STEPS = 32
+_STEPS = 64
 """How many distances are kept."""
 _BESIDE = re.compile(r"mask|label|target|position|segment|type_id|length|weight|past|cache")
 """What the names of arguments that only go with the data have."""
 
 
-class SeenInputs(NamedTuple):
+@dataclass(frozen=True)
+class SeenInputs:
     """The input of the model, the root's, or else that of the first watched module, in a step: its
     first argument; where all have names, as in ``model(**batch)``, the largest but for masks,
     labels and the like."""
@@ -31,16 +32,23 @@ class SeenInputs(NamedTuple):
     """The site of the input in this step; None without one."""
     distance: float = np.nan
     """The share of values, 0..1, that one has to move to make the average histogram of the steps
-    before out of this step's (the total variation distance); NaN without any."""
+    before out of this step's (the total variation distance), by what is usual of a batch of its
+    size: times the root of its size by the median size. NaN without any."""
     past_distances: Sequence[float] = ()
-    """The same of the steps before, oldest first, 32 at most."""
+    """The same of the steps before, oldest first, 64 at most."""
+    far: int = 0
+    """How many steps in a row, with this one, were unlike those before; see `rules.inputs`."""
     repeated: int = 0
     """How many steps in a row, with this one, had a batch that was equal in all statistics to one
     of the 16 batches before it."""
     varied: int = 0
-    """How many steps before had a new batch."""
+    """How many steps in a row before these had a new batch."""
     constant_site: int | None = None
     """The first output, in this step, in which each channel is constant; None without one."""
+    constant: int = 0
+    """How many steps in a row, with this one, had one."""
+    sizes: Sequence[float] = field(default=(), repr=False)
+    """The numbers of values of the steps before, oldest first, 64 at most."""
 
 
 class PastInputs:
@@ -49,51 +57,46 @@ class PastInputs:
     def __init__(self) -> None:
         self._last = SeenInputs()
         self._key: Key | None = None  # of the input that was looked at last
-        self._site: int | None = None  # where it is, if there
-        self._of_samples: int | None = None  # the output that may be the same for all samples
-        self._kinds: Sequence[Kind] = ()  # of the sites that these were looked for in
         self._average: Float64 | None = None
         self._batches: list[bytes] = []
 
-    def push(
-        self, records: Sequence[StepRecord], kinds: Sequence[Kind], channels: Sequence[Columns]
-    ) -> list[SeenInputs]:
-        """Add steps with the same sites; what was seen in each.
-
-        kinds: of the sites. channels: the columns of the channels, by step.
-        """
-        sites = records[0].sites
-        if kinds is not self._kinds:  # most steps have the same
-            self._kinds, self._site = kinds, _input_site(sites, kinds, self._key)
-            self._of_samples = _first_of_samples(sites, kinds)
-        site = self._site
+    def push(self, record: StepRecord, kinds: Sequence[Kind]) -> SeenInputs:
+        """Add a step; what was seen in it. kinds: of the sites."""
+        site = _input_site(record.sites, kinds, self._key)
+        constant = _constant(record, kinds)
+        last = self._last
+        seen = replace(
+            last,
+            site=site,
+            distance=np.nan,
+            past_distances=_kept(last.past_distances, last.distance),
+            constant_site=constant,
+            constant=last.constant + 1 if constant is not None else 0,
+        )
         if site is not None:
-            self._key = sites[site].name, sites[site].kind
-        constant = self._of_samples
-        rows = slice(0) if constant is None else slice(*records[0].offsets[constant : constant + 2])
-        are_constant = _are_constant(channels, rows)
-        seen = []
-        for record, is_constant in zip(records, are_constant, strict=True):
-            self._last = self._seen(record, site, constant if is_constant else None)
-            seen.append(self._last)
+            self._key = record.sites[site].name, record.sites[site].kind
+            seen = self._seen(record, site, seen)
+        self._last = seen
         return seen
 
-    def _seen(self, record: StepRecord, site: int | None, constant: int | None) -> SeenInputs:
-        last, past = self._last, self._last.past_distances
-        if last.distance == last.distance:
-            past = [*past, last.distance][-_STEPS:]
-        if site is None:
-            return last._replace(
-                site=None, distance=np.nan, past_distances=past, constant_site=constant
-            )
+    def _seen(self, record: StepRecord, site: int, seen: SeenInputs) -> SeenInputs:
         is_known = self._has_seen(record, site)
-        return SeenInputs(
-            site,
-            self._distance(record, site, len(past)),
-            past,
-            last.repeated + 1 if is_known else 0,
-            last.varied + (not is_known),
-            constant,
+        size = float(record.whole_state[1][site, 0])
+        usual = float(np.median(seen.sizes)) if seen.sizes else size
+        distance = self._distance(record, site, len(seen.past_distances))
+        distance *= min(1.0, math.sqrt(size / usual)) if usual else 1.0
+        limit = usual_limit(seen.past_distances)
+        if is_known:
+            repeated, varied = seen.repeated + 1, seen.varied
+        else:
+            repeated, varied = 0, 1 if seen.repeated else seen.varied + 1
+        return replace(
+            seen,
+            distance=distance,
+            far=seen.far + 1 if distance > limit else 0,
+            repeated=repeated,
+            varied=varied,
+            sizes=_kept(seen.sizes, size),
         )
 
     def _has_seen(self, record: StepRecord, site: int) -> bool:
@@ -104,8 +107,8 @@ class PastInputs:
         return is_known
 
     def _distance(self, record: StepRecord, site: int, known: int) -> float:
-        if record.bins is None:
-            return np.nan
+        if record.bins is None or "float" not in record.sites[site].dtype:
+            return np.nan  # numbers of tokens have no order, and no histogram
         counts = record.hist.dense(site, record.bins.slots).astype(np.float64)
         total = counts.sum()
         if not total:
@@ -115,8 +118,26 @@ class PastInputs:
             self._average = shares
             return np.nan
         away = shares - self._average
-        self._average += away / min(known + 2, _STEPS)
+        self._average += away / min(known + 2, 32)
         return float(np.abs(away).sum() / 2)
+
+
+def usual_limit(distances: Sequence[float], deviations: float = 8.0, least: float = 0.15) -> float:
+    """The distance from which on a batch is unlike those before; infinite before 16 of them.
+
+    It is above what they had by `deviations` times their usual deviation (1.4826 times the median
+    absolute deviation: Hampel, 1974), by `least`, and by a quarter of the greatest of them.
+    """
+    if len(distances) < 16:
+        return math.inf
+    past = np.array(distances)
+    usual = float(np.median(past))
+    spread = 1.4826 * float(np.median(np.abs(past - usual)))
+    return max(usual + max(deviations * spread, least), 1.25 * float(past.max()))
+
+
+def _kept(past: Sequence[float], value: float) -> Sequence[float]:
+    return past if math.isnan(value) else [*past, value][-_STEPS:]
 
 
 def _input_site(sites: Sequence[SiteInfo], kinds: Sequence[Kind], last: Key | None) -> int | None:
@@ -132,23 +153,15 @@ def _input_site(sites: Sequence[SiteInfo], kinds: Sequence[Kind], last: Key | No
     return found[0] if found[0] in first else max(found, key=lambda i: math.prod(sites[i].shape))
 
 
-def _first_of_samples(sites: Sequence[SiteInfo], kinds: Sequence[Kind]) -> int | None:
-    """The first output of several channels that has a row for each sample."""
-    for i, (site, kind) in enumerate(zip(sites, kinds, strict=True)):
+def _constant(record: StepRecord, kinds: Sequence[Kind]) -> int | None:
+    """The first output of several channels that has a row for each of 8 samples or more, if its
+    channels have no variation: so it is where all samples of a batch are equal. A site whose values
+    are all equal is another matter."""
+    for i, (site, kind) in enumerate(zip(record.sites, kinds, strict=True)):
         if kind.plain == "output" and site.channels >= 4 and len(site.shape) == 2:
-            return i
+            rows = slice(*record.offsets[i : i + 2])
+            of = columns_of(record.moments[rows], record.tallies[rows])
+            least, most = of("min"), of("max")
+            varies = least.min() < least.max()
+            return i if (of("count") >= 8).all() and (least == most).all() and varies else None
     return None
-
-
-def _are_constant(channels: Sequence[Columns], rows: slice) -> list[bool]:
-    """In which of the steps the channels of an output, of more than one sample, have no variation.
-
-    So it is where all samples of a batch are equal; a site whose values are all equal is another
-    matter.
-    """
-    count, least, most = (of_rows(channels, name, rows) for name in ("count", "min", "max"))
-    if not count.size:
-        return [False] * len(channels)
-    varies = least.min(1) < least.max(1)
-    found: list[bool] = ((count > 1).all(1) & (least == most).all(1) & varies).tolist()
-    return found

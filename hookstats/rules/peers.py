@@ -12,10 +12,9 @@ import numpy as np
 from hookstats.records.alerts import Alert
 from hookstats.records.keys import plain_kind
 from hookstats.records.record import StepRecord
-from hookstats.records.sparse import Float64, Int64
-from hookstats.rules.history import History
+from hookstats.records.sparse import Float64
+from hookstats.rules.history import History, Sites
 from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 from hookstats.stats.derived import std
 from hookstats.stats.merge import reduce_runs
 from hookstats.stats.state import M2
@@ -45,15 +44,6 @@ def _groups(of: Sites) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _groups_alike(of: Sites) -> tuple[Int64, ...]:
-    """The `_groups`, [groups, sites] for each number of sites: many at once."""
-    groups = of.once(_groups)
-    return tuple(
-        np.array([group for group in groups if len(group) == size], np.int64)
-        for size in sorted({len(group) for group in groups})
-    )
-
-
 def _numbers(name: str) -> tuple[int, ...]:
     digits = "".join(c if c.isdigit() else " " for c in name)
     return tuple(map(int, digits.split()))
@@ -72,10 +62,11 @@ class Peers(Rule):
     The rms is `octaves` (factors of two) or more away from the nearest of them, above all or below
     all, and twice as far as they are from each other. So it is for outputs in the first `patience`
     recorded steps, when layers are as they were initialised; later, when they have learned
-    different things at different times, and for gradients, it has to be `later` octaves away. Peers
-    have the same name but for one number:
-    "h.0.attn.c_attn" and "h.1.attn.c_attn". Of several in a step, the first in execution order
-    counts. The alert's value is the signed number of octaves to the nearest peer.
+    different things at different times, it has to be `later` octaves away. Gradients are left out:
+    a branch whose gain begins at zero has hardly any, and sound models learn so. Peers have the
+    same name but for one number: "h.0.attn.c_attn" and "h.1.attn.c_attn". Of several in a step, the
+    first in execution order counts. The alert's value is the signed number of octaves to the
+    nearest peer.
     """
 
     name: ClassVar[str] = "peers"
@@ -90,24 +81,15 @@ class Peers(Rule):
         super().__post_init__()
         at_least(self, 0, "octaves", "later")
 
-    def suspects(self, steps: Steps) -> Flags:
-        far: Flags = steps.none
-        least = np.where(steps.pushed <= self.patience, min(self.octaves, self.later), self.later)
-        sizes = np.log2(np.maximum(steps.rms, _FLOOR))
-        for groups in steps.sites.once(_groups_alike):
-            size = np.sort(sizes[:, groups], 2)
-            gap = np.maximum(size[..., -1] - size[..., -2], size[..., 1] - size[..., 0])
-            far = far | (gap.max(1) >= least)
-        return far
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         found: list[tuple[int, float, int]] = []
         for group in history.sites.once(_groups):
+            if plain_kind(record.sites[group[0]].kind) != "output":
+                continue
             size = _sizes(history, group)
             if np.isnan(size).any():
                 continue
-            output = plain_kind(record.sites[group[0]].kind) == "output"
-            least = self.octaves if output and history.pushed <= self.patience else self.later
+            least = self.octaves if history.pushed <= self.patience else self.later
             order = np.argsort(size)
             ranked = size[order]
             for place, near, others in (
@@ -154,9 +136,6 @@ class Depth(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "growth", "decay", "step")
-
-    def suspects(self, steps: Steps) -> Flags:
-        return in_steps(steps.pushed <= 3)
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 3:
@@ -207,10 +186,6 @@ class LinearRange(Rule):
         super().__post_init__()
         at_least(self, 0, "least")
 
-    def suspects(self, steps: Steps) -> Flags:
-        known = any(steps.outputs_of.get(type) for type in _SMOOTH)
-        return steps.pushed <= 10 if known else steps.none
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 10:
             return
@@ -233,36 +208,27 @@ _SMOOTH = ("GELU", "SiLU", "Tanh", "ELU", "Softplus", "Mish", "NewGELUActivation
 
 @dataclass(frozen=True, kw_only=True)
 class Collapse(Rule):
-    """The output of a layer hardly depends on the sample.
+    """The outputs of a layer, and of all after it, hardly depend on the sample.
 
     Within its channels, the output deviates from the channel's mean by `share` of its rms or less:
     what enters has been lost on the way, as in deep networks of sigmoids (Glorot and Bengio, 2010),
-    and biases are left. The rule looks at outputs of `channels` channels or more that are not
-    constant, but the last one, as heads may begin small. The alert is about the first in execution
-    order; its value is the share.
+    and biases are left. The rule looks at outputs of `channels` channels or more, but the
+    last one, as heads may begin small; a branch whose output is nearly constant beside one that is
+    not takes nothing away. The alert is about the first in execution order; its value is the share.
     """
 
     name: ClassVar[str] = "collapse"
     advice: ClassVar[str] = "try another activation, add norms"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    share: float = 0.015
+    share: float = 0.005
     channels: int = 8
-    patience: int = 3
+    patience: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction(self, "share")
         at_least(self, 1, "channels")
-
-    def suspects(self, steps: Steps) -> Flags:
-        squares = [columns("m2") for columns in steps.channels]
-        within = np.array([reduce_runs(np.add, each, steps.offsets, 0.0) for each in squares])
-        counts, channels = steps.columns("count"), steps.sites.channels
-        many = (channels >= self.channels) & (counts >= 4 * channels)
-        # Rounding may make the share another one than that of `check`, a little.
-        little = np.sqrt(within / counts) <= (1 + 1e-9) * self.share * steps.rms
-        return in_steps(many & (within > 0) & little & steps.sites.of_kind("output"))
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         within = reduce_runs(np.add, record.moments[:, M2], record.offsets, 0.0)
@@ -270,8 +236,16 @@ class Collapse(Rule):
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.sqrt(within / counts) / history.rms
         many = (np.diff(record.offsets) >= self.channels) & (counts >= 4 * np.diff(record.offsets))
-        for i in np.flatnonzero(many & (share > 0) & (share <= self.share)).tolist():
-            if history.plain_kinds[i] == "output" and i != history.last_output:
-                says = f"hardly depends on the sample: it deviates by {share[i]:.2%} of its rms"
-                yield self.alert(record, i, says, share[i])
-                return
+        told = many & history.sites.of_kind("output")
+        if history.last_output is not None:
+            told[history.last_output] = False
+        places = np.flatnonzero(told)
+        little = (share[places] > 0) & (share[places] <= self.share)
+        depends = np.flatnonzero(~little)
+        first = int(depends[-1]) + 1 if len(depends) else 0
+        if first < len(places):
+            i = int(places[first])
+            says = f"hardly depends on the sample: it deviates by {share[i]:.2%} of its rms"
+            if first + 1 < len(places):
+                says += ", and so do all outputs after it but the last"
+            yield self.alert(record, i, says, share[i])

@@ -12,10 +12,10 @@ import numpy as np
 from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.norms import GRADIENT_NORM
 from hookstats.records.record import StepRecord
-from hookstats.rules.history import History
+from hookstats.records.sparse import Float64
+from hookstats.rules.history import History, Sites
 from hookstats.rules.rule import Rule, ScalarRule, at_least, fraction
 from hookstats.rules.setup import Group
-from hookstats.rules.steps import Flags, Sites, Steps, in_steps
 
 _RATE = "lr/"
 
@@ -24,10 +24,11 @@ _RATE = "lr/"
 class LearningRate(ScalarRule):
     """A learning rate jumps from one step to the next.
 
-    It rises to `factor` times its last value or more, beyond where it ever was, or falls to zero or
-    by the square of `factor`, after `steps` steps. Schedules change it slowly, by a factor of ten
-    downwards, or back to where they began (warm restarts: "SGDR", Loshchilov and Hutter, 2017); a
-    warm-up that begins at next to nothing is over before. The alert's value is the new rate.
+    It rises to `factor` times its last value or more, beyond where it ever was, or falls to zero
+    for three steps or by the square of `factor`, after `steps` steps. Schedules change it slowly,
+    by a factor of ten downwards, or back to where they began (warm restarts: "SGDR", Loshchilov and
+    Hutter, 2017); a warm-up that begins at next to nothing is over before. The alert's value is the
+    new rate.
     """
 
     name: ClassVar[str] = "learning rate"
@@ -40,21 +41,20 @@ class LearningRate(ScalarRule):
         super().__post_init__()
         at_least(self, 1, "factor", "steps")
 
-    def looks_at(self, name: str) -> bool:
-        return name.startswith(_RATE)
-
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
         for name, rate in values.items():
             past = history.scalars[name]
-            if not name.startswith(_RATE) or len(past) <= self.steps or not past[-2] > 0:
+            if not name.startswith(_RATE) or len(past) <= self.steps or not max(past[-4:]) > 0:
                 continue
-            ratio = rate / past[-2]
+            ratio = rate / past[-2] if past[-2] else 0.0
             up = ratio >= self.factor and rate > 1.01 * history.greatest[name]
-            far = rate == 0 and past[-2] > 1e-3 * max(past)
-            if up or 0 < ratio <= self.factor**-2 or far:
-                says = f"jumps from {past[-2]:.3g} to {rate:.3g}"
+            # A schedule may touch zero for a step.
+            far = past[-3:] == [0.0] * 3 and past[-4] > 1e-3 * max(past)
+            down = 0 < ratio <= self.factor**-2 and past[-2] > 0.01 * max(past)
+            if up or far or down:
+                says = f"jumps from {past[-4 if far else -2]:.3g} to {rate:.3g}"
                 yield self.about((name, SCALAR), step, None, says, rate)
 
 
@@ -72,9 +72,6 @@ class WeightDecay(ScalarRule):
     advice: ClassVar[str] = "lower it: 0.01 to 0.1 is usual for AdamW, 1e-4 for SGD"
 
     most: float = 0.02
-
-    def looks_at(self, name: str) -> bool:
-        return name.startswith(_RATE)
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
@@ -113,9 +110,6 @@ class Clipping(ScalarRule):
         fraction(self, "share")
         at_least(self, 1, "factor")
 
-    def looks_at(self, name: str) -> bool:
-        return name == GRADIENT_NORM
-
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterator[Alert]:
@@ -140,12 +134,13 @@ class UpdateSize(Rule):
     """Steps are far too large, or next to nothing, beside the weights.
 
     What a step changes, by the rms of the weights at the start: the learning rate times the
-    gradient for SGD, the learning rate for Adam and its kin, whose first steps are that large
-    whatever the gradient, unless it is below their epsilon (Kingma and Ba, 2015). A rule of thumb
-    is 1e-3 (Karpathy, CS231n). There is an alert if the median over all weights is above `most`; or
-    below `least` in `patience` steps in a row, while the learning rate does not grow. The rule
-    looks at the first `steps` steps, as the weights change later. The alert's value is the median
-    ratio.
+    gradient for SGD (by the root of 1 - momentum**2, as gradients change), the learning rate for
+    Adam and its kin, whose first steps are that large whatever the gradient, unless it is below
+    their epsilon (Kingma and Ba, 2015). A rule of thumb is 1e-3 (Karpathy, CS231n). There is an
+    alert if the median over all weights is above `most` in `lasting` steps in a row, as momentum
+    may overshoot for a step or two, or above a hundred times that in one; or if that of every
+    weight is below `least` in ten, while the learning rate does not grow. The rule looks at the
+    first `steps` steps, as the weights change later. The alert's value is the median ratio.
     """
 
     name: ClassVar[str] = "update size"
@@ -153,35 +148,46 @@ class UpdateSize(Rule):
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
     most: float = 1.0
-    least: float = 1e-7
+    least: float = 1e-5
     steps: int = 30
+    lasting: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "most", "least")
 
-    def suspects(self, steps: Steps) -> Flags:
-        return in_steps(steps.pushed <= self.steps)
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        ratios = relative_updates(record, history) if history.pushed <= self.steps else {}
-        if not ratios:
+        if history.pushed > self.steps:
             return
-        middle = float(np.median(list(ratios.values())))
-        largest = max(ratios, key=lambda site: ratios[site])
-        if middle > self.most:
+        recent = np.column_stack((history.past_rms[:, 1 - self.lasting :], history.rms))
+        ratios = relative_updates(record, history, recent.min(1))
+        now = relative_updates(record, history, history.rms)
+        if not now:
+            return
+        middle = float(np.median(list(ratios.values()))) if ratios else 0.0
+        at_once = float(np.median(list(now.values())))
+        largest = max(now, key=lambda site: now[site])
+        if middle > self.most or at_once > 100 * self.most:
             says = (
-                f"changes the weight by {ratios[largest]:.3g} times its rms in one step, more than "
+                f"changes the weight by {now[largest]:.3g} times its rms in one step, more than "
                 "any other weight"
             )
-        elif middle < self.least and history.pushed >= 10 and not _grows(history):
+        elif now[largest] < self.least and self._lasts(record, history):
             says = (
-                f"changes the weight by only {ratios[largest]:.2g} times its rms in one step, and "
+                f"changes the weight by only {now[largest]:.2g} times its rms in one step, and "
                 "others change less"
             )
         else:
             return
+        middle = at_once
         yield self.alert(record, largest, f"{says}; the median of all is {middle:.2g}", middle)
+
+    def _lasts(self, record: StepRecord, history: History) -> bool:
+        """Whether steps have been as small in ten steps in a row."""
+        greatest = np.column_stack((history.past_rms[:, -9:], history.rms)).max(1)
+        ratios = relative_updates(record, history, greatest)
+        small = bool(ratios) and max(ratios.values()) < self.least
+        return small and history.pushed >= 10 and not _grows(history)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +207,8 @@ class Rounding(Rule):
     share: float = 0.25
     patience: int = 5
 
-    def suspects(self, steps: Steps) -> Flags:
-        return steps.all if steps.sites.once(_are_any_half) else steps.none
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        ratios = relative_updates(record, history)
+        ratios = relative_updates(record, history, history.rms)
         found = {
             site: ratio for site, ratio in ratios.items() if record.sites[site].dtype in _HALF_UNIT
         }
@@ -230,9 +233,10 @@ def _are_any_half(sites: Sites) -> bool:
     return any(site.dtype in _HALF_UNIT for site in sites.sites)
 
 
-def relative_updates(record: StepRecord, history: History) -> dict[int, float]:
+def relative_updates(record: StepRecord, history: History, rms: Float64) -> dict[int, float]:
     """By the site of a weight's gradient: the size of the next step, by the rms of the weight at
-    the start. Weights of two dimensions or more, of optimizers whose steps are known."""
+    the start. Weights of two dimensions or more, of optimizers whose steps are known; rms: of the
+    gradients, [S]."""
     setup = history.setup
     if setup is None or not setup.groups:
         return {}
@@ -243,7 +247,7 @@ def relative_updates(record: StepRecord, history: History) -> dict[int, float]:
         if weight is None or weight.group is None:
             continue
         past = history.scalars.get(f"{_RATE}{weight.group}")
-        size = _size(setup.groups[weight.group], float(history.rms[i]))
+        size = _size(setup.groups[weight.group], float(rms[i]))
         if past and weight.rms and math.isfinite(size):
             found[i] = past[-1] * size / weight.rms
     return found
@@ -252,7 +256,7 @@ def relative_updates(record: StepRecord, history: History) -> dict[int, float]:
 def _size(group: Group, gradient: float) -> float:
     """A step, by the learning rate; NaN for optimizers that are not known."""
     if group.algorithm == "SGD":
-        return gradient / max(1 - group.momentum, 0.01)
+        return gradient / math.sqrt(max(1 - group.momentum**2, 0.01))
     if group.algorithm in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Lion"):
         return gradient / (gradient + group.epsilon) if gradient else 0.0
     return math.nan

@@ -24,7 +24,7 @@ class Replay:
     """
 
     def __init__(self, run: Run, rules: Rules) -> None:
-        self.monitor = Monitor(rules, Setup.from_header(run.header))
+        self.monitor = Monitor(rules, Setup.from_header(run.header), interval=0)
         """What was found: its `alerts` and `failures`."""
         self._run = run
         self._examined = -1  # the last recorded step that the rules saw

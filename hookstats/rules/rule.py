@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from numpy.typing import NDArray
-
 from hookstats.records.alerts import SCALAR, Alert, Severity
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.rules.history import History
-from hookstats.rules.steps import Flags, Steps
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.printable import printable
 
@@ -38,7 +35,8 @@ Action = Literal["warn", "raise"] | Callable[[Alert], object]
 class Rule(ABC):
     """Something that may go wrong, and how to see it in a step's record.
 
-    There is an alert when a finding begins: once `patience` recorded steps in a row have had it. A
+    There is an alert when a finding begins: once `patience` steps in a row that were looked at have
+    had it. A
     finding that stays is reported once. A finding that went away and comes back is reported again,
     if `every` steps have passed since the last alert, and at once if it gets worse. There is one
     finding per tensor, unless `scope` says otherwise.
@@ -80,23 +78,6 @@ class Rule(ABC):
         A rule changes nothing here, and knows nothing but the arguments.
         """
 
-    def suspects(self, steps: Steps) -> Flags:
-        """In which steps `check` may find something, bool [B]; it is called for these alone.
-
-        Cheap, and for many steps at once: NaN and overflow give no warnings here. By default, it
-        may in every step.
-        """
-        return steps.all
-
-    def by_site(self, steps: Steps) -> NDArray[Any] | None:
-        """What `check` finds in each site, [B, S], zero where it finds nothing; None: not known.
-
-        In steps with equal rows, `check` finds the same tensors and severities, so that it is not
-        called where all of that was reported before. It is called where any of a row is not zero;
-        `suspects` is not asked.
-        """
-        return None
-
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
     ) -> Iterable[Alert]:
@@ -106,14 +87,6 @@ class Rule(ABC):
         """
         return ()
 
-    def looks_at(self, name: str) -> bool:
-        """Whether `check_scalars` may find something in a step that was closed and has a scalar of
-        this name. It is called for these alone, and where findings of scalars may end.
-
-        By default, it may in every step.
-        """
-        return True
-
     def alert(
         self,
         record: StepRecord,
@@ -122,12 +95,15 @@ class Rule(ABC):
         value: float,
         channel: int | None = None,
         severity: Severity = "warning",
+        **more: Any,
     ) -> Alert:
-        """An alert about the site with this index in `record`; `says` completes the sentence."""
+        """An alert about the site with this index in `record`; `says` completes the sentence.
+
+        more: `since` and `advice`, as `about` has them.
+        """
         info = record.sites[site]
-        return self.about(
-            (info.name, info.kind), record.step, record.rank, says, value, channel, severity
-        )
+        key, step, rank = (info.name, info.kind), record.step, record.rank
+        return self.about(key, step, rank, says, value, channel, severity, **more)
 
     def about(
         self,
@@ -138,14 +114,21 @@ class Rule(ABC):
         value: float,
         channel: int | None = None,
         severity: Severity = "warning",
+        since: int | None = None,
+        advice: str = "",
     ) -> Alert:
-        """An alert about a tensor that the record need not have, or about a scalar."""
+        """An alert about a tensor that the record need not have, or about a scalar.
+
+        since: the step since which it is so, where that is known; by default, the first of the
+        `patience` steps in a row that had the finding. advice: what helps, where that is another
+        thing than the rule's own advice.
+        """
         name, kind = key
         where = f"step {step}" + (f", rank {rank}" if rank else "")
         what = name if kind == SCALAR else f"{printable(kind)} of {name!r}"
         if not name:
             what = f"{printable(kind)} of the model"
-        return Alert(
+        found = Alert(
             step=step,
             rank=rank,
             site=name,
@@ -155,7 +138,9 @@ class Rule(ABC):
             value=float(value),
             message=f"{self.name}: {where}: {what} {says}",
             severity=severity,
+            advice=advice,
         )
+        return found if since is None else found.lasting(since)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +149,6 @@ class ScalarRule(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterable[Alert]:
         return ()
-
-    def suspects(self, steps: Steps) -> Flags:
-        return steps.none if type(self).check is ScalarRule.check else steps.all
 
     @abstractmethod
     def check_scalars(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -42,6 +43,8 @@ class Group(NamedTuple):
     weight_decay: float
     epsilon: float = 0.0
     """What is added to a gradient's size before a step is divided by it; 0 if unknown."""
+    values: int = 0
+    """How many values its parameters have."""
 
 
 class Setup(NamedTuple):
@@ -52,6 +55,8 @@ class Setup(NamedTuple):
     weights: tuple[Weight, ...]
     groups: tuple[Group, ...]
     """() where no optimizer was given: then nothing is known of groups."""
+    dropouts: Mapping[str, float] = MappingProxyType({})
+    """The probability of each dropout by its name."""
 
     def to_dict(self) -> dict[str, Any]:
         """The setup without `modules`, which a header has anyway, as JSON-able types."""
@@ -59,6 +64,7 @@ class Setup(NamedTuple):
             "weights": [list(weight._replace(rows=None)) for weight in self.weights],
             "rows": {w.name: list(w.rows) for w in self.weights if w.rows is not None},
             "groups": [list(group) for group in self.groups],
+            "dropouts": dict(self.dropouts),
         }
 
     @classmethod
@@ -73,6 +79,7 @@ class Setup(NamedTuple):
             header.get("modules") or {},
             tuple(w._replace(shape=tuple(w.shape), rows=rows.get(w.name)) for w in weights),
             tuple(Group(*values) for values in found["groups"]),
+            found.get("dropouts") or {},
         )
 
     def type_of(self, parameter: str) -> str:

@@ -14,15 +14,13 @@ from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, at_least
-from hookstats.rules.steps import Flags, Steps
-from hookstats.stats.derived import of_rows
-from hookstats.stats.state import COUNT, L1, MEAN, MIN
+from hookstats.stats.state import COUNT, L1, MEAN
 
 _ROUNDING = 1e-3
 """By how much of their magnitude gradients of logits may miss a sum of zero: they are rounded."""
 _BOUND = (
     *("ReLU", "ReLU6", "LeakyReLU", "ELU", "GELU", "SiLU", "Sigmoid", "Tanh", "Hardtanh"),
-    *("Softmax", "Softplus", "Dropout"),
+    *("Softmax", "Softplus"),
 )
 """What has no place between logits and their loss."""
 
@@ -45,7 +43,7 @@ def gradient_of_logits(record: StepRecord, history: History) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Logits(Rule):
-    """The loss takes the softmax of what an activation, a softmax or a dropout has changed.
+    """The loss takes the softmax of what an activation or a softmax has changed.
 
     Cross-entropy is of logits as the last layer gives them, of either sign and any size ("the input
     is expected to contain the unnormalized logits": the documentation of
@@ -61,10 +59,6 @@ class Logits(Rule):
 
     patience: int = 2
 
-    def suspects(self, steps: Steps) -> Flags:
-        bound = any(steps.last_output in steps.outputs_of.get(kind, ()) for kind in _BOUND)
-        return steps.all if bound else steps.none
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.setup is None or history.last_output is None:
             return
@@ -72,7 +66,9 @@ class Logits(Rule):
         kind = history.setup.modules.get(info.name, "")
         if kind not in _BOUND or (kind == "Softmax" and not _is_of_numbers(history, info.channels)):
             return
-        if gradient_of_logits(record, history) is not None:
+        # Scores of each of n for each of n others are those of attention.
+        is_square = history.columns("count")[history.last_output] == info.channels**2
+        if not is_square and gradient_of_logits(record, history) is not None:
             says = f"comes from a {kind}, and the loss takes its softmax: give it what comes before"
             yield self.alert(record, history.last_output, says, info.channels)
 
@@ -90,9 +86,10 @@ class Targets(Rule):
 
     The gradient of a cross-entropy is negative for the class of the target alone, as what is
     predicted is less than 1. There is an alert if in `patience` steps in a row only one of three or
-    more classes has such a gradient, among `least` targets or more: so it is where a loader sorts
-    by class, or a reader of labels fails. The alert's channel is the class, its value the number
-    of targets.
+    more classes has such a gradient, among `least` targets or more, after 16 steps in which several
+    had; or else, as one class may be rare, among `many` targets from the start. So it is where a
+    loader sorts by class, or a reader of labels fails. The alert's channel is the class, its value
+    the number of targets.
     """
 
     name: ClassVar[str] = "targets"
@@ -100,28 +97,22 @@ class Targets(Rule):
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
     least: int = 8
+    many: int = 400
     patience: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 2, "least")
-
-    def suspects(self, steps: Steps) -> Flags:
-        if steps.last_gradient is None:
-            return steps.none
-        negative = of_rows(steps.channels, "min", steps.rows(steps.last_gradient)) < 0
-        found: Flags = np.count_nonzero(negative, axis=1) == 1
-        return found
+        at_least(self, 2, "least", "many")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         site = gradient_of_logits(record, history)
         if site is None or record.sites[site].channels < 3:
             return
         rows = slice(*record.offsets[site : site + 2])
-        classes = np.flatnonzero(record.moments[rows, MIN] < 0)
         many = int(record.tallies[rows, COUNT].min())
-        if len(classes) == 1 and many >= self.least:
-            one = int(classes[0])
+        several, alike, one = history.targets
+        is_new = several >= 16 or alike * many >= self.many
+        if alike and many >= self.least and is_new:
             says = f"shows that all {many} targets of the batch are of class {one}"
             yield self.alert(record, site, says, many, one)
 
@@ -149,18 +140,6 @@ class Accumulation(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "share", "rest", "apart")
-
-    def suspects(self, steps: Steps) -> Flags:
-        new, found = steps.sums.all_sums, steps.sums.all_biases
-        if found.shape[1] < 8:
-            return steps.none
-        squares, own, both = (
-            np.sum(a * b, 1) for a, b in ((found, found), (new, new), (found, new))
-        )
-        # Rounding may make this another difference than that of `check`, a little.
-        explained = squares - both**2 / own < (self.share - 1e-9) * squares
-        unlike: Flags = ~explained & (squares > 0) & (own > 0)
-        return unlike
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         sums = history.sums

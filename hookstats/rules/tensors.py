@@ -1,26 +1,21 @@
-"""Rules about whole tensors: non-finite, exploding, vanishing, suddenly another size, fp8."""
+"""Rules about whole tensors: non-finite, exploding, vanishing, suddenly another size."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hookstats.insight.formats import FORMATS, best_scale, over, under
-from hookstats.insight.layers import first_nonfinite, per_tensor
+from hookstats.insight.layers import first_nonfinite
 from hookstats.records.alerts import Alert, Severity
 from hookstats.records.keys import parse_kind, plain_kind
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
-from hookstats.rules.history import History
+from hookstats.rules.history import Flags, History, Sites
 from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.rules.steps import Flags, Sites, Steps, in_steps
-from hookstats.stats.bins import LogBins
 from hookstats.stats.derived import amax, columns_of, l2_norm
-from hookstats.stats.later import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +26,8 @@ class NonFinite(Rule):
     the optimizer takes as they are; and if two steps running have non-finite values. Gradients of
     outputs alone are a warning, and a note where tensors are fp16: a loss scaler makes gradients
     overflow now and then, and skips the step. Arguments that have nothing but zeros and -inf are
-    masks, and left out. The alert's value is the number of the tensor's non-finite values.
+    masks, and left out; -inf alone in outputs, while all gradients are finite, is a note: so
+    attention masks its logits. The alert's value is the number of the tensor's non-finite values.
     """
 
     name: ClassVar[str] = "non-finite"
@@ -40,10 +36,9 @@ class NonFinite(Rule):
     )
     scope: ClassVar[Literal["site", "kind", "run"]] = "run"
 
-    def suspects(self, steps: Steps) -> Flags:
-        return in_steps(steps.nonfinite)
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if not history.nonfinite.any():
+            return
         arguments = np.flatnonzero(history.sites.arguments & ~history.nonfinite)
         first = first_nonfinite(record, arguments.tolist())
         if first is None:
@@ -54,20 +49,19 @@ class NonFinite(Rule):
         if first.after:
             are = "is" if first.after == 1 else "are"
             says += f"; {first.after} of the tensors after it {are} non-finite, too"
-        yield self.alert(
-            record,
-            list(record).index((first.site, first.kind)),
-            says,
-            sum(counts.values()),
-            first.channel,
-            self._severity(record, history, first.kind),
-        )
+        site = history.sites.at[first.site, first.kind]
+        severity = self._severity(record, history, first.kind)
+        yield self.alert(record, site, says, sum(counts.values()), first.channel, severity)
 
     def _severity(self, record: StepRecord, history: History, kind: str) -> Severity:
-        taken = np.array([plain == "param_grad" for plain in history.plain_kinds])
+        column, bad = history.columns, history.nonfinite
+        only_masks = not (column("nan") + column("posinf"))[bad].any()
+        if only_masks and not (bad & history.gradient).any():
+            return "note"
         scaled = any(site.dtype == "float16" for site in record.sites)
         lasting = history.nonfinite_steps >= (3 if scaled else 2)
-        if not parse_kind(kind).is_gradient or (history.nonfinite & taken).any() or lasting:
+        taken = bad & history.sites.of_kind("param_grad")
+        if not parse_kind(kind).is_gradient or taken.any() or lasting:
             return "error"
         return "note" if scaled else "warning"
 
@@ -77,9 +71,11 @@ class Exploding(Rule):
     """A tensor's rms is far above its own past, and large.
 
     The rms is more than `growth` times its median over the last steps (32 at most), and above 100
-    for values, above 1 for gradients; or it is above `limit`, whatever it was before. If several
-    tensors of a kind explode in a step, the alert is about the first in execution order. The
-    alert's value is the rms, its channel the one with the greatest magnitude.
+    for values, above 1 for gradients of parameters, of which two steps in a row must have it; or
+    values are above `limit`, whatever they were before. Gradients of activations leap in sound
+    training runs and are left out: what they do to weights shows in the weights' gradients. If
+    several tensors of a kind explode in a step, the alert is about the first in execution order.
+    The alert's value is the rms, its channel the one with the greatest magnitude.
     """
 
     name: ClassVar[str] = "exploding"
@@ -93,16 +89,16 @@ class Exploding(Rule):
         super().__post_init__()
         at_least(self, 1, "growth", "limit")
 
-    def suspects(self, steps: Steps) -> Flags:
-        large = steps.rms > np.where(steps.sites.gradient, 1.0, 100.0)
-        return in_steps(large | (steps.rms > self.limit))
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        rms = history.rms
-        large = rms > np.where(history.gradient, 1.0, 100.0)
+        rms, taken = history.rms, history.sites.of_kind("param_grad")
+        values = ~history.gradient & ~history.sites.of_kind("input")
+        suspects = (values & (rms > 100)) | (taken & (rms > 1))
+        if not suspects.any():
+            return
         median = _median(history.past_rms)
-        grown = large & (rms > self.growth * median)
-        for site, others in _first_of_kind(record, grown | (rms > self.limit)):
+        last = np.where(taken, history.past_rms[:, -1], rms)
+        grown = suspects & (np.minimum(rms, last) > self.growth * median)
+        for site, others in _first_of_kind(record, grown | (values & (rms > self.limit))):
             past = (
                 f", {rms[site] / median[site]:.3g} times its median over the steps before"
                 if median[site] > 0
@@ -122,8 +118,9 @@ class Vanishing(Rule):
     zero. Unlike an rms, a norm does not depend on the number of elements in a layer. The rule looks
     at gradients of outputs in backward order, each phase by itself, and at gradients of parameters
     with two or more dimensions in the optimizer's order reversed. The gradient of a bias may be
-    zero on principle, before a batch norm or a softmax. The alert's value is the ratio of the two
-    norms.
+    zero on principle, before a batch norm or a softmax; and a gradient that grows by half within
+    eight steps is about to leave zero, as in a branch whose gain begins at zero. The alert's value
+    is the ratio of the two norms.
     """
 
     name: ClassVar[str] = "vanishing"
@@ -136,166 +133,86 @@ class Vanishing(Rule):
         super().__post_init__()
         fraction(self, "ratio")
 
-    def by_site(self, steps: Steps) -> Flags:
-        norms = np.where(steps.columns("count") > 0, l2_norm(steps.columns), np.nan)
-        found = np.zeros(norms.shape, bool)
-        for sites in steps.sites.once(_in_backward_order):
-            norm = norms[:, sites]
-            found[:, sites] = norm < self.ratio * np.fmax.accumulate(norm, axis=1)
-        return found
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         norms = np.where(history.columns("count") > 0, l2_norm(history.columns), np.nan)
         for sites in history.sites.once(_in_backward_order):
             places = np.array(sites, np.int64)
             norm = norms[places]
             largest = np.fmax.accumulate(norm)
+            leaves = history.rms[places] > 1.5 * history.past_rms[places, -8]
+            small = np.flatnonzero((norm < self.ratio * largest) & ~leaves)
+            if not len(small):
+                continue
             rises = np.append(True, ~(largest[1:] <= largest[:-1]))
             of = np.maximum.accumulate(np.where(rises, np.arange(len(norm)), 0))
-            small = np.flatnonzero(norm < self.ratio * largest)
-            # As plain numbers, which are faster to put into words than NumPy's.
-            for site, peer, size, most in zip(
-                places[small].tolist(),
-                places[of[small]].tolist(),
-                norm[small].tolist(),
-                largest[small].tolist(),
-                strict=True,
-            ):
-                name = record.sites[peer].name
-                says = (
+            for i in small.tolist():
+                name, size, most = record.sites[places[of[i]]].name, norm[i], largest[i]
+                yield self.alert(
+                    record,
+                    int(places[i]),
                     f"has an l2 norm of {size:.3g}, {size / most:.2g} times that of {name!r}"
                     if size
-                    else f"is exactly zero, while that of {name!r} has an l2 norm of {most:.3g}"
+                    else f"is exactly zero, while that of {name!r} has an l2 norm of {most:.3g}",
+                    size / most,
+                    advice=""
+                    if size
+                    else "look for a constant or a detached function between it and the loss",
                 )
-                yield self.alert(record, site, says, size / most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuddenShift(Rule):
-    """The rms of a tensor suddenly changes: of values up or down, of parameters' gradients up.
+    """The rms of a tensor suddenly changes, and stays: of values up or down, of gradients of
+    parameters up.
 
-    The rms differs from its median over the last steps by at least `octaves` (factors of two), and
-    by `deviations` times its usual deviation: the median absolute deviation of log2(rms), times
-    1.4826 as an estimate of the standard deviation (Hampel 1974). The rule needs `steps` earlier
-    steps, 32 at most, to know what is usual. Gradients shrink as training converges, and gradients
-    of activations leap in sound training runs, too: both are left out. If several
-    tensors of a kind shift in a step, the alert is about the first in execution order. The alert's
-    value is the signed number of octaves.
+    In this step and in the one before, the rms lies beyond all values of the last steps, by
+    `octaves` (factors of two) and by `spans` times what lies between the least and the greatest of
+    these, in octaves, too. The rule needs `steps` earlier steps, 30 at most, to know what is usual.
+    Gradients shrink as training converges, and gradients of activations leap in sound training
+    runs, too: both are left out. If several tensors of a kind shift in a step, the alert is about
+    the first in execution order. The alert's value is the signed number of octaves from the median.
     """
 
     name: ClassVar[str] = "sudden shift"
     advice: ClassVar[str] = "look at the data and the schedule at this step"
     scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
 
-    octaves: float = 4.0
-    deviations: float = 10.0
+    octaves: float = 3.0
+    spans: float = 1.5
     steps: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "octaves", "deviations")
+        at_least(self, 0, "octaves", "spans")
         at_least(self, 1, "steps")
 
-    def suspects(self, steps: Steps) -> Flags:
-        least, most = steps.past.extremes()
-        factor = np.exp2(self.octaves)
-        return in_steps((steps.rms >= factor * least) | (steps.rms * factor <= most))
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        with np.errstate(divide="ignore"):
-            past, now = np.log2(history.past_rms), np.log2(history.rms)
-        past[~np.isfinite(past)] = np.nan
-        enough = np.isfinite(past).sum(1) >= self.steps
-        usual = _median(past)
-        spread = 1.4826 * _median(np.abs(past - usual[:, None]))
-        shift = now - usual
-        least = np.maximum(self.octaves, self.deviations * spread)
-        gradient = history.gradient
-        parameter = np.array([kind == "param_grad" for _, kind in record], bool)
-        up = (shift > least) & (~gradient | parameter)
-        down = (shift < -least) & ~gradient
-        for site, others in _first_of_kind(record, enough & (up | down)):
-            times = f"{2.0 ** shift[site]:.3g} times its median over the steps before"
-            says = f"has an rms of {history.rms[site]:.3g}, {times}{_and(others)}"
-            yield self.alert(record, site, says, shift[site])
-
-
-@dataclass(frozen=True, kw_only=True)
-class FP8Risk(Rule):
-    """Fp8 would lose a share of the tensor's values, too small or too large, at its best scale.
-
-    Values are taken in e4m3 and their gradients in e5m2, as is usual ("FP8 Formats for Deep
-    Learning", Micikevicius et al., 2022). The scale of each tensor is the power of two that loses
-    the least (`insight.best_scale`). By default only tensors of 16 or 8 bits are looked at: whoever
-    trains in 32 bits is not about to use fp8. Gradients of parameters are left out, as no
-    multiplication takes them. The alert is a note; its value is the lost share. The rule needs
-    LogBins.
-    """
-
-    name: ClassVar[str] = "fp8 risk"
-    advice: ClassVar[str] = "scale per channel, or keep this tensor in more bits"
-
-    share: float = 0.1
-    dtypes: Collection[str] | None = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-    """None for all."""
-    patience: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(self, "share")
-
-    def suspects(self, steps: Steps) -> Flags:
-        types = steps.sites.once(_types)
-        told = self.dtypes is None or not types.isdisjoint(self.dtypes)
-        return steps.all if told and isinstance(steps.records[0].bins, LogBins) else steps.none
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        if not isinstance(record.bins, LogBins):
-            return
-        forms = {"input": "fp8_e4m3", "output": "fp8_e4m3", "param": "fp8_e4m3"}
-        forms |= {"grad_input": "fp8_e5m2", "grad_output": "fp8_e5m2"}
-        by_form: dict[str, list[int]] = {}
-        for i, info in enumerate(record.sites):
-            form = forms.get(plain_kind(info.kind))
-            if form and (self.dtypes is None or info.dtype in self.dtypes):
-                by_form.setdefault(form, []).append(i)
-        lost = [row for form, sites in by_form.items() for row in self._lost(record, form, sites)]
-        for site, form, scale, lost_under, lost_over in sorted(lost):
+        rms, factor = history.rms, np.exp2(self.octaves)
+        last, before = history.past_rms[:, -1], history.past_rms[:, :-1]
+        most, least = np.fmax.reduce(before, 1), np.fmin.reduce(before, 1)
+        factor = np.maximum(factor, (most / least) ** self.spans)
+        up = np.minimum(rms, last) >= factor * most
+        up &= ~history.gradient | history.sites.of_kind("param_grad")
+        down = (np.maximum(rms, last) * factor <= least) & ~history.gradient
+        found = (up | down) & (np.isfinite(np.log2(before)).sum(1) >= self.steps)
+        for site, others in _first_of_kind(record, found):
+            usual = np.nanmedian(before[site])
+            times = f"{rms[site] / usual:.3g} times its median over the steps before"
+            says = f"has an rms of {rms[site]:.3g}, {times}{_and(others)}"
+            octaves = float(np.log2(rms[site] / usual))
             yield self.alert(
-                record,
-                site,
-                f"would lose {lost_under + lost_over:.1%} of its values in {form} at the best "
-                f"scale, 2**{np.log2(scale):.0f}: {lost_under:.1%} would become zero, "
-                f"{lost_over:.1%} would be too large",
-                lost_under + lost_over,
-                severity="note",
+                record, site, says, octaves, since=history.before, advice=_helps(history)
             )
 
-    def _lost(
-        self, record: StepRecord, form: str, sites: list[int]
-    ) -> Iterator[tuple[int, str, float, float, float]]:
-        """The sites that lose too much: index, format, scale, and the shares under and over."""
-        tensors = per_tensor(record, sites)
-        assert tensors.hist is not None
-        # At the best scale no more is lost than where the greatest value just fits.
-        amax = tensors.amax.clamp(min=2.0**-126)
-        fits = torch.exp2((FORMATS[form].max / amax).log2().floor())
-        suspects = (under(tensors.hist, form, fits) >= self.share).nonzero().flatten().tolist()
-        if not suspects:
-            return
-        chosen = [sites[i] for i in suspects]
-        hist = per_tensor(record, chosen).hist
-        assert hist is not None
-        scale = best_scale(hist, form)
-        columns = (scale, under(hist, form, scale), over(hist, form, scale))
-        for i, *numbers in zip(chosen, *(column.tolist() for column in columns), strict=True):
-            if numbers[1] + numbers[2] >= self.share:
-                yield i, form, numbers[0], numbers[1], numbers[2]
 
-
-def _types(sites: Sites) -> frozenset[str]:
-    """The dtypes of the sites."""
-    return frozenset([site.dtype for site in sites.sites])
+def _helps(history: History) -> str:
+    """What helps against a shift: of outputs alone, the weights have changed."""
+    if history.inputs.far or history.inputs.site is None:
+        return ""
+    return (
+        "its input is as before: look at what changed the weights, such as a checkpoint, "
+        "a reset layer or the optimizer's step"
+    )
 
 
 def _in_backward_order(sites: Sites) -> list[list[int]]:
@@ -305,9 +222,11 @@ def _in_backward_order(sites: Sites) -> list[list[int]]:
         if kind.plain == "grad_output":
             gradients.setdefault(kind.phase, []).append(i)
     parameters = [
-        i for i, s in enumerate(sites.sites) if s.kind == "param_grad" and len(s.shape) > 1
+        i
+        for i, s in enumerate(sites.sites)
+        if s.kind == "param_grad" and sum(n > 1 for n in s.shape) > 1
     ]
-    return [*gradients.values(), parameters[::-1]]
+    return [order for order in (*gradients.values(), parameters[::-1]) if order]
 
 
 def _median(rows: Float64) -> Float64:
@@ -322,7 +241,7 @@ def _median(rows: Float64) -> Float64:
     return middle
 
 
-def _first_of_kind(record: StepRecord, found: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+def _first_of_kind(record: StepRecord, found: Flags) -> Iterator[tuple[int, int]]:
     """The first site found of each plain kind, and how many more were found."""
     by_kind: dict[str, list[int]] = {}
     for site in np.flatnonzero(found).tolist():

@@ -38,6 +38,8 @@ class Told(NamedTuple):
             "kind": alert.kind,
             **({} if alert.channel is None else {"channels": [alert.channel]}),
             **({"value": alert.value} if math.isfinite(alert.value) else {}),
+            **({} if alert.since == alert.step else {"since": alert.since}),
+            **({"advice": alert.advice} if alert.advice else {}),
             **({} if alert.rank == rank else {"rank": alert.rank}),
             "incident": self.incident,
             "cause": self.cause,
@@ -151,7 +153,7 @@ def _alert(entry: Mapping[str, Any], rank: int) -> Alert:
     if not isinstance(of, (int, type(None))):
         raise ValueError(f"rank is {of!r}, expected an integer or null")
     channels = entry.get("channels") or [None]
-    value = entry.get("value")
+    value, since = entry.get("value"), entry.get("since")
     return Alert(
         step=entry["step"],
         rank=of,
@@ -162,4 +164,6 @@ def _alert(entry: Mapping[str, Any], rank: int) -> Alert:
         value=float(value) if isinstance(value, (int, float)) else float("nan"),
         message=entry["message"],
         severity=entry["severity"],
+        since=since if isinstance(since, int) else -1,
+        advice=str(entry.get("advice", "")),
     )

@@ -37,9 +37,15 @@ def setup_of(selection: Selection, optimizers: Sequence[Optimizer]) -> Setup:
                 _number(group.get("momentum", 0.0)),
                 _number(group.get("weight_decay", 0.0)),
                 _number(group.get("eps", 0.0)),
+                sum(p.numel() for p in group["params"] if not is_lazy(p)),
             )
             for one, group in groups
         ),
+        {
+            name: _number(getattr(module, "p", 0.0))
+            for name, module in selection.modules.items()
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd)
+        },
     )
 
 

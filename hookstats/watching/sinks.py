@@ -60,15 +60,13 @@ class Sinks:
 
     def with_records(self, records: Sequence[StepRecord]) -> tuple[list[Action], list[Action]]:
         """The calls that give sinks these records, one each: those of rules that come before all
-        other sinks, which look at all records in the first call, and the rest."""
+        other sinks, and the rest."""
         calls: list[Action] = []
         rules = 0
         for sink in self._sinks:
-            if isinstance(sink, Monitor):
-                given: list[Action] = [partial(next, sink.each_of(records), None)] * len(records)
-                rules += len(given) if not calls else 0
-            else:
-                given = [partial(sink, record) for record in records]
+            given: list[Action] = [partial(sink, record) for record in records]
+            if isinstance(sink, Monitor) and not calls:
+                rules = len(given)
             calls += self._uses(sink, "records", given)
         return calls[:rules], calls[rules:]
 

@@ -17,11 +17,10 @@ from support.samples import record_of
 
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, History, Monitor, Rule, RuleWarning
-from hookstats.rules.steps import Flags, Steps
 from hookstats.stats import retries
 
 TRIES = 4
-PARTS = ("suspects", "check", "check_scalars")
+PARTS = ("check", "check_scalars")
 MANY = 100
 
 
@@ -49,13 +48,10 @@ class Seen(Rule):
             if step in self.at:
                 raise self.error("injected")
 
-    def suspects(self, steps: Steps) -> Flags:
-        self.fail("suspects", steps.records[0].step)
-        return np.array([record.step % 2 == 0 for record in steps.records])
-
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         self.fail("check", record.step)
-        yield self.alert(record, 0, "is seen", 1.0)
+        if record.step % 2 == 0:
+            yield self.alert(record, 0, "is seen", 1.0)
 
     def check_scalars(
         self, step: int, values: Mapping[str, float], history: History
@@ -195,46 +191,17 @@ def test_of_a_step_that_the_history_cannot_take_nothing_is_mixed_up(
 
 def test_a_step_that_the_history_cannot_take_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = Monitor([Other(calls=[])])
-    extend = History.extend
+    push = History.push
 
-    def full(self: History, records: Any) -> Steps:
-        if records[0].step == 4:
+    def full(self: History, record: StepRecord) -> None:
+        if record.step == 4:
             raise MemoryError("injected")
-        return extend(self, records)
+        push(self, record)
 
-    monkeypatch.setattr(History, "extend", full)
+    monkeypatch.setattr(History, "push", full)
     assert [str(one.message) for one in failures_of(monitor, 20)] == [
         "hookstats: checking steps failed: MemoryError: injected; it is called again at later "
         "steps",
         "hookstats: checking steps works again; calls that it missed: 2",
     ]
     assert steps_of(monitor, "other") == [0, 2, *range(6, 20, 2)]
-
-
-class Asked(Seen):
-    """Fails when it is asked what it looks at, so many times."""
-
-    def looks_at(self, name: str) -> bool:
-        self.calls.append(name)
-        if len(self.calls) in self.at:
-            raise self.error("injected")
-        return name == "loss"
-
-
-def test_a_rule_that_fails_to_say_what_it_looks_at_is_asked_again() -> None:
-    monitor = Monitor([Asked(calls=[], at=range(1, 3)), Other(calls=[])])
-    told = failures_of(monitor, 20)
-    assert len(told) == 2
-    assert str(told[1].message).startswith("hookstats: rule 'seen' works again; calls that it mis")
-    assert steps_of(monitor, "other", "loss") == [*range(0, 20, 2)]
-    assert steps_of(monitor, "seen", "loss") == [*range(6, 20, 2)]  # steps 1, 3 and 4 are left out
-    assert steps_of(monitor, "seen") == [*range(0, 20, 2)]
-
-
-def test_a_rule_that_never_says_what_it_looks_at_is_ended() -> None:
-    rule = Asked(calls=[], at=range(1, MANY), error=ZeroDivisionError)
-    monitor = Monitor([rule, Other(calls=[])])
-    told = failures_of(monitor, MANY)
-    assert len(told) == 2
-    assert str(told[1].message).endswith("4 times in a row; the rule is disabled")
-    assert repr(monitor) == "Monitor(other)"

@@ -12,6 +12,7 @@ from bench.faults.fault import LATE, SHARES, Fault
 from bench.faults.faults import FAULTS
 from bench.faults.models import BASES
 from bench.faults.score import print_healthy, score
+from bench.faults.sound import PROGRAMS, train
 
 SAMPLE = (
     "init/symmetric",
@@ -72,3 +73,29 @@ def test_the_score_counts_no_alert_about_something_else() -> None:
     found = run_case(jump.base, jump, seed=0)
     other = Fault(name="optim/other", base="mlp", where=("fc2",), step=LATE)
     assert score(other, 0, found, counts=True).found is None
+
+
+SOUND = (
+    "last_batch_is_small",
+    "mnist_example",
+    "efficientnet",
+    "embeddings_of_two_sizes",
+    "byol",
+    "dqn",
+    "dcgan",
+    "zero_initialised_branches",
+)
+"""Kinds that were false alarms once."""
+
+
+def test_the_sound_trainings_are_what_they_say() -> None:
+    shares = [program.share for program in PROGRAMS.values()]
+    assert len(shares) >= 60
+    assert min(shares.count("tuned"), shares.count("scored")) >= 30
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_training_is_left_alone(name: str) -> None:
+    alerts, _ = train(PROGRAMS[name.replace("_", "-")], seed=0, steps=60)
+    assert [alert.message for alert in alerts if alert.level] == []

@@ -36,7 +36,7 @@ def test_a_note_causes_no_warning() -> None:
     assert [one.cause for one in incidents_of([note, warning])] == [note, warning]
     again = at(12, "dead channels", "note")
     assert incidents_of([note, again])[0].consequences == (again,)
-    other = at(12, "fp8 risk", "note")
+    other = at(12, "repeated inputs", "note")
     assert len(incidents_of([note, other])) == 2
     # Beside a warning, notes are its consequences.
     assert incidents_of([warning, other])[0].consequences == (other,)

@@ -55,7 +55,7 @@ def said(
     return list(w.alerts)
 
 
-@pytest.mark.parametrize("last", [nn.ReLU(), nn.Softmax(-1), nn.Dropout(0.1)])
+@pytest.mark.parametrize("last", [nn.ReLU(), nn.Softmax(-1)])
 def test_logits_that_something_changed(last: nn.Module) -> None:
     (alert,) = said(Logits, classifier(last))
     assert (alert.step, alert.site, alert.kind) == (1, "3", "output")
@@ -76,15 +76,16 @@ def test_other_losses_take_what_they_like() -> None:
 
 
 def test_targets_of_one_class() -> None:
-    (alert,) = said(Targets, classifier(), labels=lambda step: torch.full((32,), 3))
-    assert (alert.step, alert.site, alert.channel, alert.value) == (2, "2", 3, 32)
+    (alert,) = said(Targets, classifier(), labels=lambda step: torch.full((32,), 3), steps=16)
+    assert (alert.step, alert.site, alert.channel, alert.value) == (14, "2", 3, 32)
     assert "all 32 targets of the batch are of class 3" in alert.message
     (alert,) = said(
         Targets,
         classifier(),
-        labels=lambda step: torch.randint(5, (32,)) if step < 4 else torch.full((32,), 1),
+        labels=lambda step: torch.randint(5, (32,)) if step < 18 else torch.full((32,), 1),
+        steps=24,
     )
-    assert (alert.step, alert.channel) == (6, 1)
+    assert (alert.step, alert.channel) == (20, 1)
 
 
 def test_targets_of_more_than_one_class_or_of_few_samples() -> None:
@@ -140,7 +141,7 @@ def test_what_one_player_adds_to_the_other_ones_gradients_is_no_accumulation() -
 
 def test_a_dropout_that_keeps_what_it_should_drop() -> None:
     (alert,) = said(Dropout, classifier(nn.Dropout(0.9), classes=64))
-    assert (alert.site, alert.value > 0.85) == ("3", True)
+    assert (alert.step, alert.site, alert.value) == (0, "3", 0.9)
     assert said(Dropout, classifier(nn.Dropout(0.5), classes=64)) == []
     # What a ReLU made zero was not dropped.
     behind = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 5))
@@ -242,7 +243,7 @@ def test_the_last_output_may_hardly_depend_on_the_sample() -> None:
         small[2].bias.zero_()
     assert said(Collapse, small) == []
     behind = nn.Sequential(*small, nn.Linear(10, 5))
-    assert [alert.site for alert in said(Collapse, behind)] == ["3"]
+    assert [alert.site for alert in said(Collapse, behind, steps=12)] == ["3"]
 
 
 class Conv1D(nn.Module):

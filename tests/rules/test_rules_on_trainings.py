@@ -265,20 +265,3 @@ def test_a_sudden_shift_of_the_data() -> None:
     shift = next(alert for alert in alerts if alert.rule == "sudden shift")
     assert (shift.step, shift.site, shift.kind) == (30, "0", "output")
     assert shift.value == pytest.approx(math.log2(50), abs=0.5)
-
-
-def test_fp8_risk_of_weights_that_are_far_apart() -> None:
-    model = mlp(nn.ReLU).bfloat16()
-    with torch.no_grad():
-        model[3].weight *= torch.exp2(torch.linspace(-20, 20, 64))[:, None]
-
-    def loss_of(step: int) -> Tensor:
-        loss: Tensor = model(images()[:64].bfloat16()).float().square().mean()
-        return loss
-
-    alerts, _ = train(model, SGD(model.parameters(), lr=1e-20), loss_of, 12)
-    alert = next(a for a in alerts if (a.rule, a.site) == ("fp8 risk", "3.weight"))
-    # e4m3 holds 19 of the 40 octaves, and some more that the weights of each row spread over.
-    assert (alert.kind, alert.step) == ("param", 9)
-    assert alert.value == pytest.approx(0.5, abs=0.1)
-    assert "of '3.weight' would lose" in alert.message

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -13,7 +12,6 @@ from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
 from hookstats.rules import NonFinite
 from hookstats.rules.history import History
-from hookstats.rules.steps import Flags, Steps
 from hookstats.watching.watch import watch
 
 
@@ -34,9 +32,6 @@ class Slow(NonFinite):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         time.sleep(0.1)
         yield from ()
-
-    def suspects(self, steps: Steps) -> Flags:
-        return np.ones(len(steps), np.bool_)
 
 
 def test_rules_have_the_patience_for_each_step() -> None:
