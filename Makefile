@@ -6,7 +6,6 @@
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
 # JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
-# CASES   how many strange run directories `make fuzz` reads
 # STEPS, MINUTES  how long `make soak` trains at most
 # PHASE, CAPABILITY  of `make gpu-check`: one phase; for which GPU to build where there is none (9.0)
 # BENCH, RESULTS  of `make bench`: a part of it (ops, hooks, steps, flush, ranks, show), and its JSON
@@ -55,7 +54,6 @@ CTEST_JOBS := $(if $(SIDE_BY_SIDE),$(shell echo $$(( ($(JOBS) + 2) / 2 ))),$(JOB
 # Threads that wait for each other leave the cores to other processes.
 WAITING := OMP_WAIT_POLICY=passive
 
-CASES ?= 100000
 STEPS ?= 100000
 MINUTES ?= 30
 BENCH ?=
@@ -71,7 +69,7 @@ define run_parts
 	  || { echo "make $(1): failed; a line with *** follows the output of each failed part" >&2; exit 1; }
 endef
 
-.PHONY: help demo test check fuzz soak faults full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
+.PHONY: help demo test check soak faults full cuda-compile pytest pytest-check pytest-full build lint format docs readme-picture page-pictures clean
 .PHONY: matrix wheel bench bench-smoke bench-compare gpu-check $(PRESETS:%=ctest-%)
 
 help:  ## List the targets
@@ -94,9 +92,6 @@ check: | $(LOGS)  ## Slower tests, C++ tests, a sanitizer, nvcc, docs, small ben
 
 pytest-full: $(STAMPS)/dev | $(LOGS)  ## The tests that only make full runs, and more examples of Hypothesis
 	HOOKSTATS_EXAMPLES=200 $(PYTEST) -m full 2>&1 | tee $(LOGS)/pytest-full.log
-
-fuzz: $(STAMPS)/dev  ## Read CASES (100000) damaged and evil run directories
-	HOOKSTATS_FUZZ_CASES=$(CASES) $(PYTEST) -m full tests/runs/test_strangers.py
 
 soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), with faults, kills and restarts
 	rm -rf build/soak

@@ -20,13 +20,13 @@ from bench.measure import Measured, Table, measure
 from bench.smoke import pick
 from bench.turns import Rounds
 from hookstats import StepRecord, open_run
-from hookstats.runs.columns import COLUMNS
+from hookstats.runs.format import STATISTICS
 from hookstats.show import page
 
 SITES = pick(500, 6)
 CHANNELS = pick(256, 8)
 RANKS = pick((8, 64, 256), (2, 3))
-NAMES = ("step", "rank", "site", "kind", "observed", "hist_slots", "hist_counts", *COLUMNS)
+NAMES = ("step", "rank", "site", "kind", "observed", "hist_slots", "hist_counts", *STATISTICS)
 
 TABLE = Table(
     "reading a step of many ranks",
@@ -87,7 +87,7 @@ class Arrow(Reading):
     """pyarrow: the same columns of one part after the other; their rows are counted."""
 
     def read(self) -> int:
-        parts = sorted((self.path / "parts").glob("*.parquet"))
+        parts = sorted((self.path / "tensors").glob("*.parquet"))
         read = partial(pq.read_table, columns=list(NAMES), use_threads=False)
         return sum(read(part).num_rows for part in parts)
 
@@ -130,7 +130,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     makers = {name: partial(peer, run, request.param) for name, peer in PEERS.items()}
     title = f"{request.param} ranks, {SITES} sites x {CHANNELS} channels"
     measured = measure(TABLE, title, request.param, makers, Rounds(0, pick(3, 1)))
-    files = sum(part.stat().st_size for part in (run / "parts").iterdir())
+    files = sum(part.stat().st_size for part in (run / "tensors").iterdir())
     measured.case.facts["on the disk, MB"] = round(files / 1e6, 1)
     measured.case.facts["most memory, MB"] = round(memory(Merged, run), 1)
     measured.case.facts["of the report, MB"] = round(memory(Reported, run), 1)

@@ -8,9 +8,10 @@ import numpy as np
 
 from hookstats import LogBins
 from hookstats.records.layout import Axis, Layout, Mesh
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import SiteInfo, StepRecord, Table
 from hookstats.records.sparse import SparseCounts
 from hookstats.runs.writer import RunWriter
+from hookstats.stats.merge import merge
 
 BATCH = 32
 BINS = LogBins()
@@ -35,22 +36,22 @@ def record(
     tallies = np.zeros((rows, 5), np.int64)
     tallies[:, 0] = BATCH
     tallies[:, 4] = random.integers(0, 5, rows)
+    owners = np.repeat(np.arange(sites), channels)
+    whole = merge(moments, tallies, owners, sites)
+    hist = SparseCounts(
+        np.arange(sites + 1, dtype=np.int64) * _FILLED,
+        np.tile(np.arange(30, 30 + _FILLED, dtype=np.int32), sites),
+        random.integers(1, 500, sites * _FILLED),
+    )
     return StepRecord(
         step=step,
         rank=rank,
         sites=_sites(sites, channels, None if ranks is None else _layout(rank, ranks, channels)),
         observed=np.ones(sites, np.int64),
-        offsets=np.arange(sites + 1, dtype=np.int64) * channels,
-        moments=moments,
-        tallies=tallies,
+        tensors=Table(whole[0].T, whole[1].T, hist),
+        channels=Table(moments.T.copy(), tallies.T.copy(), SparseCounts.empty(rows)),
         bins=BINS,
-        hist=SparseCounts(
-            np.arange(sites + 1, dtype=np.int64) * _FILLED,
-            np.tile(np.arange(30, 30 + _FILLED, dtype=np.int32), sites),
-            random.integers(1, 500, sites * _FILLED),
-        ),
         channel_bins=None,
-        channel_hist=SparseCounts.empty(rows),
     )
 
 

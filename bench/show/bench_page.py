@@ -28,10 +28,9 @@ MOST_BYTES = 4_000_000
 READ = """
 import sys
 from hookstats.runs.run import open_run
-from hookstats.runs.columns import COLUMNS
+from hookstats.runs.format import STATISTICS
 run = open_run(sys.argv[1])
-names = ["step", "site", "kind", "observed", *(f"tensor_{name}" for name in COLUMNS)]
-for table in run.batches([*names, "count", "zero"]):
+for table in run.batches(["step", "site", "kind", "channels", "observed", "dead", *STATISTICS]):
     pass
 """
 

@@ -10,7 +10,7 @@ import torch
 
 from hookstats import LogBins
 from hookstats.kernels.of_tensor import channel_stats
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import SiteInfo, StepRecord, Table
 from hookstats.records.sparse import SparseCounts
 from hookstats.runs.writer import RunWriter
 
@@ -42,7 +42,7 @@ def _step(tensors: int, channels: int) -> StepRecord:
     """One step: layers of a transformer, each larger than the one before."""
     x = torch.randn(64, channels, generator=torch.Generator().manual_seed(0))
     x[:, ::3] = x[:, ::3].relu()
-    sites, moments, tallies, hists = [], [], [], []
+    sites, moments, tallies, wholes, hists = [], [], [], [], []
     for i in range(tensors):
         name, kind = f"h.{i // 36}.layers_{i // 3 % 12}", KINDS[i % 3]
         scaled = x * 1.01**i
@@ -51,17 +51,23 @@ def _step(tensors: int, channels: int) -> StepRecord:
         sites.append(SiteInfo(name, kind, channels, 1, tuple(x.shape), "float32"))
         moments.append(stats.moments.numpy())
         tallies.append(stats.tallies.numpy())
+        wholes.append(stats.per_tensor())
         hists.append(whole.slot_counts.numpy())
     return StepRecord(
         step=0,
         rank=0,
         sites=tuple(sites),
         observed=np.ones(tensors, np.int64),
-        offsets=np.arange(tensors + 1, dtype=np.int64) * channels,
-        moments=np.concatenate(moments),
-        tallies=np.concatenate(tallies),
+        tensors=Table(
+            np.concatenate([one.moments.numpy() for one in wholes]).T.copy(),
+            np.concatenate([one.tallies.numpy() for one in wholes]).T.copy(),
+            SparseCounts.from_dense(np.concatenate(hists)),
+        ),
+        channels=Table(
+            np.concatenate(moments).T.copy(),
+            np.concatenate(tallies).T.copy(),
+            SparseCounts.empty(tensors * channels),
+        ),
         bins=BINS,
-        hist=SparseCounts.from_dense(np.concatenate(hists)),
         channel_bins=None,
-        channel_hist=SparseCounts.empty(tensors * channels),
     )

@@ -3,8 +3,9 @@
 // Bytes of a recorded step, measured; tests/project/test_disk_calculator.py holds them to what
 // `watch` says of models. A histogram takes as many for each octave of its number of values, above
 // the first octaves, whose bins are few.
-const CHANNEL = 20;
-const TENSOR = 20;
+const CHANNEL = 30;
+const TENSOR = 80;
+const ONE_IN = 16; // recorded steps, whose channels are kept
 const TENSOR_OCTAVE = { bytes: 30, first: 6 };
 const CHANNEL_OCTAVE = { bytes: 17, first: 5 };
 
@@ -18,7 +19,7 @@ function bytesOfStep({ layers, tensors, channels, values, bins, channelBins }) {
   const sites = layers * tensors;
   const ofTensor = TENSOR + (bins ? histogram(TENSOR_OCTAVE, values * channels) : 0);
   const ofChannel = CHANNEL + (channelBins ? histogram(CHANNEL_OCTAVE, values) : 0);
-  return sites * (ofTensor + channels * ofChannel);
+  return sites * (ofTensor + (channels * ofChannel) / ONE_IN);
 }
 
 // As `watch` writes it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from hookstats.arena.lock import lock
 from hookstats.arena.rows import Counters
 from hookstats.arena.shelf import Extent, Reading
 from hookstats.records.merge import joined
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import SiteInfo, StepRecord, Table
 from hookstats.records.sparse import Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.merge import joined_rows, offsets_of
@@ -113,26 +113,25 @@ class Snapshot:
         by_site[cut_short > 0] = 0
         if len(self._parts) > 1:  # with one part, rows are in the order of `infos`
             infos, by_site = tuple([infos[site] for site in order]), by_site[order]
+        none = identity_moments(0).numpy(), identity_tallies(0).numpy()
         record = StepRecord(
             step=step,
             rank=rank,
             sites=infos,
             observed=by_site,
-            offsets=offsets,
-            moments=_rows([part.moments for part in taken], partial(identity_moments, 0)),
-            tallies=_rows([part.tallies for part in taken], partial(identity_tallies, 0)),
+            tensors=Table(
+                _columns([part.whole_moments for part in taken], none[0]),
+                _columns([part.whole_tallies for part in taken], none[1]),
+                _join([part.hist for part in taken], len(order)),
+            ),
+            channels=Table(
+                _columns([part.moments for part in taken], none[0]),
+                _columns([part.tallies for part in taken], none[1]),
+                _join([part.channel_hist for part in taken], int(offsets[-1])),
+            ),
             bins=bins,
-            hist=_join([part.hist for part in taken], len(order)),
             channel_bins=channel_bins,
-            channel_hist=_join([part.channel_hist for part in taken], int(offsets[-1])),
         )
-        if len(taken) == 1:  # as a rule
-            record.keep_whole(taken[0].whole_moments, taken[0].whole_tallies)
-        elif taken:
-            record.keep_whole(
-                np.concatenate([part.whole_moments for part in taken]),
-                np.concatenate([part.whole_tallies for part in taken]),
-            )
         record = record if record.observed.all() else _observed(record)
         return record if len(self._parts) < 2 else joined(record)
 
@@ -191,9 +190,9 @@ class Snapshot:
 # get it back.
 
 
-def _rows(parts: Sequence[NDArray[Any]], none: Callable[[], Tensor]) -> Any:
-    """The rows of all devices; `none` makes no rows."""
-    return joined_rows(parts) if parts else none().numpy()
+def _columns(parts: Sequence[NDArray[Any]], none: NDArray[Any]) -> Any:
+    """The rows of all devices as columns; `none` has no rows."""
+    return joined_rows(parts or [none]).T
 
 
 def _join(parts: Sequence[SparseCounts], rows: int) -> SparseCounts:
@@ -206,21 +205,21 @@ def _join(parts: Sequence[SparseCounts], rows: int) -> SparseCounts:
 def _observed(record: StepRecord) -> StepRecord:
     """`record` without the sites that were not observed."""
     seen = record.observed > 0
-    channels = np.diff(record.offsets)
-    rows = np.repeat(seen, channels)
-    kept = replace(
+    channels = record.channels
+    if channels is not None:
+        channels = _kept(channels, np.repeat(seen, np.diff(record.offsets)))
+    return replace(
         record,
         sites=tuple(compress(record.sites, seen)),
         observed=record.observed[seen],
-        offsets=offsets_of(channels[seen]),
-        moments=record.moments.T[:, rows].T,
-        tallies=record.tallies.T[:, rows].T,
-        hist=_keep(record.hist, seen),
-        channel_hist=_keep(record.channel_hist, rows),
+        tensors=_kept(record.tensors, seen),
+        channels=channels,
     )
-    moments, tallies = record.whole_state
-    kept.keep_whole(moments[seen], tallies[seen])
-    return kept
+
+
+def _kept(table: Table, keep: NDArray[np.bool_]) -> Table:
+    """The rows for which `keep` is true."""
+    return Table(table.moments[:, keep], table.tallies[:, keep], _keep(table.hist, keep))
 
 
 def _keep(counts: SparseCounts, keep: NDArray[np.bool_]) -> SparseCounts:

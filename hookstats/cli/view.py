@@ -15,7 +15,7 @@ from hookstats.records.keys import Key, label
 from hookstats.records.summary import SiteSummary, summarise
 from hookstats.rules import Alert
 from hookstats.rules.replaying import Replay
-from hookstats.runs.format import PARTS
+from hookstats.runs.format import TENSORS
 from hookstats.runs.run import Run
 from hookstats.show.grid import Cell, grid, require_rich
 from hookstats.show.terminal import MANY_DEAD, format_number
@@ -131,7 +131,7 @@ class View:
     def _age(self) -> str:
         if self.run.coverage is not None:
             return ", closed"
-        written = [part.stat().st_mtime for part in (self.run.path / PARTS).glob("*.parquet")]
+        written = [part.stat().st_mtime for part in (self.run.path / TENSORS).glob("*.parquet")]
         return f", written {time.time() - max(written):.0f} s ago" if written else ""
 
     def _table(self, console: Console, rows: int) -> Table:

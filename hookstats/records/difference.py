@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
-from hookstats.records.tensors import of_tensors
 from hookstats.records.weighing import estimated
 from hookstats.stats import derived
 from hookstats.stats.bins import Bins, is_sampled
@@ -92,15 +91,15 @@ class Comparison:
 def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
     """Compare integers exactly, moments to `rtol`, histograms where both have the same bins.
 
-    Where one of them has whole tensors alone (`of_tensors`), whole tensors are compared.
+    Where one of them has no channels, tensors are compared.
 
     Raises:
         ValueError: rtol is not 0 or more.
     """
     if not rtol >= 0:
         raise ValueError(f"rtol = {rtol}: expected 0 or more")
-    if any(site.merged for record in (a, b) for site in record.sites):
-        a, b = of_tensors(a), of_tensors(b)
+    if a.channels is None or b.channels is None:
+        a, b = a.without_channels(), b.without_channels()
     in_a, in_b = ({key: i for i, key in enumerate(record)} for record in (a, b))
     keys = list(in_a | in_b)
     relative = np.zeros((len(keys), len(STATISTICS)))
@@ -134,11 +133,9 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
         moved = _moved(hist_a, of_a, hist_b, of_b, owners, a.bins.slots, len(keys))
         _add_moved("hist", moved, relative, sites)
         share[owners] = moved[2][owners]
-    if a.channel_bins is not None and a.channel_bins == b.channel_bins:
+    if a.channels is not None and a.channel_bins is not None and a.channel_bins == b.channel_bins:
         owners, slots = np.repeat(np.arange(len(keys)), widths), a.channel_bins.slots
-        hist_a, hist_b = (
-            _of_all(r.channel_hist, r.channel_bins, r.tallies[:, COUNT]) for r in (a, b)
-        )
+        hist_a, hist_b = (_of_all(r.rows.hist, r.channel_bins, r.tallies[:, COUNT]) for r in (a, b))
         moved = _moved(hist_a, rows_a, hist_b, rows_b, owners, slots, len(keys))
         _add_moved("channel_hist", moved, relative, sites)
     rms = np.stack([_rms(record, known, keys) for record, known in ((a, in_a), (b, in_b))], 1)

@@ -1,17 +1,15 @@
-"""Merges the states of a site that saw tensors on several devices in one step."""
+"""joined(): the statistics of a site that saw tensors on several devices in one step, merged."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 
+from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
-from hookstats.records.weighing import added
+from hookstats.records.tables import merged
 from hookstats.stats.bins import is_sampled
-from hookstats.stats.merge import merge, offsets_of
-from hookstats.stats.state import COUNT
 
 
 def joined(record: StepRecord) -> StepRecord:
@@ -19,40 +17,28 @@ def joined(record: StepRecord) -> StepRecord:
 
     Sites of the same name and kind have the same number of channels.
     """
-    places: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for place, site in enumerate(record.sites):
-        places[site.name, site.kind].append(place)
-    if len(places) == len(record.sites):
-        return record
-    groups = list(places.values())
-    site_of = np.empty(len(record.sites), np.int64)
-    for new, group in enumerate(groups):
-        site_of[group] = new
-    widths = np.diff(record.offsets)
-    offsets = offsets_of(widths[[group[0] for group in groups]])
-    row_of = np.arange(len(record.moments)) + np.repeat(
-        offsets[site_of] - record.offsets[:-1], widths
+    numbers: dict[Key, int] = {}
+    site_of = np.array(
+        [numbers.setdefault((site.name, site.kind), len(numbers)) for site in record.sites],
+        np.int64,
     )
-    moments, tallies = merge(record.moments, record.tallies, row_of, int(offsets[-1]))
+    if len(numbers) == len(record.sites):
+        return record
+    _, firsts = np.unique(site_of, return_index=True)
+    observed = np.zeros(len(numbers), np.int64)
+    np.add.at(observed, site_of, record.observed)
+    channels = record.channels
+    if channels is not None:
+        lengths = np.diff(record.offsets)
+        starts = np.concatenate(([0], np.cumsum(lengths[firsts])))
+        shift = starts[site_of] - record.offsets[:-1]
+        row_of = np.arange(channels.rows) + np.repeat(shift, lengths)
+        sampled = is_sampled(record.channel_bins)
+        channels = merged([channels], row_of, int(starts[-1]), sampled=sampled)
     return replace(
         record,
-        sites=tuple(record.sites[group[0]] for group in groups),
-        observed=np.array([record.observed[group].sum() for group in groups], np.int64),
-        offsets=offsets,
-        moments=moments,
-        tallies=tallies,
-        hist=added(
-            record.hist,
-            record.whole_state[1][:, COUNT],
-            site_of,
-            len(groups),
-            sampled=is_sampled(record.bins),
-        ),
-        channel_hist=added(
-            record.channel_hist,
-            record.tallies[:, COUNT],
-            row_of,
-            len(moments),
-            sampled=is_sampled(record.channel_bins),
-        ),
+        sites=tuple([record.sites[first] for first in firsts.tolist()]),
+        observed=observed,
+        tensors=merged([record.tensors], site_of, len(numbers), sampled=is_sampled(record.bins)),
+        channels=channels,
     )

@@ -41,7 +41,8 @@ class GradientNorm:
             self._gradients, self._sites = _gradients(record.sites), record.sites
         if not len(self._gradients):
             return None
-        moments, tallies = [state.take(self._gradients, 0).T for state in record.whole_state]
+        tensors = record.tensors
+        moments, tallies = [x[:, self._gradients] for x in (tensors.moments, tensors.tallies)]
         total = tallies.sum(1).tolist()
         if total[NAN]:
             return math.nan

@@ -14,23 +14,8 @@ from hookstats.records.keys import PARAMETER_KINDS, Key, plain_kind
 from hookstats.records.layout import REPLICATE, UNKNOWN, Layout, shard_dim
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
-from hookstats.stats.merge import offsets_of
 
 Sites = tuple[SiteInfo, ...]
-
-MOST_ROWS = 1 << 23
-"""The whole model may have so many channels, which take about 1 GiB, ..."""
-_RATIO = 64
-"""... and so many times those that the ranks recorded: layouts that say more are damaged."""
-
-
-class LayoutError(ValueError):
-    """Layouts say that the whole has more channels than any ranks have; `record` is the place of
-    one that says so."""
-
-    def __init__(self, message: str, record: int) -> None:
-        super().__init__(message)
-        self.record = record
 
 
 class Target(NamedTuple):
@@ -77,9 +62,6 @@ def place(records: Sequence[Sites]) -> Placement:
     """Where the sites of records go, which are in order of rank.
 
     Targets are in order of rank and of first observation.
-
-    Raises:
-        LayoutError: layouts say that the whole is too large.
     """
     found: dict[Key, list[_Part]] = defaultdict(list)
     for record, sites in enumerate(records):
@@ -87,35 +69,8 @@ def place(records: Sequence[Sites]) -> Placement:
             found[info.name, info.kind].append(_Part(record, site, info))
     placed = [Placed(np.full(len(sites), -1, np.int64)) for sites in records]
     targets = [_add(parts, number, placed) for number, parts in enumerate(found.values())]
-    _check_rows(targets, list(found.values()))
-    offsets = offsets_of([target.info.channels for target in targets])
+    offsets = np.cumsum([0, *(target.info.channels for target in targets)], dtype=np.int64)
     return Placement(targets, offsets, placed)
-
-
-def _check_rows(targets: Sequence[Target], found: Sequence[Sequence[_Part]]) -> None:
-    """Refuse what would take far more memory than what was recorded."""
-    rows = sum(target.info.channels for target in targets)
-    recorded = sum(part.info.channels for parts in found for part in parts)
-    most = max(MOST_ROWS, _RATIO * recorded)
-    if rows > most:
-        info, parts = max(
-            ((target.info, parts) for target, parts in zip(targets, found, strict=True)),
-            key=lambda each: each[0].channels,
-        )
-        raise LayoutError(
-            f"the layout of {info.kind} of {info.name!r} says that all ranks have {info.channels} "
-            f"channels, where {recorded} were recorded of all tensors; expected at most {most}",
-            max(parts, key=lambda part: max(_says(part.info))).record,
-        )
-
-
-def _says(info: SiteInfo) -> tuple[int, ...]:
-    """The sizes that a layout says."""
-    layout = info.layout
-    if layout is None:
-        return (0,)
-    ends = (cut.start + abs(cut.stride) * cut.runs + cut.length for cut in layout.cuts or ())
-    return (0, *(layout.global_shape or ()), *ends)
 
 
 def _add(parts: list[_Part], number: int, placed: list[Placed]) -> Target:
@@ -192,12 +147,6 @@ def _target(infos: Sequence[SiteInfo], of_parameter: bool) -> tuple[Target, list
     """The whole site of some parts, and the channels of the whole that each part has; None: the
     first ones, or those after the parts before."""
     first = infos[0]
-    if any(info.merged for info in infos):
-        parts = [info._replace(channels=info.merged or info.channels, merged=0) for info in infos]
-        whole = _target(parts, of_parameter)[0].info
-        merged = whole.channels if whole.channels > 1 else 0
-        whole = whole._replace(channels=1, merged=merged)
-        return Target(whole, grows=False, is_one=True), [None] * len(infos)
     dim, shape = first.channel_dim, _shape(infos, of_parameter)
     if dim is not None and dim < 0:
         dim += len(first.shape)

@@ -1,13 +1,14 @@
-"""The columnar record of one step: what every site observed, in a handful of NumPy arrays."""
+"""The record of one step: a table of all tensors, and a table of all channels or none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key, finder, hint, label
@@ -15,22 +16,23 @@ from hookstats.records.layout import Layout
 from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
+from hookstats.stats.derived import columns_of, dead
 from hookstats.stats.later import torch
-from hookstats.stats.merge import merge
+from hookstats.stats.merge import offsets_of, reduce_runs
 from hookstats.stats.printable import printable
 
 
 class SiteInfo(NamedTuple):
-    """The tensor that a range of rows describes; equal from step to step unless shapes change.
+    """The tensor that a row of `StepRecord.tensors` describes; equal from step to step unless
+    shapes change.
 
     ``name`` is the qualified name of a module or parameter ("" is the root module); ``kind`` says
     which tensor, with the path of the leaf: "output", "output[1]", "grad_output", "param_grad".
     ``shape`` and ``dtype`` (such as "float32") are those of the last tensor seen in the step, with
     -1 for sizes that compiled graphs leave open.
-    ``channel_dim`` is None if the whole tensor is one channel. ``layout`` says which part of a
-    tensor that is spread over ranks this is; None if it is whole, or not known to be a part.
-    ``merged`` is the number of channels that `of_tensors` merged into one row; 0 where the rows are
-    the site's channels.
+    ``channels`` is the number of channels, also in records without them; ``channel_dim`` is None if
+    the whole tensor is one channel. ``layout`` says which part of a tensor that is sharded over
+    ranks this is; None if it is whole, or not known to be a part.
     """
 
     name: str
@@ -40,7 +42,38 @@ class SiteInfo(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     layout: Layout | None = None
-    merged: int = 0
+
+
+class Table(NamedTuple):
+    """The statistics of N tensors or channels, column by column.
+
+    ``moments`` float64 [5, N]: mean, m2, min, max, l1; ``tallies`` int64 [5, N]: count, nan,
+    posinf, neginf, zero; ``hist`` one histogram a row, empty where there are no bins.
+    """
+
+    moments: Float64
+    tallies: Int64
+    hist: SparseCounts
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return len(self.moments[0])
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the arrays."""
+        hist = self.hist
+        arrays = (self.moments, self.tallies, hist.offsets, hist.slots, hist.counts)
+        return sum([array.nbytes for array in arrays])
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column [N] by its name in `stats.state`."""
+        return columns_of(self.moments.T, self.tallies.T)(name)
+
+    def chosen(self, rows: Int64) -> Table:
+        """These rows, in this order."""
+        return Table(self.moments[:, rows], self.tallies[:, rows], self.hist.chosen(rows))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,13 +82,11 @@ class StepRecord(Mapping[Key, ChannelStats]):
 
     ``rank`` is the rank that observed it; None for the whole model, merged from several ranks.
 
-    With S sites and R rows (the channels of all sites, one site after the other):
-    ``sites`` S entries in order of first observation; ``observed`` int64 [S], calls merged into
-    each; ``offsets`` int64 [S + 1], site s owns rows ``offsets[s]:offsets[s + 1]``;
-    ``moments`` float64 [R, 5]: mean, m2, min, max, l1; ``tallies`` int64 [R, 5]: count,
-    nan, posinf, neginf, zero; ``hist`` one row per site (S rows) on ``bins``; ``channel_hist`` one
-    row per channel (R rows) on ``channel_bins``. If bins are None, the counts are empty. The
-    arrays are shared, not copied: read them, never write to them.
+    With S sites: ``sites`` S entries in order of first observation; ``observed`` int64 [S], calls
+    merged into each; ``tensors`` a row for each site, the statistics of the whole tensor, with
+    histograms on ``bins``; ``channels`` a row for each channel, one site after the other, with
+    histograms on ``channel_bins``; None where the channels of the step were not kept.
+    The arrays are shared, not copied: read them, never write to them.
     ``scalars`` has the numbers of the step by name: what the training logged, learning rates as
     "lr/0", "grad_norm" (see `norms.gradient_norm`), "steps_per_second".
     """
@@ -68,14 +99,13 @@ class StepRecord(Mapping[Key, ChannelStats]):
     rank: int | None
     sites: tuple[SiteInfo, ...]
     observed: Int64
-    offsets: Int64
-    moments: Float64
-    tallies: Int64
+    tensors: Table
+    channels: Table | None
     bins: Bins | None
-    hist: SparseCounts
     channel_bins: Bins | None
-    channel_hist: SparseCounts
     scalars: Mapping[str, float] = field(default_factory=dict)
+    known_dead: Int64 | None = None
+    """int64 [S]: what `dead` was where the channels were not kept; -1 and None: unknown."""
 
     def complete(self, scalars: Mapping[str, float]) -> None:
         """Replace `scalars`: some are logged after the step was closed."""
@@ -88,25 +118,66 @@ class StepRecord(Mapping[Key, ChannelStats]):
     def _index(self) -> dict[Key, int]:
         return {(site.name, site.kind): i for i, site in enumerate(self.sites)}
 
+    @property
+    def rows(self) -> Table:
+        """`channels` where they were kept, else `tensors`, each tensor as one channel."""
+        return self.tensors if self.channels is None else self.channels
+
+    @cached_property
+    def offsets(self) -> Int64:
+        """int64 [S + 1]: site s owns the rows ``offsets[s]:offsets[s + 1]`` of `rows`."""
+        if self.channels is None:
+            return np.arange(len(self.sites) + 1, dtype=np.int64)
+        return channel_offsets(self.sites)
+
+    @property
+    def moments(self) -> Float64:
+        """The moments of `rows`, float64 [R, 5]; a view with contiguous columns."""
+        moments: Float64 = self.rows.moments.T
+        return moments
+
+    @property
+    def tallies(self) -> Int64:
+        """The tallies of `rows`, int64 [R, 5]; a view with contiguous columns."""
+        tallies: Int64 = self.rows.tallies.T
+        return tallies
+
+    @property
+    def hist(self) -> SparseCounts:
+        """The histograms of the tensors."""
+        return self.tensors.hist
+
+    @property
+    def channel_hist(self) -> SparseCounts:
+        """The histograms of the channels; without rows where these were not kept."""
+        return SparseCounts.empty(0) if self.channels is None else self.channels.hist
+
     @cached_property
     def whole(self) -> ChannelStats:
-        """The statistics of the sites' whole tensors: its "channels" are the S sites; no `hist`."""
+        """The statistics of the tensors: its "channels" are the S sites; no `hist`."""
         moments, tallies = self.whole_state
         return ChannelStats(torch.from_numpy(moments), torch.from_numpy(tallies))
 
-    @cached_property
+    @property
     def whole_state(self) -> tuple[Float64, Int64]:
-        """The moments [S, 5 or 7] and tallies [S, 5] of `whole`, merged when first asked for."""
-        return merge(self.moments, self.tallies, self.site_of_row, len(self))
+        """The moments [S, 5] and tallies [S, 5] of the tensors; views with contiguous columns."""
+        return self.tensors.moments.T, self.tensors.tallies.T
 
     @cached_property
-    def site_of_row(self) -> Int64:
-        """int64 [R]: the site of each row."""
-        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+    def dead(self) -> Int64:
+        """int64 [S]: the dead channels of each site (see `stats.derived.dead`); -1 where nobody
+        knows, as the channels were not kept."""
+        if self.channels is None:
+            unknown = np.full(len(self.sites), -1, np.int64)
+            return unknown if self.known_dead is None else self.known_dead
+        died = dead(self.channels.column).astype(np.int64)
+        return reduce_runs(np.add, died, self.offsets, 0)
 
-    def keep_whole(self, moments: Float64, tallies: Int64) -> None:
-        """Have `whole_state` be these, merged together with those of other records."""
-        vars(self)["whole_state"] = moments, tallies
+    def without_channels(self) -> StepRecord:
+        """The record of the tensors alone."""
+        if self.channels is None:
+            return self
+        return replace(self, channels=None, known_dead=self.dead)
 
     def __len__(self) -> int:
         """The number of sites."""
@@ -134,7 +205,8 @@ class StepRecord(Mapping[Key, ChannelStats]):
     def __getitem__(self, key: Key) -> ChannelStats:
         """The statistics of one site; a KeyError suggests sites with similar names.
 
-        A plain kind, such as "output", means the only or the first tensor of several.
+        A plain kind, such as "output", means the only or the first tensor of several. Where the
+        channels of the step were not kept, the tensor is one channel.
         """
         site = self._find(key)
         if site is None:
@@ -143,8 +215,9 @@ class StepRecord(Mapping[Key, ChannelStats]):
         counts = channel_counts = None
         if self.bins is not None:
             counts = torch.from_numpy(self.hist.dense(site, self.bins.slots))
-        if self.channel_bins is not None:
-            dense = self.channel_hist.dense(rows, self.channel_bins.slots)
+        channel_bins = None if self.channels is None else self.channel_bins
+        if channel_bins is not None:
+            dense = self.rows.hist.dense(rows, channel_bins.slots)
             channel_counts = torch.from_numpy(dense)
         return ChannelStats(
             torch.tensor(self.moments[rows], device="cpu"),
@@ -152,7 +225,7 @@ class StepRecord(Mapping[Key, ChannelStats]):
             counts=counts,
             bins=self.bins,
             channel_counts=channel_counts,
-            channel_bins=self.channel_bins,
+            channel_bins=channel_bins,
         )
 
     @cached_property
@@ -179,4 +252,14 @@ class StepRecord(Mapping[Key, ChannelStats]):
         return f"{message}: expected (name, kind), two strings"
 
 
+def channel_offsets(sites: tuple[SiteInfo, ...]) -> Int64:
+    """int64 [S + 1]: where the channels of each site begin, one site after the other."""
+    global _last
+    known = _last  # most steps have the same tuple, and to hash its sites takes longer than this
+    if known[0] is not sites:
+        known = _last = sites, offsets_of(np.array([site.channels for site in sites], np.int64))
+    return known[1]
+
+
+_last: tuple[tuple[SiteInfo, ...], Int64] = (), np.zeros(1, np.int64)
 _NAMED = 3  # sites that a representation names

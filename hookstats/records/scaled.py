@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.keys import plain_kind
-from hookstats.records.record import StepRecord
+from hookstats.records.record import StepRecord, Table
 from hookstats.records.sparse import Float64, Int32, Int64, SparseCounts
 from hookstats.stats.bins import Bins, LogBins
-from hookstats.stats.merge import reduce_runs
 from hookstats.stats.state import M2, MAX, MIN, MOMENTS
 
 SCALED = ("grad_output", "grad_input")
@@ -28,21 +27,23 @@ def scaled(record: StepRecord, factor: float) -> StepRecord:
     chosen = np.array([plain_kind(site.kind) in SCALED for site in record.sites], bool)
     if factor == 1 or not chosen.any():
         return record
-    rows = np.repeat(chosen, np.diff(record.offsets))
+    channels = record.channels
+    if channels is not None:
+        rows = np.repeat(chosen, np.diff(record.offsets))
+        channels = _scaled(channels, rows, factor, record.channel_bins)
+    tensors = _scaled(record.tensors, chosen, factor, record.bins)
+    return replace(record, tensors=tensors, channels=channels)
+
+
+def _scaled(table: Table, chosen: NDArray[np.bool_], factor: float, bins: Bins | None) -> Table:
     factors = np.full(len(MOMENTS), factor)
     factors[M2] = factor**2
     with np.errstate(over="ignore"):
-        moments = np.where(rows[:, None], record.moments * factors, record.moments)
-    hist, channel_hist = record.hist, record.channel_hist
-    low, high = record.moments[:, MIN], record.moments[:, MAX]
-    if record.channel_bins is not None:
-        spans = rows, low, high
-        channel_hist = _moved(channel_hist, record.channel_bins, *spans, factor)
-    if record.bins is not None:
-        low = reduce_runs(np.minimum, low, record.offsets, np.inf)
-        high = reduce_runs(np.maximum, high, record.offsets, -np.inf)
-        hist = _moved(hist, record.bins, chosen, low, high, factor)
-    return replace(record, moments=moments, hist=hist, channel_hist=channel_hist)
+        moments = np.where(chosen, table.moments * factors[:, None], table.moments)
+    hist = table.hist
+    if bins is not None:
+        hist = _moved(hist, bins, chosen, table.moments[MIN], table.moments[MAX], factor)
+    return Table(moments, table.tallies, hist)
 
 
 def _moved(

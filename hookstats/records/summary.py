@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from hookstats.records.record import StepRecord
-from hookstats.stats.derived import columns_of, dead, statistic
-from hookstats.stats.merge import reduce_runs
+from hookstats.stats.derived import columns_of, statistic
 
 
 class SiteSummary(NamedTuple):
@@ -17,8 +14,8 @@ class SiteSummary(NamedTuple):
 
     mean, std (population), min and max are over the finite values of all channels; without finite
     values they are NaN, NaN, +inf and -inf. `finite` counts these values, `nonfinite` NaNs and
-    infinities, `dead` the dead channels (see `insight.dead`) of `channels`, which is 0 where the
-    record has the whole tensor alone.
+    infinities, `dead` the dead channels (see `insight.dead`) of `channels`, -1 where nobody knows,
+    as the channels of the step were not kept.
     """
 
     name: str
@@ -37,7 +34,7 @@ class SiteSummary(NamedTuple):
     @property
     def dead_of(self) -> str:
         """How many channels of how many are dead, for people: "3/64"; "-" where nobody knows."""
-        return f"{self.dead}/{self.channels}" if self.channels else "-"
+        return f"{self.dead}/{self.channels}" if self.dead >= 0 and self.channels else "-"
 
     @property
     def rms(self) -> float:
@@ -49,18 +46,15 @@ def summarise(record: StepRecord) -> list[SiteSummary]:
     """One SiteSummary per site, in the record's order; vectorised over all channels."""
     whole = columns_of(*record.whole_state)
     told = [statistic(name, whole) for name in ("count", "mean", "std", "min", "max")]
-    merged = np.array([site.merged > 0 for site in record.sites], bool)
-    died = dead(columns_of(record.moments, record.tallies)).astype(np.int64)
-    died = np.where(merged, 0, reduce_runs(np.add, died, record.offsets, 0))
     return [
         SiteSummary(site.name, site.kind, site.shape, *numbers)
         for site, *numbers in zip(
             record.sites,
-            np.where(merged, 0, np.diff(record.offsets)).tolist(),
+            [site.channels for site in record.sites],
             record.observed.tolist(),
             *(values.tolist() for values in told),
             (whole("nan") + whole("posinf") + whole("neginf")).tolist(),
-            died.tolist(),
+            record.dead.tolist(),
             strict=True,
         )
     ]

@@ -148,6 +148,7 @@ class History:
         self._first_rows: dict[tuple[str, str, int], int] = {}  # by site and number of channels
         self._at = np.zeros(0, np.intp)  # where the sites are in what follows
         self._rows: NDArray[np.intp] | slice = slice(0)  # where the rows are
+        self._width = 0  # how many these are
         self._all_rms = np.empty((0, WINDOW))
         self._all_seen = np.zeros((0, 3), np.int64)  # in how many steps, when last, calls
         self._all_dead = np.zeros((0, 3), np.int64)  # steps, values, since
@@ -210,7 +211,7 @@ class History:
 
     def push(self, record: StepRecord) -> None:
         """Add a step."""
-        if record.sites != self.sites.sites:
+        if record.sites != self.sites.sites or record.rows.rows != self._width:
             try:
                 self._place(record)
             except BaseException:  # such as a full memory: the sites are placed again
@@ -269,7 +270,7 @@ class History:
         if len(outputs):
             self.last_output = int(outputs[-1])
             last = record.sites[self.last_output]
-            self.classes = last.merged or last.channels
+            self.classes = last.channels
             self.last_gradient = self.sites.at.get((last.name, parse_kind(last.kind).gradient))
         self.outputs_of = {}
         for i in outputs.tolist():
@@ -279,15 +280,14 @@ class History:
         )
         at, rows = [], [np.empty(0, np.intp)]
         width = len(self._all_dead)
-        for site in record.sites:
+        for site, channels in zip(record.sites, np.diff(record.offsets).tolist(), strict=True):
             at.append(self._known.setdefault((site.name, site.kind), len(self._known)))
-            place = site.name, site.kind, site.channels
-            row = self._first_rows.setdefault(place, width)
-            width = max(width, row + site.channels)
-            rows.append(np.arange(row, row + site.channels))
+            row = self._first_rows.setdefault((site.name, site.kind, channels), width)
+            width = max(width, row + channels)
+            rows.append(np.arange(row, row + channels))
         self._at, places = np.array(at, np.intp), np.concatenate(rows)
         in_order = bool((places == np.arange(len(places))).all())
-        self._rows = slice(0, len(places)) if in_order else places
+        self._rows, self._width = slice(0, len(places)) if in_order else places, len(places)
         self._all_rms = _longer(self._all_rms, len(self._known), np.nan)
         self._all_seen = _longer(self._all_seen, len(self._known), 0)
         self._all_dead = _longer(self._all_dead, width, 0)

@@ -35,7 +35,7 @@ def _groups(of: Sites) -> tuple[tuple[int, ...], ...]:
                 continue
             for one in _NUMBER.finditer(site.name):
                 without = f"{site.name[: one.start()]}#{site.name[one.end() :]}"
-                key = without, site.kind, site.merged or site.channels, len(site.shape)
+                key = without, site.kind, site.channels, len(site.shape)
                 found.setdefault(key, []).append(i)
     return tuple(
         tuple(sorted(group, key=lambda i: _numbers(sites[i].name)))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookstats.records.alerts import SEVERITIES, Alert
-from hookstats.runs.files import JSON_BYTES, naming, require_regular
+from hookstats.runs.files import naming
 from hookstats.runs.format import alerts_jsonl
+from hookstats.stats.arguments import check_integer
 
 
 class Told(NamedTuple):
@@ -117,30 +118,27 @@ def read_alerts(run: Path, rank: int) -> list[Alert]:
     Raises:
         ValueError: the file is damaged; the message names it.
     """
+    with naming(run / alerts_jsonl(rank)):
+        return [_alert(entry, rank) for entry in read_alert_lines(run, rank)]
+
+
+def read_alert_lines(run: Path, rank: int) -> list[dict[str, Any]]:
+    """The JSON objects of these alerts; errors are those of `read_alerts`."""
     path = run / alerts_jsonl(rank)
     if not path.exists():
         return []
+    entries: list[dict[str, Any]] = []
     with naming(path):
-        if require_regular(path) > JSON_BYTES:
-            raise ValueError(f"it has more than {JSON_BYTES} bytes")
-        alerts: list[Alert] = []
-        for entry in _entries(path.read_bytes()):
+        *lines, _ = path.read_bytes().split(b"\n")  # after the last line feed: not yet written
+        for entry in map(json.loads, lines):
+            if not isinstance(entry, dict):
+                raise ValueError(f"a line has {entry!r}, expected an object")
             if "rewind" in entry:
-                alerts = [alert for alert in alerts if alert.step < entry["rewind"]]
+                rewind = check_integer("rewind", entry["rewind"], 0)
+                entries = [each for each in entries if each["step"] < rewind]
             else:
-                alerts.append(_alert(entry, rank))
-        return alerts
-
-
-def _entries(content: bytes) -> Iterator[dict[str, Any]]:
-    *lines, _ = content.split(b"\n")  # what follows the last line feed is not yet written
-    for line in lines:
-        entry = json.loads(line)
-        if not isinstance(entry, dict):
-            raise ValueError(f"a line has {entry!r}, expected an object")
-        if "rewind" in entry and not isinstance(entry["rewind"], int):
-            raise ValueError(f"rewind is {entry['rewind']!r}, expected an integer")
-        yield entry
+                entries.append(entry)
+    return entries
 
 
 def _alert(entry: Mapping[str, Any], rank: int) -> Alert:

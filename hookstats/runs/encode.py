@@ -1,310 +1,147 @@
-"""Encoding: records as rows of a part, and a part in memory until it is written."""
+"""Encoding: records as rows of the tensors and channels tables, and these as a Parquet file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from hookstats.records.keys import split_phase
 from hookstats.records.layout import Layout, mesh_text, placements_text
-from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Int64, SparseCounts
-from hookstats.records.wholes import wholes
-from hookstats.runs.checksums import placeholder, seal
-from hookstats.runs.columns import to_columns
+from hookstats.records.record import SiteInfo, StepRecord, Table
+from hookstats.records.sparse import SparseCounts
 from hookstats.runs.format import (
-    ALL_EXTRAS,
-    CHANNELS_COLUMN,
-    LAYOUT_COLUMNS,
+    CHANNELS,
     PART_KEY,
-    PHASE_COLUMN,
-    SUMS_KEY,
-    Extras,
-    part_schema,
+    SUM_KEY,
+    TENSORS,
+    merged_schema,
     require_pyarrow,
+    schema_of,
 )
-from hookstats.stats.merge import joined_rows, offsets_of
+from hookstats.runs.part_file import PLACEHOLDER, seal
+from hookstats.stats.merge import joined_rows
+from hookstats.stats.state import MOMENTS, TALLIES
 
-_TOGETHER = 64
-"""How many records of a small model are encoded at once: one by one costs twenty times as much."""
-_BYTES_TOGETHER = 4 << 20
+_T = TypeVar("_T")
 
 
 class Rows(NamedTuple):
-    """What a step adds to a part; encoded together with what is alike of other steps."""
+    """What a step adds to a part."""
 
     step: int
     rows: int
     nbytes: int
-    alike: object
-    """Equal for what can be encoded together."""
     content: Any
+    """What the encoder of the part's directory takes."""
 
 
-class PartBuilder:
-    """A part to come: a Parquet file in memory, which is written to the disk as a whole."""
-
-    def __init__(
-        self, schema: Any, encode: Callable[[Sequence[Any]], Any], bytes_per_group: int
-    ) -> None:
-        """Begin a part without rows.
-
-        Args:
-            schema: of its rows, a pyarrow.Schema.
-            encode: makes a record batch of the contents of Rows.
-            bytes_per_group: the size at which a row group ends; bounds buffered memory, and what
-                is read beside one step.
-        """
-        pa = require_pyarrow()
-        self.schema = schema
-        self._encoder = encode
-        self._bytes_per_group = bytes_per_group
-        self.records: list[tuple[int, int]] = []
-        """The step of each record, or of its scalars, and its number of rows."""
-        self.broken = False
-        """Whether an error came while Arrow wrote: what the part has cannot be finished."""
-        self._plain: list[list[Rows]] = []  # not encoded yet; those of a list are alike
-        self._plain_bytes = 0
-        self._batches: list[Any] = []  # of the row group to come
-        self._waiting = 0  # bytes in _batches
-        self._groups = 0  # that are in the file
-        self._written = 0  # bytes of these
-        # Arrow's own pool gives memory back between steps, to have it cleared again.
-        pool = pa.system_memory_pool()
-        self._buffer = pa.BufferOutputStream(pool)
-        lists = [field for field in schema if pa.types.is_list(field.type)]
-        self._writer = pa.parquet.ParquetWriter(
-            self._buffer,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)],
-            column_encoding={f"{field.name}.list.element": _encoding(field) for field in lists},
-            write_batch_size=1 << 16,
-            data_page_version="2.0",
-            write_statistics=["step", "rank"],
-            write_page_checksum=True,
-            memory_pool=pool,
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that the part holds in memory."""
-        return self._written + self._waiting + self._plain_bytes
-
-    def add(self, rows: Rows) -> None:
-        """Take the rows of a step; also where there is no memory to encode them, which is an error:
-        the next step tries again."""
-        self.records.append((rows.step, rows.rows))
-        if self._plain and self._plain[-1][0].alike == rows.alike:
-            self._plain[-1].append(rows)
-        else:
-            self._plain.append([rows])
-        self._plain_bytes += rows.nbytes
-        full = len(self._plain[-1]) >= _TOGETHER or self._plain_bytes >= _BYTES_TOGETHER
-        self._encode(but=0 if full else 1)
-        if self._waiting >= self._bytes_per_group:
-            self._end_group()
-
-    def _encode(self, but: int = 0) -> None:
-        """Encode what is plain, `but` the last lists of it."""
-        while len(self._plain) > but:
-            alike = self._plain[0]
-            batch = self._encoder([rows.content for rows in alike])
-            self._batches.append(batch)
-            self._waiting += batch.nbytes
-            self._plain_bytes -= sum(rows.nbytes for rows in alike)
-            del self._plain[0]
-
-    def finish(self, about: str) -> Any:
-        """The content of the file, a pyarrow.Buffer; what fails may be tried again, unless it is
-        `broken`.
-
-        about: what the metadata say of the part, JSON.
-        """
-        self._end_group()
-        self.broken = True  # until all is written
-        chunks = self._groups * len(self.schema)
-        self._writer.add_key_value_metadata({PART_KEY: about, SUMS_KEY: placeholder(chunks)})
-        self._writer.close()
-        content = self._buffer.getvalue()
-        pa = require_pyarrow()
-        seal(memoryview(content).cast("B"), pa.parquet.read_metadata(pa.BufferReader(content)))
-        self.broken = False
-        return content
-
-    def _end_group(self) -> None:
-        if self.broken:
-            raise RuntimeError("an error came while the part was written")
-        self._encode()
-        table = require_pyarrow().Table.from_batches(self._batches, schema=self.schema)
-        if table.num_rows:
-            unified = table.unify_dictionaries()
-            self.broken = True  # until the group is written
-            self._writer.write_table(unified, row_group_size=table.num_rows)
-            self.broken = False
-            self._groups += 1
-            self._written = int(self._buffer.tell())
-        self._batches, self._waiting = [], 0
+def tensor_rows(record: StepRecord) -> Rows:
+    """The tensors of a step."""
+    return Rows(record.step, len(record), record.tensors.nbytes, record)
 
 
-def _encoding(field: Any) -> str:
-    """The encoding of a column of lists. No dictionaries for numbers, and the bytes of floats
-    apart: half the time, less on the disk."""
-    if field.name in ("nan", "posinf", "neginf"):  # as a rule zeros, which take no less by delta
-        return "PLAIN"
-    floats = field.type.value_type == require_pyarrow().float64()
-    return "BYTE_STREAM_SPLIT" if floats else "DELTA_BINARY_PACKED"
+def channel_rows(record: StepRecord) -> Rows | None:
+    """The channels of a step; None where the record has none."""
+    channels = record.channels
+    return None if channels is None else Rows(record.step, channels.rows, channels.nbytes, record)
 
 
-class _Facts(NamedTuple):
-    """What follows from the sites of a record alone."""
+def encode_tensors(records: Sequence[StepRecord]) -> Any:
+    """The tensors of records as a record batch; loops over no tensors."""
+    pa = require_pyarrow()
+    described = _each(encode_sites, records)
+    columns = {
+        **_keys(records, [len(record) for record in records]),
+        **{name: pa.concat_arrays([each[name] for each in described]) for name in described[0]},
+        "observed": np.concatenate([record.observed for record in records]),
+        "dead": np.concatenate([record.dead for record in records]).astype(np.int32),
+        **_statistics([record.tensors for record in records]),
+    }
+    return _batch(columns, TENSORS, is_merged=records[0].rank is None)
 
-    widest: int
-    """The most channels of a site."""
-    layout: bool
-    """Whether any site is a part of a tensor that is spread over ranks."""
-    phases: bool
-    """Whether any site is of a phase."""
+
+def encode_channels(records: Sequence[StepRecord]) -> Any:
+    """The channels of records, which have them, as a record batch; loops over no channels."""
+    pa = require_pyarrow()
+    tables = [record.channels for record in records if record.channels is not None]
+    owners, described = _each(_owners, records), _each(encode_sites, records)
+    columns: dict[str, Any] = _keys(records, [table.rows for table in tables])
+    for name in ("site", "kind"):
+        taken = [each[name].take(site) for each, (site, _) in zip(described, owners, strict=True)]
+        columns[name] = pa.concat_arrays(taken)
+    columns["channel"] = np.concatenate([channel for _, channel in owners])
+    merged = records[0].rank is None
+    return _batch({**columns, **_statistics(tables)}, CHANNELS, is_merged=merged)
+
+
+def _each(encode: Callable[[tuple[SiteInfo, ...]], _T], records: Sequence[StepRecord]) -> list[_T]:
+    """What `encode` makes of the sites of each record; most have those of the record before."""
+    found: list[_T] = []
+    for i, record in enumerate(records):
+        is_known = i > 0 and record.sites == records[i - 1].sites
+        found.append(found[-1] if is_known else encode(record.sites))
+    return found
+
+
+def _batch(columns: dict[str, Any], folder: str, *, is_merged: bool) -> Any:
+    pa = require_pyarrow()
+    schema = (merged_schema if is_merged else schema_of)(folder)
+    arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    return pa.record_batch(arrays, schema=schema)
+
+
+def _keys(records: Sequence[StepRecord], rows: Sequence[int]) -> dict[str, Any]:
+    pa = require_pyarrow()
+    steps = np.repeat(np.array([record.step for record in records], np.int64), rows)
+    # The records of a call are all of one rank, or all merged, which have none.
+    rank = records[0].rank
+    ranks = pa.nulls(len(steps), pa.int32())
+    return {"step": steps, "rank": ranks if rank is None else np.full(len(steps), rank, np.int32)}
+
+
+def _statistics(tables: Sequence[Table]) -> dict[str, Any]:
+    """The columns of `format.STATISTICS` and `format.HISTOGRAM`."""
+    pa = require_pyarrow()
+    moments = np.ascontiguousarray(joined_rows([table.moments.T for table in tables]).T)
+    tallies = np.ascontiguousarray(joined_rows([table.tallies.T for table in tables]).T)
+    hist = SparseCounts.joined([table.hist for table in tables])
+    # int32 offsets are enough: 2**31 entries would be 24 GiB in a part.
+    offsets = pa.array(hist.offsets.astype(np.int32))
+    lists = {"hist_slots": hist.slots, "hist_counts": hist.counts}
+    return {
+        **dict(zip(TALLIES, tallies, strict=True)),
+        **dict(zip(MOMENTS, moments, strict=True)),
+        **{
+            name: pa.ListArray.from_arrays(
+                offsets, pa.array(values), type=schema_of(TENSORS).field(name).type
+            )
+            for name, values in lists.items()
+        },
+    }
 
 
 @lru_cache(maxsize=2)
-def _facts_of(sites: tuple[SiteInfo, ...]) -> _Facts:
-    """The facts of sites that can be encoded; kept, since most steps have equal sites."""
-    encode_sites(sites)
-    return _Facts(
-        max((site.channels for site in sites), default=0),
-        any(site.layout for site in sites),
-        any(split_phase(site.kind)[0] is not None for site in sites),
-    )
-
-
-def rows_of(record: StepRecord) -> Rows:
-    """What a record adds to a part.
-
-    Raises:
-        ValueError: the record cannot be encoded.
-    """
-    channels = _facts_of(record.sites).widest
-    slots = 0 if record.channel_bins is None else record.channel_bins.slots
-    if channels * slots > np.iinfo(np.int32).max:
-        raise ValueError(
-            f"channel_bins: {channels} channels of {slots} slots, expected a product below 2**31"
-        )
-    return Rows(record.step, len(record), _nbytes(record), record.sites, record)
-
-
-def schema_of(record: StepRecord, *, detail: bool = False) -> Any:
-    """The schema of the rows of a record; the same object for records that are alike.
-
-    detail: whether rows say how many channels their sites have.
-    """
-    _, layout, phases = _facts_of(record.sites)
-    schema = part_schema(extras=Extras(layout, phases, detail))
-    return merged_schema(schema) if record.rank is None else schema
-
-
-@lru_cache(maxsize=8)
-def merged_schema(schema: Any) -> Any:
-    """The schema of the merged rows of all ranks: `rank` is null, and no row has a layout."""
-    pa = require_pyarrow()
-    kept = [field for field in schema if field.name not in LAYOUT_COLUMNS]
-    rank = pa.field("rank", pa.int32())
-    return pa.schema([rank if field.name == "rank" else field for field in kept])
-
-
-def encode_table(record: StepRecord, schema: Any = None, *, detail: bool = False) -> Any:
-    """The rows of a record as a table, of this schema if there is one; columns that the record
-    lacks are null.
-
-    detail: as in `schema_of`; a schema says so itself.
-    """
-    pa = require_pyarrow()
-    detail = detail if schema is None else CHANNELS_COLUMN in schema.names
-    table = pa.Table.from_batches([encode([record], schema_of(record, detail=detail))])
-    for field in schema or ():
-        if field.name not in table.column_names:
-            table = table.append_column(field, pa.nulls(len(record), field.type))
-    return table if schema is None else table.select(schema.names).cast(schema)
-
-
-def join_tables(tables: Sequence[Any]) -> Any:
-    """Tables of `encode_table`, one after the other; of columns that not all have, none."""
-    names = [n for n in tables[0].column_names if all(n in t.column_names for t in tables)]
-    return require_pyarrow().concat_tables([table.select(names) for table in tables])
-
-
-def encode(records: Sequence[StepRecord], schema: Any = None) -> Any:
-    """The rows of records as a record batch of `part_schema`; loops over no channels.
-
-    The records have the same sites, bins and columns of moments.
-
-    schema: that of the first record, if it is known.
-    """
-    pa = require_pyarrow()
-    first = records[0]
-    schema = schema_of(first) if schema is None else schema
-    rows = len(first)
-    columns = {
-        name: pa.concat_arrays([values] * len(records))
-        for name, values in encode_sites(first.sites).items()
-    }
-    columns["step"] = pa.array(np.repeat(np.array([r.step for r in records], np.int64), rows))
-    columns["rank"] = pa.array([r.rank for r in records for _ in range(rows)], pa.int32())
-    columns["observed"] = pa.array(np.concatenate([r.observed for r in records]))
-
-    def lists(offsets: Int64, **values: Any) -> None:
-        # int32 offsets are enough: 2**31 entries would be 16 GiB in a step.
-        starts = pa.array(offsets.astype(np.int32))
-        for name, array in values.items():
-            type = schema.field(name).type
-            columns[name] = pa.ListArray.from_arrays(starts, pa.array(array), type=type)
-
-    offsets = offsets_of(np.concatenate([np.diff(r.offsets) for r in records]))
-    states = joined_rows([r.moments for r in records]), joined_rows([r.tallies for r in records])
-    lists(offsets, **to_columns(*states))
-    tensors = to_columns(*wholes(records))
-    columns.update((f"tensor_{name}", pa.array(values)) for name, values in tensors.items())
-    hist = SparseCounts.joined([r.hist for r in records])
-    lists(hist.offsets, hist_slots=hist.slots, hist_counts=hist.counts)
-    if first.channel_bins is not None:
-        channel_hist = SparseCounts.joined([r.channel_hist for r in records])
-        lists(
-            channel_hist.offsets[offsets],
-            channel_hist_slots=_site_slots(channel_hist, offsets, first.channel_bins.slots),
-            channel_hist_counts=channel_hist.counts,
-        )
-    else:
-        lists(
-            np.zeros(len(records) * rows + 1, np.int64),
-            channel_hist_slots=np.zeros(0, np.int32),
-            channel_hist_counts=np.zeros(0, np.int64),
-        )
-    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
-
-
-def _nbytes(record: StepRecord) -> int:
-    """The bytes of a record's arrays."""
-    hists = record.hist, record.channel_hist
-    arrays = [array for h in hists for array in (h.offsets, h.slots, h.counts)]
-    return sum(a.nbytes for a in (record.moments, record.tallies, record.observed, *arrays))
+def _owners(sites: tuple[SiteInfo, ...]) -> tuple[Any, Any]:
+    """The site of each channel, and the number of the channel there."""
+    lengths = np.array([site.channels for site in sites], np.int64)
+    site = np.repeat(np.arange(len(sites)), lengths)
+    channel = np.arange(len(site)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return require_pyarrow().array(site), channel.astype(np.int32)
 
 
 @lru_cache(maxsize=2)
 def encode_sites(sites: tuple[SiteInfo, ...]) -> dict[str, Any]:
     """The columns that describe sites; kept, since most steps have equal sites."""
-    schema = part_schema(extras=ALL_EXTRAS)
+    schema = schema_of(TENSORS)
     layouts = [site.layout for site in sites]
-    kinds = [split_phase(site.kind) for site in sites]
     values: dict[str, list[Any]] = {
         "site": [site.name for site in sites],
-        "kind": [kind for _, kind in kinds],
-        PHASE_COLUMN: [phase for phase, _ in kinds],
+        "kind": [site.kind for site in sites],
         "channel_dim": [site.channel_dim for site in sites],
-        CHANNELS_COLUMN: [site.merged or site.channels for site in sites],
+        "channels": [site.channels for site in sites],
         "shape": [list(site.shape) for site in sites],
         "dtype": [site.dtype for site in sites],
         "global_shape": [one and one.global_shape for one in layouts],
@@ -325,10 +162,96 @@ def _shards(layout: Layout | None) -> list[int] | None:
     return [number for cut in layout.cuts for number in cut]
 
 
-def _site_slots(hist: SparseCounts, offsets: Int64, slots: int) -> Any:
-    """channel * slots + slot of every entry of the channel histograms, int32 [nnz].
+class PartBuilder:
+    """A Parquet file in memory, which is written to the disk as a whole."""
 
-    offsets: int64 [S + 1]: the first channel of each site.
+    def __init__(self, schema: Any) -> None:
+        pa = require_pyarrow()
+        self._schema = schema
+        # Arrow's own pool gives memory back between steps, to have it cleared again.
+        pool = pa.system_memory_pool()
+        self._buffer = pa.BufferOutputStream(pool)
+        self._writer = pa.parquet.ParquetWriter(
+            self._buffer,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[field.name for field in schema if _is_repeated(field)],
+            column_encoding=dict(chain.from_iterable(map(_encoding, schema))),
+            write_batch_size=1 << 16,
+            data_page_version="2.0",
+            write_statistics=["step", "rank"],
+            write_page_checksum=True,
+            memory_pool=pool,
+        )
+
+    def add(self, batches: Sequence[Any]) -> None:
+        """Write record batches, or tables, as a row group."""
+        pa = require_pyarrow()
+        tables = [b if isinstance(b, pa.Table) else pa.Table.from_batches([b]) for b in batches]
+        table = pa.concat_tables(tables).unify_dictionaries()
+        if table.num_rows:
+            self._writer.write_table(table, row_group_size=table.num_rows)
+
+    def finish(self, about: str) -> Any:
+        """The content of the file, a pyarrow.Buffer.
+
+        about: what the metadata say of the part, JSON.
+        """
+        self._writer.add_key_value_metadata({PART_KEY: about, SUM_KEY: PLACEHOLDER})
+        self._writer.close()
+        content = self._buffer.getvalue()
+        seal(memoryview(content).cast("B"))
+        return content
+
+
+_REPEATED = ("step", "rank", "channel_dim", "channels", "observed", "dead", "time")
+
+
+def _is_repeated(field: Any) -> bool:
+    """Whether a column has the same few values again and again."""
+    is_text = require_pyarrow().types.is_dictionary(field.type)
+    return is_text or field.name in _REPEATED
+
+
+def _encoding(field: Any) -> Iterable[tuple[str, str]]:
+    """The encoding of a column of numbers: the bytes of floats apart, and integers by their
+    differences, which takes half the time and less on the disk than dictionaries of them."""
+    pa = require_pyarrow()
+    if _is_repeated(field):
+        return []
+    if pa.types.is_list(field.type):
+        return [(f"{field.name}.list.element", "DELTA_BINARY_PACKED")]
+    if field.name in ("nan", "posinf", "neginf"):  # mostly zeros, which take no less by differences
+        return [(field.name, "PLAIN")]
+    is_float = field.type == pa.float64()
+    return [(field.name, "BYTE_STREAM_SPLIT" if is_float else "DELTA_BINARY_PACKED")]
+
+
+def encode_part(
+    schema: Any,
+    encode: Any,
+    rows: Sequence[Rows],
+    about: str,
+    bytes_per_group: int,
+) -> Any:
+    """A part of these rows, a pyarrow.Buffer.
+
+    Args:
+        encode: makes a record batch of the contents of rows.
+        about: what the metadata say of the part, JSON.
+        bytes_per_group: the size in memory at which a row group ends; bounds what is read beside
+            one step.
     """
-    channel = np.arange(hist.rows) - np.repeat(offsets[:-1], np.diff(offsets))
-    return (np.repeat(channel, np.diff(hist.offsets)) * slots + hist.slots).astype(np.int32)
+    builder = PartBuilder(schema)
+    group: list[Any] = []
+    size = 0
+    for each in rows:
+        group.append(each.content)
+        size += each.nbytes
+        if size >= bytes_per_group:
+            builder.add([encode(group)])
+            group, size = [], 0
+    if group:
+        builder.add([encode(group)])
+    return builder.finish(about)

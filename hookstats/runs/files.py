@@ -5,20 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from hookstats.runs.format import NewerError, require_pyarrow
+from hookstats.runs.format import FormatError, require_pyarrow
 from hookstats.stats.printable import printable
 
-JSON_BYTES = 256 << 20
-"""The most bytes of a JSON file that is read."""
-JSON_VALUES = 10_000_000
-"""The most values in a JSON file that is read: ten thousand sites are 100,000 a session."""
 _LETTERS = 1000  # of an error, in the message that names the file
 
 
@@ -77,10 +72,8 @@ def is_temporary(name: str) -> bool:
 def remove_temporaries(directory: Path, rank: int) -> int:
     """Remove what killed writers of `rank` left; returns the bytes that could not be removed."""
     left = 0
-    # Format 2 wrote ".00000-000001-(...).tmp", and run.json by rank 0 alone.
-    starts = (f".{rank:05d}.", f".{rank:05d}-", *((".run.json.",) if rank == 0 else ()))
     for path in directory.iterdir():
-        if is_temporary(path.name) and path.name.startswith(starts):
+        if is_temporary(path.name) and path.name.startswith(f".{rank:05d}."):
             try:
                 path.unlink(missing_ok=True)
             except OSError:
@@ -98,51 +91,27 @@ def to_json(what: str, content: Any) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; call this within `naming`.
-
-    What would take gigabytes of memory is refused.
-    """
-    size = require_regular(path)
-    if size > JSON_BYTES:
-        raise ValueError(f"it has {size} bytes, expected at most {JSON_BYTES}")
-    content = path.read_bytes()
-    values = sum(map(content.count, (b",", b"[", b"{")))
-    if values > JSON_VALUES:
-        raise ValueError(f"it has {values} values, expected at most {JSON_VALUES}")
-    return json.loads(content)
-
-
-def require_regular(path: Path) -> int:
-    """The size of a regular file; a ValueError else: reading a pipe could block forever."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is not a regular file")
-    return status.st_size
+    """The content of a JSON file; call this within `naming`."""
+    return json.loads(path.read_bytes())
 
 
 class _DamagedError(ValueError):
     """The content of a file is not what it should be; the message names the file."""
 
 
-class _FullMemoryError(MemoryError):
-    """There is no memory to read a file; the message names the file."""
-
-
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """In this context, a fault in the content of the file is a ValueError that names the file; so
-    does a MemoryError."""
+    """In this context, a fault in the content of the file is a ValueError that names the file."""
     try:
         yield
-    except (NewerError, _DamagedError, _FullMemoryError):  # they name the file
+    except (FormatError, _DamagedError):  # they name the file
         raise
-    except MemoryError as error:  # Arrow's is an ArrowException, but no fault of the file
-        text = f"{printable(str(path))}: no memory to read the file ({_said(error)})"
-        raise _FullMemoryError(text) from error
     except (
         require_pyarrow().ArrowException,
         *(OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError),
     ) as error:
+        if isinstance(error, MemoryError):  # as some of Arrow's are
+            raise
         # Not the content: missing, not permitted. Arrow calls a bad offset an invalid argument.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             error.filename = error.filename or str(path)

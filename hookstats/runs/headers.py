@@ -11,18 +11,17 @@ from typing import Any
 from hookstats._version import __version__
 from hookstats.runs.files import naming, read_json
 from hookstats.runs.format import (
-    FORMAT_VERSION,
+    FORMAT,
     RUN_JSON,
-    SAMPLED,
-    check_version,
+    check_format,
     listed_ranks,
     rank_json,
 )
 from hookstats.stats.bins import Bins, LinearBins, LogBins, bins_from_dict
 from hookstats.stats.printable import printable
 
-_MAY_DIFFER = ("torch", "every", "channels_every", "budget", "grad_scale", "setup", "rules")
-_ABSENT = {"moments": 2, "detail": "channel"}
+_MAY_DIFFER = ("torch", "every", "channels", "budget", "grad_scale", "setup", "rules")
+_ABSENT = {"moments": 2}
 """By entry of a header, what its absence means, where this is not null."""
 _BINS = ("bins", "channel_bins")
 _TEXTS = ("created", "closed", "hookstats")
@@ -39,14 +38,8 @@ _HEADER = {
 
 
 def new_run_json() -> dict[str, Any]:
-    """The content of run.json, the same whichever rank writes it."""
-    return {"format_version": FORMAT_VERSION, "hookstats": __version__, "created": now()}
-
-
-def says_sampled(described: Mapping[str, Any]) -> bool:
-    """Whether one of the bins that a header or a part describes has a `sample`."""
-    bins = (described.get(name) or {} for name in _BINS)
-    return any("sample" in one for one in bins)
+    """The content of run.json, but for its sessions."""
+    return {"format": FORMAT, "hookstats": __version__, "created": now()}
 
 
 def new_rank_json(
@@ -58,7 +51,6 @@ def new_rank_json(
     """The content of the file of a rank that begins to write."""
     return {
         **new_run_json(),
-        **({"requires": [SAMPLED]} if says_sampled(header) else {}),
         "rank": rank,
         "closed": None,
         "max_bytes": max_bytes,
@@ -76,7 +68,6 @@ def continue_rank_json(own: Mapping[str, Any], before: Mapping[str, Any]) -> dic
     header = _with_samples(own["header"], before["header"])
     return {
         **own,
-        **({"requires": [SAMPLED]} if says_sampled(header) else {}),
         "header": header,
         "earlier": [*before.get("earlier", []), session],
     }
@@ -93,17 +84,18 @@ def _with_samples(header: Mapping[str, Any], other: Mapping[str, Any]) -> dict[s
 
 
 def read_run_json(run: Path) -> dict[str, Any]:
-    """The content of run.json, which before version 3 is the header of rank 0, too.
+    """The content of run.json.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged, or a newer hookstats wrote it.
+        ValueError: it is damaged, or a hookstats of another format wrote it.
     """
     path = run / RUN_JSON
     with naming(path):
         content: dict[str, Any] = read_json(path)
-        if check_version(path, content) < 3 or "header" in content:
-            _check_rank(content)
+        check_format(path, content)
+        if not isinstance(content["sessions"], list) or not content["sessions"]:
+            raise ValueError(f"sessions = {content['sessions']!r}: expected a list")
         return content
 
 
@@ -118,21 +110,18 @@ def wider_limit(run: Path, rank: int, max_bytes: int) -> int | None:
 
 
 def read_rank_json(run: Path, rank: int) -> dict[str, Any]:
-    """The content of a rank's file, or of run.json if the run was begun before version 3.
+    """The content of a rank's file.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged, or a newer hookstats wrote it.
+        ValueError: it is damaged, or a hookstats of another format wrote it.
     """
     path = run / rank_json(rank)
     if not path.exists():
-        content = read_run_json(run)
-        if "header" not in content:
-            raise FileNotFoundError(f"{printable(str(path))}: rank {rank} has written no header")
-        return content
+        raise FileNotFoundError(f"{printable(str(path))}: rank {rank} has written no header")
     with naming(path):
         own: dict[str, Any] = read_json(path)
-        check_version(path, own)
+        check_format(path, own)
         if own.get("rank") != rank:
             raise ValueError(f"it belongs to rank {own.get('rank')!r}")
         _check_rank(own)
@@ -146,8 +135,6 @@ def headed_ranks(run: Path) -> list[int]:
         ValueError: no rank has one.
     """
     ranks = listed_ranks([path.name for path in run.iterdir()])
-    if ranks[:1] != [0] and "header" in read_run_json(run):
-        ranks = [0, *ranks]
     if not ranks:
         raise ValueError(f"{run / rank_json(0)}: no rank has written a header")
     return ranks

@@ -1,140 +1,216 @@
-"""PartFile: one part of a run directory, opened: its footer and its columns, verified."""
+"""PartFile: one part of a run directory, opened: its footer and its columns, verified.
+
+Pages have Parquet's own checksums. The footer has one here: CRC-32 of the bytes from the end of the
+data to the footer's length, as eight hexadecimal digits under the key `SUM_KEY`, which count as
+zeros themselves.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
+from zlib import crc32
 
-from hookstats.runs.checksums import check_column, check_footer, check_length, span
-from hookstats.runs.files import naming, require_regular
-from hookstats.runs.footer import Footer, parse_footer
+from hookstats.runs.files import naming
 from hookstats.runs.format import (
+    FORMAT,
     PART_KEY,
-    PARTS,
-    SCALARS,
-    SUMS_KEY,
-    Extras,
+    SUM_KEY,
     PartName,
-    check_schema,
-    check_version,
-    extras_of,
+    check_format,
     require_pyarrow,
-    scalars_schema,
+    schema_of,
 )
-from hookstats.runs.pages import check_size
+from hookstats.stats.arguments import check_integer
 
-SMALL_BYTES = 1 << 20
-"""The most bytes of a part that is read as a whole, and of columns that one thread decodes."""
+PLACEHOLDER = b"01234567"
+"""The digits of the checksum until `seal`."""
+_TAIL = 8  # bytes after the footer: its length, and "PAR1"
+_LARGE = 1 << 20  # rows * columns from which on several threads decode
+
+REASONS = ("disk", "stall", "error")
+"""Why steps are lost: the disk took no more, the training would have waited, something failed."""
+
+
+class Footer(NamedTuple):
+    """What the metadata of a part say."""
+
+    records: list[tuple[int, int]]
+    """The steps of the part, ascending, and how many rows each has. Channels that were kept because
+    of an incident may come before those of earlier parts."""
+    written: int
+    """How many records the rank wrote into earlier parts, those that are gone included."""
+    groups: list[int]
+    """The number of rows of each row group; every row group has whole records."""
+    gaps: dict[int, str]
+    """The steps that were due since the part before and are lost, and why."""
+    grad_scale: float | None
+    """The factor for gradients of outputs that the header had when the part was written."""
+
+
+def part_about(
+    rank: int,
+    records: Sequence[tuple[int, int]],
+    written: int = 0,
+    gaps: Mapping[int, str] | None = None,
+    grad_scale: float | None = None,
+) -> str:
+    """The metadata of a part, as `PartFile.footer` reads them."""
+    about: dict[str, Any] = {"format": FORMAT, "rank": rank, "records": records, "written": written}
+    if gaps:
+        about["gaps"] = list(gaps.items())
+    if grad_scale is not None:
+        about["grad_scale"] = grad_scale
+    return json.dumps(about)
+
+
+def check_grad_scale(value: Any) -> float | None:
+    """`value` as a factor for gradients; None stays None.
+
+    Raises:
+        ValueError: it is no number greater than 0, or not finite.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"grad_scale = {value!r}: expected a number greater than 0")
+    return float(value)
+
+
+def seal(content: memoryview) -> None:
+    """Write the checksum of the footer of a whole part into its `content`, in place."""
+    start, at = _places(content)
+    content[at : at + len(PLACEHOLDER)] = b"0" * len(PLACEHOLDER)
+    content[at : at + len(PLACEHOLDER)] = _sum_of(content[start:-_TAIL])
+
+
+def _places(content: memoryview) -> tuple[int, int]:
+    """Where the footer of a part begins, and where its checksum stands."""
+    start = len(content) - _TAIL - int.from_bytes(content[-_TAIL:-4], "little")
+    footer = bytes(content[start:-_TAIL])
+    # The value follows its key and a tag of Thrift's, of a few bytes, in which no digit can be.
+    at = footer.index(SUM_KEY) + len(SUM_KEY)
+    return start, start + at + 2
+
+
+def _sum_of(footer: memoryview) -> bytes:
+    return f"{crc32(footer):08x}".encode()
 
 
 @contextmanager
-def open_part(run: Path, part: PartName, folder: str = PARTS) -> Iterator[PartFile]:
+def open_part(run: Path, part: PartName, folder: str) -> Iterator[PartFile]:
     """A part, opened; in this context, a fault in the part is a ValueError that names the file.
-
-    folder: `PARTS`, or `SCALARS` for a part that has scalars.
 
     Raises:
         FileNotFoundError: there is no such part.
     """
     path = run / folder / str(part)
     with naming(path):
-        size = require_regular(path)
-        with path.open("rb") as on_disk:
-            pa = require_pyarrow()
-            raw: BinaryIO = on_disk
-            source: Callable[[], Any] = lambda: path  # noqa: E731
-            if size <= SMALL_BYTES:
-                content = on_disk.read(SMALL_BYTES + 1)
-                raw, size = BytesIO(content), len(content)
-                source = lambda: pa.BufferReader(content)  # noqa: E731
-            check_length(raw, size)
-            with pa.parquet.ParquetFile(source()) as file:
-                opened = PartFile(path, raw, size, file)
-                if opened.has_sums:  # of whole columns, see _chunks
-                    yield opened
-                    return
-            with pa.parquet.ParquetFile(source(), page_checksum_verification=True) as file:
-                yield PartFile(path, raw, size, file)
+        pa = require_pyarrow()
+        source = pa.OSFile(str(path))
+        with source, pa.parquet.ParquetFile(source, page_checksum_verification=True) as file:
+            yield PartFile(path, folder, source, file)
 
 
-def read_footer(run: Path, part: PartName, folder: str = PARTS) -> Footer:
-    """The footer of a part, as `open_part` finds it.
+def read_footer(run: Path, part: PartName, folder: str) -> Footer:
+    """The footer of a part.
 
     Raises:
         FileNotFoundError: there is no such part.
         ValueError: it is damaged, or a newer hookstats wrote it.
     """
     with open_part(run, part, folder) as file:
-        return file.footer(part, of_scalars=folder == SCALARS)
+        return file.footer(part)
 
 
 class PartFile:
     """An open part."""
 
-    def __init__(self, path: Path, raw: BinaryIO, size: int, file: Any) -> None:
+    def __init__(self, path: Path, folder: str, source: Any, file: Any) -> None:
         self._path = path
-        self._raw = raw
-        self._size = size
+        self._folder = folder
+        self._source = source
         self._file = file
-        self._metadata = file.metadata
-        self._entries: dict[bytes, bytes] = file.metadata.metadata or {}
-        self.has_sums = SUMS_KEY in self._entries
-        """Whether the part has checksums of its footer and its columns."""
         self.names: list[str] = file.schema_arrow.names
         """The columns of the part, including those that are unknown here."""
 
-    def footer(self, part: PartName, *, of_scalars: bool = False) -> Footer:
+    def footer(self, part: PartName) -> Footer:
         """The footer of the part, which has this name."""
-        if PART_KEY not in self._entries:
+        metadata = self._file.metadata
+        entries: dict[bytes, bytes] = metadata.metadata or {}
+        if PART_KEY not in entries:
             raise ValueError(f"its metadata have no entry {PART_KEY.decode()!r}")
-        about = json.loads(self._entries[PART_KEY])
-        version = check_version(self._path, about)
-        # Also where a damaged version says that there are none.
-        if version > 2 or self.has_sums:
-            check_footer(self._raw, self._metadata, self._entries.get(SUMS_KEY))
-        groups = [
-            self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)
-        ]
-        if of_scalars:
-            check_schema(self._file.schema_arrow, scalars_schema())
-            about, extras = {"bins": None, "channel_bins": None, **about}, Extras()
-        else:
-            extras = extras_of(self._file.schema_arrow, version)
-        footer = parse_footer(about, version, part, groups, extras)
-        return footer._replace(is_small=self._size <= SMALL_BYTES)
+        about = json.loads(entries[PART_KEY])
+        check_format(self._path, about)
+        self._check_sum(entries.get(SUM_KEY))
+        _check_schema(self._file.schema_arrow, schema_of(self._folder))
+        groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        return _parsed(about, part, groups)
 
-    def read(self, columns: Sequence[str], group: int | None = None) -> Any:
-        """Some columns, of one row group or of all, as a pyarrow.Table."""
-        groups = range(self._metadata.num_row_groups) if group is None else [group]
-        schema = self._metadata.schema
-        leaves = [
-            (number, name)
-            for number in range(self._metadata.num_columns)
-            if (name := schema.column(number).path.split(".")[0]) in columns
-        ]
-        stored = check_size(chunk for each in groups for chunk in self._chunks(each, leaves))
+    def _check_sum(self, expected: bytes | None) -> None:
+        size = self._source.size()
+        self._source.seek(size - _TAIL)
+        length = int.from_bytes(self._source.read(4), "little")
+        self._source.seek(size - _TAIL - length)
+        content = bytearray(self._source.read(length + _TAIL))
+        _, at = _places(memoryview(content))
+        content[at : at + len(PLACEHOLDER)] = b"0" * len(PLACEHOLDER)
+        if expected is None or _sum_of(memoryview(content)[:-_TAIL]) != expected:
+            raise ValueError("its footer has a different checksum than when it was written")
+
+    def read(self, columns: Sequence[str], groups: Sequence[int] | None = None) -> Any:
+        """Some columns, of some row groups or of all, as a pyarrow.Table with one chunk a column;
+        columns that the part lacks are null."""
+        pa = require_pyarrow()
+        there = [name for name in columns if name in self.names]
+        metadata = self._file.metadata
+        groups = range(metadata.num_row_groups) if groups is None else groups
+        rows = sum([metadata.row_group(i).num_rows for i in groups])
         # Waking other threads for little costs more than they save.
-        is_large = stored > SMALL_BYTES
-        return self._file.read_row_groups(list(groups), columns=columns, use_threads=is_large)
+        threads = rows * len(there) > _LARGE
+        table = self._file.read_row_groups(list(groups), columns=there, use_threads=threads)
+        for name in columns:
+            if name not in self.names:
+                field = schema_of(self._folder).field(name)
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        return table.select(list(columns)).unify_dictionaries().combine_chunks()
 
-    def _chunks(self, group: int, leaves: Iterable[tuple[int, str]]) -> Iterator[tuple[int, bytes]]:
-        """The rows of some columns of a row group, and what is stored of these, verified.
 
-        leaves: the columns, each by its number, with its name.
-        """
-        row_group = self._metadata.row_group(group)
-        rows, sums = row_group.num_rows, self._entries.get(SUMS_KEY)
-        first_sum = group * self._metadata.num_columns
-        for number, name in leaves:
-            first, end = span(row_group.column(number))
-            if not 0 <= first <= end <= self._size:
-                raise ValueError(f"bytes {first} to {end} are not in it")
-            self._raw.seek(first)
-            chunk = self._raw.read(end - first)
-            if sums is not None:  # parts before version 3 have none
-                check_column(sums, first_sum + number, name, chunk)
-            yield rows, chunk
+def _check_schema(stored: Any, expected: Any) -> None:
+    """Raise a ValueError unless the Arrow schema `stored` has all fields that are expected."""
+    names = set(stored.names)
+    for field in expected:
+        if field.name in names:
+            found = stored.field(field.name)
+            if not found.equals(field):
+                raise ValueError(f"its column {field.name!r} is {found}, expected {field}")
+        elif not field.nullable:
+            raise ValueError(f"it has no column {field.name!r}")
+
+
+def _parsed(about: Mapping[str, Any], part: PartName, groups: list[int]) -> Footer:
+    """The footer that the metadata `about` describe.
+
+    Raises:
+        ValueError: an entry is missing, or contradicts another, the name or the row groups.
+    """
+    if check_integer("rank", about.get("rank"), 0) != part.rank:
+        raise ValueError(f"it belongs to rank {about['rank']}")
+    records = [
+        (check_integer("records", step, 0, 2**63 - 1), check_integer("records", rows, 0))
+        for step, rows in about["records"]
+    ]
+    steps = [step for step, _ in records]
+    if steps != sorted(set(steps)):
+        raise ValueError(f"its records have the steps {steps}: expected ascending steps")
+    starts = set(accumulate((rows for _, rows in records), initial=0))
+    if sum(groups) != max(starts) or not starts.issuperset(accumulate(groups)):
+        raise ValueError(f"its row groups have {groups} rows, but its records {records}")
+    gaps = {check_integer("gaps", step, 0): str(reason) for step, reason in about.get("gaps", ())}
+    written = check_integer("written", about.get("written"), 0)
+    return Footer(records, written, groups, gaps, check_grad_scale(about.get("grad_scale")))

@@ -1,26 +1,29 @@
-"""PartWriter: one rank's parts in one directory of a run, as they are filled, written and thinned.
+"""PartWriter: one rank's parts, as they are filled, written and thinned.
 
-What a part holds is its caller's: records, or scalars.
+A part has a file in each of some directories of the run, all with one name: of records in those of
+tensors and of channels, of scalars in one.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookstats.runs.encode import PartBuilder, Rows
+import numpy as np
+
+from hookstats.runs.arrays import numbers
+from hookstats.runs.encode import PartBuilder, Rows, encode_part
 from hookstats.runs.files import remove_temporaries, write_file
-from hookstats.runs.footer import Footer, Gap, Session, footer_json, noted
-from hookstats.runs.format import PHASE_COLUMN, PHASES, SAMPLED, PartName
-from hookstats.runs.headers import says_sampled
-from hookstats.runs.thinning import Written, blocks_around, first_to_go
+from hookstats.runs.format import PartName, schema_of
+from hookstats.runs.part_file import Footer, open_part, part_about
+from hookstats.runs.thinning import MOST_LEVEL, Reduction, Written, reductions
 
 _PARTS_WAITING = 2
 """The number of parts whose bytes may wait in memory while the disk takes none."""
+
+Encode = Callable[[Sequence[Any]], Any]
 
 
 class Pace(NamedTuple):
@@ -29,9 +32,9 @@ class Pace(NamedTuple):
     seconds_per_part: float
     """After so many seconds from its first step on, a part is written."""
     bytes_per_part: float
-    """With so many bytes, a part is written."""
+    """With so many bytes in memory, a part is written."""
     bytes_per_group: int
-    """With so many bytes, a row group of a part ends."""
+    """With so many bytes in memory, a row group of a part ends."""
     seconds_per_retry: float
     """The least time between two attempts to write a part that the disk did not take."""
 
@@ -40,255 +43,286 @@ class PartWriter:
     """Fills parts step by step, and puts each on the disk once it is old or large enough.
 
     Args:
-        directory: where the parts go; made with the first part if it is missing.
+        run: the run directory.
         rank: the rank that writes them.
-        described: further metadata of each part, JSON-able.
+        encoders: by directory, what makes a record batch of the contents of its rows. The first is
+            that of the steps: a part counts once its file there has its name.
         max_bytes: the most bytes that the parts may have together; None for any number.
         pace: when parts, row groups and further attempts are due.
+        grad_scale: of the metadata of each part; None for none.
     """
 
     def __init__(
         self,
-        directory: Path,
+        run: Path,
         rank: int,
-        described: Mapping[str, Any],
+        encoders: Mapping[str, Encode],
         max_bytes: int | None,
         pace: Pace,
-        started: str | None = None,
+        grad_scale: float | None = None,
     ) -> None:
-        """started: what tells the process group from others; see `footer.Session`."""
-        self._directory = directory
+        self._run = run
         self._rank = rank
-        self._described = described
+        self._encoders = encoders
+        self._main = next(iter(encoders))
         self._max_bytes = max_bytes
         self._pace = pace
-        self._part: PartBuilder | None = None
-        self._first = 0  # its first step
-        self._sealed: list[tuple[Written, Any]] = []  # parts that are not on the disk yet
+        self._grad_scale = grad_scale
+        self.session = 0
+        """That of the parts to come."""
+        self._rows: dict[str, list[Rows]] = {folder: [] for folder in encoders}
+        self._sealed: list[tuple[Written, dict[str, Any]]] = []  # parts that are not on the disk
         self._parts: dict[int, Written] = {}  # those that are, by number
+        self._replaces: set[int] = set()  # the numbers of those that training went back with
         self._number = 0  # of the next part
-        self._written = 0  # steps in all parts, those that were deleted included
         self._before = -1  # the step written last
-        self._rewinds: list[tuple[int, int]] = []  # see footer.Footer
+        self._written = 0  # records in all parts, those that are gone included
+        self._gaps: dict[int, str] = {}  # since the last part that is sealed
+        self._left = 0  # bytes of temporary files that could not be removed
+        self._due = 0.0  # when the pending part is old
+        self._retry: float | None = None  # when to try again, after a failure
         self.lost = 0
         """How many steps were dropped because the disk took none."""
-        self.block: int | None = None
-        """The steps that are thinned together, see `thinning`; None: those of a part."""
-        self.before_thinning: Callable[[], object] = lambda: None
-        """Called before the first part is deleted."""
-        self.ranges_kept: Callable[[], Sequence[tuple[int, int]]] = tuple
-        """Tells between which steps parts are deleted last, the most important ranges last."""
-        self._gaps: list[Gap] = []  # since the last part that is sealed
-        self._failing = False  # the last attempt to write a part failed
-        self._retry = 0.0  # when to try again
-        self._left = 0  # bytes of temporary files that could not be removed
-        self._due = math.inf
-        self._started = started
-        self._sessions: list[Session] = []
+        self.incidents: Callable[[], Sequence[tuple[int, int]]] = tuple
+        """Tells between which steps incidents are, the latest ones last."""
+        self.written: tuple[int, dict[str, int]] | None = None
+        """The steps of the last part that was written, and its bytes by directory."""
 
     def after(self, part: PartName, footer: Footer | None) -> None:
         """Continue after a part that is on the disk already; `footer` is None if it is damaged.
 
         Parts come in order of writing.
         """
-        records = 0 if footer is None else len(footer.records)
-        if footer is not None:
-            self._written = records + (footer.written or self._written)
-            self._rewinds = footer.rewinds
-            self._sessions = footer.sessions
-            self._before = footer.records[-1][0]
-        size = (self._directory / str(part)).stat().st_size
-        last = part.step if footer is None else max(step for step, _ in footer.records)
-        self._parts[part.number] = Written(part, records, size, last)
+        steps = () if footer is None else tuple([step for step, _ in footer.records])
+        size = sum([path.stat().st_size for path in self._paths(part) if path.exists()])
+        self._note(Written(part, steps, size))
+        self._written = (self._written if footer is None else footer.written) + len(steps)
+        self._before = max(steps, default=part.step - 1)
         self._number = part.number + 1
 
+    def _paths(self, part: PartName) -> list[Path]:
+        return [self._run / folder / str(part) for folder in self._encoders]
+
+    def _note(self, part: Written) -> None:
+        """A part that is on the disk. Without what it replaces, its name would have to stay."""
+        before = list(self._parts.values())
+        if before and (
+            part.name.session > before[-1].name.session
+            or any(part.name.step <= max(p.steps, default=-1) for p in before)
+        ):
+            self._replaces.add(part.name.number)
+        self._parts[part.name.number] = part
+
     def clean(self) -> None:
-        """Remove what killed writers of the rank left in the directory."""
-        if self._directory.exists():
-            self._left = remove_temporaries(self._directory, self._rank)
+        """Remove what killed writers of the rank left in the directories."""
+        found = [self._run / folder for folder in self._encoders]
+        self._left = sum([remove_temporaries(d, self._rank) for d in found if d.exists()])
 
     @property
     def is_full(self) -> bool:
         """Whether what waits for the disk has the memory that it may have."""
-        return self._failing and self._waiting >= _PARTS_WAITING * self._pace.bytes_per_part
+        most = _PARTS_WAITING * self._pace.bytes_per_part
+        return self._retry is not None and self._waiting >= most
 
     def takes(self, step: int) -> bool:
         """Whether `add` may be called for this step; otherwise the step is noted as lost."""
-        while self._gaps and self._gaps[-1].step >= step:
-            self._gaps.pop()  # training went back: the step comes again
-        # A step that goes back is kept, as it makes void what the disk has.
+        self._gaps = {lost: why for lost, why in self._gaps.items() if lost < step}
+        # A step that goes back is kept, as it replaces what the disk has.
         if self.is_full and step > self._before:
             self.lost += 1
-            self._gaps.append(Gap(self._next, step, "disk" if self._sealed else "error"))
+            self._gaps[step] = "disk"
             return False
         return True
 
     def skip(self, step: int, reason: str) -> None:
-        """Note that `step` was due and is lost; the reason is that of a gap in docs/format.md."""
+        """Note that `step` was due and is lost; the reason is one of `part_file.REASONS`."""
         if step > self._before:
-            self._gaps.append(Gap(self._next, step, reason))
+            self._gaps[step] = reason
 
-    def add(self, rows: Rows, schema: Any, encode: Callable[[Sequence[Any]], Any]) -> None:
-        """Take the rows of a step, which `encode` turns into the `schema`, into the pending part.
-
-        A part of another schema, compared by identity, or of another block is sealed first.
-
-        Raises:
-            MemoryError: there is no memory for something; if the part has the step, the next
-                attempt encodes it, and `skip` does nothing.
-        """
-        if self._part is not None and (
-            self._part.schema is not schema or self._block(rows.step) != self._block(self._first)
-        ):
-            self._seal(self._part)
-        if self._part is None:
-            self._part = PartBuilder(schema, encode, self._pace.bytes_per_group)
-            self._first = rows.step
-            self._due = time.monotonic() + self._pace.seconds_per_part
-        if self._started is not None and self._started not in (s.started for s in self._sessions):
-            self._sessions.append(Session(self._next, rows.step, self._started))
+    def add(self, rows: Rows) -> None:
+        """Take the rows of a step into the pending part; of a step that goes back, into a new
+        part."""
         if rows.step <= self._before:
-            noted(self._rewinds, self._next, rows.step)
+            self._seal()
+        self._begin()
         self._before = rows.step
-        with self._keeping(self._part):
-            self._part.add(rows)
+        self._rows[self._main].append(rows)
+
+    def add_beside(self, folder: str, rows: Sequence[Rows]) -> None:
+        """Take rows of other directories, of steps that were added before."""
+        if rows:
+            self._begin()
+            self._rows[folder] += rows
+
+    def _begin(self) -> None:
+        if not self._is_pending:
+            self._due = time.monotonic() + self._pace.seconds_per_part
+
+    @property
+    def _is_pending(self) -> bool:
+        return any(self._rows.values())
 
     def due_in(self) -> float | None:
         """Seconds until `flush_if_due` has something to write; None while nothing is pending."""
-        if self._part is None and not self._failing:
+        if self._retry is None and not self._is_pending:
             return 0.0 if self._sealed else None
-        return max(0.0, (self._retry if self._failing else self._due) - time.monotonic())
+        due = self._due if self._retry is None else self._retry
+        return max(0.0, due - time.monotonic())
 
     def flush_if_due(self) -> bool:
         """Write what is pending as a part if it is old or large enough; whether it was."""
-        begun = bool(self._sealed) and not self._failing
-        if begun:
-            self._put()
-            self._keep_to_limit()
-        now, part = time.monotonic(), self._part
-        if self._failing:
-            due = now >= self._retry
-        else:
-            due = part is not None and (
-                part.nbytes >= self._pace.bytes_per_part or now >= self._due
-            )
-        if due:
+        now = time.monotonic()
+        is_due = bool(self._sealed) or (
+            self._is_pending and (self._pending >= self._pace.bytes_per_part or now >= self._due)
+        )
+        if is_due if self._retry is None else now >= self._retry:
             self.flush()
-        return begun or due
+            return True
+        return False
 
     def flush(self) -> None:
         """Write what is pending, if anything, as a part that is on the disk when this returns.
 
         Raises:
             OSError: the disk does not take it; it is kept for the next attempt.
+            MemoryError: there is no memory to encode it; it is kept, too.
             FileExistsError: another process writes this run, too.
         """
-        self._put()  # what failed before comes first, so that a part can grow meanwhile
-        if self._part is not None:
-            self._seal(self._part)
+        try:
+            self._put()  # what failed before comes first, so that a part can grow meanwhile
+            self._seal()
             self._put()
-        self._keep_to_limit()
-
-    def _keep_to_limit(self) -> None:
-        if self._max_bytes is not None:
-            self._thin(self._max_bytes)
-
-    def _block(self, step: int) -> int:
-        return 0 if self.block is None else step // self.block
+            if self._max_bytes is not None:
+                self._thin(self._max_bytes)
+        except Exception:
+            pause = max(self._pace.seconds_per_part, self._pace.seconds_per_retry)
+            self._retry = time.monotonic() + pause
+            raise
+        self._retry = None
 
     @property
     def thinned(self) -> int:
-        """The number of deleted steps."""
+        """How many steps were deleted to keep to `max_bytes`."""
         there = (*self._parts.values(), *(part for part, _ in self._sealed))
-        return self._written - sum(part.steps for part in there)
+        return self._written - sum([len(part.steps) for part in there])
 
     @property
-    def _next(self) -> int:
-        """The number of the next step that is added."""
-        return self._written + (0 if self._part is None else len(self._part.records))
+    def _pending(self) -> int:
+        return sum([each.nbytes for rows in self._rows.values() for each in rows])
 
     @property
     def _waiting(self) -> int:
         """The bytes in memory."""
-        sealed = sum(part.size for part, _ in self._sealed)
-        return sealed + (0 if self._part is None else self._part.nbytes)
+        return self._pending + sum([part.size for part, _ in self._sealed])
+
+    def _seal(self) -> None:
+        """Make the pending part files in memory."""
+        if not self._is_pending:
+            return
+        steps = [rows.step for rows in self._rows[self._main]]
+        name = PartName(
+            self._rank, self._number, self.session, min(steps, default=self._before + 1)
+        )
+        files = {}
+        for folder, encode in self._encoders.items():
+            rows = sorted(self._rows[folder], key=lambda each: each.step)
+            if not rows and folder != self._main:
+                continue
+            is_main = folder == self._main
+            about = part_about(
+                self._rank,
+                [(each.step, each.rows) for each in rows],
+                self._written,
+                self._gaps if is_main else None,
+                self._grad_scale if is_main else None,
+            )
+            files[folder] = encode_part(
+                schema_of(folder), encode, rows, about, self._pace.bytes_per_group
+            )
+        size = sum([content.size for content in files.values()])
+        self._sealed.append((Written(name, tuple(steps), size), files))
+        self._number += 1
+        self._written += len(steps)
+        self._rows = {folder: [] for folder in self._encoders}
+        self._gaps = {}
 
     def _put(self) -> None:
         """Put the sealed parts on the disk."""
         while self._sealed:
-            part, content = self._sealed[0]
-            path = self._directory / str(part.name)
-            try:
-                self._directory.mkdir(exist_ok=True)
-                # Its name must be free: else another process writes this run, too.
-                write_file(path, content, self._rank, new=True)
-            except OSError as error:
-                taken = isinstance(error, FileExistsError)
-                # The attempt before may have failed after the file had its name.
-                if not (taken and self._failing and path.read_bytes() == bytes(content)):
-                    self._try_later()
-                    raise
-            self._parts[part.name.number] = part
+            part, files = self._sealed[0]
+            sizes = {folder: content.size for folder, content in files.items()}
+            for folder in reversed(list(files)):  # the main one last
+                self._put_file(folder, part.name, files[folder])
+            self._note(part)
+            self.written = len(part.steps), sizes
             del self._sealed[0]
-        self._failing = False
 
-    def _try_later(self) -> None:
-        self._failing = True
-        pause = max(self._pace.seconds_per_part, self._pace.seconds_per_retry)
-        self._retry = time.monotonic() + pause
-
-    @contextmanager
-    def _keeping(self, part: PartBuilder) -> Iterator[None]:
-        """In this context, an error leaves the part as it is for the next attempt; if the part is
-        broken, its steps become gaps."""
+    def _put_file(self, folder: str, name: PartName, content: Any) -> None:
+        path = self._run / folder / str(name)
+        path.parent.mkdir(exist_ok=True)
         try:
-            yield
-        except Exception:
-            self._try_later()
-            # What says that training went back cannot be left out: nothing more is written then.
-            if part.broken and not any(number >= self._written for number, _ in self._rewinds):
-                steps = {step: "error" for step, _ in part.records}
-                steps |= {gap.step: gap.reason for gap in self._gaps}
-                self._gaps = [Gap(self._written, step, steps[step]) for step in sorted(steps)]
-                self._part, self._due = None, math.inf
-            raise
-
-    def _seal(self, part: PartBuilder) -> None:
-        """Make the pending part a file in memory."""
-        about = footer_json(
-            self._rank,
-            part.records,
-            self._written,
-            self._rewinds,
-            self._gaps,
-            self._sessions,
-            self._described,
-            [
-                *([PHASES] if PHASE_COLUMN in part.schema.names else ()),
-                *([SAMPLED] if says_sampled(self._described) else ()),
-            ],
-        )
-        with self._keeping(part):
-            content = part.finish(about)
-        name = PartName(self._rank, self._number, part.records[0][0])
-        last = max(step for step, _ in part.records)
-        self._sealed.append((Written(name, len(part.records), content.size, last), content))
-        self._number += 1
-        self._written += len(part.records)
-        self._part, self._due, self._gaps = None, math.inf, []
+            # Its name must be free: else another process writes this run, too.
+            write_file(path, content, self._rank, new=True)
+        except FileExistsError:
+            # The attempt before may have failed after the file had its name.
+            if self._retry is None or path.read_bytes() != bytes(content):
+                raise
 
     def _thin(self, max_bytes: int) -> None:
-        """Delete old parts until the remaining parts hold at most `max_bytes`."""
-        excess = self._left + sum(part.size for part in self._parts.values()) - max_bytes
-        if excess <= 0 or len(self._parts) < 2:
+        """Delete old steps until the remaining parts hold at most `max_bytes`."""
+        sizes = [part.size for part in self._parts.values()]
+        excess = self._left + sum(sizes) - max_bytes
+        if excess <= 0 or len(sizes) < 2:
             return
-        if not self.thinned:
-            self.before_thinning()
-        late = blocks_around(self._parts, self.block, self.ranges_kept(), max_bytes // 2)
-        for together in first_to_go(dict(self._parts), self.block, max_bytes, late):
-            for number in together:
-                part = self._parts.pop(number)
-                excess -= part.size
-                (self._directory / str(part.name)).unlink(missing_ok=True)
+        for reduction in reductions(list(self._parts.values()), self.incidents(), max_bytes):
+            before = self._parts.get(reduction.part.name.number)
+            if before is None:
+                continue
+            self._reduce(reduction._replace(part=before))
+            after = self._parts.get(before.name.number)
+            excess -= before.size - (0 if after is None else after.size)
             if excess <= 0:
                 break
+
+    def _reduce(self, reduction: Reduction) -> None:
+        """Write a part anew, with the steps that stay, or delete it if there are none."""
+        part, level, steps = reduction
+        if len(steps) == len(part.steps) and steps:
+            return
+        name, size = part.name._replace(thinned=max(level, part.name.thinned + 1)), 0
+        if steps or part.name.number in self._replaces:
+            try:
+                files = self._reduced(part.name, set(steps))
+            except ValueError:  # it is damaged, and stays as long as others can go
+                if level < MOST_LEVEL:
+                    return
+                files = {}
+            for folder in reversed(list(files)):
+                write_file(self._run / folder / str(name), files[folder], self._rank)
+                size += files[folder].size
+        for path in self._paths(part.name):
+            path.unlink(missing_ok=True)
+        if size:
+            self._parts[name.number] = Written(name, steps, size)
+        else:
+            del self._parts[name.number]
+
+    def _reduced(self, name: PartName, steps: set[int]) -> dict[str, Any]:
+        """The files of a part with some of its steps."""
+        files = {}
+        for folder in self._encoders:
+            if not (self._run / folder / str(name)).exists():
+                continue
+            builder = PartBuilder(schema_of(folder))
+            with open_part(self._run, name, folder) as file:
+                footer = file.footer(name)
+                records = [(step, rows) for step, rows in footer.records if step in steps]
+                if not records and folder != self._main:
+                    continue
+                for group in range(len(footer.groups)):
+                    table = file.read(schema_of(folder).names, [group])
+                    kept = np.isin(numbers(table.column("step")), list(steps))
+                    builder.add([table.filter(kept)])
+            about = part_about(self._rank, records, footer.written, footer.gaps, footer.grad_scale)
+            files[folder] = builder.finish(about)
+        return files

@@ -1,62 +1,70 @@
-"""Parts: the parts of a run directory, which records they hold, and their columns."""
+"""Parts: the parts of a run directory, which records they hold, and their rows."""
 
 from __future__ import annotations
 
-import errno
-import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hookstats.records.ranks import Observed, observed_in
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.records.scaled import scaled
-from hookstats.records.sparse import Int64
-from hookstats.runs.cache import Cache, Place
-from hookstats.runs.columns import COLUMNS
-from hookstats.runs.decode import (
-    Group,
-    RunBins,
-    Texts,
-    check_rows,
-    check_values,
-    empty_group,
-    read_described,
-    read_group,
-    sites_of,
-    with_tensors,
-)
+from hookstats.runs.arrays import numbers
+from hookstats.runs.decode import DESCRIBED, Texts, check_rows, check_values, decode, sites_of
 from hookstats.runs.files import naming
-from hookstats.runs.footer import Footer
 from hookstats.runs.format import (
-    ALL_EXTRAS,
-    PARTS,
-    Extras,
+    CHANNELS,
+    HISTOGRAM,
+    STATISTICS,
+    TENSORS,
     PartName,
     list_parts,
-    part_schema,
-    require_pyarrow,
 )
-from hookstats.runs.index import Where, index_of
-from hookstats.runs.part_file import open_part, read_footer
+from hookstats.runs.index import Bounds, Index, Where, bounds, index_of
+from hookstats.runs.part_file import Footer, open_part, read_footer
 from hookstats.stats.bins import Bins
-from hookstats.stats.merge import offsets_of
 
-_Known = tuple[Any, Int64, tuple[SiteInfo, ...]]
-"""What describes the sites of a record, their numbers of channels, and the sites."""
+_COLUMNS = {
+    TENSORS: ("step", "rank", "observed", "dead", *DESCRIBED, *STATISTICS, *HISTOGRAM),
+    CHANNELS: ("step", "rank", *STATISTICS, *HISTOGRAM),
+}
+"""What a record has of each table."""
+_GROUPS = 4
+"""Row groups that are kept, at least."""
+_KEPT_BYTES = 256 << 20
+"""The bytes of row groups that are kept; the one used last is kept anyway."""
+
+
+class Cache:
+    """What was read of the parts of a run, which never change; shared by the run and those of its
+    ranks alone."""
+
+    def __init__(self) -> None:
+        self.footers: dict[tuple[str, PartName], Footer] = {}
+        """By directory and name."""
+        self._groups: dict[tuple[str, PartName, int], Any] = {}  # tables; the one used last is last
+
+    def group(self, key: tuple[str, PartName, int], read: Callable[[], Any]) -> Any:
+        """A row group as a pyarrow.Table: one of those used last, or what `read` returns."""
+        found = self._groups.pop(key, None)
+        found = read() if found is None else found
+        self._groups[key] = found
+        # Of a step and the next, of all ranks.
+        most = max(_GROUPS, 4 * len({name.rank for _, name in self.footers}))
+        while len(self._groups) > 1 and (
+            len(self._groups) > most
+            or sum([table.nbytes for table in self._groups.values()]) > _KEPT_BYTES
+        ):
+            del self._groups[next(iter(self._groups))]
+        return found
 
 
 class Parts:
-    """The finished parts of a run directory. Every `look` sees the parts that exist at that time.
-
-    The records of a rank are one line of steps: if a step does not come after the step before, the
-    training went back to a checkpoint, and the earlier records of that step and of later ones are
-    void.
+    """The parts of a run directory. Every `look` sees the parts that exist at that time.
 
     With `skip_damaged`, damaged parts are left out, with one warning each; otherwise whoever needs
     a damaged part gets a ValueError that names the part.
@@ -70,173 +78,178 @@ class Parts:
         *,
         skip_damaged: bool,
         rank: int | None = None,
-        scale: Callable[[PartName, Footer], float] | None = None,
+        scale: Callable[[int, Footer], float] | None = None,
         cache: Cache | None = None,
     ) -> None:
-        """rank: the only one whose parts are looked at; None for all. scale: by what the gradients
-        of a part are multiplied; None: they are as they were seen. cache: as of `Run`."""
+        """rank: the only one whose parts are read; None for all. scale: by what the gradients of a
+        part, of a rank, are multiplied; None: they are as they were seen. cache: as of `Run`."""
         self._rank = rank
         self._scale = scale
         self.run = run
         self.bins = bins
         self.channel_bins = channel_bins
-        self._bins = RunBins(bins, channel_bins)
         self.damaged: dict[str, str] = {}
         """The parts that were left out, and what is wrong with each."""
-        self.index: dict[int, dict[int, Where]] = {}
-        """Where the valid records are, by rank and step, in order of writing."""
+        self.index: Index = {}
+        """Where the tensors of the valid records are."""
+        self._channels: Index | None = None  # None until it is asked for
         self._skip_damaged = skip_damaged
         self.cache = Cache() if cache is None else cache
         """What was read."""
-        self._footers: dict[PartName, Footer] = {}  # in order of rank and writing
-        self._known: dict[int, _Known] = {}  # by rank, see _sites
-        self._last_known: _Known | None = None
+        self._bounds: Bounds = {}
+        self._names: list[PartName] = []
+        self._footers: dict[PartName, Footer] = {}  # of tensors, in order of rank and writing
+        self._sites: dict[int, tuple[Any, tuple[SiteInfo, ...]]] = {}  # by rank, see _sites_of
         self._texts: Texts = {}
 
     def look(self) -> OSError | ValueError | None:
         """Take in the parts that exist now; returns the error of the first unreadable part."""
-        footers: dict[PartName, Footer] = {}
-        first_error: OSError | ValueError | None = None
-        for name in self._listed():
-            if str(name) in self.damaged:
-                continue
-            try:
-                footer = self._footers.get(name) or self._footer(name)
-            except FileNotFoundError:  # deleted since it was listed, to keep to max_bytes
-                continue
-            except (OSError, ValueError) as error:
-                if not self.skip(name, error):
-                    first_error = first_error or error
-            else:
-                footers[name] = footer
-        if footers.keys() != self._footers.keys():
-            before, self._footers = self._footers, footers
-            try:
-                self._make_index()
-            except BaseException:  # such as an interrupt: the index belongs to the footers
-                self._footers = before
-                raise
+        names = list_parts(self.run, TENSORS)
+        if names == self._names:
+            return None
+        self._bounds = bounds(names)
+        self._footers, first_error = self._read_footers(TENSORS, names)
+        self.index = index_of(self._footers, self._bounds)
+        self._channels = None
+        self._names = names if first_error is None else []
         return first_error
 
-    def _listed(self) -> list[PartName]:
-        """The parts that exist; of ranks that are not looked at, the newest alone, which says when
-        the rank was there."""
-        names = list_parts(self.run)
-        if self._rank is None:
-            return names
-        newest = {name.rank: name for name in names}.values()
-        return [name for name in names if name.rank == self._rank or name in newest]
-
-    def _make_index(self) -> None:
-        index = index_of(self._footers)
-        self.index = {k: v for k, v in index.items() if self._rank in (None, k)}
-
-    def _mine(self) -> list[Footer]:
-        return [f for name, f in self._footers.items() if self._rank in (None, name.rank)]
-
-    def ranks(self) -> set[int]:
-        """The ranks that have parts, readable or not."""
-        found = {name.rank for name in list_parts(self.run)}
-        return found if self._rank is None else found & {self._rank}
-
-    def is_whole(self) -> bool:
-        """Whether the records of one rank are those of the whole model, or of it alone."""
-        if self._rank is not None:
-            return True
-        layout = any(footer.extras.layout for footer in self._footers.values())
-        return len(self.index) < 2 and not layout
-
-    def is_stored(self) -> bool:
-        """Whether the columns of the parts are what is to be read, as they are."""
-        return self._scale is None and self.is_whole()
-
     def refresh(self) -> None:
-        """`look`, and raise the error that it returned."""
+        """`look`, and raise its error."""
         error = self.look()
         if error is not None:
             raise error
 
-    def lost(self, rank: int) -> int:
-        """The number of records that a rank wrote and that no readable part has any more."""
-        written = present = 0
-        for name, footer in self._footers.items():
-            if name.rank == rank:
-                present += len(footer.records)
-                before = written if footer.written is None else footer.written
-                written = before + len(footer.records)
-        return written - present
+    def _read_footers(
+        self, folder: str, names: Sequence[PartName]
+    ) -> tuple[dict[PartName, Footer], OSError | ValueError | None]:
+        found: dict[PartName, Footer] = {}
+        first_error: OSError | ValueError | None = None
+        for name in names:
+            if self._rank not in (None, name.rank) or f"{folder}/{name}" in self.damaged:
+                continue
+            try:
+                key = folder, name
+                if key not in self.cache.footers:
+                    self.cache.footers[key] = read_footer(self.run, name, folder)
+                found[name] = self.cache.footers[key]
+            except FileNotFoundError:  # deleted since it was listed, to keep to max_bytes
+                continue
+            except (OSError, ValueError) as error:
+                if not self.skip(folder, name, error):
+                    first_error = first_error or error
+        return found, first_error
+
+    @property
+    def channels(self) -> Index:
+        """Where the channels of the valid records are that have any."""
+        if self._channels is None:
+            names = list_parts(self.run, CHANNELS)
+            footers, error = self._read_footers(CHANNELS, names)
+            if error is not None:
+                raise error
+            index = index_of(footers, self._bounds)
+            self._channels = {
+                rank: {step: index[rank][step] for step in records if step in index.get(rank, {})}
+                for rank, records in self.index.items()
+            }
+        return self._channels
+
+    def is_of_one_rank(self) -> bool:
+        """Whether there is nothing to merge."""
+        return len(self.index) < 2
+
+    def is_stored(self) -> bool:
+        """Whether the rows of the parts are those of the run, as nothing is merged or scaled."""
+        return self.is_of_one_rank() and self._scale is None
+
+    def thinned(self, rank: int) -> int:
+        """The number of records of the rank that are in no part any more."""
+        footers = [footer for name, footer in self._footers.items() if name.rank == rank]
+        there = [len(footer.records) for footer in footers]
+        return footers[-1].written + there[-1] - sum(there)
 
     def gaps(self, rank: int) -> dict[int, str]:
-        """The steps that a rank lost, ascending, and why; without those that are void."""
-        footers = [footer for name, footer in self._footers.items() if name.rank == rank]
-        rewinds = footers[-1].rewinds if footers else []
-        found = {
-            gap.step: gap.reason
-            for footer in footers
-            for gap in footer.gaps
-            if not any(gap.number <= number and step <= gap.step for number, step in rewinds)
-        }
-        recorded = self.index.get(rank, {})
-        return {step: found[step] for step in sorted(found) if step not in recorded}
+        """The steps that the rank was to record and lost."""
+        found: dict[int, str] = {}
+        for name, footer in self._footers.items():
+            if name.rank == rank:
+                valid = self._bounds[name[:2]]
+                found |= {step: why for step, why in footer.gaps.items() if step < valid}
+        return {step: why for step, why in found.items() if step not in self.index[rank]}
 
-    def record(self, where: Where) -> StepRecord:
-        """The record at this place; FileNotFoundError if its part was deleted since."""
-        record = self._record(where)
-        if self._scale is None:
-            return record
-        return scaled(record, self._scale(where.part, self._known_footer(where.part)))
+    def record(self, where: Where, *, channels: bool = True) -> StepRecord:
+        """The record whose tensors are at this place.
 
-    def _record(self, where: Where) -> StepRecord:
-        with self.naming(where.part):
-            group = self._group_of(where)
-            rows = slice(where.first, where.first + where.rows)
-            offsets = group.offsets[rows.start : rows.stop + 1]
-            channels = slice(int(offsets[0]), int(offsets[-1]))
-            moments, tallies = group.state(channels)
-            return StepRecord(
-                step=where.step,
-                rank=where.part.rank,
-                sites=self._sites(where, group.described, group.offsets),
-                observed=group.observed[rows],
-                offsets=offsets - offsets[0],
-                moments=moments,
-                tallies=tallies,
+        channels: whether to read its channels, too, where they were kept.
+
+        Raises:
+            FileNotFoundError: the part was deleted since.
+            ValueError: it is damaged; the message names it.
+        """
+        rank, step = where.part.rank, where.step
+        rows = self._rows(TENSORS, where)
+        with self._naming(TENSORS, where.part):
+            sites = self._sites_of(rank, rows)
+            record = StepRecord(
+                step=step,
+                rank=rank,
+                sites=sites,
+                observed=numbers(rows.column("observed"), nulls=False),
+                tensors=decode(rows, self.bins),
+                channels=None,
                 bins=self.bins,
-                hist=group.hist[rows],
                 channel_bins=self.channel_bins,
-                channel_hist=group.channel_hist[channels],
+                known_dead=numbers(rows.column("dead"), nulls=False).astype(np.int64),
             )
-
-    def sites(self, where: Where) -> tuple[SiteInfo, ...]:
-        """The sites of the record at this place; the same object as of a record before, or of
-        another rank's, if they are equal. Errors are those of `record`."""
-        with self.naming(where.part):
-            if self._is_alone(where) and self.cache.group(self._place(where)) is None:
-                footer = self._known_footer(where.part)
-                with open_part(self.run, where.part) as file:
-                    found = read_described(file, where.group, footer, where.part.rank)
-            else:
-                group = self._group_of(where)
-                found = group.described, group.offsets
-            return self._sites(where, *found)
-
-    def observed(self, where: Where) -> Observed:
-        """What the record at this place says; its columns are read, and none is kept but of small
-        records. Errors are those of `record`."""
+        there = self.channels.get(rank, {}).get(step) if channels else None
+        if there is not None:
+            record = self._with_channels(record, there)
         if self._scale is not None:
-            return observed_in(self.record(where))
-        with self.naming(where.part):
-            group = self._group_of(where, keeps=not self._is_alone(where))
-            rows = slice(where.first, where.first + where.rows)
-            offsets = group.offsets[rows.start : rows.stop + 1]
-            channels = slice(int(offsets[0]), int(offsets[-1]))
-            return Observed(
-                lambda name: group.state_column(name, channels),
-                group.observed[rows],
-                offsets - offsets[0],
-                group.hist[rows],
-                group.channel_hist[channels],
-            )
+            return scaled(record, self._scale(rank, self._footers[where.part]))
+        return record
+
+    def _with_channels(self, record: StepRecord, where: Where) -> StepRecord:
+        """The record with its channels; as it is if these are deleted or left out since."""
+        try:
+            rows = self._rows(CHANNELS, where)
+            with self._naming(CHANNELS, where.part):
+                expected = sum([site.channels for site in record.sites])
+                if rows.num_rows != expected:
+                    raise ValueError(
+                        f"step {record.step} has {rows.num_rows} channels, expected {expected}"
+                    )
+                table = decode(rows, self.channel_bins)
+        except FileNotFoundError:
+            return record
+        except (OSError, ValueError) as error:
+            if not self.skip(CHANNELS, where.part, error):
+                raise
+            return record
+        return replace(record, channels=table, known_dead=None)
+
+    def _naming(self, folder: str, name: PartName) -> AbstractContextManager[None]:
+        """In this context, a fault in the content of a part is a ValueError that names the part."""
+        return naming(self.run / folder / str(name))
+
+    def _rows(self, folder: str, where: Where) -> Any:
+        """The rows of a record."""
+        name = where.part
+        key = folder, name
+        footer = self.cache.footers[key]
+
+        def read() -> Any:
+            columns = _COLUMNS[folder]
+            with open_part(self.run, name, folder) as file:
+                group = [where.group] if where.group < len(footer.groups) else []
+                table = file.read(columns, group)
+                first = sum(footer.groups[: where.group])
+                check_rows(table, _between(footer, first, first + table.num_rows), name.rank)
+                check_values(table, self.bins_of(folder))
+                return table
+
+        table = self.cache.group((*key, where.group), read)
+        return table.slice(where.first - sum(footer.groups[: where.group]), where.rows)
 
     def is_gone(self, where: Where, error: Exception) -> bool:
         """Whether to look for a record again, after this error: its part was deleted since, to keep
@@ -244,134 +257,88 @@ class Parts:
         if isinstance(error, FileNotFoundError):
             self.look()
             return self.index.get(where.part.rank, {}).get(where.step) != where
-        return self.skip(where.part, error)
+        return self.skip(TENSORS, where.part, error)
 
-    def _is_alone(self, where: Where) -> bool:
-        """Whether the record has a row group of its own, and is large."""
-        footer = self._known_footer(where.part)
-        return not footer.is_small and bool(where.rows) and where.rows == footer.groups[where.group]
+    def tables(self, folder: str, columns: Sequence[str]) -> Iterator[tuple[PartName, Any]]:
+        """The valid rows of every part of `TENSORS` or `CHANNELS`, each as one pyarrow.Table of
+        some columns; parts that are deleted or left out meanwhile are left out."""
+        for name, places in self.places(folder).items():
+            table = self._read_if_there(folder, name, places, columns)
+            if table is not None:
+                yield name, table
 
-    def valid(self, rank: int | None = None) -> dict[PartName, list[Where]]:
-        """The valid records of one rank, or of all, by part and in order of writing."""
+    def _read_if_there(
+        self, folder: str, name: PartName, places: Sequence[Where], columns: Sequence[str]
+    ) -> Any:
+        """What `read` returns; None where the part is deleted or left out."""
+        try:
+            return self.read(folder, name, places, columns)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            if not self.skip(folder, name, error):
+                raise
+            return None
+
+    def read(
+        self, folder: str, name: PartName, places: Sequence[Where], columns: Sequence[str]
+    ) -> Any:
+        """Some columns of the rows of some records of a part."""
+        footer = self.cache.footers[folder, name]
+        needed = [*dict.fromkeys(("step", "rank", *columns))]
+        with open_part(self.run, name, folder) as file:
+            table = file.read(needed)
+            check_rows(table, footer.records, name.rank)
+            check_values(table, self.bins_of(folder))
+        table = table.select(list(columns))
+        if sum([where.rows for where in places]) == table.num_rows:
+            return table
+        mask = np.zeros(table.num_rows, np.bool_)
+        for where in places:
+            mask[where.first : where.first + where.rows] = True
+        return table.filter(mask)
+
+    def bins_of(self, folder: str) -> Bins | None:
+        """The bins of the histograms in a directory."""
+        return self.bins if folder == TENSORS else self.channel_bins
+
+    def places(self, folder: str) -> dict[PartName, list[Where]]:
+        """The valid records of a directory, by part and in order of writing."""
         found: dict[PartName, list[Where]] = {}
-        for other, records in self.index.items():
-            if rank is None or other == rank:
-                for where in records.values():
-                    found.setdefault(where.part, []).append(where)
+        for records in (self.index if folder == TENSORS else self.channels).values():
+            for where in records.values():
+                found.setdefault(where.part, []).append(where)
         return found
 
-    def schema(self) -> Any:
-        """The pyarrow.Schema of `tables`; optional columns are null in parts that have none."""
-        found = [footer.extras for footer in self._mine()]
-        return part_schema(extras=Extras(*map(any, zip(*found, strict=True))))
-
-    def has_phases(self, name: PartName) -> bool:
-        """Whether a part has the column of phases."""
-        return self._known_footer(name).extras.phases
-
-    def all_detailed(self, names: Iterable[PartName]) -> bool:
-        """Whether all parts of these names say how many channels sites have."""
-        return all(self._known_footer(name).extras.channels for name in names)
-
-    def tables(self, schema: Any) -> Iterator[Any]:
-        """The valid rows of every part, each as one pyarrow.Table with the `schema`."""
-        for name, records in self.valid().items():
-            try:
-                table = self.read(name, schema.names).cast(schema)
-                rows = self.rows(name, records)  # as many as were read
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError) as error:
-                if not self.skip(name, error):
-                    raise
-                continue
-            yield table if rows.all() else table.filter(rows)
-
-    def rows(self, name: PartName, records: Iterable[Where]) -> NDArray[np.bool_]:
-        """bool [rows]: which rows of a part belong to the records."""
-        starts = offsets_of(self._known_footer(name).groups).tolist()
-        mask = np.zeros(starts[-1], np.bool_)
-        for where in records:
-            mask[starts[where.group] + where.first :][: where.rows] = True
-        return mask
-
-    def read(self, name: PartName, columns: Sequence[str]) -> Any:
-        """Some columns of a part as a pyarrow.Table, with one chunk per column."""
-        with open_part(self.run, name) as file:
-            footer = self._known_footer(name)
-            there = [column for column in columns if column in file.names]
-            if footer.version == 1:
-                there += [column for column in COLUMNS if column not in there]
-            table = file.read(there)
-            if footer.version == 1:
-                table = with_tensors(table)
-            for column in set(columns) - set(table.column_names):  # moments that it does not have
-                field = part_schema(extras=ALL_EXTRAS).field(column)
-                nulls = require_pyarrow().nulls(table.num_rows, field.type)
-                table = table.append_column(field, nulls)
-            table = table.select(columns).unify_dictionaries().combine_chunks()
-            check_rows(table, footer, name.rank)
-            check_values(table, self._bins)
-            return table
-
-    def _known_footer(self, name: PartName) -> Footer:
-        """The footer of a part that existed at the last `look`."""
-        if name not in self._footers:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(name))
-        return self._footers[name]
-
-    def _footer(self, name: PartName) -> Footer:
-        """The footer of a part, which must be of this run."""
-        footer = self.cache.footers.get(name)
-        if footer is None:
-            footer = self.cache.footers[name] = read_footer(self.run, name)
-        with self.naming(name):
-            self._bins.check(footer)
-        return footer
-
-    def naming(self, name: PartName) -> AbstractContextManager[None]:
-        """In this context, a fault in the content of a part is a ValueError that names the part."""
-        return naming(self.run / PARTS / str(name))
-
-    def skip(self, name: PartName, error: Exception) -> bool:
+    def skip(self, folder: str, name: PartName, error: Exception) -> bool:
         """Leave out a part that turned out to be damaged, if that is wanted; returns whether."""
         if not self._skip_damaged:
             return False
-        self.damaged[str(name)] = str(error)
-        self._footers.pop(name, None)
-        self._make_index()
+        self.damaged[f"{folder}/{name}"] = str(error)
+        if folder == TENSORS:
+            self._footers.pop(name, None)
+            self.index = index_of(self._footers, self._bounds)
+        self._channels = None
         warnings.warn(f"hookstats: left out: {error}", RuntimeWarning, stacklevel=2)
         return True
 
-    def _group_of(self, where: Where, *, keeps: bool = True) -> Group:
-        """The row group of a record; parts never change, so the groups used last are kept.
-
-        keeps: whether this one is, too; if not, it has no descriptions."""
-        footer = self._known_footer(where.part)
-        if not where.rows:
-            return empty_group(footer.extras)
-        place = self._place(where)
-        found = self.cache.group(place)
-        if found is None:
-            with open_part(self.run, where.part) as file:
-                about = where.group, footer, where.part.rank, self._bins
-                found = read_group(file, *about, described=keeps)
-            if keeps:
-                self.cache.keep(place, found)
-        return found
-
-    def _place(self, where: Where) -> Place:
-        return where.part, where.group, self._bins
-
-    def _sites(self, where: Where, described: Any, offsets: Int64) -> tuple[SiteInfo, ...]:
-        """The sites of a record of the row group; mostly those of the rank's last record, or of
-        another rank's."""
-        described = described.slice(where.first, where.rows)
-        channels = np.diff(offsets[where.first : where.first + where.rows + 1])
-        for known in (self._known.get(where.part.rank), self._last_known):
-            if known and known[0].equals(described) and np.array_equal(known[1], channels):
-                self._known[where.part.rank] = self._last_known = known
-                return known[2]
-        sites = sites_of(described, channels, self._texts)
-        self._known[where.part.rank] = self._last_known = described, channels, sites
+    def _sites_of(self, rank: int, rows: Any) -> tuple[SiteInfo, ...]:
+        """The sites of a record; mostly those of the rank's last record, or of another rank's."""
+        described = rows.select(DESCRIBED)
+        for known in (self._sites.get(rank), self._sites.get(-1)):
+            if known and known[0].equals(described):
+                self._sites[rank] = self._sites[-1] = known
+                return known[1]
+        sites = sites_of(described, self._texts)
+        self._sites[rank] = self._sites[-1] = described, sites
         return sites
+
+
+def _between(footer: Footer, first: int, end: int) -> list[tuple[int, int]]:
+    """The records whose rows are between two rows of a part."""
+    found, start = [], 0
+    for step, rows in footer.records:
+        if first <= start and start + rows <= end:
+            found.append((step, rows))
+        start += rows
+    return found

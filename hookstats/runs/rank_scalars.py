@@ -11,7 +11,7 @@ from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64
 from hookstats.records.speeds import COST, RATE
-from hookstats.runs.format import require_pyarrow, scalars_schema
+from hookstats.runs.format import SCALARS, merged_schema, require_pyarrow
 from hookstats.runs.scalars import OfStep, Scalars, ScalarsByName, ScalarSeries
 
 _MERGES: dict[str, Callable[[Float64], float]] = {RATE: np.min, COST: np.max}
@@ -83,12 +83,8 @@ class RankScalars(ScalarsByName):
         ]
         rows.sort(key=lambda row: row[0])
         steps, names, values, times = zip(*rows, strict=True) if rows else ((), (), (), ())
-        schema = scalars_schema()
-        rank = pa.field("rank", pa.int32())
-        return pa.table(
-            [steps, pa.nulls(len(rows), pa.int32()), names, values, times],
-            schema=pa.schema([rank if f.name == "rank" else f for f in schema]),
-        )
+        columns = [steps, pa.nulls(len(rows), pa.int32()), names, values, times]
+        return pa.table(columns, schema=merged_schema(SCALARS))
 
 
 def _with_norm(values: dict[str, float], norm: float) -> dict[str, float]:

@@ -15,10 +15,15 @@ from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import StepRecord
 from hookstats.runs.alerts import read_alerts
-from hookstats.runs.cache import Cache
-from hookstats.runs.encode import encode_table, merged_schema
-from hookstats.runs.footer import Footer, check_grad_scale
-from hookstats.runs.format import RUN_JSON, PartName, require_pyarrow
+from hookstats.runs.encode import encode_channels, encode_tensors
+from hookstats.runs.format import (
+    CHANNELS,
+    RUN_JSON,
+    TENSORS,
+    merged_schema,
+    require_pyarrow,
+    schema_of,
+)
 from hookstats.runs.headers import (
     bins_of,
     headed_ranks,
@@ -28,11 +33,12 @@ from hookstats.runs.headers import (
     unite_headers,
 )
 from hookstats.runs.index import Where
-from hookstats.runs.parts import Parts
+from hookstats.runs.merged import MergedRecords
+from hookstats.runs.part_file import Footer, check_grad_scale
+from hookstats.runs.parts import Cache, Parts
 from hookstats.runs.rank_scalars import RankScalars
 from hookstats.runs.scalars import Scalars, ScalarsByName
 from hookstats.runs.series import Series, span
-from hookstats.runs.whole import Whole
 from hookstats.stats.arguments import check_path
 from hookstats.stats.printable import printable
 
@@ -60,8 +66,8 @@ def open_run(
 
     Raises:
         FileNotFoundError: nothing is at `path`; the message names runs with a similar name.
-        ValueError: `path` is no path or no run directory, run.json is damaged, or a newer hookstats
-            wrote it; `grad_scale` is something else.
+        ValueError: `path` is no path or no run directory, run.json is damaged, or a
+            hookstats of another format wrote it; `grad_scale` is something else.
         ImportError: pyarrow is not installed.
     """
     return Run(path, skip_damaged=skip_damaged, grad_scale=grad_scale)
@@ -123,7 +129,7 @@ class Run:
             scale=None if self._grad_scale is None else self._scale_of,
             cache=cache,
         )
-        self._whole = Whole(self._parts, self._where)
+        self._records = MergedRecords(self._parts, self._where)
         self._scalars: dict[int, Scalars] = {}
         self.scalars: ScalarsByName = self._scalars_of(headed)[0]
         """The numbers that were logged: ``run.scalars["loss"].values``; also of steps that are not
@@ -145,7 +151,7 @@ class Run:
     def _merged(self, step: int) -> StepRecord | None:
         """What all ranks recorded in a step; None where none did."""
         self._parts.refresh()
-        return self._whole.record(step) if self._whole.ranks(step) else None
+        return self._records.record(step, channels=False) if self._records.ranks(step) else None
 
     def of_rank(self, rank: int) -> Run:
         """What one rank recorded, as the rank recorded it: the same run, read by itself.
@@ -157,13 +163,13 @@ class Run:
         options: Any = {"skip_damaged": self._skip_damaged, "grad_scale": self._grad_scale}
         return Run(self.path, rank=rank, cache=self._parts.cache, **options)
 
-    def _scale_of(self, part: PartName, footer: Footer) -> float:
+    def _scale_of(self, rank: int, footer: Footer) -> float:
         """By what the gradients of a part are multiplied."""
         if isinstance(self._grad_scale, float):
             return self._grad_scale
         if footer.grad_scale is not None:
             return footer.grad_scale
-        header = read_rank_json(self.path, part.rank)["header"]
+        header = read_rank_json(self.path, rank)["header"]
         return check_grad_scale(header.get("grad_scale")) or 1.0
 
     def __repr__(self) -> str:
@@ -179,7 +185,7 @@ class Run:
             return "no steps yet"
         steps, ranks = self.steps, list(self._parts.index)
         last = self._find(steps[-1])
-        sites = last.rows if last and self._parts.is_whole() else len(self[steps[-1]])
+        sites = last.rows if last and self._parts.is_of_one_rank() else len(self[steps[-1]])
         of = "" if ranks == [0] else f", ranks {', '.join(map(str, ranks))}"
         return f"{span(steps)}, {sites} site{'s' * (sites != 1)}{of}"
 
@@ -274,23 +280,32 @@ class Run:
     def steps(self) -> list[int]:
         """The steps that were recorded, by any rank, ascending."""
         self._parts.refresh()
-        return self._whole.steps()
+        return self._records.steps()
 
     def ranks_of(self, step: int) -> list[int]:
         """The ranks that recorded a step. While a run is written, and where ranks watch other
         steps, these may be fewer than `ranks`."""
         self._parts.refresh()
-        return self._whole.ranks(step)
+        return self._records.ranks(step)
+
+    @property
+    def steps_with_channels(self) -> list[int]:
+        """The steps whose channels were kept, by all ranks that recorded them, ascending."""
+        self._parts.refresh()
+        channels = self._parts.channels
+        there = set().union(*(channels.get(rank, {}) for rank in self._parts.index))
+        return sorted(
+            step
+            for step in there
+            if all(step in channels.get(rank, {}) for rank in self._records.ranks(step))
+        )
 
     @property
     def thinned(self) -> int:
         """The number of steps that were recorded and deleted to keep to `max_bytes`: the greatest
-        of any rank.
-
-        Steps of damaged parts that are left out count, too.
-        """
+        of any rank."""
         self._parts.refresh()
-        return max(map(self._parts.lost, self._parts.index), default=0)
+        return max(map(self._parts.thinned, self._parts.index), default=0)
 
     @property
     def gaps(self) -> dict[int, str]:
@@ -318,6 +333,15 @@ class Run:
     def __contains__(self, step: object) -> bool:
         return step in self.steps
 
+    def tensors(self, step: int) -> StepRecord:
+        """What was recorded in a step, without channels and scalars.
+
+        Raises:
+            KeyError: there is no such step.
+        """
+        self._parts.refresh()
+        return self._records.record(step, channels=False)
+
     @overload
     def __getitem__(self, index: int) -> StepRecord: ...
     @overload
@@ -330,15 +354,15 @@ class Run:
         """
         if isinstance(index, tuple):
             return self.series(*index)
-        ranks, error = self._whole.ranks(index), None
+        ranks, error = self._records.ranks(index), None
         if not ranks or len(ranks) < len(self._parts.index):  # others may have written it since
             error = self._parts.look()
-            ranks = self._whole.ranks(index)
+            ranks = self._records.ranks(index)
         if not ranks:
             raise error or KeyError(self._unknown(index))
-        if error is not None and len(ranks) < len(self._parts.ranks()):
+        if error is not None and len(ranks) < len(self._headed):
             raise error  # the damaged part may have the step, too
-        record = self._whole.record(index)
+        record = self._records.record(index)
         return replace(record, scalars=self.scalars.of(index, record))
 
     def series(self, names: str = "*", kinds: str = "*") -> Series:
@@ -351,57 +375,65 @@ class Run:
             KeyError: nothing matches; the message suggests similar names.
         """
         self._parts.refresh()
-        return Series(self._parts, names, kinds, self._whole)
+        return Series(self._parts, self._records, names, kinds)
 
-    def table(self) -> Any:
+    def table(self, columns: Sequence[str] | None = None, *, channels: bool = False) -> Any:
         """Everything as a pyarrow.Table: one row per step, site and kind.
 
         Columns: step, rank (null: several, merged), site, kind, channel_dim (null: the tensor is
-        one channel), shape, dtype, observed (calls merged); of the whole tensor tensor_count
-        (finite values), tensor_nan, tensor_posinf, tensor_neginf, tensor_zero, tensor_mean,
-        tensor_var (population), tensor_min, tensor_max, tensor_l1; a list over channels each:
-        count, nan, ..., l1;
-        hist_slots and hist_counts, the nonzero slots of the tensor's histogram (0: underflow, then
-        the bins, then overflow); channel_hist_slots (channel * slots + slot) and
-        channel_hist_counts. Of one rank's part of a model there are also the columns of its layout.
+        one channel), channels (how many), shape, dtype, observed (calls merged), dead (dead
+        channels, -1 where nobody knows); count (finite values), nan, posinf, neginf, zero, mean,
+        m2 (sum of squared deviations: var * count), min, max, l1; hist_slots and hist_counts, the
+        nonzero slots of the histogram (0: underflow, then the bins, then overflow). Of one rank's
+        part of a model there are also the columns of its layout.
+
+        Args:
+            columns: the only ones to read, by default all; an unknown name is a ValueError.
+            channels: one row per channel instead, of the steps that kept their channels: step,
+                rank, site, kind, channel, and count to hist_counts as above.
         """
-        schema = self.schema
-        tables = [schema.empty_table(), *self._tables(schema)]
+        schema = self._schema(columns, channels)
+        tables = [require_pyarrow().Table.from_batches([], schema), *self._tables(schema, channels)]
         return require_pyarrow().concat_tables(tables).unify_dictionaries()
 
     @property
     def schema(self) -> Any:
-        """The pyarrow.Schema of `table`: with the optional columns that any part has, null in the
-        rows of others."""
-        self._parts.refresh()
-        if self._parts.is_whole():
-            return self._parts.schema()
-        return merged_schema(self._parts.schema())
+        """The pyarrow.Schema of `table`."""
+        return self._schema(None, False)
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    def batches(
+        self, columns: Sequence[str] | None = None, *, channels: bool = False
+    ) -> Iterator[Any]:
         """`table` in pieces, for a run that is larger than memory: one pyarrow.Table per part, or
-        per step where ranks are merged.
+        per step where ranks are merged."""
+        return self._tables(self._schema(columns, channels), channels)
 
-        columns: the only ones to read, by default all; an unknown name is a ValueError.
-        """
-        schema = self.schema
+    def _schema(self, columns: Sequence[str] | None, channels: bool) -> Any:
+        self._parts.refresh()
+        of_one = self._parts.is_of_one_rank()
+        schema = (schema_of if of_one else merged_schema)(CHANNELS if channels else TENSORS)
         for name in columns or ():
             if name not in schema.names:
                 alike = did_you_mean(str(name), schema.names)
                 raise ValueError(f"columns has {name!r}: expected columns of the run{alike}")
         fields = [schema.field(name) for name in columns or schema.names]
-        return self._tables(require_pyarrow().schema(fields))
+        return require_pyarrow().schema(fields)
 
-    def _tables(self, schema: Any) -> Iterator[Any]:
+    def _tables(self, schema: Any, channels: bool) -> Iterator[Any]:
         if self._parts.is_stored():
-            return self._parts.tables(schema)
-        return (encode_table(record, schema) for record in self._whole.records())
+            found = self._parts.tables(CHANNELS if channels else TENSORS, schema.names)
+            return (table for _, table in found)
+        encode = encode_channels if channels else encode_tensors
+        return (
+            require_pyarrow().table(encode([record])).select(schema.names).cast(schema)
+            for record in self._records.records(channels=channels)
+            if not channels or record.channels is not None
+        )
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """`batches` by the Arrow PyCapsule interface: ``polars.DataFrame(run)``."""
         schema = self.schema
-        tables = self._tables(schema)
-        batches = (batch for table in tables for batch in table.to_batches())
+        batches = (batch for table in self._tables(schema, False) for batch in table.to_batches())
         reader = require_pyarrow().RecordBatchReader.from_batches(schema, batches)
         return reader.__arrow_c_stream__(requested_schema)
 
@@ -430,7 +462,7 @@ class Run:
 
     def _unknown(self, step: int) -> str:
         """The error message for a step that does not exist."""
-        steps, path = self._whole.steps(), printable(str(self.path))
+        steps, path = self._records.steps(), printable(str(self.path))
         of = "" if self.rank is None else f" of rank {self.rank}"
         if not steps:
             return f"step {step}: {path} has no steps{of} yet"

@@ -15,11 +15,11 @@ from hookstats.records.alike import did_you_mean
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.arrays import numbers
+from hookstats.runs.decode import check_rows
 from hookstats.runs.encode import Rows
-from hookstats.runs.footer import Footer
-from hookstats.runs.format import SCALARS, PartName, list_parts, require_pyarrow, scalars_schema
-from hookstats.runs.index import index_of
-from hookstats.runs.part_file import open_part, read_footer
+from hookstats.runs.format import SCALARS, PartName, list_parts, require_pyarrow, schema_of
+from hookstats.runs.index import Bounds, bounds
+from hookstats.runs.part_file import open_part
 
 _ROW_BYTES = 32
 """What a scalar has in memory until it is encoded, about."""
@@ -109,36 +109,29 @@ class Scalars(ScalarsByName):
         self._rank = rank
         self._skip_damaged = skip_damaged
         self._damaged: set[PartName] = set()
-        self._known: dict[PartName, tuple[Footer, Any]] = {}  # parts never change
+        self._known: dict[PartName, Any] = {}  # a table by part; parts never change
+        self._valid: Bounds = {}
         self._series: dict[str, ScalarSeries] | None = None
 
     def table(self) -> Any:
         self._look()
-        index = index_of({name: footer for name, (footer, _) in self._known.items()})
-        steps: dict[PartName, set[int]] = {}
-        for where in index.get(self._rank, {}).values():
-            steps.setdefault(where.part, set()).add(where.step)
-        tables = [require_pyarrow().Table.from_batches([], scalars_schema())]
-        for part, valid in steps.items():
-            footer, table = self._known[part]
-            if len(valid) < len(footer.records):
-                # Of a step that a part has twice, the last one is valid.
-                last = {step: i for i, (step, _) in enumerate(footer.records)}
-                keep = [
-                    step in valid and last[step] == i for i, (step, _) in enumerate(footer.records)
-                ]
-                table = table.filter(np.repeat(keep, [rows for _, rows in footer.records]))
-            tables.append(table)
+        tables = [require_pyarrow().Table.from_batches([], schema_of(SCALARS))]
+        for part, table in self._known.items():
+            bound = self._valid[part[:2]]
+            valid = numbers(table.column("step")) < bound
+            tables.append(table if valid.all() else table.filter(valid))
         return require_pyarrow().concat_tables(tables).unify_dictionaries()
 
     def _look(self) -> bool:
         """Read the parts that are new; whether the parts are others than before."""
-        found: dict[PartName, tuple[Footer, Any]] = {}
-        for part in list_parts(self._run, SCALARS):
+        found: dict[PartName, Any] = {}
+        names = list_parts(self._run, SCALARS)
+        for part in names:
             if part.rank != self._rank or part in self._damaged:
                 continue
             try:
-                found[part] = self._known.get(part) or _read_part(self._run, part)
+                known = self._known.get(part)
+                found[part] = _read_part(self._run, part) if known is None else known
             except FileNotFoundError:  # deleted since it was listed, to keep to max_bytes
                 continue
             except ValueError as error:
@@ -146,8 +139,9 @@ class Scalars(ScalarsByName):
                     raise
                 self._damaged.add(part)
                 warnings.warn(f"hookstats: left out: {error}", RuntimeWarning, stacklevel=2)
-        changed = found.keys() != self._known.keys()
-        self._known = found
+        valid = bounds(names)
+        changed = found.keys() != self._known.keys() or valid != self._valid
+        self._known, self._valid = found, valid
         return changed
 
     def _read(self) -> dict[str, ScalarSeries]:
@@ -188,22 +182,18 @@ class OfStep(Mapping[str, float]):
         return repr(self._values)
 
 
-def _read_part(run: Path, part: PartName) -> tuple[Footer, Any]:
-    """The footer of a part and its rows, a pyarrow.Table.
+def _read_part(run: Path, part: PartName) -> Any:
+    """The rows of a part, a pyarrow.Table.
 
     Raises:
         FileNotFoundError: there is no such part.
         ValueError: it is damaged; the message names the file.
     """
-    footer = read_footer(run, part, SCALARS)
     with open_part(run, part, SCALARS) as file:
-        table = file.read(scalars_schema().names)
-        steps, counts = zip(*footer.records, strict=True)
-        if (numbers(table["step"]) != np.repeat(steps, counts)).any():
-            raise ValueError("its column 'step' contradicts its records")
-        if (numbers(table["rank"]) != part.rank).any():
-            raise ValueError(f"its column 'rank' has others than {part.rank}")
-        return footer, table
+        footer = file.footer(part)
+        table = file.read(schema_of(SCALARS).names)
+        check_rows(table, footer.records, part.rank)
+        return table
 
 
 class _StepScalars(NamedTuple):
@@ -216,11 +206,11 @@ class _StepScalars(NamedTuple):
 def scalar_rows(step: int, rank: int, time: float, values: Mapping[str, float]) -> Rows:
     """What the scalars of a step add to a part."""
     nbytes = len(values) * _ROW_BYTES
-    return Rows(step, len(values), nbytes, None, _StepScalars(step, rank, time, values))
+    return Rows(step, len(values), nbytes, _StepScalars(step, rank, time, values))
 
 
 def encode_scalars(several: Sequence[_StepScalars]) -> Any:
-    """The scalars of steps as a record batch of `scalars_schema`."""
+    """The scalars of steps as a record batch."""
     pa = require_pyarrow()
     counts = [len(each.values) for each in several]
     names = pa.array([name for each in several for name in each.values], pa.string())
@@ -232,4 +222,4 @@ def encode_scalars(several: Sequence[_StepScalars]) -> Any:
         np.array(values, np.float64),
         np.repeat(np.array([each.time for each in several], np.float64), counts),
     ]
-    return pa.record_batch([pa.array(column) for column in columns], schema=scalars_schema())
+    return pa.record_batch([pa.array(column) for column in columns], schema=schema_of(SCALARS))

@@ -1,232 +1,247 @@
-"""Selections: the rows of some sites of a run, of one rank or of all ranks, merged."""
+"""Selections: the rows of some sites of a run, of tensors or of channels, column by column."""
 
 from __future__ import annotations
 
 import errno
 import fnmatch
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.keys import Key, finder, hint
-from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import Int64
+from hookstats.records.record import SiteInfo, StepRecord, Table
+from hookstats.records.sparse import Int64, SparseCounts, rows_of
 from hookstats.runs.arrays import numbers
-from hookstats.runs.encode import encode_table, join_tables
-from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN, TENSOR_COLUMNS, PartName
-from hookstats.runs.index import Where
+from hookstats.runs.decode import check_values, list_offsets, list_values, one_chunk
+from hookstats.runs.format import CHANNELS, HISTOGRAM, TENSORS, PartName
+from hookstats.runs.merged import MergedRecords
+from hookstats.runs.part_file import open_part
 from hookstats.runs.parts import Parts
-from hookstats.runs.row_sites import row_sites
-from hookstats.runs.whole import Whole
-from hookstats.stats.merge import offsets_of
+from hookstats.stats.state import TALLIES
+
+Choose = Callable[[Collection[Key]], list[Key]]
+"""Of all sites, those that are chosen."""
 
 
-class Selection(ABC):
+class Selection(Protocol):
     """The rows of the chosen sites, site by site and in order of steps: N in all."""
 
-    parts: Parts
     keys: list[Key]
     """The chosen sites."""
     steps: Int64
     """int64 [N]."""
     bounds: list[int]
     """[sites + 1]: site i owns rows bounds[i]:bounds[i + 1]."""
-    numbers: Mapping[str, NDArray[Any]]
-    """[N] each: the columns with one number a row, by name."""
-    infos: Mapping[Key, SiteInfo]
-    """The description of each site in the last record that has the site."""
 
-    @abstractmethod
-    def record(self, step: int) -> StepRecord:
-        """The record of a step that observed any of the sites."""
+    def column(self, name: str) -> NDArray[Any]:
+        """A column with one number a row, [N]."""
 
-    @abstractmethod
-    def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
-        """Columns of lists: the values of each, and int64 [N + 1], where each row's begin."""
+    def hist(self, rows: slice) -> SparseCounts:
+        """The histograms of some rows."""
+
+    def info(self, key: Key) -> SiteInfo:
+        """The description of a site in the last record that has the site."""
 
 
-class OfRank(Selection):
-    """What one rank recorded, read column by column from its parts."""
+class Stored:
+    """The rows of one table of one rank, read column by column from its parts.
 
-    def __init__(self, parts: Parts, names: str, kinds: str) -> None:
-        self.parts = parts
-        keys: dict[Key, int] = {}
-        found = [rows for part in parts.valid().items() if (rows := _find(parts, *part, keys))]
-        if not keys:
-            raise KeyError(_empty(parts))
-        self.keys = choose(list(keys), names, kinds)
-        number = np.full(len(keys), -1)  # of a site among the chosen
-        number[[keys[key] for key in self.keys]] = np.arange(len(self.keys))
-        sites = number[np.concatenate([part.sites for part in found])]
-        steps = np.concatenate([part.steps for part in found])[sites >= 0]
-        sites = sites[sites >= 0]
-        self._order = np.argsort(sites, kind="stable")
-        self._masks = {}  # by part, which of its rows were chosen
-        for part in found:
-            mask = part.mask.copy()
-            mask[mask] = number[part.sites] >= 0
-            self._masks[part.name] = mask
-        self.steps = steps[self._order]
-        self.bounds = offsets_of(np.bincount(sites, minlength=len(self.keys))).tolist()
-        (records,) = parts.index.values()
-        self._records = records.copy()
-        self._lists: dict[str, tuple[NDArray[Any], Int64]] = {}
+    Raises:
+        KeyError: as of `choose`.
+    """
 
-    @cached_property
-    def numbers(self) -> dict[str, NDArray[Any]]:  # type: ignore[override]
-        channels = (CHANNELS_COLUMN,) if self.parts.all_detailed(self._masks) else ()
-        names = ("observed", *channels, *TENSOR_COLUMNS)
-        tables = [*self._read(names)]
-        return {
-            name: np.concatenate([numbers(t.column(name))[mask] for mask, t in tables])[self._order]
-            for name in names
-        }
+    def __init__(self, parts: Parts, folder: str, choose: Choose) -> None:
+        self._parts = parts
+        self._folder = folder
+        numbers_of: dict[Key, int] = {}
+        names = ("step", "site", "kind")
+        found = [
+            (name, numbers(table.column("step")), site_numbers(table, numbers_of))
+            for name, table in parts.tables(folder, names)
+        ]
+        self.keys = choose(list(numbers_of))
+        chosen = np.full(len(numbers_of) + 1, -1)
+        chosen[[numbers_of[key] for key in self.keys]] = np.arange(len(self.keys))
+        self._rows: dict[PartName, Int64] = {}  # among the valid rows of each part
+        sites, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for name, step, site in found:
+            site = chosen[site]
+            rows = self._rows[name] = np.flatnonzero(site >= 0)
+            sites.append(site[rows])
+            steps.append(step[rows])
+        site = np.concatenate(sites)
+        self._order = np.argsort(site, kind="stable")
+        self.steps: Int64 = np.concatenate(steps)[self._order]
+        self.bounds = [0, *np.cumsum(np.bincount(site, minlength=len(self.keys))).tolist()]
+        self._places = parts.places(folder)
+        self._columns: dict[str, NDArray[Any]] = {}
 
-    def record(self, step: int) -> StepRecord:
-        return self.parts.record(self._records[step])
+    def column(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            parts = [numbers(table.column(name))[rows] for table, rows in self._tables([name])]
+            self._columns[name] = _joined(parts, name)[self._order]
+        return self._columns[name]
 
     @cached_property
-    def infos(self) -> dict[Key, SiteInfo]:  # type: ignore[override]
-        last: dict[int, set[Key]] = {}
-        for key, end in zip(self.keys, self.bounds[1:], strict=True):
-            last.setdefault(int(self.steps[end - 1]), set()).add(key)
-        return {
-            (site.name, site.kind): site
-            for step, keys in last.items()
-            for site in self.record(step).sites
-            if (site.name, site.kind) in keys
-        }
+    def _hist(self) -> SparseCounts:
+        found = [SparseCounts.empty(0)]
+        for table, rows in self._tables(HISTOGRAM):
+            slots, counts = (one_chunk(table.column(name)) for name in HISTOGRAM)
+            every = SparseCounts(list_offsets(slots), list_values(slots), list_values(counts))
+            found.append(every.chosen(rows))
+        return SparseCounts.joined(found).chosen(self._order)
 
-    def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
-        missing = [name for name in dict.fromkeys(names) if name not in self._lists]
-        found: dict[str, list[tuple[NDArray[Any], Int64]]] = {name: [] for name in missing}
-        if missing:
-            for mask, table in self._read(missing):
-                for name in missing:
-                    found[name].append(_lists(table.column(name), mask))
-        for name, lists in found.items():
-            values, lengths = (np.concatenate(part) for part in zip(*lists, strict=True))
-            self._lists[name] = _in_order(values, lengths, self._order)
-        return [self._lists[name] for name in names]
+    def hist(self, rows: slice) -> SparseCounts:
+        return self._hist[rows]
 
-    def _read(self, columns: Sequence[str]) -> Iterator[tuple[NDArray[np.bool_], Any]]:
-        """For each part, which rows were chosen, bool, and a pyarrow.Table of all its rows."""
-        for name, mask in self._masks.items():
-            yield mask, self._table(name, columns)
+    def info(self, key: Key) -> SiteInfo:
+        step = int(self.steps[self.bounds[self.keys.index(key) + 1] - 1])
+        where = next(
+            where for places in self._places.values() for where in places if where.step == step
+        )
+        record = self._parts.record(where, channels=False)
+        return next(site for site in record.sites if (site.name, site.kind) == key)
 
-    def _table(self, name: PartName, columns: Sequence[str]) -> Any:
+    def _tables(self, columns: Sequence[str]) -> Iterator[tuple[Any, Int64]]:
+        """Of each part a pyarrow.Table of its rows, and which rows are chosen."""
+        for name, rows in self._rows.items():
+            if len(rows):
+                yield self._table(name, rows, columns)
+
+    def _table(self, name: PartName, rows: Int64, columns: Sequence[str]) -> tuple[Any, Int64]:
+        folder = self._folder
         try:
-            return self.parts.read(name, columns)
+            with open_part(self._parts.run, name, folder) as file:
+                table = file.read(columns)
+                places = self._places[name]
+                if sum([where.rows for where in places]) < table.num_rows:
+                    firsts = np.array([where.first for where in places], np.int64)
+                    lengths = np.array([where.rows for where in places], np.int64)
+                    ends = np.cumsum(lengths)
+                    valid = np.arange(ends[-1]) + np.repeat(firsts - (ends - lengths), lengths)
+                    rows = valid[rows]
+                check_values(table, self._parts.bins_of(folder))
+                return table, rows
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 errno.ENOENT, "deleted since the series was asked for; ask for it again", str(name)
             ) from error
         except (OSError, ValueError) as error:
-            self.parts.skip(name, error)
+            self._parts.skip(folder, name, error)
             raise
 
 
-class Merged(Selection):
-    """What several ranks recorded, merged: every step is read once, and what the chosen sites have
-    is kept."""
+class _Found(NamedTuple):
+    """What a step has of the chosen sites."""
 
-    def __init__(self, parts: Parts, names: str, kinds: str, whole: Whole) -> None:
-        self.parts = parts
-        self._whole = whole
+    rows: Table
+    site: Int64
+    """int64 [rows]: which of the chosen sites each is of."""
+    step: int
+    observed: Int64
+    channels: Int64
+    dead: Int64
+
+
+class OfRecords:
+    """The rows of one table of all ranks, merged: every step is read once, and what the chosen
+    sites have is kept."""
+
+    def __init__(self, parts: Parts, records: MergedRecords, folder: str, choose: Choose) -> None:
         keys: dict[Key, int] = {}
-        for part in parts.valid().items():
-            _find(parts, *part, keys)
-        if not keys:
-            raise KeyError(_empty(parts))
-        self.keys = choose(list(keys), names, kinds)
+        for _, table in parts.tables(TENSORS, ("site", "kind")):
+            site_numbers(table, keys)
+        self.keys = choose(list(keys))
         number = {key: i for i, key in enumerate(self.keys)}
-        self.infos: dict[Key, SiteInfo] = {}
-        sites, steps, tables = [], [], []
-        detail = CHANNELS_COLUMN in parts.schema().names
-        for record in whole.records():
-            chosen = [i for i, site in enumerate(record.sites) if (site.name, site.kind) in number]
-            found = [record.sites[i] for i in chosen]
-            self.infos |= {(site.name, site.kind): site for site in found}
-            sites += [number[site.name, site.kind] for site in found]
-            steps += [record.step] * len(found)
-            tables.append(encode_table(record, detail=detail).take(chosen))
-        self._table = join_tables(tables)
-        self._order = np.argsort(np.array(sites, np.int64), kind="stable")
-        self.steps = np.array(steps, np.int64)[self._order]
-        self.bounds = offsets_of(np.bincount(sites, minlength=len(self.keys))).tolist()
-        channels = (CHANNELS_COLUMN,) if detail else ()
-        columns = ("observed", *channels, *TENSOR_COLUMNS)
-        self.numbers = {name: numbers(self._table.column(name))[self._order] for name in columns}
+        self._infos: dict[Key, SiteInfo] = {}
+        found = [
+            self._of(record, number, folder)
+            for record in records.records(channels=folder == CHANNELS)
+            if folder == TENSORS or record.channels is not None
+        ]
+        site = np.concatenate([np.zeros(0, np.int64), *(each.site for each in found)])
+        steps = [np.full(len(each.site), each.step, np.int64) for each in found]
+        self._order = np.argsort(site, kind="stable")
+        self.steps: Int64 = np.concatenate([np.zeros(0, np.int64), *steps])[self._order]
+        self.bounds = [0, *np.cumsum(np.bincount(site, minlength=len(self.keys))).tolist()]
+        self._found = found
 
-    def record(self, step: int) -> StepRecord:
-        return self._whole.record(step)
+    def _of(self, record: StepRecord, number: dict[Key, int], folder: str) -> _Found:
+        chosen = [i for i, key in enumerate(record) if key in number]
+        infos = [record.sites[i] for i in chosen]
+        self._infos |= {(site.name, site.kind): site for site in infos}
+        sites = np.array([number[site.name, site.kind] for site in infos], np.int64)
+        places = np.array(chosen, np.int64)
+        if folder == TENSORS:
+            table = record.tensors.chosen(places)
+        else:
+            table = record.rows.chosen(rows_of(record.offsets, places))
+            sites = np.repeat(sites, np.diff(record.offsets)[places])
+        channels = np.array([site.channels for site in infos], np.int64)
+        return _Found(
+            table, sites, record.step, record.observed[places], channels, record.dead[places]
+        )
 
-    def lists(self, *names: str) -> list[tuple[NDArray[Any], Int64]]:
-        return [_in_order(*_lists(self._table.column(name)), self._order) for name in names]
+    def column(self, name: str) -> NDArray[Any]:
+        of_sites = name in _Found._fields
+        parts = [getattr(f, name) if of_sites else f.rows.column(name) for f in self._found]
+        return _joined(parts, name)[self._order]
 
+    @cached_property
+    def _hist(self) -> SparseCounts:
+        parts = [SparseCounts.empty(0), *(each.rows.hist for each in self._found)]
+        return SparseCounts.joined(parts).chosen(self._order)
 
-class _Rows(NamedTuple):
-    """The valid rows of a part, R in all."""
+    def hist(self, rows: slice) -> SparseCounts:
+        return self._hist[rows]
 
-    name: PartName
-    mask: NDArray[np.bool_]
-    """Which of all its rows they are."""
-    steps: Int64
-    """int64 [R]."""
-    sites: Int64
-    """int64 [R]: the numbers of their sites."""
-
-
-def _empty(parts: Parts) -> str:
-    """Why there is nothing to choose from."""
-    return f"{parts.run} has no {'tensors in its steps' if parts.index else 'steps'} yet"
-
-
-def _find(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, int]) -> _Rows | None:
-    """The valid rows of a part, new sites being numbered in `keys`; None if it is no more."""
-    try:
-        with parts.naming(name):
-            return _rows(parts, name, records, keys)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        if not parts.skip(name, error):
-            raise
-        return None
+    def info(self, key: Key) -> SiteInfo:
+        return self._infos[key]
 
 
-def _rows(parts: Parts, name: PartName, records: list[Where], keys: dict[Key, int]) -> _Rows:
-    phased = (PHASE_COLUMN,) if parts.has_phases(name) else ()
-    table = parts.read(name, ("step", "site", "kind", *phased))  # the steps are compared
-    mask = parts.rows(name, records)
-    sites = row_sites(table, keys, mask)
-    steps = np.repeat([where.step for where in records], [where.rows for where in records])
-    return _Rows(name, mask, steps.astype(np.int64), sites)
+def _joined(parts: Sequence[NDArray[Any]], name: str) -> NDArray[Any]:
+    """The parts of a column one after the other."""
+    return np.concatenate(parts) if parts else np.zeros(0, dtype_of(name))
 
 
-def _lists(column: Any, mask: NDArray[np.bool_] | None = None) -> tuple[NDArray[Any], Int64]:
-    """The values of the lists in a column, or in the rows of a mask alone, and their lengths."""
-    lists = column.combine_chunks()
-    values, lengths = numbers(lists.flatten()), numbers(lists.value_lengths()).astype(np.int64)
-    if mask is None or mask.all():
-        return values, lengths
-    return values[np.repeat(mask, lengths)], lengths[mask]
+def dtype_of(name: str) -> type[np.int64] | type[np.float64]:
+    """The dtype of a column of statistics."""
+    return np.int64 if name in TALLIES else np.float64
 
 
-def _in_order(
-    values: NDArray[Any], lengths: Int64, order: NDArray[np.intp]
-) -> tuple[NDArray[Any], Int64]:
-    """Lists one after the other, put into another order, and their offsets."""
-    starts = np.cumsum(lengths) - lengths
-    lengths = lengths[order]
-    offsets = offsets_of(lengths)
-    if len(order) > 1 and (np.diff(order) != 1).any():
-        values = values[np.arange(offsets[-1]) + np.repeat(starts[order] - offsets[:-1], lengths)]
-    return values, offsets
+def select(parts: Parts, records: MergedRecords, folder: str, choose: Choose) -> Selection:
+    """The rows of the chosen sites in one of the tables.
+
+    Raises:
+        KeyError: as of `choose`.
+    """
+    if parts.is_stored():
+        return Stored(parts, folder, choose)
+    return OfRecords(parts, records, folder, choose)
+
+
+def site_numbers(table: Any, keys: dict[Key, int]) -> Int64:
+    """int64 [rows]: the numbers that the sites of rows have in `keys`.
+
+    New sites are numbered there, in the order in which they come.
+
+    table: a pyarrow.Table with the columns "site" and "kind".
+    """
+    site, kind = (one_chunk(table.column(name)) for name in ("site", "kind"))
+    names, kinds = site.dictionary.to_pylist(), kind.dictionary.to_pylist()
+    codes = numbers(site.indices).astype(np.int64) * max(1, len(kinds)) + numbers(kind.indices)
+    first = np.full(max(1, len(names) * len(kinds)), -1, np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    there = np.flatnonzero(first >= 0)
+    number = np.full(len(first), -1, np.int64)
+    for code in there[np.argsort(first[there])].tolist():
+        name, of_kind = divmod(code, len(kinds))
+        number[code] = keys.setdefault((names[name], kinds[of_kind]), len(keys))
+    found: Int64 = number[codes]
+    return found
 
 
 def choose(keys: Collection[Key], names: str = "*", kinds: str = "*") -> list[Key]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,14 @@ from numpy.typing import NDArray
 from hookstats.records.display import view_of
 from hookstats.records.keys import Key
 from hookstats.records.record import SiteInfo
-from hookstats.records.sparse import Float64, Int64, SparseCounts
-from hookstats.runs.columns import state_column
-from hookstats.runs.format import CHANNELS_COLUMN
+from hookstats.records.sparse import Float64, Int64
+from hookstats.runs.format import CHANNELS, TENSORS
+from hookstats.runs.merged import MergedRecords
 from hookstats.runs.parts import Parts
-from hookstats.runs.selections import Merged, OfRank, Selection
-from hookstats.runs.whole import Whole
+from hookstats.runs.selections import Selection, choose, dtype_of, select
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import Statistics, dead, statistic
-from hookstats.stats.printable import printable
 
 _NAMED = 3  # sites in the representation of a series
 
@@ -42,18 +41,9 @@ class ArrayStatistics(Statistics[Int64, Float64]):
     def _value_of(self, name: str) -> Float64:
         return statistic(name, self._state)
 
-    @property
-    def dead(self) -> NDArray[np.bool_]:
-        """bool: whether there are finite values and all of them are zero; see `insight.dead`."""
-        return dead(self._state)
-
+    @abstractmethod
     def _state(self, name: str) -> NDArray[Any]:
         """A column of the state."""
-        return state_column(name, self._column)
-
-    @abstractmethod
-    def _column(self, name: str) -> NDArray[Any]:
-        """One of `columns.COLUMNS`."""
 
 
 class SiteSeries(ArrayStatistics):
@@ -62,12 +52,12 @@ class SiteSeries(ArrayStatistics):
     Arrays are shared, not copied: read them, never write to them.
     """
 
-    def __init__(self, selection: Selection, key: Key, rows: slice) -> None:
+    def __init__(self, series: Series, key: Key, rows: slice) -> None:
         self.name = key[0]
         """The qualified name of the module or parameter."""
         self.kind = key[1]
         """Which tensor, with the path of the leaf: "output", "output[1]", "param_grad"."""
-        self._selection = selection
+        self._series = series
         self._rows = rows
 
     def __len__(self) -> int:
@@ -83,17 +73,16 @@ class SiteSeries(ArrayStatistics):
     @property
     def bins(self) -> Bins | None:
         """The bins of `hist`; None where there were none."""
-        return self._selection.parts.bins
+        return self._series._parts.bins
 
     @property
     def channel_bins(self) -> Bins | None:
         """The bins of the channels' histograms, in `stats`; None where there were none."""
-        return self._selection.parts.channel_bins
+        return self._series._parts.channel_bins
 
     @property
     def channel_dim(self) -> int | None:
-        """The dimension of the channels in the last step; None if the tensor is one channel, or the
-        step has the whole tensor alone."""
+        """The dimension of the channels in the last step; None if the tensor is one channel."""
         return self._info.channel_dim
 
     @property
@@ -109,101 +98,93 @@ class SiteSeries(ArrayStatistics):
     @property
     def steps(self) -> Int64:
         """int64 [S]: the steps that observed the site, ascending."""
-        steps: Int64 = self._selection.steps[self._rows]
+        steps: Int64 = self._series._tensors.steps[self._rows]
         return steps
 
     @property
     def observed(self) -> Int64:
         """int64 [S]: calls merged into each step."""
-        observed: Int64 = self._selection.numbers["observed"][self._rows]
-        return observed
+        return self._column("observed")
+
+    @property
+    def dead(self) -> Int64:
+        """int64 [S]: the dead channels, see `insight.dead`; of merged ranks -1 in steps whose
+        channels were not kept."""
+        return self._column("dead").astype(np.int64)
 
     def stats(self, i: int) -> ChannelStats:
-        """The statistics of the channels in step ``steps[i]``, with histograms."""
-        return self._selection.record(int(self.steps[i]))[self.name, self.kind]
+        """The statistics of the channels in step ``steps[i]``, with histograms; where they were
+        not kept, the tensor as one channel."""
+        return self._series._records.record(int(self.steps[i]))[self.name, self.kind]
 
     @property
     def channels(self) -> ChannelSeries:
-        """The same statistics channel by channel, [S, C]; where `watch` had detail="tensor", of the
-        steps alone that have their channels.
+        """The same statistics channel by channel, [S, C], of the steps that kept their channels.
 
         Raises:
             ValueError: (when an array is asked for) steps have different numbers of channels.
         """
-        return ChannelSeries(self)
+        return ChannelSeries(self._series, self.name, self.kind)
 
     @property
     def hist(self) -> Int64 | None:
         """int64 [S, slots]: the tensor's histogram, slots as in `bins`; None without `bins`."""
         if self.bins is None:
             return None
-        names = ("hist_slots", "hist_counts")
-        (slots, offsets), (counts, _) = self._selection.lists(*names)
-        return SparseCounts(offsets, slots, counts).dense(self._rows, self.bins.slots)
+        return self._series._tensors.hist(self._rows).dense(slice(None), self.bins.slots)
+
+    def _state(self, name: str) -> NDArray[Any]:
+        return self._column(name)
 
     def _column(self, name: str) -> NDArray[Any]:
-        column: NDArray[Any] = self._numbers(name)[self._rows]
+        column: NDArray[Any] = self._series._tensors.column(name)[self._rows]
         return column
-
-    def _numbers(self, name: str) -> NDArray[Any]:
-        """A column of whole tensors, over all rows of the selection."""
-        return self._selection.numbers[f"tensor_{name}"]
-
-    def _channel_column(self, name: str) -> NDArray[Any]:
-        self._numbers(name)  # raises where it is not stored
-        (values, offsets), (_, counted) = self._selection.lists(name, "count")
-        if not np.array_equal(offsets, counted):
-            raise ValueError(
-                f"{printable(str(self._selection.parts.run))}: damaged: columns 'count' and "
-                f"{name!r} have lists of different lengths"
-            )
-        bounds = offsets[self._rows.start : self._rows.stop + 1]
-        lengths = np.diff(bounds)
-        whole = self._merged(lengths)
-        channels = set(lengths[~whole].tolist())
-        if len(channels) > 1:
-            raise ValueError(
-                f"{self.kind} of {self.name!r}: {min(channels)} to {max(channels)} channels, "
-                "expected the same number in every step; see stats"
-            )
-        found = values[bounds[0] : bounds[-1]]
-        if whole.any():
-            found = found[np.repeat(~whole, lengths)]
-        return found.reshape(int((~whole).sum()), max(channels, default=0))
-
-    def _merged(self, lengths: Int64) -> NDArray[np.bool_]:
-        """bool [S]: the steps whose channels are merged; `lengths` has those of the lists."""
-        if CHANNELS_COLUMN not in self._selection.numbers:
-            return np.zeros(len(self), np.bool_)
-        merged: NDArray[np.bool_]
-        merged = self._selection.numbers[CHANNELS_COLUMN][self._rows] != lengths
-        return merged
-
-    def _steps_of_channels(self) -> Int64:
-        if CHANNELS_COLUMN not in self._selection.numbers:
-            return self.steps
-        ((_, offsets),) = self._selection.lists("count")
-        lengths = np.diff(offsets[self._rows.start : self._rows.stop + 1])
-        return self.steps[~self._merged(lengths)]
 
     @property
     def _info(self) -> SiteInfo:
-        return self._selection.infos[self.name, self.kind]
+        return self._series._tensors.info((self.name, self.kind))
 
 
 class ChannelSeries(ArrayStatistics):
-    """The statistics of a site channel by channel."""
+    """The statistics of a site channel by channel, [S, C], over the steps that kept them."""
 
-    def __init__(self, site: SiteSeries) -> None:
-        self._site = site
+    def __init__(self, series: Series, name: str, kind: str) -> None:
+        self._series = series
+        self._key = name, kind
+
+    @cached_property
+    def _rows(self) -> slice:
+        selection = self._series._channels
+        if selection is None or self._key not in selection.keys:
+            return slice(0, 0)
+        site = selection.keys.index(self._key)
+        return slice(*selection.bounds[site : site + 2])
 
     @property
     def steps(self) -> Int64:
-        """int64: the steps that have their channels, ascending."""
-        return self._site._steps_of_channels()
+        """int64 [S]: the steps that have their channels, ascending."""
+        if self._series._channels is None:
+            return np.zeros(0, np.int64)
+        return np.unique(self._series._channels.steps[self._rows])
 
-    def _column(self, name: str) -> NDArray[Any]:
-        return self._site._channel_column(name)
+    @property
+    def dead(self) -> NDArray[np.bool_]:
+        """bool [S, C]: whether there are finite values and all of them are zero."""
+        return dead(self._state)
+
+    def _state(self, name: str) -> NDArray[Any]:
+        selection = self._series._channels
+        if selection is None:
+            return np.zeros((0, 0), dtype_of(name))
+        steps, channels = np.unique(selection.steps[self._rows], return_counts=True)
+        if len(set(channels.tolist())) > 1:
+            name, kind = self._key
+            raise ValueError(
+                f"{kind} of {name!r}: {min(channels)} to {max(channels)} channels, "
+                "expected the same number in every step; see stats"
+            )
+        values: NDArray[Any] = selection.column(name)[self._rows]
+        return values.reshape(len(steps), -1 if len(steps) else 0)
 
 
 class Series(Mapping[Key, SiteSeries]):
@@ -214,29 +195,39 @@ class Series(Mapping[Key, SiteSeries]):
     is kept: `hist` and `channels` of many sites over many steps take memory accordingly.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        names: str,
-        kinds: str,
-        whole: Whole,
-    ) -> None:
-        """whole: what merges the parts where they are of several ranks."""
-        self._selection: Selection
-        if parts.is_stored():
-            self._selection = OfRank(parts, names, kinds)
-        else:
-            self._selection = Merged(parts, names, kinds, whole)
-        bounds = self._selection.bounds
+    def __init__(self, parts: Parts, records: MergedRecords, names: str, kinds: str) -> None:
+        """records: those of all ranks that the parts have."""
+        self._parts = parts
+        self._records = records
+
+        def chosen(keys: Collection[Key]) -> list[Key]:
+            if not keys:
+                has = "tensors in its steps" if parts.index else "steps"
+                raise KeyError(f"{parts.run} has no {has} yet")
+            return choose(keys, names, kinds)
+
+        self._tensors = select(parts, records, TENSORS, chosen)
+        bounds = self._tensors.bounds
         self._sites = {
-            key: SiteSeries(self._selection, key, slice(*bounds[i : i + 2]))
-            for i, key in enumerate(self._selection.keys)
+            key: SiteSeries(self, key, slice(*bounds[i : i + 2]))
+            for i, key in enumerate(self._tensors.keys)
         }
+
+    @cached_property
+    def _channels(self) -> Selection | None:
+        """The rows of their channels; None where no step has any."""
+
+        def chosen(keys: Collection[Key]) -> list[Key]:
+            return [key for key in keys if key in self._sites]
+
+        if not any(self._parts.channels.values()):
+            return None
+        return select(self._parts, self._records, CHANNELS, chosen)
 
     @property
     def steps(self) -> Int64:
         """int64: the steps that observed any of them, ascending."""
-        return np.unique(self._selection.steps)
+        return np.unique(self._tensors.steps)
 
     def __getitem__(self, key: Key) -> SiteSeries:
         """One of the sites, by its full name and kind."""

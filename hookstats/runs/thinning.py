@@ -1,164 +1,84 @@
-"""Thinning: which old parts go first to keep to `max_bytes`, so that all ranks keep the same steps.
+"""Thinning: which steps of old parts go first to keep to `max_bytes`.
 
-Steps come in blocks of one length, which the ranks agree on by a file of the run. A part never has
-steps of two blocks, and old blocks are deleted whole. Those with steps around incidents, of any
-rank, go last; the ranks tell each other of them by the names of empty files.
+Of the older three quarters first those go that 2 does not divide, then those that 4 does not, and
+so on: what stays is spread evenly, and all ranks keep the same steps, but for the last few. Steps
+around incidents go last.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from hookstats.runs.files import naming, read_json, to_json, write_file
-from hookstats.runs.format import INCIDENTS, THINNING_JSON, PartName
-from hookstats.stats.arguments import check_integer
+from hookstats.runs.format import PartName
 
-_BLOCKS = 128
-"""About so many blocks, or up to twice as many, hold `max_bytes`."""
-_MOST_INCIDENTS = 256
-_RANGE = re.compile(r"(\d{12,18})-(\d{12,18})")
+MOST_LEVEL = 62
+"""The level at which steps go that every power of two divides, or that are around incidents."""
 
 
 class Written(NamedTuple):
-    """A part that is complete."""
+    """A part that is on the disk."""
 
     name: PartName
-    steps: int
-    """How many steps it has."""
+    steps: tuple[int, ...]
+    """The steps of its records."""
     size: int
-    """The size in bytes."""
-    last: int
-    """Its last step."""
+    """Its bytes in all directories."""
 
 
-def block_of(run: Path, rank: int, step_bytes: float, every: int, max_bytes: int) -> int:
-    """The steps of a block: what the first rank that asked said, a power of two times `every`.
+class Reduction(NamedTuple):
+    """A part that is to have fewer steps."""
 
-    The file stays: a run that is continued keeps its blocks.
+    part: Written
+    level: int
+    """The new `PartName.thinned`."""
+    steps: tuple[int, ...]
+    """The steps that stay."""
+
+
+def reductions(
+    parts: Sequence[Written], incidents: Sequence[tuple[int, int]], max_bytes: int
+) -> Iterator[Reduction]:
+    """What is to go, in this order, until the parts are small enough; the newest part stays.
 
     Args:
-        step_bytes: what a recorded step takes, about.
-        every: how many steps lie between two that are recorded.
-        max_bytes: how many bytes the parts of this rank may have.
-    Raises:
-        ValueError: the file is damaged; the message names it.
+        parts: in order of writing; they follow what was done about the reductions before.
+        incidents: between which steps incidents are, the latest ones last.
+        max_bytes: the bytes that the parts may have.
     """
-    path = run / THINNING_JSON
-    steps = max(1.0, max_bytes / _BLOCKS / max(step_bytes, 1.0))
-    wanted = every << int(math.log2(steps))
-    with suppress(OSError):  # another rank was first, or the disk takes nothing
-        write_file(path, to_json("thinning", {"block": wanted}), rank, new=True)
-    if not path.exists():
-        return wanted
-    with naming(path):
-        block: int = check_integer("block", read_json(path).get("block"), 1)
-        return block
+    kept = _around(parts, incidents, max_bytes // 2)
+    newest, older = 0, len(parts)
+    while older > 0 and newest + parts[older - 1].size <= max_bytes // 4:
+        older -= 1
+        newest += parts[older].size
+    older = min(older, len(parts) - 1)
+    left = list(parts)
+    for level in range(1, MOST_LEVEL):
+        divisor = 1 << level
+        for i, part in enumerate(left[:older]):
+            steps = tuple([s for s in part.steps if s % divisor == 0 or s in kept])
+            if len(steps) < len(part.steps):
+                yield Reduction(part, max(level, part.name.thinned + 1), steps)
+                left[i] = part._replace(steps=steps)
+        if all(step == 0 or step in kept for part in left[:older] for step in part.steps):
+            break
+    for part in left[:-1]:
+        yield Reduction(part, MOST_LEVEL, ())
 
 
-class Around:
-    """The steps around the incidents of all ranks, as ranges, first to last."""
-
-    def __init__(self, run: Path) -> None:
-        self._directory = run / INCIDENTS
-        self._unsaid: list[tuple[int, int]] = []
-
-    def add(self, first: int, last: int) -> None:
-        """Tell all ranks of a range."""
-        self._unsaid = [*self._unsaid[1 - _MOST_INCIDENTS :], (max(0, first), last)]
-        self._say()
-
-    def _say(self) -> None:
-        with suppress(OSError):  # a disk that takes nothing: the next time
-            while self._unsaid:
-                first, last = self._unsaid[0]
-                self._directory.mkdir(exist_ok=True)
-                (self._directory / f"{first:012d}-{last:012d}").touch()
-                del self._unsaid[0]
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """The latest ranges, ascending."""
-        self._say()
-        names: list[str] = []
-        with suppress(OSError):
-            names = [path.name for path in self._directory.iterdir()]
-        said = [(int(m[1]), int(m[2])) for m in map(_RANGE.fullmatch, names) if m]
-        return sorted({*said, *self._unsaid})[-_MOST_INCIDENTS:]
-
-
-def remove_ranges(run: Path) -> None:
-    """Delete what `Around` wrote, and nothing else."""
-    with suppress(OSError):
-        for path in (run / INCIDENTS).iterdir():
-            if _RANGE.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-        (run / INCIDENTS).rmdir()
-
-
-def blocks_of(parts: Mapping[int, Written], block: int | None) -> dict[int, list[int]]:
-    """The numbers of the parts of each block, by the block's number.
-
-    block: the steps of a block; None: each part is a block.
-    """
-    blocks: dict[int, list[int]] = {}
-    for number in sorted(parts):
-        key = number if block is None else parts[number].name.step // block
-        blocks.setdefault(key, []).append(number)
-    return blocks
-
-
-def blocks_around(
-    parts: Mapping[int, Written],
-    block: int | None,
-    ranges: Sequence[tuple[int, int]],
-    max_bytes: int,
-) -> set[int]:
-    """The numbers of the blocks with steps of these ranges, as many as `max_bytes` holds: the
-    latest ranges first, and of each its middle."""
+def _around(
+    parts: Sequence[Written], incidents: Sequence[tuple[int, int]], max_bytes: int
+) -> Collection[int]:
+    """The steps of incidents that stay, as many as `max_bytes` holds: those of the latest first,
+    and of each its middle."""
     found: set[int] = set()
-    size = 0
-    blocks = blocks_of(parts, block)
-    for first, last in reversed(ranges):
-        away = {
-            key: min(abs(2 * parts[n].name.step - first - last) for n in numbers)
-            for key, numbers in blocks.items()
-            if any(parts[n].name.step <= last and parts[n].last >= first for n in numbers)
-        }
-        for key in sorted(away.keys() - found, key=lambda key: (away[key], key)):
-            size += sum(parts[number].size for number in blocks[key])
-            if size > max_bytes:
+    size_of = {step: p.size / max(1, len(p.steps)) for p in parts for step in p.steps}
+    left = float(max_bytes)
+    for first, last in reversed(incidents):
+        inside = [step for step in size_of if first <= step <= last and step not in found]
+        for step in sorted(inside, key=lambda step: abs(2 * step - first - last)):
+            left -= size_of[step]
+            if left < 0:
                 return found
-            found.add(key)
+            found.add(step)
     return found
-
-
-def first_to_go(
-    parts: Mapping[int, Written], block: int | None, max_bytes: int, late: Set[int] = frozenset()
-) -> Iterator[list[int]]:
-    """The numbers of the parts in the order of their deletion, those of a block together.
-
-    Newer parts, those of a quarter of `max_bytes`, come last, and the newest part never. Of the
-    others those come first whose block's number the fewest powers of two divide: what stays is
-    spread evenly, and what two ranks delete is the same but for the last few.
-
-    block: see `blocks_of`.
-    late: the numbers of the blocks that go after all others but the newer ones.
-    """
-    blocks = blocks_of(parts, block)
-    order = sorted(blocks, key=lambda key: blocks[key][-1])
-    newest = blocks[order[-1]]
-    sizes = {key: sum(parts[number].size for number in blocks[key]) for key in blocks}
-    recent = sizes[order.pop()]  # the newest block stays as long as others can go
-    kept = []
-    while order and recent + sizes[order[-1]] <= max_bytes // 4:
-        recent += sizes[order[-1]]
-        kept.append(order.pop())
-    order.sort(key=lambda key: (key & -key or math.inf, key))
-    yield from (blocks[key] for key in order if key not in late)
-    yield from (blocks[key] for key in order if key in late)
-    yield from (blocks[key] for key in reversed(kept))
-    yield from ([number] for number in newest[:-1])

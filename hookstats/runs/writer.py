@@ -10,30 +10,32 @@ from __future__ import annotations
 import errno
 import math
 import os
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from hookstats.records.record import StepRecord
-from hookstats.runs.alerts import AlertFile, Told
-from hookstats.runs.disk_notice import DiskNotice
-from hookstats.runs.encode import encode, rows_of, schema_of
+from hookstats.runs.alerts import AlertFile, Told, read_alert_lines
+from hookstats.runs.encode import channel_rows, encode_channels, encode_tensors, tensor_rows
 from hookstats.runs.files import is_temporary, remove_temporaries, to_json, write_file
-from hookstats.runs.footer import check_grad_scale
 from hookstats.runs.format import (
-    FORMAT_VERSION,
-    PARTS,
+    CHANNELS,
+    FOLDERS,
     RUN_JSON,
+    RUN_LOCK,
     SCALARS,
-    PartName,
+    TENSORS,
+    alerts_jsonl,
     is_of_a_run,
     list_parts,
     listed_ranks,
+    lock_name,
     rank_json,
     require_pyarrow,
-    scalars_schema,
 )
 from hookstats.runs.headers import (
     bins_of,
@@ -46,20 +48,20 @@ from hookstats.runs.headers import (
     read_rank_json,
     read_run_json,
 )
-from hookstats.runs.lock import Lock
-from hookstats.runs.part_file import read_footer
+from hookstats.runs.kept_channels import EVERY, ChannelKeeper
+from hookstats.runs.part_file import check_grad_scale, read_footer
 from hookstats.runs.part_writer import Pace, PartWriter
-from hookstats.runs.replace import remove_run
 from hookstats.runs.scalars import encode_scalars, scalar_rows
-from hookstats.runs.thinning import Around, block_of
 from hookstats.stats.arguments import check_path
+from hookstats.stats.notice import say
+from hookstats.stats.notice import size as size_text
 from hookstats.stats.printable import printable
 
 AROUND = 10
 """How many recorded steps before and after the cause of an incident thinning keeps."""
 _HINT = "; overwrite=True replaces the run, append=True continues it"
 _PARTS_AT_LEAST = 64
-"""The number of parts that `max_bytes` is cut into: thinning deletes whole parts."""
+"""The number of parts that `max_bytes` is cut into."""
 _SCALARS_SHARE = 16
 """Scalars may have one of so many parts of `max_bytes`; records have the rest."""
 _LEAST_SCALARS = 4096
@@ -69,23 +71,21 @@ _LEAST_SCALARS = 4096
 class RunWriter:
     """Writes the records of one rank into a run directory, several steps per Parquet part.
 
-    Records are encoded as they come, several at once if they are small. A part is written once
-    `seconds_per_part` have passed since its first record, which the next `write` or `flush_if_due`
-    notices, or once the part holds `bytes_per_part`. Each rank has a header of its own, and may
-    start before or after other ranks. A writer is not for several threads at once.
+    A part is written once `seconds_per_part` have passed since its first record, which the next
+    `write` or `flush_if_due` notices, or once it has `bytes_per_part` in memory. Each rank has a
+    header, and may start before or after other ranks. A writer is not for several threads at once.
+
+    Which steps keep their channels, the header's "channels" says, see `ChannelKeeper`.
 
     Where the disk takes no part, the records wait in memory, and each `write` and `flush_if_due`
     tries again, at most once in `seconds_per_retry`. Once the bytes of two parts wait, further
     records are lost: `lost` counts them, and the next part says which records they were.
 
-    Scalars go into parts of their own, in the same way.
-
     If `max_bytes` is given, the parts of the rank never hold more once a part is written. Every
     step in the newest quarter of `max_bytes` is kept, and so are the steps around incidents
     (`AROUND` recorded steps before and after each cause that is worse than a note), the latest
-    first, in up to half of it. Older blocks of steps are deleted: first every second, then every
-    fourth that is left, and so on, the older ones first and the first block last; the same blocks
-    on all ranks (see `thinning`). Deleted records are counted, in the parts and beside the header.
+    first, in up to half of it. Of the older steps those go first that 2 does not divide, then
+    those that 4 does not, and so on. Deleted records are counted beside the header.
 
     Args:
         out: the directory, made if missing; must be empty, or hold other ranks of the same run.
@@ -93,14 +93,14 @@ class RunWriter:
             LogBins, its dict, or None) say how to read the histograms of every record.
         append: whether `out` may hold a run with an equal header (see `check_settings`), which is
             then continued.
-        overwrite: whether a run in `out` is deleted first; nothing else is. Each rank deletes its
-            own files, and those of ranks that there are no more.
-        world: how many ranks there are (`size`), and a text that is equal on all ranks and greater
-            for process groups that started later (`started`); None if nothing is known.
+        overwrite: whether a run in `out` is deleted first; nothing else is. Of several ranks in a
+            process group the first deletes all of it, else each deletes its own files.
+        world: how many ranks there are (`size`), and a text that is equal on all ranks of a process
+            group and of no other (`started`); None if nothing is known.
         ranks: how many ranks write the run.
-        says: whether to say what steps take on the disk, at the second one, and when steps are
-            about to be deleted; see `DiskNotice`.
-        locked: whether other writers of the rank that are locked, too, are kept out; see `lock`.
+        says: whether to say what steps take on the disk, once there is a part, and when steps are
+            about to be deleted.
+        locked: whether other writers of the rank that are locked, too, are kept out.
         seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry: see `Pace`.
 
     Raises:
@@ -142,153 +142,179 @@ class RunWriter:
         self._bins = bins_of(header, "bins")
         self._channel_bins = bins_of(header, "channel_bins")
         self._every = int(header.get("every") or 1)
-        self._detail = header.get("detail") == "tensor"  # rows may be of whole tensors
+        self._keeper = ChannelKeeper(header.get("channels") or "always")
         self._described = {
             "bins": self._bins and self._bins.to_dict(),
             "channel_bins": self._channel_bins and self._channel_bins.to_dict(),
         }
-        self._run = new_rank_json(rank, {**header, **self._described}, max_bytes, world)
         self._started: str | None = (world or {}).get("started")
+        self._run = {
+            **new_rank_json(rank, {**header, **self._described}, max_bytes, world),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+        }
         to_json("header", self._run)
-        sizes_and_times = Pace(seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry)
-        self._limit = self._make_parts(header, max_bytes, sizes_and_times)
-        self._around = Around(self.path)
-        self._records.ranges_kept = self._around.ranges
+        self._ranks = ranks
+        self._says = says
+        pace = Pace(seconds_per_part, bytes_per_part, bytes_per_group, seconds_per_retry)
+        self._make_parts(header, max_bytes, pace)
         self._alerts = AlertFile(self.path, rank)
-        self._notice: DiskNotice | None = None
-        if says:
-            channels_every = int(header.get("channels_every") or 1) if self._detail else 1
-            self._notice = DiskNotice(
-                *(self.path, self._every, channels_every, ranks, max_bytes, seconds_per_part)
-            )
-            self._records.before_thinning = self._notice.before_thinning
         self._open = True
         self._locked = locked
-        self._lock: Lock | None = None
+        self._lock: FileLock | None = None
         try:
-            self._claim(append, overwrite, ranks)
+            self._claim(append, overwrite)
         except BaseException as error:
             self.unlock()
             if isinstance(error, OSError) and error.filename is not None:
                 raise self._unwritable(error) from error
             raise  # one of ours says all there is to say
 
-    def _make_parts(
-        self, header: Mapping[str, Any], max_bytes: int | None, pace: Pace
-    ) -> int | None:
-        """The writers of records and of scalars. Returns how many bytes the records may have."""
+    def _make_parts(self, header: Mapping[str, Any], max_bytes: int | None, pace: Pace) -> None:
+        """The writers of records and of scalars."""
         scalars = None if max_bytes is None else max_bytes // _SCALARS_SHARE
         of_records = None if max_bytes is None else max_bytes - (scalars or 0)
-        scale = check_grad_scale(header.get("grad_scale"))
-        about = {**self._described, "grad_scale": scale or 1.0}
         most = min(pace.bytes_per_part, (max_bytes or math.inf) // _PARTS_AT_LEAST)
         self._records = PartWriter(
-            *(self.path / PARTS, self.rank, about, of_records),
-            *(pace._replace(bytes_per_part=most), self._started),
+            self.path,
+            self.rank,
+            {TENSORS: encode_tensors, CHANNELS: encode_channels},
+            of_records,
+            pace._replace(bytes_per_part=most),
+            check_grad_scale(header.get("grad_scale")) or 1.0,
         )
+        self._records.incidents = self._incidents
         least = max(_LEAST_SCALARS, (scalars or math.inf) // _PARTS_AT_LEAST)
         of_scalars = pace._replace(bytes_per_part=min(pace.bytes_per_part, least))
-        self._scalars = PartWriter(self.path / SCALARS, self.rank, {}, scalars, of_scalars)
-        return of_records
+        encoders = {SCALARS: encode_scalars}
+        self._scalars = PartWriter(self.path, self.rank, encoders, scalars, of_scalars)
+        self._limit = max_bytes
 
-    def _claim(self, append: bool, overwrite: bool, ranks: int) -> None:
+    def _claim(self, append: bool, overwrite: bool) -> None:
         """Make the directory; refuse one with files that are not those of other ranks."""
-        parts, own = self.path / PARTS, rank_json(self.rank)
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(
                 errno.ENOTDIR, f"out = {str(self.path)!r}: is a file, expected a directory"
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        names = [path.name for path in self.path.iterdir()]
-        foreign = [name for name in names if not (is_of_a_run(name) or is_temporary(name))]
+        foreign = [n for n in self._names() if not (is_of_a_run(n) or is_temporary(n))]
         if foreign:
             raise self._exists(f"holds {min(foreign)!r}")
-        if overwrite and names:  # run.json, which is written last, may be missing
-            self._take_lock()  # nobody else may be writing what is deleted
-            remove_run(self.path, self.rank, ranks, self._started)
-            names = [path.name for path in self.path.iterdir()]
-        found = list_parts(self.path) if PARTS in names else []
-        run = read_run_json(self.path) if RUN_JSON in names else None
-        if append and (run is not None or own in names):
-            self._take_lock()  # what is read now must not change
-            self._continue(run, found, own in names)
-        elif (
-            own in names
-            or any(p.rank == self.rank for p in found)
-            or "header" in (run or {})
-            or (not overwrite and self._is_of_another_world(names))
-        ):
-            raise self._exists("holds another run", _HINT)
-        parts.mkdir(exist_ok=True)
-        try:
-            self._write_rank_json(new=own not in names)
-        except FileExistsError:
-            raise self._exists("holds another run", _HINT) from None
         self._take_lock()
-        # Not before: until here, other writers of the rank may be asking for the directory.
+        with FileLock(self.path / RUN_LOCK):  # ranks start at the same time
+            if overwrite:
+                self._remove()
+            self._enter(append)
         remove_temporaries(self.path, self.rank)
         self._records.clean()
         self._scalars.clean()
-        self._write_run_json(run)
 
-    def _is_of_another_world(self, names: list[str]) -> bool:
-        """Whether other ranks began the run in another process group, where that can be told."""
-        if self._started is None:
-            return False
-        worlds = (read_rank_json(self.path, rank).get("world") for rank in listed_ranks(names)[:1])
-        return any((world or {}).get("started") != self._started for world in worlds)
+    def _names(self) -> list[str]:
+        return [path.name for path in self.path.iterdir()]
+
+    def _enter(self, append: bool) -> None:
+        """Make the run, join it as another of its ranks, or continue it."""
+        names, own = self._names(), rank_json(self.rank)
+        run = read_run_json(self.path) if RUN_JSON in names else None
+        is_own = own in names or any(p.rank == self.rank for p in list_parts(self.path, TENSORS))
+        sessions: list[str | None] = [] if run is None else run["sessions"]
+        if append and run is not None:
+            self._continue(own in names)
+        elif is_own or (run is not None and self._started not in (None, sessions[-1])):
+            raise self._exists("holds another run", _HINT)
+        # Without a process group nobody can tell whether another rank has begun this session.
+        if not sessions or self._started not in (None, sessions[-1]):
+            sessions = [*sessions, self._started]
+            run = {**(run or new_run_json()), "sessions": sessions}
+            write_file(self.path / RUN_JSON, to_json("run", run), self.rank)
+        (self.path / TENSORS).mkdir(exist_ok=True)
+        self._records.session = self._scalars.session = len(sessions) - 1
+        self._write_rank_json()
+
+    def _remove(self) -> None:
+        """Delete the run that is there, or, where other ranks of this process group have begun to
+        replace it or nobody can tell, the files of this rank."""
+        names = self._names()
+        run = None
+        with suppress(ValueError):
+            run = read_run_json(self.path) if RUN_JSON in names else None
+        parts = {folder: list_parts(self.path, folder, every=True) for folder in FOLDERS}
+        ranks = {*listed_ranks(names), self.rank}
+        ranks |= {part.rank for found in parts.values() for part in found}
+        if self._started is None or (run and self._started == run["sessions"][-1]):
+            ranks = {rank for rank in ranks if rank == self.rank or rank >= self._ranks}
+        for folder, found in parts.items():
+            for part in found:
+                if part.rank in ranks:
+                    (self.path / folder / str(part)).unlink(missing_ok=True)
+        for rank in ranks:
+            for name in (alerts_jsonl(rank), rank_json(rank)):
+                (self.path / name).unlink(missing_ok=True)
+        if not listed_ranks(self._names()):
+            (self.path / RUN_JSON).unlink(missing_ok=True)
 
     def _take_lock(self) -> None:
-        if self._locked and self._lock is None:
-            self._lock = Lock(self.path, self.rank)
+        if not self._locked:
+            return
+        # Not thread_local: another thread may close the writer.
+        lock = FileLock(self.path / lock_name(self.rank), timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            who: dict[str, Any] = {}
+            with suppress(OSError, ValueError):
+                who = read_rank_json(self.path, self.rank)
+            raise FileExistsError(
+                errno.EEXIST,
+                f"out = {str(self.path)!r}: process {who.get('process')} on {who.get('host')!r} "
+                "writes this run, expected a run that nobody writes",
+            ) from None
+        self._lock = lock
 
     def unlock(self) -> None:
         """Let other writers of the rank in, as `close` does, also where that failed."""
-        if self._lock is not None:
+        if self._lock is not None and self._run["process"] == os.getpid():
             self._lock.release()
+            with suppress(OSError):
+                (self.path / lock_name(self.rank)).unlink()
+            self._lock = None
 
-    def _write_run_json(self, run: dict[str, Any] | None) -> None:
-        """Write run.json if there is none; raise its version if an older hookstats wrote it."""
-        if run is None:
-            with suppress(FileExistsError):  # another rank was first
-                content = to_json("run", new_run_json())
-                write_file(self.path / RUN_JSON, content, self.rank, new=True)
-        elif run["format_version"] < FORMAT_VERSION:
-            content = to_json("run", {**run, "format_version": FORMAT_VERSION})
-            write_file(self.path / RUN_JSON, content, self.rank)
-
-    def _continue(
-        self, run: Mapping[str, Any] | None, parts: list[PartName], has_own: bool
-    ) -> None:
+    def _continue(self, has_own: bool) -> None:
         """Continue after the records that the rank has written; damaged parts stay as they are."""
         what = f"out = {str(self.path)!r}"
-        if has_own or "header" in (run or {}):
+        if has_own:
             before = read_rank_json(self.path, self.rank)
             check_settings(before["header"], self._run["header"], what)
-            if has_own or self.rank == 0:
-                self._run = continue_rank_json(self._run, before)
+            self._run = continue_rank_json(self._run, before)
         else:  # a rank that is new may have other modules, but not other histograms
             header = read_rank_json(self.path, headed_ranks(self.path)[0])["header"]
             check_settings(
                 {name: header.get(name) for name in self._described}, self._described, what
             )
         last: dict[int, int] = {}  # step by rank
-        for part in parts:
-            footer = None
-            with suppress(ValueError, FileNotFoundError):
-                footer = read_footer(self.path, part)
-                last[part.rank] = footer.records[-1][0]
-            if part.rank == self.rank:
-                self._records.after(part, footer)
-        for part in list_parts(self.path, SCALARS):
-            if part.rank == self.rank:
+        for folder, writer in ((TENSORS, self._records), (SCALARS, self._scalars)):
+            for part in list_parts(self.path, folder):
                 footer = None
                 with suppress(ValueError, FileNotFoundError):
-                    footer = read_footer(self.path, part, SCALARS)
-                self._scalars.after(part, footer)
+                    footer = read_footer(self.path, part, folder)
+                    if folder == TENSORS and footer.records:
+                        last[part.rank] = footer.records[-1][0]
+                if part.rank == self.rank:
+                    writer.after(part, footer)
         # Equal on all ranks, even if some of them lost more steps than others.
         self.last_step = max(last.values(), default=None)
         self._run["thinned"] = self._records.thinned
+
+    def _incidents(self) -> list[tuple[int, int]]:
+        """Between which steps the incidents of all ranks are, by step."""
+        width = AROUND * self._every
+        causes = [
+            entry["step"]
+            for rank in listed_ranks(self._names())
+            for entry in read_alert_lines(self.path, rank)
+            if entry.get("cause", True) and entry["severity"] != "note"
+        ]
+        return [(step - width, step + width) for step in sorted(set(causes))]
 
     def _check_open(self) -> None:
         if not self._open:
@@ -313,7 +339,7 @@ class RunWriter:
         Raises:
             ValueError: the writer is closed, or the record is of another rank or other bins.
             OSError: a part cannot be written; its records are kept for the next attempt.
-            MemoryError: as of `PartWriter.add`.
+            MemoryError: there is no memory to encode them; they are kept, too.
             FileExistsError: another process writes this run, too.
         """
         self._check_open()
@@ -327,21 +353,15 @@ class RunWriter:
         if record.step < 0:
             raise ValueError(f"record.step = {record.step}: expected 0 or more")
         if self._records.takes(record.step):
-            rows, schema = rows_of(record), schema_of(record, detail=self._detail)
-            encoded = partial(encode, schema=schema)
-            if self._limit is not None and self._records.block is None:
-                self._records.block = block_of(
-                    self.path, self.rank, rows.nbytes, self._every, self._limit
-                )
-            self._records.add(rows, schema, encoded)
-            if self._notice is not None:
-                has_channels = not any(site.merged for site in record.sites)
-                self._notice.add(rows, schema, encoded, has_channels=has_channels)
+            channels = channel_rows(record)
+            self._records.add(tensor_rows(record))
+            if channels is not None:
+                self._records.add_beside(CHANNELS, self._keeper.take(channels))
         self._alerts.at(record.step)
         self.flush_if_due()
 
     def skip(self, step: int, reason: str) -> None:
-        """Note that `step` was due and is lost; the reason is that of a gap in docs/format.md."""
+        """Note that `step` was due and is lost; the reason is one of `part_file.REASONS`."""
         self._records.skip(step, reason)
 
     def write_scalars(self, step: int, time: float, values: Mapping[str, float]) -> None:
@@ -355,9 +375,7 @@ class RunWriter:
         """
         self._check_open()
         if self._scalars.takes(step):
-            self._scalars.add(
-                scalar_rows(step, self.rank, time, values), scalars_schema(), encode_scalars
-            )
+            self._scalars.add(scalar_rows(step, self.rank, time, values))
         self.flush_if_due()
 
     def write_alerts(self, told: Sequence[Told]) -> None:
@@ -369,9 +387,8 @@ class RunWriter:
         """
         self._check_open()
         for alert in (one.alert for one in told if one.cause):
-            if alert.level and self._limit is not None:
-                width = AROUND * self._every
-                self._around.add(alert.step - width, alert.step + width)
+            if alert.level:
+                self._records.add_beside(CHANNELS, self._keeper.incident(alert.step))
         self._alerts.write(told)
 
     @property
@@ -389,20 +406,43 @@ class RunWriter:
         some = self._records.flush_if_due()
         self._scalars.flush_if_due()
         if some:
-            self._say_thinned()
+            self._say()
 
     def flush(self) -> None:
         """Put all that is pending, if anything, on the disk, where it is when this returns."""
         self._records.flush()
         self._scalars.flush()
         self._alerts.flush()
-        self._say_thinned()
+        self._say()
 
-    def _say_thinned(self) -> None:
-        """Write beside the header how many records were deleted, if more were."""
+    def _say(self) -> None:
+        """Say what the first part took, and write beside the header how many records are gone."""
+        if self._says and self._records.written is not None:
+            self._say_size(*self._records.written)
         if self._run["thinned"] != self._records.thinned:
+            if self._says_thinning:
+                self._says_thinning = False
+                say(
+                    f"{self.path} has reached {size_text((self._limit or 0) * self._ranks)} "
+                    "(max_bytes): from now on old steps are thinned, never new ones"
+                )
             self._run["thinned"] = self._records.thinned
             self._write_rank_json()
+
+    _says_thinning = False
+
+    def _say_size(self, steps: int, sizes: Mapping[str, int]) -> None:
+        if not steps:
+            return
+        self._says, self._says_thinning = False, True
+        one_in = EVERY if self._run["header"].get("channels") == "incidents" else 1
+        per_step = (sizes.get(TENSORS, 0) + sizes.get(CHANNELS, 0) / one_in) / steps
+        per_step *= self._ranks / self._every
+        what = f"{self.path} takes about {size_text(1000 * per_step)} per 1,000 steps"
+        if self._limit is None:
+            say(f"{what}, without a limit (max_bytes=None)")
+        else:
+            say(f"{what}; old steps are thinned above {size_text(self._limit * self._ranks)}")
 
     def close(self, coverage: Mapping[str, Any] | None = None) -> None:
         """Write the pending records, and `coverage` (JSON-able) beside the header.
@@ -416,9 +456,8 @@ class RunWriter:
             self._open = False
         self.unlock()
 
-    def _write_rank_json(self, *, new: bool = False) -> None:
-        content = to_json("coverage", self._run)
-        write_file(self.path / rank_json(self.rank), content, self.rank, new=new)
+    def _write_rank_json(self) -> None:
+        write_file(self.path / rank_json(self.rank), to_json("coverage", self._run), self.rank)
 
 
 def _check_arguments(

@@ -72,7 +72,7 @@ def record_html(record: StepRecord) -> str:
             " x ".join(map(str, site.shape)),
             *(_number(x) for x in (site.mean, site.std, site.min, site.max)),
             str(site.nonfinite),
-            f"{site.dead} of {site.channels}" if site.channels else "-",
+            f"{site.dead} of {site.channels}" if site.dead >= 0 else "-",
         )
         for site in summarise(record)
     ]

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookstats.records.keys import Key, plain_kind
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Float64, Int64
 from hookstats.runs.arrays import numbers
-from hookstats.runs.columns import COLUMNS, to_state
-from hookstats.runs.format import CHANNELS_COLUMN, PHASE_COLUMN
-from hookstats.runs.row_sites import row_sites
+from hookstats.runs.format import STATISTICS
 from hookstats.runs.run import Run
+from hookstats.runs.selections import site_numbers
 from hookstats.show.progress import track
 from hookstats.stats import state
-from hookstats.stats.derived import columns_of, dead
-from hookstats.stats.merge import joined_rows, merge, offsets_of
+from hookstats.stats.derived import columns_of
+from hookstats.stats.merge import joined_rows, merge
 from hookstats.stats.printable import printable
 
 Spans = tuple[tuple[int, int], ...]
@@ -48,7 +47,7 @@ class Overview:
     uneven: frozenset[int]
     """The sites whose number of channels changed from step to step."""
     moments: Float64
-    """[T, S, 5 or 7]: `state.MOMENTS` of the whole tensor."""
+    """[T, S, 5]: `state.MOMENTS` of the whole tensor."""
     tallies: Int64
     """[T, S, 5]: `state.TALLIES` of the whole tensor."""
     observed: Int64
@@ -57,7 +56,7 @@ class Overview:
     """int64 [T, S]: the number of steps merged; 0 where nothing was recorded."""
     dead: Int64
     """int64 [T, S]: the dead channels, see `insight.dead`; of several steps the greatest number; -1
-    where whole tensors alone were recorded."""
+    where nobody knows."""
 
     def merged(self, starts: Sequence[int]) -> Overview:
         """Fewer columns: each merges the columns from one of `starts` to the next."""
@@ -95,7 +94,7 @@ def overview(
 ) -> Overview:
     """The whole tensors of a run; every step has a column of its own while there is room.
 
-    Every step is read once, and of channels only what says which are dead.
+    Every step is read once, without its channels.
 
     Args:
         steps: the recorded steps to show, ascending; by default all.
@@ -108,7 +107,9 @@ def overview(
     none = ValueError(f"{printable(str(run.path))}: expected a run with steps, found none yet")
     if not chosen:
         raise none
-    sites = max(1, len(run[chosen[-1]]))
+    sites = 1
+    with suppress(KeyError):  # it turns out to be damaged, and is left out
+        sites = max(1, len(run.tensors(chosen[-1])))
     places = {step: i for i, step in enumerate(chosen)}
     spans = spans_of(len(chosen), max(1, cells // sites), [places[s] for s in apart if s in places])
     rows = Rows()
@@ -159,18 +160,14 @@ class Rows:
         self.uneven: set[int] = set()
         self.channels = np.zeros(0, np.int64)
         """Of each row the number of channels, as recorded first."""
-        self.detailed = np.zeros(0, np.int64)
-        """Of each row the last step with channels; -1 where there is none."""
 
     def of(self, table: Any) -> Int64:
         """The rows of the sites in the rows of a table."""
-        return row_sites(table, self.keys)
+        return site_numbers(table, self.keys)
 
-    def see(self, rows: Int64, channels: Int64, steps: Int64, detailed: NDArray[np.bool_]) -> None:
-        """Note how many channels the sites have, and in which steps they have them."""
+    def see(self, rows: Int64, channels: Int64) -> None:
+        """Note how many channels the sites have."""
         new = np.full(len(self.keys) - len(self.channels), -1)
-        self.detailed = np.concatenate((self.detailed, new))
-        self.detailed[rows[detailed]] = steps[detailed]  # ascending: the last one stays
         known = self.channels = np.concatenate((self.channels, new))
         fresh = known[rows] < 0
         known[rows[fresh][::-1]] = channels[fresh][::-1]
@@ -180,24 +177,19 @@ class Rows:
 def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> Iterator[Read]:
     """Some steps of a run, by default all, in order; `rows` gets the sites that these have."""
     chosen = None if steps is None else np.array(list(steps), np.int64)
-    there = run.schema.names
-    phase = [PHASE_COLUMN] if PHASE_COLUMN in there else []
-    phase += [CHANNELS_COLUMN] if CHANNELS_COLUMN in there else []
-    asked = ["step", "site", "kind", *phase, "observed", *(f"tensor_{n}" for n in COLUMNS)]
-    for table in run.batches([*asked, "count", "zero"]):
+    names = ["step", "site", "kind", "channels", "observed", "dead", *STATISTICS]
+    for table in run.batches(names):
         if chosen is not None:
             known = np.isin(numbers(table.column("step")), chosen)
             if not known.any():
                 continue
             table = table if known.all() else table.filter(known)
         row = rows.of(table)
-        died, lengths = _dead(table)
         step_of = numbers(table.column("step"))
-        channels = _channels(table, lengths)
-        died[channels != lengths] = -1
-        rows.see(row, channels, step_of, channels == lengths)
-        columns = {name: numbers(table.column(f"tensor_{name}")) for name in COLUMNS}
-        moments, tallies = to_state(columns)
+        rows.see(row, numbers(table.column("channels")))
+        died = numbers(table.column("dead")).astype(np.int64)
+        moments = np.stack([numbers(table.column(name)) for name in state.MOMENTS], 1)
+        tallies = np.stack([numbers(table.column(name)) for name in state.TALLIES], 1)
         observed = numbers(table.column("observed"))
         bounds = np.flatnonzero(np.diff(step_of, prepend=-1, append=-1)).tolist()
         for span in (slice(*pair) for pair in pairwise(bounds)):
@@ -205,25 +197,6 @@ def read_steps(run: Run, rows: Rows, steps: Collection[int] | None = None) -> It
             once = np.ones(len(row[span]), np.int64)
             state_of = moments[span], tallies[span]
             yield Read(step, row[span], *state_of, observed[span], once, died[span])
-
-
-def _channels(table: Any, lengths: Int64) -> Int64:
-    """Of each row the number of channels; those of a row of the whole tensor are in no list."""
-    if CHANNELS_COLUMN not in table.column_names:
-        return lengths
-    found = table.column(CHANNELS_COLUMN).combine_chunks()
-    known = found.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(known, numbers(found.fill_null(0)), lengths).astype(np.int64)
-
-
-def _dead(table: Any) -> tuple[Int64, Int64]:
-    """Of each row the number of dead channels, and of channels."""
-    count, zero = (table.column(name).combine_chunks() for name in ("count", "zero"))
-    bounds = offsets_of(numbers(count.value_lengths()))
-    lists = {"count": count.flatten(), "zero": zero.flatten()}
-    found = {name: numbers(values, nulls=False) for name, values in lists.items()}
-    total = offsets_of(dead(found.__getitem__))
-    return np.diff(total[bounds]), np.diff(bounds)
 
 
 def merge_steps(several: list[Read], size: int) -> Read:
@@ -262,17 +235,10 @@ def _join(
         at = place[read.rows]
         moments[t, at], tallies[t, at] = read.moments, read.tallies
         observed[t, at], recorded[t, at], died[t, at] = read.observed, read.recorded, read.dead
-    keys, known = list(rows.keys), set(steps)
+    keys = list(rows.keys)
     seen = observed.T[:, ::-1] > 0
     last = [spans[shape[0] - 1 - int(row.argmax())] for row in seen]
-    detailed = dict(enumerate(rows.detailed.tolist()))
-    infos = _infos(
-        run,
-        {
-            keys[i]: (detailed[i],) if detailed[i] in known else steps[slice(*last[place[i]])]
-            for i in order
-        },
-    )
+    infos = _infos(run, {keys[i]: steps[slice(*last[place[i]])] for i in order})
     return Overview(
         rank=run.rank,
         steps=steps,
@@ -293,7 +259,7 @@ def _infos(run: Run, last: dict[Key, tuple[int, ...]]) -> dict[Key, SiteInfo]:
     for back in range(1, 1 + max(map(len, last.values()))):
         wanted = {k: steps[-back] for k, steps in last.items() if k not in found and steps[-back:]}
         for step in sorted(set(wanted.values())):
-            here = {(site.name, site.kind): site for site in run[step].sites}
+            here = {(site.name, site.kind): site for site in run.tensors(step).sites}
             found |= {key: here[key] for key in wanted if wanted[key] == step and key in here}
     return {key: found[key] for key in last}
 

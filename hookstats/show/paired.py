@@ -49,7 +49,7 @@ def paired(other: Run, view: Overview, name: str = "the other run") -> Overview:
     sites = list(view.sites)
     for s, channels in zip(place.tolist(), rows.channels.tolist(), strict=True):
         if s >= 0:
-            sites[s] = sites[s]._replace(channels=channels, merged=0)
+            sites[s] = sites[s]._replace(channels=channels)
     return replace(
         view,
         rank=other.rank,

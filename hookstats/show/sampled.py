@@ -86,11 +86,8 @@ def sampled(
 
     view: the overview of the run.
     """
-    several = np.array([max(site.merged, site.channels) > 1 for site in view.sites])
-    known = np.any(view.dead[:, several] >= 0, axis=1)
-    alone = several.any() and not known.all()  # some steps may have whole tensors alone
-    firsts = np.array([first for first, _ in view.spans])
-    detailed = [view.steps[i] for i in firsts[known].tolist()] if alone else None
+    with_channels = set(run.steps_with_channels)
+    detailed = [step for step in view.steps if step in with_channels]
     steps = choose_steps(view.steps, len(view.sites), apart, detailed)
     size, count = len(view.sites), len(steps)
     rows = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
@@ -98,7 +95,7 @@ def sampled(
     hist: list[list[tuple[Int32, Int64]]] = [[empty] * count for _ in range(size)]
     least, greatest = np.full((size, count), np.inf), np.full((size, count), -np.inf)
     channels = [
-        None if s in view.uneven else _nothing(count, site.merged or site.channels)
+        None if s in view.uneven else _nothing(count, site.channels)
         for s, site in enumerate(view.sites)
     ]
     for k, step in enumerate(track(steps, "reading channels")):
@@ -132,5 +129,5 @@ def _take_channels(
     bounds = record.offsets.tolist()
     for i, s in enumerate(rows.tolist()):
         columns, span = channels[s], slice(bounds[i], bounds[i + 1])
-        if columns is not None and not record.sites[i].merged:
+        if columns is not None and (record.channels is not None or record.sites[i].channels == 1):
             columns.rms[k], columns.dead[k], columns.nonfinite[k] = rms[span], died[span], bad[span]

@@ -23,7 +23,6 @@ from hookstats.runs.alerts import Told
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.warning import warn
-from hookstats.watching.detail import Detail
 from hookstats.watching.disk import Disk
 from hookstats.watching.mailbox import Mailbox
 from hookstats.watching.reduce import Exchange
@@ -62,13 +61,8 @@ class Flusher:
         writer: RunWriter | None,
         sinks: Sequence[Sink] = (),
         exchange: Exchange | None = None,
-        detail: Detail | None = None,
     ) -> None:
-        """exchange: merges what `latest` and the sinks get; what is written stays this rank's.
-
-        detail: what is written of a step, once the first sink, a Monitor, has seen the step; None
-        for all of the step, before any sink.
-        """
+        """exchange: merges what `latest` and the sinks get; what is written stays this rank's."""
         self.latest: StepRecord | None = None
         """The last recorded step; None until there is one."""
         self.failures: dict[str, str] = {}
@@ -84,7 +78,6 @@ class Flusher:
         self._sinks = Sinks(sinks, self.failures, self._error_of)
         self.exchange = exchange
         """None once the ranks do not merge any more."""
-        self._detail = detail
         self._norm_of = GradientNorm()
         self._norms: dict[int, float] = {}  # of gradients, by step, until the step's scalars come
         self.mailbox = Mailbox()
@@ -315,7 +308,7 @@ class Flusher:
             case None:
                 self._disk.do(lambda writer: writer.flush_if_due())
             case Step():
-                alone = self.exchange is not None or self._detail is not None
+                alone = self.exchange is not None
                 self._record([request] if alone else self.mailbox.more(request))
             case Skip(step, reason):
                 self._disk.do(lambda writer: writer.skip(step, reason))
@@ -368,16 +361,13 @@ class Flusher:
         given = None if self.exchange else record
         if given is not None:
             self.latest = given
-        if self._detail is None:
-            self._disk.write(step, lambda: record)
+        self._disk.write(step, lambda: record)
         if self.exchange is not None and self.shows(step):
             given = self._merged(partial(self.exchange, record), record)
         if given is not None:
             self.latest = given
             if self._sinks:
                 into.append(given)
-        if (detail := self._detail) is not None:
-            self._todo.append(lambda: self._disk.write(step, lambda: detail.of(record)))
 
     def _merged(
         self, merge: Callable[[], StepRecord | None], record: StepRecord

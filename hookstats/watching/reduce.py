@@ -20,8 +20,6 @@ from hookstats.records.alerts import SCALAR, Alert
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
 from hookstats.records.ranks import Merger
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.sparse import SparseCounts
-from hookstats.records.tensors import of_tensors
 from hookstats.stats.arguments import check_integer
 
 
@@ -125,14 +123,13 @@ class Exchange:
             raise
 
     def _merged(self, record: StepRecord) -> StepRecord | None:
-        no_counts = SparseCounts.empty(len(record.moments))
-        tensors = of_tensors(replace(record, channel_bins=None, channel_hist=no_counts, scalars={}))
+        tensors = replace(record.without_channels(), channel_bins=None, scalars={})
         messages = self._gather(_Message(self.line, self.wanted, tensors))
         if messages is None:
             return None
         self.agreed.append((record.step, max(message.wanted for message in messages)))
         records = [self._with_known_sites(i, message.record) for i, message in enumerate(messages)]
-        merged = of_tensors(self._merge(records))  # shards of one channel were put side by side
+        merged = self._merge(records)
         norm = gradient_norm(merged)
         own = {} if norm is None else {GRADIENT_NORM: norm}
         merged.complete({**record.scalars, **own})

@@ -15,6 +15,7 @@ from hookstats._torch import takes_step_hooks
 from hookstats.hooks.attach import MODULE_KINDS, check_kinds, check_model
 from hookstats.hooks.channels import ChannelDim, check_channel_dim
 from hookstats.hooks.selection import Selection
+from hookstats.runs.kept_channels import CHOICES
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.bins import LinearBins, LogBins
 
@@ -29,9 +30,6 @@ KINDS_BY_DEFAULT = ("output", "grad_output", "param_grad")
 AUTO = "auto"
 """The value of `every` by which the budget decides, see `schedule`."""
 
-DETAILS = ("channel", "tensor")
-"""What steps have on the disk."""
-
 
 class Settings(NamedTuple):
     """What a watch records, as `watch` documents its arguments."""
@@ -42,8 +40,7 @@ class Settings(NamedTuple):
     channel_dim: ChannelDim
     every: int | str = AUTO
     budget: float = 0.03
-    detail: str = "channel"
-    channels_every: int = 10
+    channels: str = "incidents"
     mask: str | None = None
 
     def checked(self) -> Settings:
@@ -58,8 +55,9 @@ class Settings(NamedTuple):
             if value is not None and not isinstance(value, (LinearBins, LogBins)):
                 raise ValueError(f"{name} = {value!r}: expected LinearBins, LogBins or None")
         check_channel_dim(self.channel_dim)
-        if self.detail not in DETAILS:
-            raise ValueError(f'detail = {self.detail!r}: expected "channel" or "tensor"')
+        if self.channels not in CHOICES:
+            allowed = ", ".join(map(repr, CHOICES))
+            raise ValueError(f"channels = {self.channels!r}: expected {allowed}")
         if not (isinstance(self.budget, (int, float)) and 0 < self.budget < 1):
             raise ValueError(f"budget = {self.budget!r}: expected a share, above 0 and below 1")
         if self.mask is not None and not isinstance(self.mask, str):
@@ -69,7 +67,6 @@ class Settings(NamedTuple):
             )
         return self._replace(
             every=_check_every(self.every),
-            channels_every=check_integer("channels_every", self.channels_every, 1),
         )
 
     def header(self, models: Mapping[str, nn.Module], selection: Selection) -> dict[str, Any]:
@@ -92,14 +89,11 @@ class Settings(NamedTuple):
             "channel_bins": channel_bins and channel_bins.to_dict(),
             "channel_dim": channel_dim,
             "every": self.every if isinstance(self.every, int) else 1,
-            **({} if self.detail == "channel" else self._detail()),
+            "channels": self.channels,
             **({"budget": self.budget} if self.every == AUTO else {}),
             **({} if self.mask is None else {"mask": self.mask}),
             "torch": str(torch.__version__),
         }
-
-    def _detail(self) -> dict[str, Any]:
-        return {"detail": self.detail, "channels_every": self.channels_every}
 
 
 def _check_every(every: object) -> int | str:

@@ -23,12 +23,10 @@ from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.arguments import check_optional_integer
 from hookstats.stats.bins import LinearBins, LogBins
-from hookstats.watching.detail import Detail
 from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
 from hookstats.watching.out import numbered
 from hookstats.watching.reduce import Exchange, Reduce
-from hookstats.watching.schedule import AFTER
 from hookstats.watching.settings import (
     KINDS_BY_DEFAULT,
     Settings,
@@ -68,8 +66,7 @@ def watch(
     rules: Rules = "default",
     mesh: DeviceMesh | None = None,
     reduce: Reduce | None = None,
-    detail: str = "channel",
-    channels_every: int = 10,
+    channels: str = "incidents",
     mask: str | None = None,
 ) -> Watch:
     """Record the statistics of a model's layers, step by step, while the model trains.
@@ -149,13 +146,10 @@ def watch(
         reduce: how the ranks' tensors are merged during the training, for `Watch.latest`, sinks and
             rules; None to merge them when the run is read. Watching then begins and ends as it does
             on the other ranks.
-        detail: what `out` has of a step: "channel" for all channels; "tensor" for whole tensors,
-            merged exactly, and channels in some steps alone (see `channels_every`): for models with
-            millions of channels, whose steps have hundreds of megabytes. `Watch.latest`, sinks and
-            rules have all channels anyway, and so has the memory of the device.
-        channels_every: with detail="tensor", the multiples of `every` * `channels_every` keep their
-            channels (with "auto", those of `channels_every`); so does a step in which rules found
-            something worse than a note, and the ten recorded steps that follow.
+        channels: which recorded steps keep their channels in `out`: "incidents" for the first 8,
+            one of 16, and those before (4) and after (10) what rules found that is worse than a
+            note; "always" or "never". Whole tensors are kept of all. `Watch.latest`, sinks and
+            rules have all channels anyway.
         mask: the name of the argument of the model's forward, or of each model's, that is 0 where a
             batch has padding, such as "attention_mask" [batch, time]: padding is left out of the
             statistics of the calls' tensors and of their gradients. `Watch.mask` says of which
@@ -189,7 +183,7 @@ def watch(
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
         *(kinds, bins, channel_bins, channel_dim, every, budget),
-        *(detail, channels_every, mask),
+        *(channels, mask),
     ).checked()
     _check_mask(settings.mask, models.values())
     check_sinks(sinks)
@@ -205,7 +199,7 @@ def watch(
     header_of_run = {**header, **_of_rules(chosen, setup)}
     writer = None if out is None else _writer(out, header_of_run, append, overwrite, max_bytes)
     with _closing(writer):
-        flusher = _flusher(writer, sinks, monitor, exchange, settings)
+        flusher = _flusher(writer, sinks, monitor, exchange)
         made = Watch(
             *(models.values(), with_inputs, selection, optimizers, settings, header),
             *(flusher, monitor, _first_step(writer), spread),
@@ -257,17 +251,11 @@ def _flusher(
     sinks: Sequence[Sink],
     monitor: Monitor,
     exchange: Exchange | None,
-    settings: Settings,
 ) -> Flusher:
     if exchange is not None:
         exchange.tell = monitor.tell
     rules = [monitor] if monitor.has_rules else []
-    if settings.detail != "tensor":
-        made = Flusher(writer, [*sinks, *rules], exchange, None)
-    else:  # rules come before the writer: what they find decides what is written
-        every = settings.every if isinstance(settings.every, int) else 1
-        detail = Detail(monitor, every * settings.channels_every, AFTER)
-        made = Flusher(writer, [*rules, *sinks], exchange, detail)
+    made = Flusher(writer, [*sinks, *rules], exchange)
     monitor.keep = made.write_alerts
     return made
 

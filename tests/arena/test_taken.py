@@ -16,7 +16,6 @@ from hookstats.arena.arena import Accumulator, Arena
 from hookstats.arena.taken import Taken
 from hookstats.records.keys import Key
 from hookstats.records.record import SiteInfo, StepRecord
-from hookstats.records.tensors import of_tensors
 from hookstats.stats.bins import Bins, LinearBins, LogBins
 
 LINEAR = LinearBins(4, -1.0, 1.0)
@@ -106,7 +105,7 @@ def test_an_interrupt_at_any_line_loses_no_step(devices: list[str], two_devices:
 
 
 @pytest.mark.parametrize(
-    "keep", [of_tensors, lambda record: record.whole, lambda record: record.hist]
+    "keep", [StepRecord.without_channels, lambda record: record.whole, lambda record: record.hist]
 )
 def test_what_is_kept_of_whole_tensors_keeps_no_channels(
     keep: Callable[[StepRecord], object], monkeypatch: pytest.MonkeyPatch

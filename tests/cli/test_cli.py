@@ -210,7 +210,7 @@ def test_a_damaged_part_is_warned_of_and_the_rest_is_read(
     command: list[str], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run.parent)
-    part = sorted((run / "parts").iterdir())[1]
+    part = sorted((run / "tensors").iterdir())[1]
     part.write_bytes(part.read_bytes()[:-100])
     result = call(*(word.replace("RUN", "run") for word in command))
     assert result.code == 0

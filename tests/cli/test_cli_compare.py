@@ -154,7 +154,8 @@ def test_a_narrow_terminal_has_a_line_for_each_site(
 
 
 def test_other_bins_are_said(a: Path, tmp_path: Path) -> None:
-    coarse = replace(healthy(0), bins=CHANNEL_BINS, hist=SparseCounts.empty(6))
+    tensors = healthy(0).tensors._replace(hist=SparseCounts.empty(6))
+    coarse = replace(healthy(0), bins=CHANNEL_BINS, tensors=tensors)
     b = write_run(tmp_path / "b", coarse)
     result = call("compare", a, b, "--common")
     assert result.code == 0
@@ -164,7 +165,7 @@ def test_other_bins_are_said(a: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_part_is_an_error(a: Path, tmp_path: Path) -> None:
     b = write_run(tmp_path / "b", *map(healthy, range(5)))
-    part = sorted((b / "parts").iterdir())[3]
+    part = sorted((b / "tensors").iterdir())[3]
     part.write_bytes(part.read_bytes()[:-100])
     result = call("compare", a, b)
     assert (result.code, result.out) == (2, "")

@@ -84,7 +84,7 @@ def test_errors_show_escapes(arguments: list[str], run: Path) -> None:
 
 
 def test_damage_is_told_with_escapes(run: Path) -> None:
-    part = min((run / "parts").iterdir())
+    part = min((run / "tensors").iterdir())
     part.write_bytes(part.read_bytes()[:-9])
     result = call("show", run)
     assert "left out" in result.err

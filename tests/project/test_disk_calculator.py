@@ -124,7 +124,7 @@ def test_hours_ranks_and_every_count(calculator: Any) -> None:
     asked = {"layers": 10, "tensors": 4, "channels": 100, "values": 64, "bins": False}
     asked |= {"channelBins": False, "rate": 2, "hours": 5, "every": 1, "ranks": 1}
     said = calculated(calculator, **asked)
-    whole = 40 * (20 + 100 * 20) * 5 * 3600 * 2
+    whole = 40 * (80 + 100 * 30 / 16) * 5 * 3600 * 2
     assert f", and {size(whole)} in all; the 10 GiB of max_bytes would be full after" in said
     assert number(calculated(calculator, **{**asked, "every": 10})) == pytest.approx(
         number(said) / 10, rel=0.01

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.samples import CHANNEL_BINS, Tensors, record_of, sample, tensors
+from support.samples import CHANNEL_BINS, Tensors, changed, record_of, sample, tensors
 
 from hookstats.records.difference import STATISTICS, Difference, compare
 from hookstats.records.record import StepRecord
@@ -117,13 +116,13 @@ def test_differences_have_the_values_and_the_channel_that_differs_most() -> None
 def test_moments_may_be_apart_by_rtol_but_counts_may_not() -> None:
     x = torch.linspace(0.1, 1.0, 64).reshape(8, 8)
     a = record_of({("a", "output"): (x, 1)}, bins=None, channel_bins=None)
-    b = replace(a, moments=a.moments * (1 + 1e-7))
+    b = changed(a, moments=a.moments * (1 + 1e-7))
     assert {what for _, _, what in found(a, b)} == set(MOMENTS)
     assert not compare(a, b, 1e-6)
     assert compare(a, b, 1e-8)
     tallies = a.tallies.copy()
     tallies[3, TALLIES.index("zero")] += 1
-    (difference,) = found(a, replace(a, tallies=tallies), rtol=1.0).values()
+    (difference,) = found(a, changed(a, tallies=tallies), rtol=1.0).values()
     assert (difference.statistic, difference.channel) == ("zero", 3)
 
 
@@ -132,7 +131,7 @@ def test_the_last_bit_counts() -> None:
     for column in range(5):
         moments = a.moments.copy()
         moments[1, column] = np.nextafter(moments[1, column], np.inf)
-        (difference,) = found(a, replace(a, moments=moments)).values()
+        (difference,) = found(a, changed(a, moments=moments)).values()
         assert difference.channel == 1
         assert 0 < difference.relative < 1e-15
 
@@ -142,7 +141,7 @@ def test_no_difference_is_too_small() -> None:
     moments = a.moments.copy()
     assert moments[0, 0] == 0.0
     moments[0, 0] = 5e-324  # over an rms of 1e10 nothing would be left
-    assert ("a", "output", "mean") in found(a, replace(a, moments=moments))
+    assert ("a", "output", "mean") in found(a, changed(a, moments=moments))
 
 
 def test_the_first_nan_is_no_small_difference() -> None:

@@ -9,7 +9,7 @@ from support.samples import BINS, CHANNEL_BINS, assert_equal_arrays, record_of
 from torch import Tensor
 
 from hookstats.records.merge import joined
-from hookstats.records.record import StepRecord
+from hookstats.records.record import StepRecord, Table
 from hookstats.records.sparse import SparseCounts
 from hookstats.stats.bins import Bins
 
@@ -30,11 +30,13 @@ def tensors(seed: int) -> Tensors:
 def one_after_the_other(first: StepRecord, second: StepRecord) -> StepRecord:
     """As an arena with two devices has them."""
 
-    def hist(one: SparseCounts, other: SparseCounts) -> SparseCounts:
-        return SparseCounts(
-            np.concatenate((one.offsets, one.offsets[-1] + other.offsets[1:])),
-            np.concatenate((one.slots, other.slots)),
-            np.concatenate((one.counts, other.counts)),
+    def table(one: Table | None, other: Table | None) -> Table:
+        assert one is not None
+        assert other is not None
+        return Table(
+            np.concatenate((one.moments, other.moments), axis=1),
+            np.concatenate((one.tallies, other.tallies), axis=1),
+            SparseCounts.joined([one.hist, other.hist]),
         )
 
     return StepRecord(
@@ -42,13 +44,10 @@ def one_after_the_other(first: StepRecord, second: StepRecord) -> StepRecord:
         rank=first.rank,
         sites=first.sites + second.sites,
         observed=np.concatenate((first.observed, second.observed)),
-        offsets=np.concatenate((first.offsets, first.offsets[-1] + second.offsets[1:])),
-        moments=np.concatenate((first.moments, second.moments)),
-        tallies=np.concatenate((first.tallies, second.tallies)),
+        tensors=table(first.tensors, second.tensors),
+        channels=table(first.channels, second.channels),
         bins=first.bins,
-        hist=hist(first.hist, second.hist),
         channel_bins=first.channel_bins,
-        channel_hist=hist(first.channel_hist, second.channel_hist),
     )
 
 
@@ -81,6 +80,8 @@ def test_they_are_what_one_device_would_have_seen(
             mine, other = (getattr(getattr(r, name), part) for r in (got, expected))
             assert_equal_arrays(mine, other)
     np.testing.assert_allclose(got.moments, expected.moments, rtol=1e-5, atol=1e-6)
+    of_tensors = got.tensors.moments, expected.tensors.moments
+    np.testing.assert_allclose(*of_tensors, rtol=1e-5, atol=1e-6)
 
 
 def test_a_record_of_one_device_is_left_as_it_is() -> None:

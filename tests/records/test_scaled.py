@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
-from support.rewritten import rewritten
 from support.samples import assert_same, record_of
 from torch import Tensor
 
 from hookstats.records.record import StepRecord
 from hookstats.records.scaled import scaled
-from hookstats.runs.format import PART_KEY
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import Bins, LinearBins, LogBins
@@ -109,23 +105,8 @@ def test_a_run_is_read_by_the_factor_that_each_part_was_written_with(tmp_path: P
         assert series.max.tolist() == expected
         assert [int(row.sum()) for row in series.hist] == [int(n) for n in series.count]
         rows = [row for row in one.table().to_pylist() if (row["site"], row["kind"]) == key]
-        assert [row["tensor_max"] for row in rows] == expected
+        assert [row["max"] for row in rows] == expected
         assert {row["rank"] for row in rows} == {one.rank}
-
-
-def test_of_older_parts_the_header_says_the_factor(tmp_path: Path) -> None:
-    of_ranks(tmp_path, (0, None))
-    path = tmp_path / "run-00001.json"
-    content = json.loads(path.read_text())
-    content["header"]["grad_scale"] = 0.5
-    path.write_text(json.dumps(content))
-    for part in (tmp_path / "parts").iterdir():
-        about = json.loads(pq.read_metadata(part).metadata[PART_KEY])
-        del about["grad_scale"]
-        part.write_bytes(rewritten(pq.read_table(part), json.dumps(about)))
-    run = open_run(tmp_path, grad_scale="header")
-    assert_scaled(run.of_rank(1)[0], open_run(tmp_path).of_rank(1)[0], 0.5)
-    assert_scaled(run.of_rank(0)[0], open_run(tmp_path).of_rank(0)[0], 1.0)
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), True, "truth"])

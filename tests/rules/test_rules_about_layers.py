@@ -12,7 +12,6 @@ from support.samples import record_of
 from torch import Tensor, nn
 
 from hookstats.records.record import StepRecord
-from hookstats.records.tensors import of_tensors
 from hookstats.rules import (
     Alert,
     Attention,
@@ -56,7 +55,7 @@ def test_a_layer_far_from_its_peers() -> None:
     assert [alert.step for alert in alerts(Peers(), learned)] == [3]
 
 
-@pytest.mark.parametrize("form", [lambda record: record, of_tensors])
+@pytest.mark.parametrize("form", [lambda record: record, StepRecord.without_channels])
 def test_peers_have_one_width_where_steps_have_whole_tensors_too(
     form: Callable[[StepRecord], StepRecord],
 ) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.paths import DATA
-from support.samples import BINS, CHANNEL_BINS, OLD_SUMS, assert_same, sample
+from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 from torch import nn
 from torch.optim import SGD
 
@@ -19,8 +17,6 @@ from hookstats import LinearBins, Watch, open_run, watch
 from hookstats.runs.writer import RunWriter
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS, "model": "Net", "modules": {"a": "Linear"}}
-FORMAT_1 = DATA / "format-1"
-FORMAT_2 = DATA / "format-2"
 
 
 def write(out: Path, *steps: int, rank: int = 0, header: Any = HEADER, **kwargs: Any) -> RunWriter:
@@ -67,8 +63,7 @@ def test_a_step_that_comes_again_is_a_rewind(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert run.steps == [0, 1]
     assert_same(run[1], replace(sample(2), step=1))
-    (part,) = (tmp_path / "parts").iterdir()
-    assert b'"rewinds": [[2, 1]]' in part.read_bytes()
+    assert len(list((tmp_path / "tensors").iterdir())) == 2  # a part has no step twice
 
 
 def test_ranks_go_on_from_the_same_step(tmp_path: Path) -> None:
@@ -82,19 +77,6 @@ def test_ranks_go_on_from_the_same_step(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert [run.of_rank(rank).steps for rank in (0, 1, 2)] == [[0, 1, 2, 4], [0, 1, 2, 3, 4], [4]]
     assert_same(run.of_rank(1)[4], sample(4, 1))
-
-
-def test_an_old_format_goes_on_in_the_new_one(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(FORMAT_1, out)
-    header = {**open_run(out).header, "torch": "3.0"}
-    write(out, 5, header=header).close()
-    run = open_run(out)
-    assert run.steps == [0, 1, 2, 3, 4, 5]
-    assert run.thinned == 0
-    for step in run:
-        assert_same(run[step], sample(step), rtol=OLD_SUMS)
-    assert run.table().num_rows == 6 * len(sample())
 
 
 @pytest.mark.parametrize(
@@ -117,7 +99,7 @@ def test_another_run_is_not_continued(tmp_path: Path, change: Any, message: str)
 
 def test_what_is_damaged_is_named_or_left_alone(tmp_path: Path) -> None:
     write(tmp_path, 0, 1).close()
-    bad = max((tmp_path / "parts").iterdir())
+    bad = max((tmp_path / "tensors").iterdir())
     bad.write_bytes(bad.read_bytes()[:-9])
     writer = write(tmp_path, 2)
     assert writer.last_step == 0
@@ -128,10 +110,6 @@ def test_what_is_damaged_is_named_or_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run\.json: damaged, or not written by hookstats"):
         RunWriter(tmp_path, HEADER, append=True)
     (tmp_path / "run.json").unlink()
-    write(tmp_path, 3).close()  # the rank's own header says what kind of run it is
-    assert open_run(tmp_path).steps == [0, 2, 3]
-    (tmp_path / "run.json").unlink()
-    (tmp_path / "run-00000.json").unlink()
     with pytest.raises(FileExistsError, match="holds another run"):  # what kind cannot be known
         RunWriter(tmp_path, HEADER, append=True)
 
@@ -156,28 +134,6 @@ def test_each_rank_goes_on_with_its_own_header(tmp_path: Path) -> None:
         run.of_rank(7)
 
 
-def test_a_run_of_format_2_goes_on_in_the_new_one(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(FORMAT_2, out)
-    before = json.loads((out / "run.json").read_text())
-    header = {**open_run(out).header, "torch": "3.0"}
-    for rank in (1, 0):
-        writer = RunWriter(out, header, rank=rank, append=True, seconds_per_part=0)
-        assert writer.last_step == (4 if rank == 1 else 5)
-        for step in (3, 5):
-            writer.write(sample(step, rank))
-        writer.close({"rank": rank, "new": True})
-    run = open_run(out)
-    assert run.of_rank(0).coverage == {"rank": 0, "new": True}
-    for rank in (0, 1):
-        assert run.of_rank(rank).steps == [0, 1, 2, 3, 5]
-        for step in run.of_rank(rank).steps:
-            assert_same(run.of_rank(rank)[step], sample(step, rank), rtol=OLD_SUMS)
-    # What only an older hookstats reads says that it cannot; what it wrote is kept.
-    assert json.loads((out / "run.json").read_text()) == {**before, "format_version": 3}
-    assert len(json.loads((out / "run-00000.json").read_text())["earlier"]) == 2
-
-
 def test_a_run_without_rank_0_is_read(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path, HEADER, rank=3)
     writer.write(sample(2, 3))
@@ -192,21 +148,19 @@ def test_a_run_without_rank_0_is_read(tmp_path: Path) -> None:
 def test_what_killed_writers_left_is_removed(tmp_path: Path, append: bool) -> None:
     if append:
         write(tmp_path, 0)
-    (tmp_path / "parts").mkdir(exist_ok=True)
+    (tmp_path / "tensors").mkdir(exist_ok=True)
     mine = [
-        tmp_path / ".run.json.0123abcd.tmp",  # of format 2
         tmp_path / ".00000.run-00000.json.0123abcd.tmp",
-        tmp_path / "parts" / ".00000-000003-000000000009.parquet.0123abcd.tmp",  # of format 2
-        tmp_path / "parts" / ".00000.00000-000003-000000000009.parquet.0123abcd.tmp",
+        tmp_path / "tensors" / ".00000.00000-000003-000000000009.parquet.0123abcd.tmp",
     ]
     theirs = [
         tmp_path / ".00001.run-00001.json.0123abcd.tmp",
-        tmp_path / "parts" / ".00001.00001-000000-000000000009.parquet.0123abcd.tmp",
+        tmp_path / "tensors" / ".00001.00001-000000-000000000009.parquet.0123abcd.tmp",
     ]
     for path in (*mine, *theirs):
         path.write_bytes(bytes(5000))
     writer = RunWriter(tmp_path, HEADER, append=append)
-    assert [path.exists() for path in mine] == [False] * 4
+    assert [path.exists() for path in mine] == [False] * 2
     assert [path.exists() for path in theirs] == [True] * 2  # they may be writing just now
     writer.write(sample(1))
     writer.close()
@@ -216,7 +170,7 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path, append: bool) -> No
 def test_of_two_writers_of_a_run_one_is_told(tmp_path: Path) -> None:
     one, two = write(tmp_path, 0), write(tmp_path)
     two.write(sample(1))
-    with pytest.raises(FileExistsError, match=r"00000-000001-000000000001\.parquet"):
+    with pytest.raises(FileExistsError, match=r"00000-000001-000-000000000001\.parquet"):
         one.write(sample(1))
     two.close()
     assert open_run(tmp_path).steps == [0, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -26,8 +25,6 @@ from hookstats import open_run, watch
 from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.runs import files, part_writer, writer
-from hookstats.runs.footer import footer_json, parse_footer
-from hookstats.runs.format import Extras, PartName
 from hookstats.runs.writer import RunWriter
 from hookstats.watching.flush import Flusher
 
@@ -178,7 +175,7 @@ def test_what_the_disk_did_not_take_is_written_later(tmp_path: Path, disk: set[s
     for step in run:
         assert_same(run[step], sample(step))
     assert run.gaps == {}
-    assert len(list((tmp_path / "parts").iterdir())) == 6  # what waited is two parts
+    assert len(list((tmp_path / "tensors").iterdir())) == 6  # what waited is two parts
 
 
 def test_a_file_that_was_written_but_not_synced_is_no_other_writers(
@@ -235,23 +232,6 @@ def test_a_record_that_goes_back_is_kept_although_the_disk_is_full(
     assert run.gaps == dict.fromkeys([3, 4, 5], "disk")
 
 
-@pytest.mark.parametrize(
-    ("gaps", "wrong"),
-    [
-        ([[0, 3]], r"gaps has \[0, 3\]: expected \[number, step, reason\]"),
-        ([[0, 3, "tired"]], "expected \\[number"),
-        ([[2, 3, "disk"]], "gaps has the number = 2: expected an integer in 0..1"),
-        ([[0, -3, "disk"]], "gaps has the step = -3"),
-        ([[1, 3, "disk"], [0, 4, "disk"]], "ascending"),
-    ],
-)
-def test_gaps_that_contradict_are_damage(gaps: Any, wrong: str) -> None:
-    described = {"bins": None, "channel_bins": None}
-    about = json.loads(footer_json(0, [(7, 2)], 0, [], gaps, [], described))
-    with pytest.raises(ValueError, match=wrong):
-        parse_footer(about, 3, PartName(0, 0, 7), [2], Extras())
-
-
 def test_a_slow_disk_slows_the_training_and_bounds_the_memory(tmp_path: Path) -> None:
     """Every write takes longer than a step: few steps are in memory, all are stored."""
     alive: WeakSet[StepRecord] = WeakSet()
@@ -291,8 +271,8 @@ def test_what_waits_to_be_written_is_bounded(tmp_path: Path) -> None:
     )
     for step in range(60):
         writer.write(sample(step))
-        assert writer._records._part is None or writer._records._part.nbytes < 50_000
+        assert writer._records._pending < 50_000
     writer.close()
-    parts = list((tmp_path / "parts").iterdir())
+    parts = list((tmp_path / "tensors").iterdir())
     assert 3 < len(parts) < 20
     assert len(open_run(tmp_path)) == 60

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.commands import parts_of, write_run
-from support.paths import DATA
-from support.samples import BINS, CHANNEL_BINS, OLD_SUMS, assert_same, record_of, sample, tensors
+from support.commands import write_run
+from support.samples import BINS, CHANNEL_BINS, assert_same, record_of, sample, tensors
 
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import SiteInfo, StepRecord, Table
 from hookstats.records.sparse import SparseCounts
-from hookstats.runs.format import FORMAT_VERSION, part_schema
+from hookstats.runs.format import FORMAT
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins, LogBins
@@ -58,21 +56,19 @@ def test_any_state_comes_back(tmp_path_factory, sites) -> None:
     rows = [row for site in sites for row in site]
     moments = np.array([moments for moments, _ in rows]).reshape(-1, 5)
     tallies = np.array([tallies for _, tallies in rows], np.int64).reshape(-1, 5)
-    # What fits a variance that is a normal number; and without values it is the identity.
-    moments[:, 1] = np.where(moments[:, 1] < 1e-280, 0.0, moments[:, 1])
-    moments[tallies[:, 0] == 0, :2] = 0.0
+    lengths = [len(site) for site in sites]
+    firsts = np.cumsum([0, *lengths])[:-1][np.array(lengths, bool)]
+    table = Table(moments.T.copy(), tallies.T.copy(), SparseCounts.empty(len(rows)))
+    some = [site for site in sites if site]
     record = StepRecord(
         step=0,
         rank=0,
-        sites=tuple(SiteInfo(f"{i}", "output", len(s), 0, (9,), "b") for i, s in enumerate(sites)),
-        observed=np.arange(len(sites)),
-        offsets=np.cumsum([0, *map(len, sites)], dtype=np.int64),
-        moments=moments,
-        tallies=tallies,
+        sites=tuple(SiteInfo(f"{i}", "output", len(s), 0, (9,), "b") for i, s in enumerate(some)),
+        observed=np.arange(len(some)),
+        tensors=table.chosen(firsts),
+        channels=table,
         bins=None,
-        hist=SparseCounts.empty(len(sites)),
         channel_bins=None,
-        channel_hist=SparseCounts.empty(len(rows)),
     )
     out = tmp_path_factory.mktemp("run")
     write_run(out, record)
@@ -192,12 +188,39 @@ def test_table_has_a_row_a_site_and_one_dictionary(tmp_path: Path) -> None:
     assert keys == [*tensors(), *tensors(), ("new", "output")]
     assert len({tuple(chunk.dictionary.to_pylist()) for chunk in table["site"].chunks}) == 1
     assert table.column_names == [
-        *("step", "rank", "site", "kind", "channel_dim", "shape", "dtype", "observed"),
-        *("tensor_count", "tensor_nan", "tensor_posinf", "tensor_neginf", "tensor_zero"),
-        *("tensor_mean", "tensor_var", "tensor_min", "tensor_max", "tensor_l1"),
-        *("count", "nan", "posinf", "neginf", "zero", "mean", "var", "min", "max", "l1"),
-        *("hist_slots", "hist_counts", "channel_hist_slots", "channel_hist_counts"),
+        *("step", "rank", "site", "kind", "channel_dim", "channels", "shape", "dtype"),
+        *("observed", "dead", "count", "nan", "posinf", "neginf", "zero"),
+        *("mean", "m2", "min", "max", "l1", "hist_slots", "hist_counts"),
+        *("global_shape", "shards", "mesh", "placements"),
     ]
+
+
+def test_the_table_of_channels_has_a_row_a_channel(tmp_path: Path) -> None:
+    write_run(tmp_path, sample(0), sample(1))
+    run = open_run(tmp_path)
+    table = run.table(channels=True)
+    assert table.column_names == [
+        *("step", "rank", "site", "kind", "channel", "count", "nan", "posinf", "neginf", "zero"),
+        *("mean", "m2", "min", "max", "l1", "hist_slots", "hist_counts"),
+    ]
+    for step in (0, 1):
+        rows = [row for row in table.to_pylist() if row["step"] == step]
+        channels = sample(step).channels
+        assert channels is not None
+        for name in ("count", "nan", "m2", "max"):
+            np.testing.assert_array_equal([row[name] for row in rows], channels.column(name))
+        owners = [
+            (site.name, site.kind, c) for site in sample().sites for c in range(site.channels)
+        ]
+        assert [(row["site"], row["kind"], row["channel"]) for row in rows] == owners
+
+
+def test_some_columns_are_read_alone(tmp_path: Path) -> None:
+    write_run(tmp_path, sample(0), sample(1))
+    run = open_run(tmp_path)
+    assert run.table(["step", "max"]).equals(run.table().select(["step", "max"]))
+    with pytest.raises(ValueError, match=r"columns has 'mex': .*did you mean 'max'"):
+        run.table(["mex"])
 
 
 @pytest.mark.check
@@ -208,7 +231,7 @@ def test_to_pandas(tmp_path: Path) -> None:
     assert list(frame["step"]) == [0] * len(tensors()) + [1] * len(tensors())
     row = frame[(frame.step == 1) & (frame.kind == "param_grad")].iloc[0]
     stats = sample(1)["whole", "param_grad"]
-    np.testing.assert_allclose(row["var"], stats.var.numpy(), rtol=1e-15)
+    assert row["m2"] / row["count"] == stats.var[0]
 
 
 @pytest.mark.check
@@ -219,8 +242,7 @@ def test_to_polars(tmp_path: Path) -> None:
     frame = polars.DataFrame(run)
     assert frame.columns == run.table().column_names
     assert frame["site"].to_list() == run.table()["site"].to_pylist()
-    assert frame["mean"].to_list()[-1] == sample(0)["", "output"].mean.tolist()
-    assert frame["tensor_count"].to_list() == run.table()["tensor_count"].to_pylist()
+    assert frame["count"].to_list() == run.table()["count"].to_pylist()
 
 
 def test_the_arrow_stream_is_the_table(tmp_path: Path) -> None:
@@ -235,72 +257,35 @@ def test_the_table_has_whole_tensors(tmp_path: Path) -> None:
     for row in open_run(tmp_path).table().to_pylist():
         stats = sample(row["step"])[row["site"], row["kind"]].per_tensor()
         for name in ("count", "nan", "posinf", "neginf", "zero", "min", "max"):
-            assert row[f"tensor_{name}"] == getattr(stats, name)[0], name
-        for name, expected in (("mean", stats.mean), ("var", stats.var), ("l1", stats.l1_norm)):
-            actual = row[f"tensor_{name}"]
-            np.testing.assert_allclose(actual, expected[0], rtol=1e-12, atol=1e-13)
-
-
-def test_old_formats_are_read() -> None:
-    run = open_run(DATA / "format-1")
-    assert run.steps == [0, 1, 2, 3, 4]
-    assert (run.version, run.coverage) == ("0.1.0", {"rows": []})
-    assert run.created is not None
-    assert run.closed is not None
-    for step in run:
-        assert_same(run[step], sample(step), rtol=OLD_SUMS)
-    table = run.table()
-    assert table.schema.equals(part_schema())
-    assert table["tensor_count"].to_pylist() == [sum(c) for c in table["count"].to_pylist()]
-    assert run.thinned == 0
-
-
-def test_format_2_is_read_with_its_ranks_and_rewinds() -> None:
-    run = open_run(DATA / "format-2")
-    assert (run.header["model"], run.version) == ("Older", "0.1.0")
-    assert (run.bins, run.channel_bins) == (BINS, CHANNEL_BINS)
-    assert run.of_rank(0).coverage == {"rows": [], "rank": 0}
-    assert run.closed is not None
-    assert run.ranks == [0, 1]
-    for rank in run.ranks:
-        assert run.of_rank(rank).steps == [0, 1, 2, 4]  # 3 is void
-        for step in run.of_rank(rank).steps:
-            assert_same(run.of_rank(rank)[step], sample(step, rank), rtol=OLD_SUMS)
-        means = run.of_rank(rank).series("whole", "param_grad")["whole", "param_grad"].mean
-        expected = [sample(step, rank)["whole", "param_grad"].mean[0] for step in (0, 1, 2, 4)]
-        np.testing.assert_allclose(means, expected, rtol=OLD_SUMS)
-    assert run.table().num_rows == 4 * len(tensors())
-    assert run.thinned == 0
+            assert row[name] == getattr(stats, name)[0], name
+        if row["count"]:
+            np.testing.assert_allclose(row["mean"], stats.mean[0], rtol=1e-12, atol=1e-13)
+            np.testing.assert_allclose(row["m2"] / row["count"], stats.var[0], rtol=1e-12)
+        whole = sample(row["step"])[row["site"], row["kind"]]
+        assert row["dead"] == whole.dead.sum()
 
 
 def test_a_record_is_read_without_the_rest_of_its_part(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600, bytes_per_group=10_000)
+    writer = RunWriter(tmp_path, HEADER, seconds_per_part=3600, bytes_per_group=1)
     for step in range(10):
         writer.write(sample(step))
     writer.close()
     run = open_run(tmp_path)
     for step in (7, 0, 9):
         assert_same(run[step], sample(step))
-    assert len(run._parts.cache.groups) == 3
+    tables = run._parts.cache._groups
+    assert len(tables) <= 6  # of tensors and of channels each
+    assert all(len(table["step"].unique()) < 10 for table in tables.values())
     assert run.table()["step"].to_pylist() == np.repeat(np.arange(10), len(tensors())).tolist()
     assert run["scalar", "*"]["scalar", "output"].steps.tolist() == list(range(10))
 
 
-def test_memory_for_parts_is_bounded(tmp_path: Path) -> None:
-    write_run(tmp_path, *(sample(step) for step in range(4)))
-    run = open_run(tmp_path)
-    run._parts.cache.most_bytes = 2 * run.table().nbytes // 4
-    for step in (0, 1, 2, 3, 0, 3):
-        assert_same(run[step], sample(step))
-        assert 1 <= len(run._parts.cache.groups) <= 2
-
-
-def test_few_parts_are_kept_however_small(tmp_path: Path) -> None:
+def test_few_row_groups_are_kept(tmp_path: Path) -> None:
     write_run(tmp_path, *(sample(step) for step in range(8)))
     run = open_run(tmp_path)
     for step in (*range(8), 0):
         assert_same(run[step], sample(step))
-        assert 1 <= len(run._parts.cache.groups) <= 4  # two steps of each rank, four at least
+        assert 1 <= len(run._parts.cache._groups) <= 4
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -315,9 +300,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"7", b"[]", b"{}", b"\xff", b'{"format_version": 1', b'{"format_version": "x"}'),
-        b'{"format_version": 1, "header": {}}',
-        b'{"format_version": 1, "coverage": null}',
+        *(b"", b"7", b"[]", b"{}", b"\xff", b'{"format": 1', b'{"format": "x"}'),
+        *(b'{"format": 1}', b'{"format": 1, "sessions": []}'),
     ],
 )
 def test_a_damaged_run_json_is_named(tmp_path: Path, content: bytes) -> None:
@@ -326,18 +310,20 @@ def test_a_damaged_run_json_is_named(tmp_path: Path, content: bytes) -> None:
         open_run(tmp_path)
 
 
-def test_a_newer_format_is_refused_as_such(tmp_path: Path) -> None:
-    (part,) = parts_of(write_run(tmp_path / "part", sample(0)))
-    table = pq.read_table(part)
-    about = json.loads(pq.read_metadata(part).metadata[b"hookstats"])
-    about["format_version"] = FORMAT_VERSION + 1
-    pq.write_table(table.replace_schema_metadata({"hookstats": json.dumps(about)}), part)
-    with pytest.raises(ValueError, match=r"\.parquet: format_version 4 is newer .* up to 3"):
-        open_run(tmp_path / "part")[0]
-    # A reader of this version cannot know what a newer run.json looks like.
-    (tmp_path / "run.json").write_text('{"format_version": 4}')
-    with pytest.raises(ValueError, match=r"run\.json: format_version 4 is newer .* up to 3"):
+def test_other_formats_are_refused_as_such(tmp_path: Path) -> None:
+    write_run(tmp_path, sample(0))
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"format": FORMAT + 1}))
+    with pytest.raises(ValueError, match=r"run\.json: format 2 is newer .* reads format 1: pip"):
         open_run(tmp_path)
+    path.write_text('{"format_version": 3}')
+    says = r"run\.json: written by a hookstats from before the release, .*: record the run anew"
+    with pytest.raises(ValueError, match=says):
+        open_run(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        RunWriter(tmp_path, HEADER, append=True)
+    RunWriter(tmp_path, HEADER, overwrite=True).close()
+    assert open_run(tmp_path).steps == []
 
 
 def test_a_representation_says_what_the_run_holds(tmp_path: Path) -> None:
@@ -356,7 +342,7 @@ def test_a_representation_says_what_the_run_holds(tmp_path: Path) -> None:
     assert shown(tmp_path / "run") == f"2 steps, 0 to 4, {sites} sites"
     write_run(tmp_path / "run", sample(0, rank=2), rank=2)
     assert shown(tmp_path / "run") == f"2 steps, 0 to 4, {sites} sites, ranks 0, 2"
-    for part in (tmp_path / "run" / "parts").iterdir():
+    for part in (tmp_path / "run" / "tensors").iterdir():
         part.write_bytes(b"damaged")
     assert shown(tmp_path / "run").startswith("unreadable: ")
 

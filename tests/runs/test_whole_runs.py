@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from support.samples import BINS, CHANNEL_BINS, assert_same, record_of, sample
+from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 
-from hookstats.records.layout import Axis, Cut, Layout, Mesh
 from hookstats.records.ranks import Merger
 from hookstats.records.record import StepRecord
-from hookstats.runs import part_file
 from hookstats.runs.parts import Parts
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
@@ -58,25 +52,24 @@ def test_what_is_read_is_what_records_merge_to(tmp_path: Path, seconds: float) -
 def test_a_part_that_goes_meanwhile_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_file, "SMALL_BYTES", 0)
     records = samples()
     write(tmp_path, records)
     run = open_run(tmp_path)
-    observed = Parts.observed
+    record = Parts.record
 
-    def slow(self: Parts, where):  # type: ignore[no-untyped-def]
+    def slow(self: Parts, where, *, channels: bool = True):  # type: ignore[no-untyped-def]
         if where.part.rank == 0:
-            for path in (tmp_path / "parts").glob("00001-000002-*"):
+            for path in (tmp_path / "tensors").glob("00001-000002-*"):
                 path.unlink()
-        return observed(self, where)
+        return record(self, where, channels=channels)
 
-    monkeypatch.setattr(Parts, "observed", slow)
+    monkeypatch.setattr(Parts, "record", slow)
     assert_same(run[2], merged(records[0][2], records[2][2]), rtol=1e-14)
 
 
 def damage(out: Path, column: str) -> None:
     """Change a byte of a column of rank 1's part of step 2."""
-    (path,) = (out / "parts").glob("00001-000002-*")
+    (path,) = (out / "tensors").glob("00001-000002-*")
     metadata = pq.read_metadata(path).row_group(0)
     chunks = [metadata.column(i) for i in range(metadata.num_columns)]
     (chunk,) = [c for c in chunks if c.path_in_schema.split(".")[0] == column]
@@ -86,15 +79,11 @@ def damage(out: Path, column: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["mean", "count", "shape", "hist_slots"])
-@pytest.mark.parametrize("small_bytes", [0, 1 << 20])
-def test_a_damaged_part_is_named_or_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, small_bytes: int
-) -> None:
-    monkeypatch.setattr(part_file, "SMALL_BYTES", small_bytes)
+def test_a_damaged_part_is_named_or_left_out(tmp_path: Path, column: str) -> None:
     records = samples()
     write(tmp_path, records)
     damage(tmp_path, column)
-    with pytest.raises(ValueError, match=rf"00001-000002-\d+\.parquet.*{column}"):
+    with pytest.raises(ValueError, match=r"00001-000002-\S+\.parquet: damaged"):
         open_run(tmp_path)[2]
     run = open_run(tmp_path, skip_damaged=True)
     with pytest.warns(RuntimeWarning, match="left out: .*00001-000002"):
@@ -103,42 +92,3 @@ def test_a_damaged_part_is_named_or_left_out(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run[2]
-
-
-def test_memory_is_that_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(4, 20_000, dtype=torch.float64)
-    record = record_of({("a", "output"): (x, 1), ("b", "output"): (x, 1)}, channel_bins=None)
-    for rank in range(8):
-        header = {"bins": BINS, "channel_bins": None}
-        writer = RunWriter(tmp_path, header, rank=rank)
-        writer.write(replace(record, rank=rank))
-        writer.close()
-    allocated: list[int] = []
-    observed = Parts.observed
-
-    def noting(self: Parts, where):  # type: ignore[no-untyped-def]
-        found = observed(self, where)
-        allocated.append(pa.total_allocated_bytes())
-        return found
-
-    monkeypatch.setattr(Parts, "observed", noting)
-    found = open_run(tmp_path)[0]
-    assert np.array_equal(found.tallies, 8 * record.tallies)
-    of_one = record.moments.nbytes + record.tallies.nbytes
-    assert len(allocated) == 8
-    assert max(allocated) - allocated[0] < 1.5 * of_one  # the one before may still be there
-
-
-def test_layouts_that_would_fill_the_memory_are_refused_by_the_part(tmp_path: Path) -> None:
-    axis = Axis("tp", 1, 2)
-    layout = Layout((Mesh((axis,), 0),), ("Shard(0)",), None, (Cut(0, 1 << 50, 3, 0, 1),))
-    sound = record_of({("a", "param"): (torch.ones(3, 2), 0)})
-    (site,) = sound.sites
-    evil = replace(sound, rank=1, sites=(site._replace(layout=layout),))
-    write(tmp_path, [[sound], [evil]])
-    run = open_run(tmp_path)
-    with pytest.raises(ValueError, match=r"00001-000000-.*damaged, .*says that all ranks have \d+"):
-        run[0]
-    with pytest.raises(ValueError, match=r"00001-000000-.*damaged, "):
-        run.table()
-    assert len(run.of_rank(1)[0]["a", "param"]) == 3

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +24,7 @@ from support.killed import RUNS, SESSIONS, record
 from support.paths import python_path
 from support.samples import BINS, CHANNEL_BINS, assert_same, sample, tensors
 
-from hookstats.runs.format import FORMAT_VERSION
+from hookstats.runs.format import FORMAT
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import LinearBins
@@ -32,15 +33,15 @@ HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS, "model": "Réseau"}
 
 
 def parts(out: Path) -> list[str]:
-    return sorted(path.name for path in (out / "parts").iterdir())
+    return sorted(path.name for path in (out / "tensors").iterdir())
 
 
 def test_the_header_is_there_at_once_and_coverage_at_the_end(tmp_path: Path) -> None:
     out = tmp_path / "runs" / "a"
     writer = RunWriter(out, HEADER)
-    assert json.loads((out / "run.json").read_text())["format_version"] == FORMAT_VERSION
+    assert json.loads((out / "run.json").read_text())["format"] == FORMAT
     run = json.loads((out / "run-00000.json").read_text(encoding="utf-8"))
-    assert run["format_version"] == FORMAT_VERSION
+    assert run["format"] == FORMAT
     assert run["header"] == {
         "bins": BINS.to_dict(),
         "channel_bins": CHANNEL_BINS.to_dict(),
@@ -61,35 +62,38 @@ def test_columns_say_what_the_tensors_hold(tmp_path: Path) -> None:
     writer.write(sample(step=3))
     writer.close()
     (name,) = parts(tmp_path)
-    rows = pq.read_table(tmp_path / "parts" / name).to_pylist()
+    rows = pq.read_table(tmp_path / "tensors" / name).to_pylist()
+    channels = iter(pq.read_table(tmp_path / "channels" / name).to_pylist())
     assert [(row["site"], row["kind"]) for row in rows] == list(tensors())
     for row, (x, dim) in zip(rows, tensors(seed=3).values(), strict=True):
         assert (row["step"], row["rank"], row["observed"]) == (3, 0, 1)
         assert (row["channel_dim"], row["shape"]) == (dim, list(x.shape))
         assert row["dtype"] == "float32"
         whole = x.double().reshape(1, -1) if dim is None else x.double().movedim(dim, 0).flatten(1)
-        for channel, values in enumerate(whole):
-            finite = values[values.isfinite()]
-            assert row["count"][channel] == len(finite)
-            assert row["nan"][channel] == values.isnan().sum()
-            assert row["posinf"][channel] == (values == math.inf).sum()
-            assert row["neginf"][channel] == (values == -math.inf).sum()
-            assert row["zero"][channel] == (finite == 0).sum()
-            if len(finite):
-                expected = [finite.mean(), finite.var(correction=0), finite.min(), finite.max()]
-                actual = [row[name][channel] for name in ("mean", "var", "min", "max")]
-                np.testing.assert_allclose(actual, torch.stack(expected), rtol=1e-5)
-            else:
-                assert math.isnan(row["mean"][channel])
-                assert math.isnan(row["var"][channel])
-                assert (row["min"][channel], row["max"][channel]) == (math.inf, -math.inf)
-        for name in ("count", "zero", "mean", "var", "l1"):
-            assert len(row[name]) == len(whole)
-        assert sum(row["hist_counts"]) == sum(row["count"])
-        by_channel = np.zeros(len(whole), np.int64)
-        codes = np.array(row["channel_hist_slots"], np.int64)
-        np.add.at(by_channel, codes // CHANNEL_BINS.slots, row["channel_hist_counts"])
-        assert by_channel.tolist() == row["count"]
+        assert row["channels"] == len(whole)
+        check_row(row, whole.reshape(-1))
+        for i, values in enumerate(whole):
+            channel = next(channels)
+            assert (channel["step"], channel["rank"], channel["channel"]) == (3, 0, i)
+            assert (channel["site"], channel["kind"]) == (row["site"], row["kind"])
+            check_row(channel, values)
+    assert next(channels, None) is None
+
+
+def check_row(row: dict[str, Any], values: torch.Tensor) -> None:
+    finite = values[values.isfinite()]
+    assert row["count"] == sum(row["hist_counts"]) == len(finite)
+    assert row["nan"] == values.isnan().sum()
+    assert row["posinf"] == (values == math.inf).sum()
+    assert row["neginf"] == (values == -math.inf).sum()
+    assert row["zero"] == (finite == 0).sum()
+    if len(finite):
+        expected = [finite.mean(), finite.var(correction=0), finite.min(), finite.max()]
+        actual = [row["mean"], row["m2"] / row["count"], row["min"], row["max"]]
+        np.testing.assert_allclose(actual, torch.stack(expected), rtol=1e-5)
+    else:
+        assert (row["mean"], row["m2"]) == (0, 0)
+        assert (row["min"], row["max"]) == (math.inf, -math.inf)
 
 
 def test_a_part_is_written_when_it_is_full(tmp_path: Path) -> None:
@@ -98,7 +102,7 @@ def test_a_part_is_written_when_it_is_full(tmp_path: Path) -> None:
         writer.write(sample(step))
     full = parts(tmp_path)
     assert 1 < len(full) < 20
-    assert full[0] == "00000-000000-000000000007.parquet"
+    assert full[0] == "00000-000000-000-000000000007.parquet"
     writer.close()
     assert open_run(tmp_path).steps == list(range(7, 27))
 
@@ -128,7 +132,7 @@ def test_each_rank_writes_its_own_parts_and_header(tmp_path: Path) -> None:
         writer.write(sample(5, rank))
     for rank, writer in ((2, two), (0, zero), (1, one)):
         writer.close({"rank": rank})
-    assert parts(tmp_path) == [f"0000{rank}-000000-000000000005.parquet" for rank in range(3)]
+    assert parts(tmp_path) == [f"0000{rank}-000000-000-000000000005.parquet" for rank in range(3)]
     assert open_run(tmp_path).of_rank(1).coverage == {"rank": 1}
 
 
@@ -157,7 +161,7 @@ def test_of_writers_that_start_together_one_gets_the_directory(tmp_path: Path) -
     with ThreadPoolExecutor(4) as pool:
         for attempt in range(10):
             assert sum(pool.map(start, [tmp_path / str(attempt)] * 4)) == 1
-            assert [path.name for path in (tmp_path / str(attempt)).glob(".*")] == []
+            assert [path.name for path in (tmp_path / str(attempt)).glob(".*.tmp")] == []
 
 
 def test_directories_that_cannot_be_a_run_are_refused(tmp_path: Path) -> None:
@@ -182,9 +186,9 @@ def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_left_unnamed_does_not_matter(tmp_path: Path) -> None:
-    (tmp_path / ".run.json.0123abcd.tmp").write_text("{")
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / ".00000-000000-000000000000.parquet.0123abcd.tmp").write_text("PAR1")
+    (tmp_path / ".00000.run.json.0123abcd.tmp").write_text("{")
+    (tmp_path / "tensors").mkdir()
+    (tmp_path / "tensors" / ".00000.00000-000000-0.parquet.0123abcd.tmp").write_text("PAR1")
     writer = RunWriter(tmp_path, HEADER)
     writer.write(sample(0))
     writer.close()

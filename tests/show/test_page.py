@@ -385,7 +385,7 @@ def test_a_damaged_part_is_left_out_and_named(tmp_path: Path) -> None:
     for step in range(3):
         writer.write(sample(step, channel_bins=None))
     writer.close()
-    bad = sorted((tmp_path / "parts").iterdir())[1]
+    bad = sorted((tmp_path / "tensors").iterdir())[1]
     bad.write_bytes(bad.read_bytes()[:-9])
     with pytest.warns(RuntimeWarning, match="left out"):
         unpacked = payload_of(report.render(hs.open_run(tmp_path, skip_damaged=True)))

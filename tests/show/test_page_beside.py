@@ -15,7 +15,7 @@ from support.browser import chromium, screen
 from support.commands import call, healthy, write_run
 from support.opened import Page, number
 from support.payloads import payload_of
-from support.samples import record_of
+from support.samples import changed, record_of
 
 import hookstats as hs
 from hookstats.records.norms import GRADIENT_NORM, gradient_norm
@@ -37,11 +37,11 @@ def of_rank(step: int, rank: int) -> StepRecord:
     """Rank 1 is three times as large, and has a NaN in the last step."""
     record = replace(healthy(step + 10 * rank), step=step, rank=rank)
     if rank:
-        record = replace(record, moments=record.moments * np.array([3, 9, 3, 3, 3.0]))
+        record = changed(record, moments=record.moments * np.array([3, 9, 3, 3, 3.0]))
     if rank and step == 2:
         tallies = record.tallies.copy()
         tallies[0, 1] += 1
-        record = replace(record, tallies=tallies)
+        record = changed(record, tallies=tallies)
     return record
 
 

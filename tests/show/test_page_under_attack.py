@@ -92,7 +92,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = json.loads(path.read_text())
     content |= {"created": texts[1], "closed": texts[3], "hookstats": texts[4]}
     path.write_text(json.dumps(content))
-    (part,) = (out / "parts").iterdir()
+    (part,) = (out / "tensors").iterdir()
     table = pq.read_table(part)
     at = table.schema.get_field_index("dtype")
     field = table.schema.field(at)

@@ -16,7 +16,7 @@ from support.samples import BINS, record_of, sample
 import hookstats as hs
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.bins import Bins
-from hookstats.stats.derived import statistic_names
+from hookstats.stats.derived import STATISTICS
 
 STEPS = [0, 1, 2, 10, 11]
 
@@ -96,7 +96,7 @@ def test_names_are_no_formulas(run: hs.Run) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("statistic", statistic_names())
+@pytest.mark.parametrize("statistic", STATISTICS)
 def test_every_statistic_is_drawn(run: hs.Run, statistic: str, tmp_path: Path) -> None:
     run.plot.heatmap(statistic).savefig(tmp_path / "figure.png")
     run.plot.channels("a", "output", statistic).savefig(tmp_path / "figure.png")

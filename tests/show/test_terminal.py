@@ -7,13 +7,12 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from support.samples import record_of, sample, tensors
+from support.samples import changed, record_of, sample, tensors
 from torch import Tensor
 
 from hookstats.records.record import StepRecord
@@ -101,7 +100,7 @@ def test_a_channel_is_dead_when_all_its_finite_values_are_zero(channel, dead: in
 def test_infinite_moments_make_no_noise() -> None:
     record = sample()
     moments = np.full_like(record.moments, np.inf)
-    for summary in summarise(replace(record, moments=moments)):
+    for summary in summarise(changed(record, moments=moments)):
         assert not math.isfinite(summary.mean)
 
 

@@ -71,7 +71,7 @@ def write_run(out: Path, *records: StepRecord, close: bool = True, rank: int = 0
 
 def parts_of(run: Path, rank: int = 0) -> list[Path]:
     """The parts of one rank of a run, in order."""
-    return sorted((run / "parts").glob(f"{rank:05d}-*"))
+    return sorted((run / "tensors").glob(f"{rank:05d}-*"))
 
 
 def healthy(

@@ -53,7 +53,7 @@ def main(directory: Path) -> None:
     for trial in range(RUNS * SESSIONS):
         run = trial % RUNS
         out = directory / f"run{run}"
-        parts = out / "parts"
+        parts = out / "tensors"
         before = max(parts.glob("0*"), default=Path())
         child = os.fork()
         if child == 0:

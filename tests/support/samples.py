@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from hookstats.kernels.of_tensor import channel_stats
-from hookstats.records.record import SiteInfo, StepRecord
+from hookstats.records.record import SiteInfo, StepRecord, Table
 from hookstats.records.sparse import SparseCounts
 from hookstats.stats.bins import Bins, LinearBins, LogBins
+from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.histogram import Histogram
+from hookstats.stats.merge import merge
 from hookstats.stats.state import identity_moments
 
 BINS = LogBins(2)
@@ -49,44 +51,67 @@ def record_of(
     channel_bins: Bins | None = CHANNEL_BINS,
 ) -> StepRecord:
     """The record of a step in which each site saw one tensor."""
-    sites, rows = [], [identity_moments(0).numpy()]
-    tallies = [np.empty((0, 5), np.int64)]
-    hist = [np.empty((0, bins.slots if bins else 0), np.int64)]
-    channel_hist = [np.empty((0, channel_bins.slots if channel_bins else 0), np.int64)]
+    sites = []
+    tensors, channels = _Rows(bins), _Rows(channel_bins)
     for (name, kind), (x, dim) in data.items():
         stats = channel_stats(x, dim, bins=channel_bins)
         sites.append(
             SiteInfo(name, kind, len(stats), dim, tuple(x.shape), str(x.dtype).split(".")[1])
         )
-        rows.append(stats.moments.numpy())
-        tallies.append(stats.tallies.numpy())
-        if channel_bins:
-            channel_hist.append(slots(stats.hist))
-        if bins:
-            hist.append(slots(channel_stats(x, None, bins=bins).hist))
-    offsets = np.cumsum([0, *(site.channels for site in sites)], dtype=np.int64)
+        channels.add(stats)
+        hist = None if bins is None else channel_stats(x, None, bins=bins).hist
+        tensors.add(stats.per_tensor(), hist)
     return StepRecord(
         step=step,
         rank=rank,
         sites=tuple(sites),
         observed=np.ones(len(sites), np.int64),
-        offsets=offsets,
-        moments=np.concatenate(rows),
-        tallies=np.concatenate(tallies),
+        tensors=tensors.table(),
+        channels=channels.table(),
         bins=bins,
-        hist=SparseCounts.from_dense(np.concatenate(hist))
-        if bins
-        else SparseCounts.empty(len(sites)),
         channel_bins=channel_bins,
-        channel_hist=SparseCounts.from_dense(np.concatenate(channel_hist))
-        if channel_bins
-        else SparseCounts.empty(int(offsets[-1])),
     )
+
+
+class _Rows:
+    """The rows of a table, as they come."""
+
+    def __init__(self, bins: Bins | None) -> None:
+        self._bins = bins
+        self._moments = [identity_moments(0).numpy()]
+        self._tallies = [np.empty((0, 5), np.int64)]
+        self._hist = [np.empty((0, bins.slots if bins else 0), np.int64)]
+
+    def add(self, stats: ChannelStats, hist: Histogram | None = None) -> None:
+        self._moments.append(stats.moments.numpy())
+        self._tallies.append(stats.tallies.numpy())
+        if self._bins is not None:
+            self._hist.append(slots(stats.hist if hist is None else hist))
+
+    def table(self) -> Table:
+        moments, tallies = (np.concatenate(each).T for each in (self._moments, self._tallies))
+        hist = SparseCounts.empty(moments.shape[1])
+        if self._bins is not None:
+            hist = SparseCounts.from_dense(np.concatenate(self._hist))
+        return Table(moments.copy(), tallies.copy(), hist)
 
 
 def sample(step: int = 0, rank: int = 0, **kwargs: Any) -> StepRecord:
     """A record of `tensors`, different from step to step and rank to rank."""
     return record_of(tensors(seed=step + 1000 * rank), step, rank, **kwargs)
+
+
+def changed(record: StepRecord, moments: Any = None, tallies: Any = None) -> StepRecord:
+    """The record with other states of its channels, [R, 5] each, and of its tensors as follows."""
+    moments = record.moments if moments is None else moments
+    tallies = record.tallies if tallies is None else tallies
+    owners = np.repeat(np.arange(len(record)), np.diff(record.offsets))
+    of_tensors = merge(moments, tallies, owners, len(record))
+    return replace(
+        record,
+        tensors=Table(of_tensors[0].T, of_tensors[1].T, record.hist),
+        channels=Table(moments.T, tallies.T, record.channel_hist),
+    )
 
 
 def slots(hist: Histogram | None) -> Any:
@@ -97,25 +122,22 @@ def slots(hist: Histogram | None) -> Any:
 
 
 def assert_same(actual: StepRecord, expected: StepRecord, rtol: float = 0.0) -> None:
-    """Equal in everything; moments to `rtol`, and m2, which is stored as a variance, to 1e-15."""
-    for field in fields(StepRecord):
-        mine, other = getattr(actual, field.name), getattr(expected, field.name)
-        if isinstance(mine, SparseCounts):
-            for part in fields(SparseCounts):
-                assert_equal_arrays(getattr(mine, part.name), getattr(other, part.name))
-        elif field.name == "moments":
-            assert mine.shape == other.shape
-            one, two = (np.delete(each, 1, axis=1) for each in (mine, other))
-            np.testing.assert_allclose(one, two, rtol=rtol, atol=0)
-            np.testing.assert_allclose(mine[:, 1], other[:, 1], rtol=max(rtol, 1e-15), atol=0)
-        elif isinstance(mine, np.ndarray):
-            assert_equal_arrays(mine, other)
-        else:
-            assert mine == other
+    """Equal in everything; moments to `rtol`. Only what there is of channels is compared."""
+    for name in ("step", "rank", "sites", "bins", "channel_bins", "scalars"):
+        assert getattr(actual, name) == getattr(expected, name), name
+    assert_equal_arrays(actual.observed, expected.observed)
+    _assert_same_table(actual.tensors, expected.tensors, rtol)
+    assert (actual.channels is None) == (expected.channels is None)
+    if actual.channels is not None and expected.channels is not None:
+        _assert_same_table(actual.channels, expected.channels, rtol)
 
 
-OLD_SUMS = 1e-6
-"""`rtol` where the expected moments were summed by an older kernel, in another order."""
+def _assert_same_table(actual: Table, expected: Table, rtol: float) -> None:
+    assert actual.moments.shape == expected.moments.shape
+    np.testing.assert_allclose(actual.moments, expected.moments, rtol=rtol, atol=0)
+    assert_equal_arrays(actual.tallies, expected.tallies)
+    for name in ("offsets", "slots", "counts"):
+        assert_equal_arrays(getattr(actual.hist, name), getattr(expected.hist, name))
 
 
 def assert_equal_arrays(actual: Any, expected: Any) -> None:

@@ -119,7 +119,7 @@ def check(disk: Path, room: Path) -> tuple[dict[str, Any], list[str]]:
         "steps of the run": max(recorded, default=-1) + 1,
         "of these": dict(steps),
         "elements": elements,
-        "parts": len(list((disk / "run" / "parts").iterdir())),
+        "parts": len(list((disk / "run" / "tensors").iterdir())),
         "bytes": sum(p.stat().st_size for p in (disk / "run").rglob("*") if p.is_file()),
         "faults": dict(log.faults),
         "sessions": len({sample["process"] for sample in log.samples}),
@@ -187,7 +187,7 @@ def _check_files(out: Path) -> list[str]:
     """What is in the directory of a closed run that should not be there."""
     names = [path.name for path in out.iterdir()]
     extra = [name for name in names if not is_of_a_run(name) or name.startswith("lock-")]
-    extra += [path.name for path in (out / "parts").iterdir() if path.suffix != ".parquet"]
+    extra += [path.name for path in (out / "tensors").iterdir() if path.suffix != ".parquet"]
     return [f"left over: {name}" for name in extra]
 
 

@@ -269,7 +269,7 @@ class Session:
             resident=int(about["VmRSS"].split()[0]) * 1024,
             threads=threading.active_count(),
             handles=len(list(Path("/proc/self/fd").iterdir())),
-            parts=len(list((self.out / "parts").iterdir())),
+            parts=len(list((self.out / "tensors").iterdir())),
             process=os.getpid(),
         )
 

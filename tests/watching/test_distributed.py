@@ -177,7 +177,7 @@ def test_ranks_share_a_run_directory(ranks: Ranks, how: str, tmp_path: Path) -> 
     ranks(train, how, (0, 1), tmp_path / "run")
     run = hs.open_run(tmp_path / "run")
     assert run.ranks == [0, 1]
-    names = sorted(path.name[:5] for path in (tmp_path / "run" / "parts").iterdir())
+    names = sorted(path.name[:5] for path in (tmp_path / "run" / "tensors").iterdir())
     assert sorted(set(names)) == ["00000", "00001"]
     for rank in range(RANKS):
         assert run.of_rank(rank).steps == [0, 1, 2]

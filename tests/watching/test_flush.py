@@ -125,7 +125,7 @@ def test_draining_need_not_end_a_part(tmp_path: Path) -> None:
         assert flusher.latest.step == step
     assert open_run(tmp_path).steps == []
     flusher.close()
-    assert len(list((tmp_path / "parts").iterdir())) == 1
+    assert len(list((tmp_path / "tensors").iterdir())) == 1
 
 
 def test_a_sink_that_always_raises_is_disabled_and_the_others_go_on(

@@ -423,7 +423,7 @@ def test_the_merged_run_is_that_of_one_process(ranks: Ranks, tmp_path: Path, nam
     for site, tensor in zip(merged.sites, merged.whole.mean.tolist(), strict=True):
         key = site.name, site.kind
         np.testing.assert_equal(series[key].mean.tolist(), [tensor])
-        np.testing.assert_equal(table[key]["tensor_mean"], tensor)
+        np.testing.assert_equal(table[key]["mean"], tensor)
         assert table[key]["rank"] is None
         np.testing.assert_array_equal(series[key].channels.count[0], merged[key].count)
 

@@ -11,7 +11,6 @@ from support.samples import BINS, sample
 from torch import nn
 
 from hookstats import open_run, watch
-from hookstats.runs.thinning import Around
 from hookstats.runs.writer import RunWriter
 from hookstats.watching import out as names
 from hookstats.watching.out import numbered
@@ -68,19 +67,12 @@ def test_each_rank_replaces_its_own(tmp_path: Path) -> None:
     header = {"bins": BINS, "channel_bins": healthy(0).channel_bins}
     for rank in range(3):
         write_run(tmp_path, sample(7, rank=rank), rank=rank)
-    (tmp_path / "thinning.json").write_text('{"block": 999}')
-    Around(tmp_path).add(1, 2)
     for rank in (1, 0):  # two ranks now, in any order
         world = {"size": 2, "started": "2026-01-01"}
         header = {"bins": sample().bins, "channel_bins": sample().channel_bins}
         writer = RunWriter(tmp_path, header, rank=rank, overwrite=True, world=world, ranks=2)
-        assert not (tmp_path / "incidents").exists()
-        if rank:
-            assert not (tmp_path / "thinning.json").exists()
-            (tmp_path / "thinning.json").write_text('{"block": 4}')
         writer.write(sample(rank, rank=rank))
         writer.close()
-    assert (tmp_path / "thinning.json").read_text() == '{"block": 4}'
     run = open_run(tmp_path)
     assert run.ranks == [0, 1]
     assert [run.of_rank(rank).steps for rank in run.ranks] == [[0], [1]]

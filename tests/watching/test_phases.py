@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from support.compiled import needs_gradients
@@ -16,7 +14,6 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 import hookstats as hs
-from hookstats.runs.format import FEATURES, NewerError
 from hookstats.watching.watch import watch
 
 pytestmark = pytest.mark.usefixtures("hooks_in")
@@ -256,24 +253,8 @@ def test_a_run_is_read_as_it_was_recorded(run: hs.Run) -> None:
         run["0", "fak:output"]
 
 
-def test_tables_have_the_phase_in_a_column(run: hs.Run) -> None:
-    rows = run.table().select(["step", "site", "kind", "phase"]).to_pylist()
-    assert [row["phase"] for row in rows if row["step"] == 2] == [None] * 4
-    found = {(row["site"], row["kind"], row["phase"]) for row in rows}
-    assert ("0", "output", "fake") in found
-    assert ("0", "output", None) in found
-    assert not any(":" in row["kind"] for row in rows)
-
-
-def test_parts_with_phases_are_refused_by_who_does_not_know_them(
-    run: hs.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about = {}
-    for path in sorted((run.path / "parts").iterdir()):
-        metadata = pq.read_metadata(path).metadata  # type: ignore[no-untyped-call]
-        about[path.name] = json.loads(metadata[b"hookstats"])
-    needs = [part.get("requires") for part in about.values()]
-    assert needs == [["phases"], None, ["phases"]]
-    monkeypatch.setattr("hookstats.runs.format.FEATURES", FEATURES - {"phases"})
-    with pytest.raises(NewerError, match="requires 'phases'"):
-        hs.open_run(run.path)[0]
+def test_tables_have_the_phase_in_the_kind(run: hs.Run) -> None:
+    rows = run.table(["step", "site", "kind"]).to_pylist()
+    assert not any(":" in row["kind"] for row in rows if row["step"] == 2)
+    found = {(row["site"], row["kind"]) for row in rows}
+    assert {("0", "fake:output"), ("0", "output")} <= found

@@ -23,7 +23,6 @@ from torch.optim import SGD
 
 import hookstats as hs
 from hookstats.records.difference import compare
-from hookstats.records.tensors import of_tensors
 from hookstats.stats.state import COUNT
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
@@ -98,7 +97,7 @@ def merge(rank: int, mode: str, out: Path) -> tuple[dict[str, Any], str, str]:
         assert given == list(range(STEPS))
         assert w.coverage().failures == {}
     torch.distributed.barrier()
-    read = of_tensors(hs.open_run(out)[STEPS - 1])
+    read = hs.open_run(out)[STEPS - 1].without_channels()
     assert list(latest) == list(read)
     infos = [(s.name, s.kind, s.channels, s.dtype) for s in latest.sites]
     assert infos == [(s.name, s.kind, 1, s.dtype) for s in read.sites]
@@ -181,7 +180,7 @@ def tensors_alone(rank: int, every: int) -> None:
     assert [record.step for record in given] == [0, 3]
     for record in given:
         assert all(site.channels == 1 for site in record.sites)
-        assert {site.name: site.merged for site in record.sites}["0"] == 8
+        assert {site.name: site.channels for site in record.sites}["0"] == 8
         assert record["0", "output"].count.tolist() == [SIZE * 5 * 8]
         assert record.hist.counts.sum() == record.tallies[:, COUNT].sum()
 

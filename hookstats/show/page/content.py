@@ -145,7 +145,7 @@ def _describe(run: Run, view: Overview, s: int) -> dict[str, Any]:
         "module": modules.get(owner),
         "shape": list(site.shape),
         "dtype": site.dtype,
-        "channels": site.merged or site.channels,
+        "channels": site.channels,
         "channelDim": site.channel_dim,
         "uneven": s in view.uneven,
     }
@@ -194,7 +194,7 @@ def _positions(found: Distributions) -> UInt8:
 def _add_channels(payload: Payload, view: Overview, some: Sampled, s: int) -> dict[str, Any]:
     """Add a channel image [rows, steps]; neighbouring channels share a row where they must."""
     channels = some.channels[s]
-    count = view.sites[s].merged or view.sites[s].channels
+    count = view.sites[s].channels
     if channels is None or count < 2 or not channels.known.any():
         return {"image": None}
     budget = _CHANNEL_CELLS // (len(view.sites) * len(some.steps))
