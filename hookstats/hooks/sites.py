@@ -14,7 +14,7 @@ from hookstats.arena.graph_states import AWAITED, FOLDED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
 from hookstats.hooks.readable import local_part, own_dispatch, short, unreadable
-from hookstats.hooks.spread import Spread
+from hookstats.hooks.sharding import Sharding
 from hookstats.records import reasons
 from hookstats.records.layout import Layout
 from hookstats.records.record import SiteInfo
@@ -54,7 +54,7 @@ class Site:
         "_arena",
         "_last",
         "_located",
-        "_spread",
+        "_sharding",
         "_widths",
         "counts",
         "error",
@@ -72,11 +72,11 @@ class Site:
         kind: str,
         rule: Rule,
         widths: weakref.ref[Widths] | None = None,
-        spread: Spread | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         """widths: what knows the sites of the tensor's other widths.
 
-        spread: how the model's tensors are spread over ranks; None if they are not.
+        sharding: how the model's tensors are spread over ranks; None if they are not.
         """
         self.name = name
         self.kind = kind
@@ -90,7 +90,7 @@ class Site:
         self.rule = rule
         """For the channel dimension."""
         self._widths = widths
-        self._spread = spread
+        self._sharding = sharding
         self._last: _Place | None = None
         self._located: tuple[torch.Size, Layout | None] | None = None
         self._accumulators: dict[torch.device, Accumulator] = {}
@@ -142,18 +142,18 @@ class Site:
         """Await gradients, and note where `tensor` is among those of all ranks, which its gradient
         cannot tell."""
         self.counts.disabled = self.error is not None
-        if self._spread is None or (self._located and self._located[0] == tensor.shape):
+        if self._sharding is None or (self._located and self._located[0] == tensor.shape):
             return
         self._located = None
         self._located = tensor.shape, self._find_layout(tensor)
 
     def _find_layout(self, tensor: Tensor) -> Layout | None:
-        if self._spread is None:
+        if self._sharding is None:
             return None
         if self._located is not None and not is_dtensor(tensor):
             return self._located[1]
         try:
-            return self._spread.layout(self.kind, tensor)
+            return self._sharding.layout(self.kind, tensor)
         except torch.AcceleratorError:
             raise  # the device is lost
         except Exception as error:
@@ -161,7 +161,7 @@ class Site:
                 f"hookstats cannot tell which part of {self.kind} of {self.name!r} this rank has: "
                 f"{type(error).__name__}: {error}"
             )
-            self._spread = None
+            self._sharding = None
             return None
 
     def fold(self, tensor: Tensor, mask: Tensor | None) -> tuple[str | None, bool]:
@@ -249,8 +249,8 @@ class Site:
             shape = tuple([one if one == other else -1 for one, other in sizes])
         try:
             layout = None
-            if self._spread is not None:
-                layout = self._spread.traced_layout(self.kind, shape, placed)
+            if self._sharding is not None:
+                layout = self._sharding.traced_layout(self.kind, shape, placed)
             found = self._place(shape, dtype, device, layout)
             return found if isinstance(found, str) else found.graph_state(self.graph)
         except Exception as error:

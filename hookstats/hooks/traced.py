@@ -108,9 +108,9 @@ class TracedHook:
         key = self.key
         mask = self.arena.mask.in_trace()
         for path, tensor in found:
-            spread = _is_dtensor(tensor)
+            is_sharded = _is_dtensor(tensor)
             dtensor: Any = tensor
-            part = dtensor.to_local() if spread else tensor
+            part = dtensor.to_local() if is_sharded else tensor
             ndim = tensor.dim()
             dim = _hookstats_fixed_dim(key, path, ndim, tensor.dtype)
             if dim is not None and -ndim <= dim < ndim:
@@ -126,9 +126,9 @@ class TracedHook:
                 tensor.requires_grad,
                 tensor.requires_grad and tensor.is_leaf,
                 may_evaluate,
-                dtensor.device_mesh if spread else None,
-                dtensor.placements if spread else None,
-                tuple(tensor.shape) if spread else None,
+                dtensor.device_mesh if is_sharded else None,
+                dtensor.placements if is_sharded else None,
+                tuple(tensor.shape) if is_sharded else None,
                 mask is not None,
             )
             for counter, recomputed in plan.skipped:

@@ -22,8 +22,8 @@ from hookstats.arena.arena import Arena
 from hookstats.hooks.channels import Rule, WithIntegers, whole
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.readable import local_shape, unreadable
+from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.sites import Site, channels_of
-from hookstats.hooks.spread import Spread
 from hookstats.records.keys import plain_kind
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class Widths:
         "_kind",
         "_name",
         "_rule",
+        "_sharding",
         "_sites",
-        "_spread",
         "_suffixes",
         "first",
     )
@@ -86,14 +86,14 @@ class Widths:
         kind: str,
         rule: Rule,
         suffixes: Suffixes | None = None,
-        spread: Spread | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         self._arena = arena
         self._name = name
         self._kind = kind
         self._rule = rule
         self._suffixes = suffixes or Suffixes()
-        self._spread = spread
+        self._sharding = sharding
         self._sites: dict[str, Site] = {}
         self.first = self._site("")
 
@@ -134,7 +134,7 @@ class Widths:
         if suffix == WHOLE:
             rule = WithIntegers(whole) if isinstance(rule, WithIntegers) else whole
         name, widths = self._name + suffix, weakref.ref(self)
-        site = Site(self._arena, name, self._kind, rule, widths, self._spread)
+        site = Site(self._arena, name, self._kind, rule, widths, self._sharding)
         if plain_kind(self._kind) in ("grad_input", "grad_output"):
             # Until `locate` has seen a tensor that awaits a gradient, which C++ shows to Python.
             site.counts.disabled = True
@@ -165,7 +165,7 @@ class Sites(dict[str, Widths]):
         kind: str,
         rule: Rule,
         suffixes: defaultdict[str, Suffixes] | None = None,
-        spread: Spread | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         """suffixes: by path; the kinds of values and of their gradients share them."""
         super().__init__()
@@ -174,7 +174,7 @@ class Sites(dict[str, Widths]):
         self.kind = kind
         self.rule = rule
         self._suffixes = defaultdict(Suffixes) if suffixes is None else suffixes
-        self._spread = spread
+        self._sharding = sharding
         self.traced = False
         """Whether dynamo traced a call that compiled code is to count, or cannot."""
 
@@ -193,7 +193,7 @@ class Sites(dict[str, Widths]):
 
     def _make(self, path: str) -> Widths:
         kind, suffixes = self.kind + path, self._suffixes[path]
-        return Widths(self.arena, self.name, kind, self.rule, suffixes, self._spread)
+        return Widths(self.arena, self.name, kind, self.rule, suffixes, self._sharding)
 
     def sites(self) -> list[Site]:
         """The sites of all tensors."""

@@ -20,9 +20,9 @@ from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.masks import Masks
 from hookstats.hooks.readable import own_dispatch
-from hookstats.hooks.roots import Roots
+from hookstats.hooks.root_modules import RootModules
 from hookstats.hooks.selection import Selection
-from hookstats.hooks.spread import Spread
+from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.steps import StepHook
 from hookstats.hooks.toggle import HookToggle
 from hookstats.records.record import StepRecord
@@ -62,7 +62,7 @@ class Watch(Contexts):
         flusher: Flusher,
         monitor: Monitor,
         first_step: int,
-        spread: Spread,
+        sharding: Sharding,
     ) -> None:
         """with_inputs: the models whose own inputs are recorded, by name.
 
@@ -89,9 +89,9 @@ class Watch(Contexts):
         self._toggle = HookToggle()
         self._phases: dict[str, int] = {}
         models = list(models)
-        self._roots = Roots(models)
+        self._roots = RootModules(models)
         self._masks = Masks(arena, settings.mask)
-        self._observers = Observers(arena, settings, spread)
+        self._observers = Observers(arena, settings, sharding)
         self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
         flusher.before_exit = self._log.end
         self._cost = Cost(arena)
@@ -435,7 +435,7 @@ class Watch(Contexts):
         self._toggle.set(self._arena.recording or not seldom)
 
 
-def _has_begun(roots: Roots, arena: Arena) -> bool:
+def _has_begun(roots: RootModules, arena: Arena) -> bool:
     """Whether the open step has begun: the model was called, or one of its parts."""
     return roots.called or (arena.recording and arena.has_calls())
 

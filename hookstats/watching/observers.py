@@ -20,7 +20,7 @@ from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.optimizer_states import OptimizerStates
 from hookstats.hooks.parameters import Parameters
 from hookstats.hooks.selection import Selection
-from hookstats.hooks.spread import Spread
+from hookstats.hooks.sharding import Sharding
 from hookstats.hooks.updates import Updates
 from hookstats.hooks.widths import Sites, Suffixes, Widths
 from hookstats.records.keys import in_phase, site_name
@@ -43,10 +43,10 @@ class _Watched(NamedTuple):
 class Observers:
     """What feeds the sites of a watch."""
 
-    def __init__(self, arena: Arena, settings: Settings, spread: Spread) -> None:
+    def __init__(self, arena: Arena, settings: Settings, sharding: Sharding) -> None:
         self._arena = arena
         self._settings = settings
-        self._spread = spread
+        self._sharding = sharding
         self._watched: list[_Watched] = []
         self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
         self._of_phases: list[Sites] = []
@@ -59,7 +59,7 @@ class Observers:
         rule = parameter_rule(selection.parameters[name])
         suffixes = Suffixes()
         sites = {
-            kind: Widths(self._arena, name, kind, rule, suffixes, self._spread)
+            kind: Widths(self._arena, name, kind, rule, suffixes, self._sharding)
             for kind in PARAMETER_KINDS
             if kind in self._settings.kinds
         }
@@ -69,7 +69,7 @@ class Observers:
         if "update" in sites:
             self.updates.add(owner, key, sites["update"])
         if OPTIMIZER_STATE in self._settings.kinds:
-            states = Sites(self._arena, name, OPTIMIZER_STATE, rule, spread=self._spread)
+            states = Sites(self._arena, name, OPTIMIZER_STATE, rule, sharding=self._sharding)
             self._sites.append([states])
             self.states.add(owner, key, states)
 
@@ -140,7 +140,7 @@ class Observers:
                 in_phase(phase, kind),
                 watched.rule,
                 watched.suffixes[of_values],
-                self._spread,
+                self._sharding,
             )
             if kind in watched.kinds
             else None

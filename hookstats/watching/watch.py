@@ -16,7 +16,7 @@ from hookstats.hooks.attach import MODULE_KINDS, make_reachable, select
 from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.masks import place_of_argument
 from hookstats.hooks.selection import Selector
-from hookstats.hooks.spread import Spread
+from hookstats.hooks.sharding import Sharding
 from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
 from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
@@ -192,8 +192,8 @@ def watch(
     selection = select(together(models), kinds, include, exclude, "watch")
     with_inputs = models_with_inputs(models, selection) if by_default else {}
     make_reachable({} if set(kinds).isdisjoint(MODULE_KINDS) else selection.modules | with_inputs)
-    spread = Spread(models.values(), mesh)
-    header = {**settings.header(models, selection), **_of_spread(spread)}
+    sharding = Sharding(models.values(), mesh)
+    header = {**settings.header(models, selection), **_of_sharding(sharding)}
     setup = setup_of(selection, optimizers) if chosen else None
     monitor = Monitor(chosen, setup)
     header_of_run = {**header, **_of_rules(chosen, setup)}
@@ -202,7 +202,7 @@ def watch(
         flusher = _flusher(writer, sinks, monitor, exchange)
         made = Watch(
             *(models.values(), with_inputs, selection, optimizers, settings, header),
-            *(flusher, monitor, _first_step(writer), spread),
+            *(flusher, monitor, _first_step(writer), sharding),
         )
     made.path = None if writer is None else writer.path
     return made
@@ -220,9 +220,9 @@ def _closing(writer: RunWriter | None) -> Iterator[None]:
         raise
 
 
-def _of_spread(spread: Spread) -> dict[str, Any]:
+def _of_sharding(sharding: Sharding) -> dict[str, Any]:
     """What the header says of how batches are spread over ranks."""
-    parts = spread.batches
+    parts = sharding.batches
     return {} if parts is None else {"grad_scale": 1 / parts}
 
 

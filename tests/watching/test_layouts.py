@@ -16,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
 
 import hookstats as hs
-from hookstats.hooks import spread
-from hookstats.hooks.spread import batch_wrappers
+from hookstats.hooks import sharding
+from hookstats.hooks.sharding import batch_wrappers
 from hookstats.records.layout import Axis, Cut, Layout, Mesh
 from hookstats.runs.world import current_world
 from hookstats.watching.settings import KINDS
@@ -101,7 +101,7 @@ def between_wrappers(rank: int, how: str) -> tuple[list[int], int]:
 
     seen = []
     with (
-        patch.object(spread, "batch_wrappers", counted),
+        patch.object(sharding, "batch_wrappers", counted),
         hs.watch([others, model], kinds=["output"], rules=()) as w,
     ):
         made[how != "new"](torch.randn(5, 3))
@@ -235,7 +235,7 @@ def strided(rank: int) -> None:
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    from hookstats.hooks.spread import Spread
+    from hookstats.hooks.sharding import Sharding
 
     mesh = torch.distributed.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
     for placement in (Shard(0), _StridedShard(0, split_factor=3)):
@@ -244,7 +244,7 @@ def strided(rank: int) -> None:
             (part, _) = placement._split_tensor(whole, RANKS, with_padding=False)
             local = part[rank][:, None].expand(-1, 2).float().contiguous()
             x = DTensor.from_local(local, mesh, [placement], shape=(rows, 2), stride=(2, 1))
-            layout = Spread([nn.Identity()]).layout("output", x)
+            layout = Sharding([nn.Identity()]).layout("output", x)
             assert layout is not None
             indices = layout.channels(0)
             assert indices is not None

@@ -1,4 +1,4 @@
-"""Roots: the watched models as wholes: whether one was called in a step, whether they evaluate."""
+"""RootModules: the watched models: whether one was called in a step, whether they evaluate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookstats.hooks.inert import Hook
 from hookstats.hooks.traced import hookstats_leaves_out
 
 
-class Roots:
+class RootModules:
     """The models of a watch, which are not kept alive."""
 
     __slots__ = ("_models", "called", "skips_evaluation")
@@ -50,7 +50,7 @@ class _CallHook(Hook):
 
     __slots__ = ("_roots",)
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: RootModules) -> None:
         self._roots = roots
 
     def __call__(self, module: nn.Module, args: tuple[object, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Spread: how the tensors of a model are spread over ranks, as far as one rank can see."""
+"""Sharding: how the tensors of a model are spread over ranks, as far as one rank can see."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hookstats.records.layout import REPLICATE, UNKNOWN, Axis, Cut, Layout, Mesh
 from hookstats.records.sparse import Int64
 
 
-class _Line(NamedTuple):
+class _MeshAxis(NamedTuple):
     """An axis of a mesh, with the ranks along it, of which this rank is one."""
 
     axis: Axis
@@ -45,13 +45,14 @@ class _Known(NamedTuple):
     """What a DTensor says of itself."""
 
     mesh: Mesh
-    lines: list[tuple[int, ...]]
+    ranks: list[tuple[int, ...]]
+    """Those along each axis of the mesh."""
     placements: tuple[str, ...]
     shape: tuple[int, ...]
     cuts: tuple[Cut, ...] | None
 
 
-class Spread:
+class Sharding:
     """Says of each tensor of a model which part of the whole it is. Nothing communicates.
 
     A DTensor says so itself, and so does the graph of what was computed element by element from the
@@ -65,8 +66,8 @@ class Spread:
         """mesh: a DeviceMesh; see `watch`."""
         self._models = [weakref.ref(model) for model in models]
         self._mesh = mesh
-        self._lines: list[_Line] | None = None
-        self._around: list[_Line] = []  # of a wrapper around the models
+        self._mesh_axes: list[_MeshAxis] | None = None
+        self._around: list[_MeshAxis] = []  # of a wrapper around the models
 
     def layout(self, kind: str, tensor: Tensor) -> Layout | None:
         """The layout of a tensor of this kind; None if nothing is known."""
@@ -88,19 +89,21 @@ class Spread:
         """The layout of a tensor of this shape; `flat`: FSDP1 flattened it."""
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return None
-        if self._lines is None:  # sharding may come after the watch, but not after the first tensor
-            self._lines = list(self._find())
+        if self._mesh_axes is None:  # a model may be sharded after the watch, before its tensors
+            self._mesh_axes = list(self._find())
         of_parameter = plain_kind(kind) in PARAMETER_KINDS
-        lines = [line for line in self._lines if known is None or line.ranks not in known.lines]
-        if known is None and not lines:
+        mesh_axes = [
+            each for each in self._mesh_axes if known is None or each.ranks not in known.ranks
+        ]
+        if known is None and not mesh_axes:
             return None
         if not of_parameter:
-            placements = [line.values for line in lines]
+            placements = [each.values for each in mesh_axes]
         elif flat:
-            placements = [line.flat for line in lines]
+            placements = [each.flat for each in mesh_axes]
         else:
-            placements = [line.parameters for line in lines]
-        meshes = [Mesh((line.axis,), line.ranks[0]) for line in lines]
+            placements = [each.parameters for each in mesh_axes]
+        meshes = [Mesh((each.axis,), each.ranks[0]) for each in mesh_axes]
         shape: tuple[int, ...] | None = local if known is None else known.shape
         if flat or UNKNOWN in placements:
             shape = None
@@ -116,10 +119,10 @@ class Spread:
     def batches(self) -> int | None:
         """How many parts of the batch there are, on a rank each; None if no spread is seen. May
         look at all objects of the process."""
-        sizes = [len(line.ranks) for line in self._find() if line.parameters == REPLICATE]
+        sizes = [len(each.ranks) for each in self._find() if each.parameters == REPLICATE]
         return math.prod(sizes) if sizes else None
 
-    def _find(self) -> Iterator[_Line]:
+    def _find(self) -> Iterator[_MeshAxis]:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
         if torch.distributed.get_world_size() < 2:
@@ -128,14 +131,14 @@ class Spread:
         seen = set()
         given = [] if self._mesh is None else list(_of_mesh(self._mesh))
         wrapped = self._of_wrappers(models)
-        of_parameters = (line for model in models for line in _of_parameters(model))
-        for line in (*given, *wrapped, *of_parameters):
-            if len(line.ranks) > 1 and line.ranks not in seen:
-                seen.add(line.ranks)
-                yield line
+        of_parameters = (each for model in models for each in _of_parameters(model))
+        for each in (*given, *wrapped, *of_parameters):
+            if len(each.ranks) > 1 and each.ranks not in seen:
+                seen.add(each.ranks)
+                yield each
 
-    def _of_wrappers(self, models: Sequence[nn.Module]) -> list[_Line]:
-        """The lines over which the outermost wrapper in a model, or else around it, spreads
+    def _of_wrappers(self, models: Sequence[nn.Module]) -> list[_MeshAxis]:
+        """The mesh axes over which the outermost wrapper in a model, or else around it, spreads
         batches.
 
         Trainers wrap the model themselves, and give callbacks what is within.
@@ -148,37 +151,39 @@ class Spread:
         return self._around
 
 
-def _of_mesh(mesh: Any) -> Iterator[_Line]:
-    """The lines of the argument `mesh` of `watch`."""
+def _of_mesh(mesh: Any) -> Iterator[_MeshAxis]:
+    """The mesh axes of the argument `mesh` of `watch`."""
     for axis, ranks in _axes(mesh):
         if axis.name.startswith("pp"):
             continue  # stages have other modules
         if axis.name.startswith("tp"):
-            yield _Line(axis, ranks, UNKNOWN, UNKNOWN, UNKNOWN)
+            yield _MeshAxis(axis, ranks, UNKNOWN, UNKNOWN, UNKNOWN)
         elif axis.name.startswith("ep"):
-            yield _Line(axis, ranks, "Shard(0)", UNKNOWN, UNKNOWN)
+            yield _MeshAxis(axis, ranks, "Shard(0)", UNKNOWN, UNKNOWN)
         else:
             values = "Shard(1)" if axis.name.startswith(("cp", "sp")) else "Shard(0)"
-            yield _Line(axis, ranks, values, REPLICATE, UNKNOWN)
+            yield _MeshAxis(axis, ranks, values, REPLICATE, UNKNOWN)
 
 
-def _of_surrounding(models: Sequence[nn.Module]) -> list[_Line]:
-    """The lines of the outermost wrapper around any of the models.
+def _of_surrounding(models: Sequence[nn.Module]) -> list[_MeshAxis]:
+    """The mesh axes of the outermost wrapper around any of the models.
 
     Of several that are not within each other, as where an old one is still alive, the one over most
     ranks counts, and of these, the one whose ranks are closest together: on all ranks the same.
     """
     wanted = set(map(id, models))
-    found: list[tuple[nn.Module, set[int], list[_Line]]] = []
+    found: list[tuple[nn.Module, set[int], list[_MeshAxis]]] = []
     for wrapper in batch_wrappers():
         # Wrappers may be half made, or of a group that was left.
         with suppress(AttributeError, KeyError, RuntimeError, ValueError):
             parts = {id(part) for part in wrapper.modules() if part is not wrapper}
-            lines = [] if parts.isdisjoint(wanted) else list(_of_outermost([wrapper]))
-            if lines:
-                found.append((wrapper, parts, lines))
+            mesh_axes = [] if parts.isdisjoint(wanted) else list(_of_outermost([wrapper]))
+            if mesh_axes:
+                found.append((wrapper, parts, mesh_axes))
     inner = set[int]().union(*(parts for _, parts, _ in found))
-    return min((lines for one, _, lines in found if id(one) not in inner), key=_extent, default=[])
+    return min(
+        (mesh_axes for one, _, mesh_axes in found if id(one) not in inner), key=_extent, default=[]
+    )
 
 
 def batch_wrappers() -> list[nn.Module]:
@@ -191,35 +196,35 @@ def batch_wrappers() -> list[nn.Module]:
     return [one for one in gc.get_referrers(*kinds) if any(type(one) is kind for kind in kinds)]
 
 
-def _extent(lines: Sequence[_Line]) -> tuple[int, list[tuple[int, ...]]]:
-    """What is least of the lines over most ranks, and of these, over those closest together."""
-    distances = [tuple(rank - line.ranks[0] for rank in line.ranks) for line in lines]
+def _extent(mesh_axes: Sequence[_MeshAxis]) -> tuple[int, list[tuple[int, ...]]]:
+    """What is least of the mesh axes over most ranks, and of these, over those closest together."""
+    distances = [tuple(rank - each.ranks[0] for rank in each.ranks) for each in mesh_axes]
     return -math.prod(map(len, distances)), distances
 
 
-def _of_outermost(modules: Iterable[nn.Module]) -> Iterator[_Line]:
-    """The lines of the first of these modules that spreads batches."""
+def _of_outermost(modules: Iterable[nn.Module]) -> Iterator[_MeshAxis]:
+    """The mesh axes of the first of these modules that spreads batches."""
     for module in modules:
         groups = batch_groups(module)
         for name, group in groups:
             if not name:
                 for axis, ranks in _axes(group):
-                    yield _Line(axis, ranks, "Shard(0)", REPLICATE, REPLICATE)
+                    yield _MeshAxis(axis, ranks, "Shard(0)", REPLICATE, REPLICATE)
                 continue
             ranks = tuple(torch.distributed.get_process_group_ranks(group))
             axis = Axis(name, torch.distributed.get_rank(group), len(ranks))
             flat = "Shard(0)" if name == "dp_shard" else REPLICATE
-            yield _Line(axis, ranks, "Shard(0)", REPLICATE, flat)
+            yield _MeshAxis(axis, ranks, "Shard(0)", REPLICATE, flat)
         if groups:
             return
 
 
-def _of_parameters(model: nn.Module) -> Iterator[_Line]:
-    """The lines of the meshes on which parameters are DTensors."""
+def _of_parameters(model: nn.Module) -> Iterator[_MeshAxis]:
+    """The mesh axes of the meshes on which parameters are DTensors."""
     for parameter in model.parameters():
         if is_dtensor(parameter):
             for axis, ranks in _axes(placed(parameter).mesh):
-                yield _Line(axis, ranks, UNKNOWN, UNKNOWN, UNKNOWN)
+                yield _MeshAxis(axis, ranks, UNKNOWN, UNKNOWN, UNKNOWN)
 
 
 @lru_cache(maxsize=64)
@@ -230,10 +235,10 @@ def _axes(mesh: Any) -> tuple[tuple[Axis, tuple[int, ...]], ...]:
         return ()
     names = mesh.mesh_dim_names or [f"dim{i}" for i in range(len(place))]
     groups = [mesh.get_group(i) for i in range(len(names))]
-    lines = map(torch.distributed.get_process_group_ranks, groups)
+    ranks = map(torch.distributed.get_process_group_ranks, groups)
     return tuple(
-        (Axis(name, int(at), len(line)), tuple(line))
-        for name, at, line in zip(names, place, lines, strict=True)
+        (Axis(name, int(at), len(each)), tuple(each))
+        for name, at, each in zip(names, place, ranks, strict=True)
     )
 
 
