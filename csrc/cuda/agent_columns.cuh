@@ -64,6 +64,10 @@ class Columns : ColumnsSum<Source, kCounts> {
     // All rows of a channel have one shift, and are summed up as they are, unless sums have to be
     // made again.
     const bool again = any_in_block(!trusts(sums, least));
+    double wide_shift[kOwned];
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) wide_shift[c] = static_cast<double>(shift[c]);
+    if (again && !trusts(sums, least)) make_again(sums, wide_shift, least);
     HOOKSTATS_NO_UNROLL
     for (int step = 0; step < kOwned; ++step) {
       // Of one channel in four at a time: which of its own that is differs with a thread's skew.
@@ -73,7 +77,6 @@ class Columns : ColumnsSum<Source, kCounts> {
       const int row = is_read ? place_.row : block_threads();
       const int column = place_.column - (step + place_.skew >= kOwned ? 1 : 0);
       Totals<Real> mine = pick(sums, c);
-      double wide_shift = static_cast<double>(pick(shift, c));
       Channel seen;
       bool apart = again;
       if (!apart) {
@@ -81,14 +84,10 @@ class Columns : ColumnsSum<Source, kCounts> {
         Totals<Real> all;
         if (row == 0) all = entry<Totals<Real>>(scratch, column);
         apart = any_in_block(!all.trusted(least));
-        if (!apart) seen = all.channel(wide_shift);
+        if (!apart) seen = all.channel(pick(wide_shift, c));
       }
       if (apart) {
-        if (is_read && !mine.trusted(least)) {
-          wide_shift = mine.mean(wide_shift);
-          sum_again(c, wide_shift).replace(mine);
-        }
-        merge_rows(scratch, mine.channel(wide_shift), row, column, Sum::width() / kOwned,
+        merge_rows(scratch, mine.channel(pick(wide_shift, c)), row, column, Sum::width() / kOwned,
                    place_.down);
         if (row == 0) seen = entry<Channel>(scratch, column);
         sync_block();  // entries of sums, which may come next, begin elsewhere
@@ -163,6 +162,21 @@ class Columns : ColumnsSum<Source, kCounts> {
       const int64_t left = item_.channels - place_.begin;
       fold_partials(item_, place_.begin,
                     left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);
+    }
+  }
+
+  // Makes sums that cannot be trusted again, in fp64 about the means.
+  HOOKSTATS_DEVICE void make_again(Totals<Real> (&sums)[kOwned], double (&shift)[kOwned],
+                                   double least) const {
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) {
+      if (!sums[c].trusted(least)) shift[c] = sums[c].mean(shift[c]);
+    }
+    WideSums wide[kOwned];
+    sum_again(shift, wide);
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) {
+      if (!sums[c].trusted(least)) wide[c].replace(sums[c]);
     }
   }
 

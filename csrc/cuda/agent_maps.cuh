@@ -83,12 +83,9 @@ class Maps : ColumnsSum<Source, kCounts> {
       if (!apart) seen = all.channel(static_cast<double>(all.shift));
     }
     if (apart) {
-      Channel again[2];
-      HOOKSTATS_NO_UNROLL
-      for (int map = 0; map < 2; ++map) {
-        const Channel found = seen_of(which(map), pick(mine, map), least);
-        put(again, map, found);
-      }
+      Channel again[2] = {mine[0].channel(static_cast<double>(mine[0].shift)),
+                          mine[1].channel(static_cast<double>(mine[1].shift))};
+      if (!trusted) make_again(mine, again, least);
       merge_entries_of(again, maps, entries, scratch);
       if (row == 0) seen = entry<Channel>(scratch, column);
     }
@@ -137,19 +134,29 @@ class Maps : ColumnsSum<Source, kCounts> {
     return total;
   }
 
-  // The same by itself, with sums that are made again if they have to be.
-  HOOKSTATS_DEVICE Channel seen_of(uint32_t which, About total, double least) const {
-    double wide_shift = static_cast<double>(total.shift);
-    if (!total.trusted(least)) {
-      wide_shift = total.mean(wide_shift);
-      WideSums again;
-      HOOKSTATS_NO_UNROLL
-      for (int c = 0; c < kOwned; ++c) {
-        if ((which >> c & 1) != 0) again.add(sum_again(c, wide_shift));
-      }
-      again.replace(total);
+  // Makes what cannot be trusted of the thread's channels again, in fp64 about the means.
+  HOOKSTATS_DEVICE void make_again(const About (&mine)[2], Channel (&seen)[2], double least) const {
+    double mean[2], shift[kOwned];
+    HOOKSTATS_UNROLL
+    for (int map = 0; map < 2; ++map) {
+      mean[map] = mine[map].mean(static_cast<double>(mine[map].shift));
     }
-    return total.channel(wide_shift);
+    HOOKSTATS_UNROLL
+    for (int c = 0; c < kOwned; ++c) shift[c] = (place_.next >> c & 1) != 0 ? mean[1] : mean[0];
+    WideSums sums[kOwned];
+    sum_again(shift, sums);
+    HOOKSTATS_UNROLL
+    for (int map = 0; map < 2; ++map) {
+      if (mine[map].trusted(least)) continue;
+      WideSums all;
+      HOOKSTATS_UNROLL
+      for (int c = 0; c < kOwned; ++c) {
+        if ((which(map) >> c & 1) != 0) all.add(sums[c]);
+      }
+      About again = mine[map];
+      all.replace(again);
+      seen[map] = again.channel(mean[map]);
+    }
   }
 
   // Merges what the threads have of their first channels and of the next ones; all threads call it.

@@ -292,7 +292,8 @@ class ColumnsReader {
     return map * place_.map + sample * size / kSampled;
   }
 
-  // The mean of each channel over the first rows of some of the block's threads; all call it.
+  // Near the mean of each channel: the median of the means that some of the block's threads make of
+  // their first rows, which a few outliers do not move; all call it.
   // Returns the thread's factor, by the greatest magnitude of the means that these are made of.
   HOOKSTATS_DEVICE Real find_shift(Real (&shift)[kOwned], Real* samples) const {
     uint32_t magnitude = 0;
@@ -332,8 +333,8 @@ class ColumnsReader {
           magnitude = each > magnitude ? each : magnitude;
         }
       }
-      const Real mean = tree_mean(all);
-      if (is_finite(mean)) shift[c] = mean;
+      const Real middle = median(all);
+      if (is_finite(middle)) shift[c] = middle;
     }
     sync_block();
     return factor_for(magnitude);

@@ -122,8 +122,8 @@ class ColumnsSum : protected ColumnsReader<Source> {
     return all_whole;
   }
 
-  HOOKSTATS_DEVICE WideSums sum_again(int c, double shift) const {
-    WideSums sums;
+  // Sums the thread's rows again, of each channel about its shift: what fp32 could not hold.
+  HOOKSTATS_DEVICE void sum_again(const double (&shift)[kOwned], WideSums (&sums)[kOwned]) const {
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     HOOKSTATS_NO_UNROLL
     for (uint32_t first = 0; first < place_.rows; first += step) {
@@ -135,10 +135,10 @@ class ColumnsSum : protected ColumnsReader<Source> {
         Real x[kOwned];
         move_up(values, some);
         widen_all(some[0], x);
-        sums.add(static_cast<double>(pick(x, c)), shift);
+        HOOKSTATS_UNROLL
+        for (int c = 0; c < kOwned; ++c) sums[c].add(static_cast<double>(x[c]), shift[c]);
       }
     }
-    return sums;
   }
 
   Histogram tensor_, channels_;

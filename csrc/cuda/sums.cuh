@@ -275,22 +275,46 @@ struct WideSums {
   }
 };
 
-// The mean of N values by a tree, which is exact if all are equal. The first finite value stands in
-// for non-finite values; the result is NaN if there is none. N is a power of two.
+// N values, with the first finite one in the place of those that are not finite; NaN if none is.
 template <int N, class Real>
-HOOKSTATS_DEVICE Real tree_mean(const Real (&x)[N]) {
+HOOKSTATS_DEVICE void replace_nonfinite(Real (&x)[N]) {
   Real instead = kNaN<Real>;
   HOOKSTATS_UNROLL
   for (int i = N - 1; i >= 0; --i) instead = is_finite(x[i]) ? x[i] : instead;
+  HOOKSTATS_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = is_finite(x[i]) ? x[i] : instead;
+}
+
+// The mean of N values by a tree, which is exact if all are equal; NaN if none is finite. N is a
+// power of two.
+template <int N, class Real>
+HOOKSTATS_DEVICE Real tree_mean(const Real (&x)[N]) {
   Real tree[N];
   HOOKSTATS_UNROLL
-  for (int i = 0; i < N; ++i) tree[i] = is_finite(x[i]) ? x[i] : instead;
+  for (int i = 0; i < N; ++i) tree[i] = x[i];
+  replace_nonfinite(tree);
   HOOKSTATS_UNROLL
   for (int half = N / 2; half > 0; half /= 2) {
     HOOKSTATS_UNROLL
     for (int i = 0; i < half; ++i) tree[i] += tree[i + half];
   }
   return tree[0] * (Real{1} / N);
+}
+
+// The lower median of N values, which it sorts; NaN if none is finite.
+template <int N, class Real>
+HOOKSTATS_DEVICE Real median(Real (&x)[N]) {
+  replace_nonfinite(x);
+  HOOKSTATS_UNROLL
+  for (int round = 0; round < N; ++round) {  // odd-even transposition
+    HOOKSTATS_UNROLL
+    for (int i = round % 2; i + 1 < N; i += 2) {
+      const Real lesser = std::fmin(x[i], x[i + 1]);
+      x[i + 1] = std::fmax(x[i], x[i + 1]);
+      x[i] = lesser;
+    }
+  }
+  return x[(N - 1) / 2];
 }
 
 // The mean of the values of each kLanes neighbouring lanes, likewise; 0 if there is none.

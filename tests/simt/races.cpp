@@ -108,7 +108,7 @@ void see(uintptr_t granule, const Seen& now, bool shared) {
 }
 
 void observe(const void* address, size_t bytes, Access access, const void* at) {
-  if (running.progress == nullptr || is_private(address)) return;
+  if (observer == nullptr || running.progress == nullptr || is_private(address)) return;
   Races& r = races;
   if (r.launch != running.launch) {  // launches of a stream are in order
     r.launch = running.launch;
@@ -155,6 +155,7 @@ void __tsan_write_range(void* address, size_t bytes) {
   hookstats::simt::observe(address, bytes, Access::kWrite, __builtin_return_address(0));
 }
 void __tsan_init() { hookstats::simt::observer = hookstats::simt::observe; }
+void __sanitizer_cov_trace_pc() { ++hookstats::simt::basic_blocks; }
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}

@@ -57,6 +57,9 @@ constexpr int kLanes = 32;
 enum class Access : uint8_t { kRead, kWrite, kAtomic, kBlockCount };
 inline void (*observer)(const void* address, size_t bytes, Access access, const void* at) = nullptr;
 
+// How many basic blocks kernels ran, where the compiler counts them: in those of races.cpp.
+inline uint64_t basic_blocks = 0;
+
 void meet_block(const Site& site);
 void meet_warp(const Site& site);
 bool vote_block(bool yes, const Site& site);
