@@ -14,5 +14,11 @@ DIVERGING = (
 )  # fmt: skip
 """Blue to brown with a light middle, after Crameri's vik (2018)."""
 
+DIVERGING_DARK = (
+    "#a5d8ff", "#6fb4e4", "#4489bd", "#2d5f86", "#243b4f",
+    "#3d3229", "#6b4a2f", "#a06a3c", "#d3924f", "#ffc98a",
+)  # fmt: skip
+"""The same with a dark middle, for dark pages."""
+
 NONE, NONFINITE = "#9a9a9a", "#e0103f"
 """A zero that a log scale cannot show, and a tensor with a NaN or an infinity."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -203,10 +205,18 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     except ImportError as error:
         raise ImportError(f"run.plot needs matplotlib ({error}): pip install matplotlib") from error
     if ax is None:
-        ax = Figure(figsize=size, layout="constrained").subplots()
+        drawn: Any = Figure(figsize=size, layout="constrained")
+        drawn._repr_png_ = partial(_png, drawn)  # notebooks show it without %matplotlib inline
+        ax = drawn.subplots()
     figure = ax.get_figure(root=True)
     assert figure is not None
     return figure, ax
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
 
 
 def _scale(label: str) -> str:

@@ -249,7 +249,7 @@ def test_what_is_wrong_from_the_start_shows_on_one_scale(browser: Any, tmp_path:
     assert not page["relative"].is_selected()
     page["relative"].click()
     page.press(page.heatmap, "n")
-    assert page["relative"].is_selected()  # what somebody chose stays
+    assert not page["relative"].is_selected()  # as the incident is shown
 
 
 @check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +130,11 @@ def test_a_figure_is_drawn_where_it_is_wanted(run: hs.Run) -> None:
     ax = figure.subplots()
     assert run.plot.channels("a", ax=ax) is figure
     assert ax.get_title() == "a output"
+
+
+def test_a_notebook_shows_a_figure_without_a_backend(run: hs.Run) -> None:
+    figure: Any = run.plot.heatmap()
+    assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 def test_bad_arguments_are_named(run: hs.Run, tmp_path: Path) -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import html
 import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from string import Template
 
 from hookstats.records.alerts import incidents_of, worst
+from hookstats.records.difference import compare as compare_records
 from hookstats.rules import Alert, Rules
 from hookstats.rules.replaying import replayed
 from hookstats.runs.run import Run
 from hookstats.show.notebook import about_html
-from hookstats.show.overview import overview
-from hookstats.show.page.content import content
+from hookstats.show.overview import Overview, overview
+from hookstats.show.page.content import content, name_of
 from hookstats.show.page.curves import curves
 from hookstats.show.page.numbers import add_numbers, statistics_of
 from hookstats.show.page.outliers import outliers
@@ -93,17 +94,14 @@ def payload_of(
     """What the page of `render` shows."""
     others = _others(run, other, ranks)
     chosen = _within(run, steps)
-    shown = partial(track, what="checking steps")
-    monitor = None if rules is None else replayed(run, rules, shown)
-    alerts = [
-        alert
-        for alert in (run.alerts if monitor is None else monitor.alerts)
-        if steps is None or _is_within(alert.step, steps)
-    ]
-    apart = _first_steps(alerts, chosen)
+    alerts, failures = _alerts(run, rules, steps)
+    theirs = [] if other is None else _alerts(other, rules, steps)[0]
+    apart = _first_steps([*alerts, *theirs], chosen)
     view = overview(run, chosen, apart)
     some = sampled(run, view, apart)
-    payload = content(run, view, some, alerts, None if monitor is None else monitor.failures)
+    payload = content(run, view, some, (alerts, theirs), failures)
+    if other is not None:
+        payload.describe(differ=_first_difference(run, other, view))
     payload.describe(
         curves=curves(run, view), outliers=outliers(view, some), statistics=statistics_of(view)
     )
@@ -119,6 +117,30 @@ def payload_of(
     return payload
 
 
+def _alerts(
+    run: Run, rules: Rules | None, steps: Steps | None
+) -> tuple[list[Alert], Mapping[str, str]]:
+    """The alerts of a run in these steps, and the rules that failed."""
+    shown = partial(track, what="checking steps")
+    monitor = None if rules is None else replayed(run, rules, shown)
+    found = run.alerts if monitor is None else monitor.alerts
+    within = [alert for alert in found if steps is None or _is_within(alert.step, steps)]
+    return within, {} if monitor is None else monitor.failures
+
+
+def _first_difference(run: Run, other: Run, view: Overview) -> dict[str, int] | None:
+    """The first step of the view in which the runs differ, and the first site that differs then;
+    None where they are equal, and where they have no step in common."""
+    places = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
+    for step in sorted({*view.steps}.intersection(other.steps)):
+        comparison = compare_records(run[step], other[step])
+        differing = comparison.relative.any(1).nonzero()[0].tolist()
+        sites = [places[key] for n in differing if (key := comparison.keys[n]) in places]
+        if sites:
+            return {"step": step, "site": min(sites)}
+    return None
+
+
 def _others(run: Run, other: Run | None, ranks: bool) -> dict[str, Run]:
     """What is set beside the run, by name."""
     if other is not None and ranks:
@@ -132,7 +154,7 @@ def _others(run: Run, other: Run | None, ranks: bool) -> dict[str, Run]:
 def fill(run: Run, payload: Payload, version: int | None = None) -> str:
     """The page that shows a payload; one with a version asks its server for what is newer."""
     return Template(_asset("page.html")).substitute(
-        title=html.escape(printable(run.path.resolve().name)),
+        title=html.escape(printable(name_of(run))),
         style=_asset("page.css"),
         script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         payload=payload.pack(),

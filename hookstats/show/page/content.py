@@ -33,6 +33,16 @@ _LEAST_CHANNELS = 12
 _MAX_CHANNELS = 256
 _MAX_ALERTS = 1000
 
+_STATISTICS = {
+    "dead channels": "dead",
+    "dropout": "zero",
+    "non-finite": "nonfinite",
+    "collapse": "std",
+    "underflow": "zero",
+    "fp8 risk": "amax",
+}
+"""The statistic in which the page shows what a rule found; that of all others is the rms."""
+
 MISSING, DEAD, NONFINITE, FIRST_LEVEL = range(4)
 """The bytes of a channel image; from FIRST_LEVEL on they are levels of the rms, on a log scale."""
 
@@ -41,10 +51,13 @@ def content(
     run: Run,
     view: Overview,
     some: Sampled,
-    alerts: Sequence[Alert] = (),
+    alerts: tuple[Sequence[Alert], Sequence[Alert]] = ((), ()),
     failures: Mapping[str, str] | None = None,
 ) -> Payload:
-    """The run as `view` has it, some of its steps, what was found, and the rules that failed."""
+    """The run as `view` has it, some of its steps, what was found, and the rules that failed.
+
+    alerts: those of the run, and of a run that is set beside it.
+    """
     failures = failures or {}
     payload = Payload()
     described = [_describe(run, view, s) for s in range(len(view.sites))]
@@ -66,18 +79,34 @@ def content(
         log=[LOG_STEP, LOG_FIRST],
         shares=SHARES,
         root=label(""),
-        palettes={"sequential": palette.SEQUENTIAL, "diverging": palette.DIVERGING},
+        palettes={
+            "sequential": palette.SEQUENTIAL,
+            "diverging": palette.DIVERGING,
+            "divergingDark": palette.DIVERGING_DARK,
+        },
         **_found(alerts, keys),
     )
     return payload
 
 
-def _found(alerts: Sequence[Alert], keys: dict[Key, int]) -> dict[str, Any]:
-    """The incidents, the worst first, each with the places of its alerts, the cause first."""
+def name_of(run: Run) -> str:
+    """The name of a run for people: that of its directory, or of the one above where trainers call
+    the directory "hookstats"."""
+    path = run.path.resolve()
+    return path.parent.name if path.name == "hookstats" and path.parent.name else path.name
+
+
+def _found(
+    of_runs: tuple[Sequence[Alert], Sequence[Alert]], keys: dict[Key, int]
+) -> dict[str, Any]:
+    """The incidents, the worst first, each with the places of its alerts, the cause first; those of
+    the run beside come last."""
     told: list[dict[str, Any]] = []
     incidents: list[dict[str, Any]] = []
-    found = incidents_of(alerts)
-    for incident in worst(found):
+    by_run = [worst(incidents_of(alerts)) for alerts in of_runs]
+    found = [incident for incidents in by_run for incident in incidents]
+    for place, incident in enumerate(found):
+        beside = place >= len(by_run[0])
         room = max(0, _MAX_ALERTS - len(told))
         some = incident.alerts[:room]
         if some:
@@ -89,7 +118,7 @@ def _found(alerts: Sequence[Alert], keys: dict[Key, int]) -> dict[str, Any]:
                     "last": max(alert.step for alert in incident.alerts),
                 }
             )
-            told += [_alert(alert, keys) for alert in some]
+            told += [{**_alert(alert, keys), "beside": beside} for alert in some]
     causes = {told[one["alerts"][0]]["rule"] for one in incidents}
     advice = {rule: advice_of(rule) for rule in sorted(causes)}
     in_all = sum(len(incident.alerts) for incident in found)
@@ -99,7 +128,7 @@ def _found(alerts: Sequence[Alert], keys: dict[Key, int]) -> dict[str, Any]:
 def _about(run: Run, view: Overview) -> dict[str, Any]:
     header = run.header
     return {
-        "name": run.path.resolve().name,
+        "name": name_of(run),
         "model": header.get("model"),
         "hookstats": run.version,
         "torch": header.get("torch"),
@@ -154,11 +183,13 @@ def _describe(run: Run, view: Overview, s: int) -> dict[str, Any]:
 def _alert(alert: Alert, keys: dict[Key, int]) -> dict[str, Any]:
     return {
         "step": alert.step,
+        "since": alert.since,
         "site": keys.get((alert.site, alert.kind)),
         "name": alert.site,
         "kind": alert.kind,
         "channel": alert.channel,
         "rule": alert.rule,
+        "statistic": _STATISTICS.get(alert.rule, "rms"),
         "message": alert.message,
         "severity": alert.severity,
     }

@@ -11,7 +11,7 @@ function alertButton(data, n, go, helps = "") {
   const button = element("button", { type: "button", class: "alert", "data-alert": n },
     element("span", { class: `mark ${alert.severity}`, "aria-hidden": "true" }, mark),
     element("span", { class: "rule" }, element("span", { class: "hidden" }, word + ": "), alert.rule),
-    element("span", { class: "when" }, `step ${alert.step}`),
+    element("span", { class: "when" }, (data.b && !data.ofRanks ? (alert.beside ? "B, " : "A, ") : "") + `step ${alert.step}`),
     element("span", { class: "where" }, `${labelOf(alert.name)} ${alert.kind}`),
     element("span", { class: "what" }, what),
     helps ? element("span", { class: "what helps" }, "What helps: " + helps) : null);
@@ -25,7 +25,7 @@ function showAlerts(data, go) {
   document.querySelector("[data-tools=alerts]").hidden = !data.alerts.length;
   byId("alerts-title").textContent = data.alerts.length ? `Incidents (${integer(data.incidents.length)})` : "Alerts";
   if (!data.alerts.length) {
-    list.replaceChildren(element("p", { class: "muted" }, "The rules found nothing: no NaN or infinity, no explosion, no dead channels."));
+    list.replaceChildren(element("p", { class: "muted" }, `The rules found nothing${data.b && !data.ofRanks ? " in either run" : ""}: no NaN or infinity, no explosion, no dead channels.`));
     return;
   }
   const items = data.incidents.map(({ alerts, inAll }) => {

@@ -1,4 +1,5 @@
-// Colours of values: safe for colour-blind eyes, the same in both themes.
+// Colours of values: safe for colour-blind eyes. What is usual is as light as a light page, and as dark
+// as a dark one.
 
 function palette(stops, size = 256) {
   const rgb = stops.map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
@@ -11,8 +12,13 @@ function palette(stops, size = 256) {
 
 const PALETTES = {}; // by name, filled from the payload
 
+let diverging = "diverging"; // of the theme
+document.addEventListener("themechange", () => {
+  diverging = document.documentElement.dataset.theme === "dark" ? "divergingDark" : "diverging";
+});
+
 function colourAt(name, x) {
-  const colours = PALETTES[name];
+  const colours = PALETTES[name === "diverging" ? diverging : name];
   return colours[Math.max(0, Math.min(colours.length - 1, Math.round(x * (colours.length - 1))))];
 }
 

@@ -40,7 +40,7 @@ class Heatmap {
     });
   }
 
-  // view: data, rows, row, column, statistic, values, ratios, scale, alerts
+  // view: data, rows, row, column, statistic, values, ratios, scale, alerts; none: said where no row is
   show(view) {
     this.view = view;
     this.draw(true);
@@ -129,6 +129,11 @@ class Heatmap {
     context.clearRect(0, 0, width, l.height);
     context.drawImage(this.cells, 0, 0, width, l.height);
     this.labels(context);
+    if (!rows.length) {
+      context.fillStyle = css("--ink");
+      context.textAlign = "center";
+      context.fillText(this.view.none, l.left + l.plot / 2, l.height / 2);
+    }
     for (const alert of this.view.alerts) {
       if (alert.column < range.from || alert.column >= range.to) continue;
       context.beginPath();

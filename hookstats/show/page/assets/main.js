@@ -2,8 +2,8 @@
 
 let data;
 const chosen = {
-  kind: null, statistic: null, relative: null, site: 0, group: null, column: 0, alert: null,
-  beside: "a", other: 0, byAlert: false, pins: new Set(), view: null, query: "", folds: new Map(),
+  kind: null, statistic: null, relative: null, before: null, site: 0, group: null, column: 0, alert: null,
+  beside: "a", other: 0, pins: new Set(), view: null, query: "", folds: new Map(),
 };
 
 const charts = [];
@@ -47,7 +47,7 @@ async function start(unpacked) {
   register("overview", "Layers by steps", {
     canvases: () => [pictureOf(byId("legend")), byId("curves"), byId("heatmap").querySelector("canvas"), byId("heatmap-axis")],
     rows: heatmapRows,
-    of: () => chosen.shown.label + (view.relative ? " against each layer’s median" : ""),
+    of: () => chosen.shown.label + (view.relative ? " against " + usualText() : ""),
   });
   const of = () => layerText(chosen.site);
   register("detail", "Numbers", { canvases: () => [pictureOf(byId("tiles"))], rows: () => tileRows(data, chosen.site), of });
@@ -67,6 +67,7 @@ async function start(unpacked) {
   showStatistics();
   const linked = readLink();
   if (linked) choose({ ...linked, group: null });
+  else if (data.differ) goTo({ site: data.differ.site, column: nearestColumn(data.differ.step) });
   else if (data.alerts.length) goToAlert(data.incidents[0].alerts[0]);
   else choose(first);
   await frame();
@@ -113,7 +114,7 @@ function take(unpacked) {
 
 function listen() {
   byId("statistic").addEventListener("change", (e) => choose({ statistic: offered().find(({ id }) => id === e.target.value), relative: null }));
-  byId("relative").addEventListener("change", (e) => choose({ relative: e.target.checked, byAlert: false }));
+  byId("relative").addEventListener("change", (e) => choose({ relative: e.target.checked }));
   byId("others").addEventListener("change", (e) => choose({ other: Number(e.target.value), beside: chosen.beside === "a" ? "b" : chosen.beside, relative: null }));
   byId("search").addEventListener("input", (e) => choose({ query: e.target.value }));
   byId("unzoom").addEventListener("click", () => zoomTo(0, data.columns));
@@ -184,6 +185,7 @@ function showBeside() {
     input.addEventListener("change", () => choose({ beside: value, relative: null }));
     return element("label", {}, input, names[value]);
   }));
+  byId("dashes").textContent = `solid: ${names.a}, dashed: ${names.b}`;
   byId("others").parentElement.hidden = data.others.length < 2;
   byId("others").replaceChildren(...data.others.map(({ name }, n) => element("option", { value: n }, name)));
   byId("others").value = chosen.other;
@@ -232,12 +234,16 @@ function alertsOf(rows) {
 // What is wrong from the start has no past to differ from: it shows on one scale for all layers.
 const EARLY = 3; // columns
 
+// An incident chooses what is shown: its tensor, its step, the statistic that its rule looks at, and
+// each layer against its median of the steps before.
 function goToAlert(n) {
   const alert = data.alerts[n];
-  const found = nearestColumn(alert.step);
-  const free = chosen.relative === null || chosen.byAlert; // nobody chose a scale
-  const scale = free ? { relative: found < EARLY ? false : null, byAlert: true } : {};
-  goTo({ site: alert.site ?? nearest(alert.name) ?? chosen.site, column: found, alert: n, ...scale });
+  const [found, since] = [nearestColumn(alert.step), nearestColumn(alert.since)];
+  const early = since < EARLY;
+  const site = alert.site ?? nearest(alert.name) ?? chosen.site;
+  const statistic = offered(data.sites[site].plain).find(({ id }) => id === alert.statistic) ?? data.statistics[0];
+  const beside = data.b && !data.ofRanks ? { beside: alert.beside ? "b" : "a" } : {};
+  goTo({ site, column: found, alert: n, statistic, relative: early ? false : null, before: early ? null : since, ...beside });
   document.querySelector(`[data-alert="${n}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
@@ -265,13 +271,13 @@ function choose(changes, anew = false) {
   if (!("alert" in changes) && ("site" in changes || "column" in changes)) changes.alert = null;
   const before = { ...chosen };
   Object.assign(chosen, changes);
-  if (before.kind !== chosen.kind) showStatistics();
+  if (before.kind !== chosen.kind || before.statistic !== chosen.statistic) showStatistics();
   if (before.other !== chosen.other) {
     data.b = data.others[chosen.other];
     showBeside();
   }
   const differ = (names) => names.some((name) => before[name] !== chosen[name]);
-  draw(anew || !view || differ(["kind", "statistic", "relative", "beside", "other", "query", "folds"]));
+  draw(anew || !view || differ(["kind", "statistic", "relative", "before", "beside", "other", "query", "folds"]));
   if (whole && differ(["kind", "beside", "other"])) foresee();
 }
 
@@ -293,19 +299,21 @@ function remembered(key, make) {
 function viewOf() {
   chosen.shown = besideOf(chosen.statistic);
   const rows = rowsOf(data, sitesOf(chosen.kind), chosen.folds, chosen.query);
-  return { data, rows, alerts: alertsOf(rows), statistic: chosen.shown, ...numbersOf(chosen.statistic, chosen.relative) };
+  return { data, rows, none: `no layer matches “${chosen.query}”`, alerts: alertsOf(rows), statistic: chosen.shown, ...numbersOf(chosen.statistic, chosen.relative) };
 }
 
 const shownData = () => [data, chosen.kind, chosen.beside, chosen.other];
 
-// wanted: whether against medians; null: where layers differ.
+// wanted: whether against medians; null: where the statistic has them.
 function numbersOf(statistic, wanted) {
   const [sites, shown] = [sitesOf(chosen.kind), besideOf(statistic)];
-  const can = shown.scale === "log" && shown !== OF_WEIGHT;
-  const relative = can && (wanted ?? apart(data, sites, shown));
-  const key = [...shownData(), statistic, relative];
-  return { relative, ...remembered(key, () => valuesOf(data, sites, shown, relative)) };
+  const relative = shown.scale === "log" && shown !== OF_WEIGHT && wanted !== false;
+  const key = [...shownData(), statistic, relative, chosen.before];
+  return { relative, ...remembered(key, () => valuesOf(data, sites, shown, relative, chosen.before)) };
 }
+
+// What a layer is compared with, in words.
+const usualText = () => "each layer’s median" + (chosen.before === null ? "" : ` before step ${data.spans[chosen.before][0]}`);
 
 const whenIdle = (act) => (window.requestIdleCallback ? requestIdleCallback(act) : setTimeout(act, 100));
 
@@ -334,6 +342,7 @@ function draw(colours) {
     byId("statistic").value = chosen.statistic.id;
     byId("relative").disabled = chosen.shown.scale !== "log" || chosen.statistic === OF_WEIGHT;
     byId("relative").checked = Boolean(view.relative);
+    byId("usual").textContent = usualText();
     showLegend(view.scale, chosen.shown, view.relative, view.alerts.length > 0);
   }
   const own = view.rows.findIndex((row) => row.group !== null && row.group === chosen.group);
@@ -352,6 +361,7 @@ function draw(colours) {
   byId("readout").replaceChildren(element("b", {}, first), " ", rest.join(" · "));
   byId("live").textContent = said.replaceAll("\n", ", ");
   markAlert(chosen.alert);
+  byId("main").dataset.striking = data.sites[heatmap.striking({ sites: sitesOf(chosen.kind) }, chosen.column)].name; // what tests read
   if (!whole) return;
   drawDetail();
   drawViews({ data, column: chosen.column });

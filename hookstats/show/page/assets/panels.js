@@ -80,7 +80,7 @@ function showLegend(scale, statistic, relative, marked) {
   const taken = [];
   for (const tick of scale.ticks) {
     const mark = inset + Math.min(1, Math.max(0, scale.at(tick))) * room;
-    const text = (scale.clipped && scale.at(tick) >= 0.999 ? "≥ " : "") + scale.text(Number(tick.toPrecision(2)));
+    const text = scale.text(Number(tick.toPrecision(2)));
     const half = context.measureText(text).width / 2 + 4;
     const x = Math.min(Math.max(mark, half), width - half);
     if (taken.some(([at, other]) => Math.abs(at - x) < half + other)) continue;
@@ -104,7 +104,7 @@ function showCoverage(data) {
   const whole = coverage.rows.length - never.length - gaps.length;
   const parts = [
     ...left,
-    element("p", {}, `${plural(coverage.steps, "step")} closed. ` + (whole === coverage.rows.length
+    element("p", {}, `${plural(coverage.steps, "step")} recorded. ` + (whole === coverage.rows.length
       ? `Every one of the ${integer(whole)} watched tensors was observed in every recorded call.`
       : `Of ${integer(coverage.rows.length)} watched tensors, ${integer(whole)} were observed in every recorded call` +
         `${gaps.length ? `, ${integer(gaps.length)} had gaps` : ""}${never.length ? `, ${integer(never.length)} never came` : ""}.`)),
@@ -121,7 +121,7 @@ function showCoverage(data) {
       element("ul", {}, ...names.map((name) => element("li", {}, name)))));
   }
   const troubles = Object.entries(coverage.failures).map(([what, why]) => `${what} stopped: ${why}`);
-  if (coverage.discarded) troubles.push(`${plural(coverage.discarded, "tensor")} discarded: the last step was still open when the watch was closed.`);
+  if (coverage.discarded) troubles.push(`${plural(coverage.discarded, "tensor")} discarded: the last step had not ended when the watch was closed.`);
   if (coverage.stalls) troubles.push(`Training waited ${plural(coverage.stalls, "time")} for the previous step to be read out.`);
   parts.push(...troubles.map((text) => element("p", {}, text)));
   body.replaceChildren(...parts);

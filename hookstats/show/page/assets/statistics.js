@@ -75,8 +75,8 @@ function statesOf(d) {
 
 // By site: `values` [T], `usual`, the logarithm of the site's median, where `relative`, and `levels`,
 // the places on `scale`, which all sites share, or one of LEVEL: zeros are "none" on a log scale or a
-// share.
-function valuesOf(data, sites, statistic, relative) {
+// share. The median is that of the columns before `before`, where the site has any; null: of all.
+function valuesOf(data, sites, statistic, relative, before) {
   const T = data.columns;
   const states = sources().map(statesOf);
   const [one, other] = [states[0], states.at(-1)];
@@ -88,7 +88,8 @@ function valuesOf(data, sites, statistic, relative) {
     return [s, row];
   }));
   const rows = [...values.values()];
-  const usual = relative ? new Map([...values].map(([s, row]) => [s, Math.log10(medianOf(row))])) : undefined;
+  const usualOf = (row) => (before === null ? NaN : medianOf(row.subarray(0, before))) || medianOf(row);
+  const usual = relative ? new Map([...values].map(([s, row]) => [s, Math.log10(usualOf(row))])) : undefined;
   const found = relative && [...usual.values()];
   const scale = relative ? ratioScale(sizesOf(rows, (x, r) => Math.log10(x) - found[r])) : chooseScale(rows, statistic.scale);
   const levels = new Map(sites.map((s) => {
@@ -113,17 +114,6 @@ function medianOf(row) {
   for (let t = 0; t < row.length; t += pace) if (row[t] > 0 && row[t] < Infinity) some.push(row[t]);
   if (!some.length && pace > 1) return quantile(Float64Array.from(row.filter((x) => x > 0 && x < Infinity)).sort(), 0.5);
   return quantile(Float64Array.from(some).sort(), 0.5);
-}
-
-// Whether one scale for all would hide what each layer does: their medians differ by a decade.
-function apart(data, sites, statistic) {
-  if (statistic.scale !== "log" || statistic === OF_WEIGHT) return false;
-  const T = data.columns;
-  const medians = sites.map((s) => medianOf(Array.from({ length: Math.min(T, 64) }, (_, k) => {
-    const i = s * T + Math.floor((k * T) / Math.min(T, 64));
-    return data.seen[i] ? statistic.of(data, i, data.sites[s]) : NaN;
-  }))).filter((x) => x > 0);
-  return medians.length > 1 && Math.max(...medians) > 10 * Math.min(...medians);
 }
 
 function quantile(sorted, q) {
@@ -168,21 +158,20 @@ function chooseScale(values, kind) {
     const at = (x) => x;
     return { palette: "sequential", at, ticks: [0, 0.25, 0.5, 0.75, 1], text: percent, zero: true };
   }
-  const [sizes, greatest] = [sizesOf(values), greatestOf(values)];
-  // The rare extremes share the last colour, or one explosion would leave the rest alike.
-  const hi = Math.max(quantile(sizes, 0.995), quantile(sizes, 0.5)) || greatest || 1;
+  const sizes = sizesOf(values);
+  const hi = greatestOf(values) || 1; // the extremes are what one looks for: no colour is theirs and others'
   if (kind === "log") {
     const lo = Math.max(Math.min(quantile(sizes, 0.005), hi / 2), hi * 1e-12) || hi / 10;
     const [a, b] = [Math.log10(lo), Math.log10(hi)];
     const at = (x) => (Math.log10(x) - a) / (b - a);
-    return { palette: "sequential", at, ticks: logTicks(a, b), text: number, zero: true, clipped: greatest > hi };
+    return { palette: "sequential", at, ticks: logTicks(a, b), text: number, zero: true };
   }
   const linear = Math.max(quantile(sizes, 0.25), hi * 1e-4) || hi / 10;
   const reach = Math.asinh(hi / linear);
   const at = (x) => 0.5 + Math.asinh(x / linear) / reach / 2;
   const middle = linear * Math.sinh(reach / 2);
   const ticks = [0, -hi, hi, -middle, middle];
-  return { palette: "diverging", at, ticks, text: number, clipped: greatest > hi };
+  return { palette: "diverging", at, ticks, text: number };
 }
 
 function logTicks(a, b) {
@@ -193,10 +182,14 @@ function logTicks(a, b) {
   return ticks.filter((x) => x >= 10 ** a && x <= 10 ** b);
 }
 
-// sizes: of the ratios' logarithms.
+// sizes: of the ratios' logarithms. The scale reaches to the greatest; it is linear up to what most
+// ratios have, and logarithmic beyond, so that an extreme leaves the others their colours.
 function ratioScale(sizes) {
-  const reach = Math.max(quantile(sizes, 0.99) || 0, Math.log10(2));
-  const at = (x) => 0.5 + x / reach / 2;
+  const reach = Math.max(sizes.at(-1) ?? 0, Math.log10(2));
+  const linear = Math.min(Math.max(quantile(sizes, 0.9) || 0, reach / 1000), reach);
+  const most = Math.asinh(reach / linear);
+  const at = (x) => 0.5 + Math.asinh(x / linear) / most / 2;
   const text = (x) => "×" + number(Number((10 ** x).toPrecision(2)));
-  return { palette: "diverging", at, ticks: [0, -reach, reach, -reach / 2, reach / 2], text, clipped: true };
+  const middle = linear * Math.sinh(most / 2);
+  return { palette: "diverging", at, ticks: [0, -reach, reach, -middle, middle], text };
 }

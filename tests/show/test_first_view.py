@@ -1,0 +1,85 @@
+"""The first view of a page with an incident: its layer has the most extreme colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.browser import screen
+from support.opened import Page
+from support.samples import BINS, record_of
+
+import hookstats as hs
+from hookstats.runs.writer import RunWriter
+from hookstats.show import page as report
+
+pytestmark = pytest.mark.check
+
+STEPS, FAULT = 60, 36
+SCALES = (1e-3, 0.03, 1.0, 20.0, 300.0, 5.0)
+"""The usual rms of each layer: one scale for all would hide what a layer does."""
+
+
+def trained(path: Path, change: Callable[[int, torch.Tensor], torch.Tensor]) -> hs.Run:
+    """A run of six layers, the fourth of which changes from `FAULT` on."""
+    writer = RunWriter(path, {"bins": BINS, "channel_bins": None})
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(step)
+        outputs = {}
+        for layer, scale in enumerate(SCALES):
+            x = torch.randn(128, 8, generator=generator).abs() * scale * (1 + step / STEPS)
+            outputs[f"layer{layer}", "output"] = (change(step, x) if layer == 3 else x, 1)
+        writer.write(record_of(outputs, step, channel_bins=None))
+    writer.close()
+    return hs.open_run(path)
+
+
+def shifted(step: int, x: torch.Tensor) -> torch.Tensor:
+    return x * (40 if step >= FAULT else 1)
+
+
+def healthy(step: int, x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def died(step: int, x: torch.Tensor) -> torch.Tensor:
+    return x * (torch.arange(8) >= (6 if step >= FAULT else 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "statistic"),
+    [(shifted, "sudden shift", "rms"), (died, "dead channels", "dead")],
+)
+def test_the_incident_decides_the_first_view(
+    browser: Any, tmp_path: Path, change: Any, rule: str, statistic: str
+) -> None:
+    run = trained(tmp_path / "run", change)
+    screen(browser, 1280, 900)
+    page = Page(browser, report.write(run, tmp_path / "page.html", rules=rule))
+    layer, step = page.chosen
+    assert layer == "layer3"
+    assert FAULT <= int(step.split()[1]) <= FAULT + 12
+    assert page["statistic"].get_attribute("value") == statistic
+    assert page["relative"].is_selected() == (statistic == "rms")
+    assert page["usual"].text == f"each layer\u2019s median before step {FAULT}"
+    assert page["main"].get_attribute("data-striking") == "layer3"
+    assert page.link.endswith(f"&before={FAULT}")
+
+
+def test_two_runs_open_at_their_first_difference_with_the_incidents_of_both(
+    browser: Any, tmp_path: Path
+) -> None:
+    a, b = trained(tmp_path / "a", healthy), trained(tmp_path / "b", shifted)
+    page = Page(browser, report.write(a, tmp_path / "page.html", rules="sudden shift", other=b))
+    assert page.chosen == ("layer3", f"step {FAULT}")
+    assert page["alerts-title"].text == "Incidents (1)"
+    assert page["dashes"].text == "solid: A: a, dashed: B: b"
+    assert page.all(".alert .when")[0].text.startswith("B, step ")
+    page.script("document.querySelector('.alert').click()")
+    assert page["main"].get_attribute("data-striking") == "layer3"
+    assert "beside=b" in page.link
+    page.press(page["search"], "no such layer")
+    assert page.all("#heatmap canvas")[0].get_attribute("data-rows") == "0"
