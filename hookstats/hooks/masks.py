@@ -31,9 +31,9 @@ from hookstats.hooks.inert import Hook
 from hookstats.hooks.readable import detour, unreadable, without_torch_function
 from hookstats.hooks.traced import hookstats_leaves_out
 from hookstats.records import reasons
-from hookstats.records.alike import did_you_mean
+from hookstats.records.suggestions import did_you_mean
 from hookstats.stats.mask import EXPECTED, unfit
-from hookstats.stats.warning import warn
+from hookstats.stats.messages import warn
 
 
 class _Begun(NamedTuple):

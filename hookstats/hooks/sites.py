@@ -19,8 +19,8 @@ from hookstats.records import reasons
 from hookstats.records.layout import Layout
 from hookstats.records.record import SiteInfo
 from hookstats.stats.mask import covered_dims
+from hookstats.stats.messages import warn
 from hookstats.stats.reference import DTYPES
-from hookstats.stats.warning import warn
 
 if TYPE_CHECKING:
     import weakref

@@ -53,8 +53,8 @@ from hookstats.records.reasons import (
     RECOMPUTATION,
 )
 from hookstats.stats.mask import covered_dims
+from hookstats.stats.messages import warn
 from hookstats.stats.state import State
-from hookstats.stats.warning import warn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

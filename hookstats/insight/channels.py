@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hookstats.insight.cumulative import below
 from hookstats.stats.channel_stats import ChannelStats
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 
 MARGIN = 1 / 16
 """How near to its greatest magnitude a value counts as saturated. 15/16 is an edge of LogBins(3),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hookstats.stats.histogram import Histogram
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 
 
 class Below(NamedTuple):

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from hookstats.insight.cumulative import below
 from hookstats.stats.bins import LogBins
 from hookstats.stats.histogram import Histogram
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 
 
 @dataclass(frozen=True)

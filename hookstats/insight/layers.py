@@ -17,7 +17,7 @@ from hookstats.records.record import StepRecord
 from hookstats.runs.run import Run
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import columns_of, statistic
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 from hookstats.stats.state import NAN, NEGINF, POSINF
 
 

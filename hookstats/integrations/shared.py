@@ -11,9 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hookstats.records.alike import did_you_mean
 from hookstats.records.norms import GRADIENT_NORM, has_parts
 from hookstats.records.speeds import COST
+from hookstats.records.suggestions import did_you_mean
 from hookstats.rules import as_rules
 from hookstats.stats.arguments import check_optional_integer
 from hookstats.watching.handle import Watch

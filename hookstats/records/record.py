@@ -17,7 +17,7 @@ from hookstats.records.sparse import Float64, Int64, SparseCounts
 from hookstats.stats.bins import Bins
 from hookstats.stats.channel_stats import ChannelStats
 from hookstats.stats.derived import columns_of, dead
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 from hookstats.stats.merge import offsets_of, reduce_runs
 from hookstats.stats.printable import printable
 

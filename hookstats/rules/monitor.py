@@ -18,9 +18,9 @@ from hookstats.rules.history import History
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
 from hookstats.rules.setup import Setup
 from hookstats.runs.alerts import Told
+from hookstats.stats.messages import warn
 from hookstats.stats.retries import Retries
 from hookstats.stats.state import NAN, NEGINF, POSINF
-from hookstats.stats.warning import warn
 
 _NAMED = 3  # tensors, of several with an alert in one step
 

@@ -53,8 +53,8 @@ from hookstats.runs.part_file import check_grad_scale, read_footer
 from hookstats.runs.part_writer import Pace, PartWriter
 from hookstats.runs.scalars import encode_scalars, scalar_rows
 from hookstats.stats.arguments import check_path
-from hookstats.stats.notice import say
-from hookstats.stats.notice import size as size_text
+from hookstats.stats.messages import say
+from hookstats.stats.messages import size as size_text
 from hookstats.stats.printable import printable
 
 AROUND = 10

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hookstats.insight.coarse import coarsen
 from hookstats.insight.layers import per_tensor
+from hookstats.insight.rebin import coarsen
 from hookstats.records.keys import label
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Float64, Int64
@@ -38,7 +38,7 @@ def charts(
 
     The tag of a scalar is "kind.statistic/name", that of a histogram "kind/name": dashboards group
     charts by the part before the slash. The root module is "(root)". Statistics that are not finite
-    and histograms without values are left out. Bins are merged by `insight.coarsen`; with
+    and histograms without values are left out. Bins are merged by `insight.rebinn`; with
     `most_bins` = 0 there are no histograms.
     """
     tensors = per_tensor(record, hist=most_bins > 0)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.stats.arguments import check_integer
-from hookstats.stats.later import is_imported, torch
+from hookstats.stats.lazy_torch import is_imported, torch
 from hookstats.stats.sample import Sample, check_sample
 
 _MIN_EXPONENT = -127  # the exponent field 0 of a float32: zero and the subnormals

@@ -8,7 +8,7 @@ from hookstats.stats import state
 from hookstats.stats.bins import Bins
 from hookstats.stats.derived import Columns, Statistics, columns_of, dead, statistic, variance
 from hookstats.stats.histogram import Histogram, check_channels
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 from hookstats.stats.merge import merge
 from hookstats.stats.sample import merged_counts
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from hookstats.stats.bins import Bins
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 from hookstats.stats.sample import merged_counts
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hookstats.stats.warning import warn
+from hookstats.stats.messages import warn
 
 TRIES = 8
 """So many failures in a row end what is called, unless its errors may pass by themselves."""

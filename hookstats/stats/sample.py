@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.stats.arguments import check_integer
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 
 Sample = int | Literal["auto"]
 """Of how many units one is counted: 1 for all of them. "auto" leaves tensors of fewer than 131,072

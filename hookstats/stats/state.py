@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hookstats.stats.later import torch
+from hookstats.stats.lazy_torch import torch
 
 
 class Column(NamedTuple):

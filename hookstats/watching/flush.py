@@ -22,7 +22,7 @@ from hookstats.rules.monitor import Monitor
 from hookstats.runs.alerts import Told
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
-from hookstats.stats.warning import warn
+from hookstats.stats.messages import warn
 from hookstats.watching.disk import Disk
 from hookstats.watching.mailbox import Mailbox
 from hookstats.watching.reduce import Exchange

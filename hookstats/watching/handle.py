@@ -29,7 +29,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
-from hookstats.stats.warning import warn
+from hookstats.stats.messages import warn
 from hookstats.watching.contexts import Contexts
 from hookstats.watching.cost import Cost
 from hookstats.watching.flush import Flusher

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch.optim import Optimizer
 
-from hookstats.stats.warning import warn
+from hookstats.stats.messages import warn
 
 _OPEN_FOR = 200  # steps of an optimizer; those of GANs have fewer for one of the other's
 

@@ -14,7 +14,7 @@ from hookstats._torch import is_dtensor, is_plain, local_shard
 from hookstats.arena.staging import event
 from hookstats.kernels.ops import ignore_captures
 from hookstats.records.speeds import RATE
-from hookstats.stats.warning import warn
+from hookstats.stats.messages import warn
 
 _POLL_SECONDS = 2e-4
 _BATCH_SECONDS = 0.25

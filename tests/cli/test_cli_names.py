@@ -21,7 +21,7 @@ from hookstats.hooks.coverage import Coverage, SiteCoverage
 from hookstats.records.record import StepRecord
 from hookstats.show import page, terminal
 from hookstats.show.notebook import record_html, run_html
-from hookstats.stats.warning import warn
+from hookstats.stats.messages import warn
 
 NAME = "\x1b]0;owned\x07\x1b[2J\r\u202e"
 KIND = "output.\x1b[31m\n"

@@ -16,7 +16,7 @@ from support.paths import ROOT
 from torch import nn
 
 import hookstats as hs
-from hookstats.stats.notice import size
+from hookstats.stats.messages import size
 
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 OFF = 1.5  # how many times too much or too little it may be

@@ -1,12 +1,25 @@
-"""say(): what a user should know, which is no warning; a line on stderr, or of the user's log."""
+"""What hookstats tells users: warn() of what is wrong, say() what is good to know."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from contextlib import suppress
 
 from hookstats.stats.printable import printable
+
+
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn; if a filter turns the warning into an error, which nobody could catch, log an error.
+
+    The message may hold names and errors from anywhere: it is made `printable`.
+    """
+    message = printable(message, lines=True)
+    try:
+        warnings.warn(message, category, stacklevel=2)
+    except Warning:
+        logging.getLogger("hookstats").error(message)
 
 
 def say(message: str) -> None:

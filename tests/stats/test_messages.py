@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from hookstats.stats.warning import warn
+from hookstats.stats.messages import warn
 
 
 def test_a_warning() -> None:
