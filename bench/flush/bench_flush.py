@@ -24,7 +24,7 @@ from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.state import MOMENTS, TALLIES
-from hookstats.watching.flush import Flusher
+from hookstats.watching.recorder import Recorder
 
 SITES = pick(200, 8)
 CHANNELS = pick(1024, 32)
@@ -33,10 +33,10 @@ ROUNDS = pick(15, 1)
 
 
 class Recording:
-    """An arena with a flusher; a round is one step, of the same tensors each time."""
+    """An arena with a recorder; a round is one step, of the same tensors each time."""
 
-    def __init__(self, flusher: Flusher, bins: LogBins) -> None:
-        self.flusher = flusher
+    def __init__(self, recorder: Recorder, bins: LogBins) -> None:
+        self.recorder = recorder
         self.step = 0
         self._arena = Arena(bins, None)
         generator = torch.Generator().manual_seed(0)
@@ -50,29 +50,31 @@ class Recording:
 
     def prepare(self) -> None:
         """Fill a step, with nothing in the background."""
-        self.flusher.drain()
+        self.recorder.drain()
         for accumulator, x in self._tensors:
             accumulator.fold(x, 1)
 
     def close_step(self) -> None:
         """What the training does at the end of a step."""
-        self.flusher.submit(self._arena.swap(), self.step)
+        closed = self._arena.close()
+        assert closed is not None
+        self.recorder.submit(closed, self.step)
         self.step += 1
 
     def run(self) -> None:
         """Close the step and wait until it is on the disk."""
         self.close_step()
-        self.flusher.drain()
+        self.recorder.drain()
 
     @property
     def latest(self) -> StepRecord:
         """What was to be stored last."""
-        assert self.flusher.latest is not None
-        return self.flusher.latest
+        assert self.recorder.latest is not None
+        return self.recorder.latest
 
     def check(self) -> None:
         """Assert that the last step was recorded, and that it is right."""
-        assert self.flusher.failures == {}
+        assert self.recorder.failures == {}
         assert self.latest.step == self.step - 1
         means = torch.cat([x.double().mean(0) for _, x in self._tensors])
         np.testing.assert_allclose(self.latest.moments[:, 0], means, rtol=1e-5, atol=1e-6)
@@ -84,7 +86,7 @@ class RunDirectory(Recording):
     def __init__(self, out: Path) -> None:
         bins = LogBins()
         writer = RunWriter(out, {"bins": bins, "channel_bins": None}, seconds_per_part=3600)
-        super().__init__(Flusher(writer), bins)
+        super().__init__(Recorder(writer), bins)
         self._out = out
 
     def check(self) -> None:
@@ -106,7 +108,7 @@ class Saved(Recording):
     """`torch.save` of the arrays."""
 
     def __init__(self, out: Path) -> None:
-        super().__init__(Flusher(None, [self.save]), LogBins())
+        super().__init__(Recorder(None, [self.save]), LogBins())
         out.mkdir()
         self._out = out
 
@@ -176,14 +178,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     measured = measure(TABLE, title, 1, makers, Rounds(0, ROUNDS))
     recordings = cast(dict[str, Recording], measured.peers)
     for name, recording in recordings.items():
-        recording.flusher.drain()
+        recording.recorder.drain()
         if name != "closing":
             files = (path for path in (out / name).rglob("*") if path.is_file())
             size = sum(path.stat().st_size for path in files) / recording.step
             measured.case.facts[f"{name}, MB"] = round(size / 1e6, 1)
     yield measured
     for recording in recordings.values():
-        recording.flusher.close()
+        recording.recorder.close()
 
 
 @pytest.mark.parametrize("peer", PEERS)

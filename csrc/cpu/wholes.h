@@ -5,8 +5,8 @@
 
 namespace hookstats::cpu {
 
-// Merges rows `first` to `last` of the columns that `take_moments` and `take_tallies` fill, each of
-// `total` rows, into one row of moments, [C::kColumns], and of tallies, [kTallyColumns]. If all
+// Merges rows `first` to `last` of the columns that `drain_moments` and `drain_tallies` fill, each
+// of `total` rows, into one row of moments, [C::kColumns], and of tallies, [kTallyColumns]. If all
 // means are equal, the result has that mean to the last bit.
 template <class C>
 void merge_rows(const double* columns, const int64_t* tally_columns, int64_t first, int64_t last,

@@ -19,18 +19,16 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
       "update_many_(Tensor[] xs, int? channel_dim, Tensor(a!)[] moments, Tensor(b!)[] tallies, "
       "Tensor(c!)[] counts, Tensor? bins, Tensor(d!)[] channel_counts, Tensor? channel_bins, "
       "Tensor? scale=None, Tensor? sampling=None) -> ()");
-  // Takes the states out of blocks of rows on the CPU and leaves the rows empty. `memory` gets, one
-  // after the other: moments and tallies by column, [columns, rows]; those of whole tensors,
-  // [tensors, columns], where tensor t has the rows offsets[t] to offsets[t + 1], all in one block;
-  // the offsets of the tensors' histograms (cpu/take.h), then of the channels', from 0 again; and
-  // 1, where 0 was. The operator gives `slots` and `entries` their sizes: they get those of the
-  // tensors' histograms, then of the channels'. The caller has the memory before, and so the
-  // states, whatever happens when the operator returns. Where all `folds` of a histogram are
-  // marked, `marks` say which of its counts to look at (core/marks.h).
+  // Drains blocks of rows on the CPU: moves the states out of them and leaves them empty. Returns
+  // two tables by column, of channels and of whole tensors: moments [columns, rows], tallies
+  // [columns, rows], those of tensors [columns, tensors] each, where tensor t has the rows
+  // offsets[t] to offsets[t + 1], all in one block; and the histograms of tensors, then of
+  // channels, as sparse rows: offsets, slots and counts (cpu/drain.h). Where all `folds` of a
+  // histogram are marked, `marks` say which of its counts to look at (core/marks.h).
   m.def(
-      "take_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
-      "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts, Tensor offsets, "
-      "Tensor(f!) memory, Tensor(g!) slots, Tensor(h!) entries) -> ()");
+      "drain_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
+      "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts, Tensor offsets) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");
   // The addresses of what the C++ hooks call (ops/kernels.h). The CUDA library, which is separate,

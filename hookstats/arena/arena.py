@@ -1,26 +1,22 @@
-"""Arena: the states of many sites, in two buffers: one is filled while the other is read out."""
+"""Arena: the states of many sites, in two buffers: one is filled while the other is drained."""
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookstats.arena.flag import Flag
+from hookstats.arena.closed import ClosedStep, Loan
+from hookstats.arena.device import DeviceBuffer, Ranges
 from hookstats.arena.graph_states import GraphSite, GraphState
-from hookstats.arena.lock import lock, whole
+from hookstats.arena.lock import Guard, lock, whole
 from hookstats.arena.mask import CurrentMask
-from hookstats.arena.rows import Counters
-from hookstats.arena.shelf import Shelf
-from hookstats.arena.snapshot import SMALL_BYTES, Layout, Places, Snapshot
+from hookstats.arena.rows import Rows, zeros
 from hookstats.kernels import native
 from hookstats.kernels.backends import backend_of, home
 from hookstats.kernels.ops import entries, update_
@@ -28,23 +24,16 @@ from hookstats.kernels.sampling import Sampling
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import LinearBins, LogBins
-from hookstats.stats.merge import offsets_of
 from hookstats.stats.state import State
 
 if TYPE_CHECKING:
     from hookstats import _hooks
 
 PATIENCE = 10.0
-"""The seconds that training waits for a disk or a sink, before steps are lost."""
+"""The seconds that training waits for the recorder, before steps are lost."""
 
-MOST_AHEAD = 256
-"""How many steps may be copied out and wait for the thread that makes records of them."""
-
-BYTES_AHEAD = 32 << 20  # the memory of those the training copied out, and of the thread's, at most
 _POLL_SECONDS = 1e-3
-
-Submit = Callable[[Snapshot], None]
-"""Who gets a closed step, to read it out."""
+_HOST = torch.device("cpu")
 
 
 class _PythonHalf:
@@ -57,14 +46,14 @@ class _PythonHalf:
 
 
 class _Placed:
-    """A site's place on a shelf, with what records say of the site."""
+    """A site's rows, with what records say of the site."""
 
-    __slots__ = ("info", "place", "row", "shelf")
+    __slots__ = ("buffer", "info", "place", "row")
 
-    def __init__(self, info: SiteInfo, shelf: Shelf, place: int, row: int) -> None:
-        """place, row: the number of sites, and of their channels, that the shelf had before."""
+    def __init__(self, info: SiteInfo, buffer: DeviceBuffer, place: int, row: int) -> None:
+        """place, row: the number of sites, and of their channels, that the device had before."""
         self.info = info
-        self.shelf = shelf
+        self.buffer = buffer
         self.place = place
         self.row = row
 
@@ -72,13 +61,11 @@ class _Placed:
 class Arena:
     """The states of all sites of a watch, on the devices of their tensors.
 
-    Hooks fold into the front buffer while `recording` is true, and hold `lock` meanwhile. `swap`
-    closes a step: it makes the other buffer the front buffer, and hands out the buffer that it
-    closed as a Snapshot. Only a site's first tensor on a device allocates memory.
+    Hooks fold into the front buffer while `recording` is true, and hold `lock` meanwhile, in a
+    block of `guard`. `close` ends a step. Only a site's first tensor on a device allocates memory.
 
-    An interrupt (Ctrl-C) or an error may come at any line. Therefore one list says which sites
-    there are, and one statement closes a step; all else is derived from these, or may be done
-    twice.
+    A step is atomic or absent: where an interrupt (Ctrl-C) or an error breaks into a block of
+    `guard`, `close` discards the step.
     """
 
     def __init__(
@@ -99,54 +86,52 @@ class Arena:
             self.native = native.hooks.Arena(entries(native.hooks.PARAMS_SIZE))
         self.mask = CurrentMask(self.native)
         self.lock = lock() if self.native is None else whole(self.native, self.native.depth)
-        """Held during a fold, which neither a swap nor another thread may interrupt."""
+        """Held during a fold, which neither a close nor another thread may interrupt."""
+        self.guard = Guard()
+        """The block of whatever changes the open step, under the lock."""
         self._half: _hooks.Arena | _PythonHalf = self.native or _PythonHalf()
         self._placed: list[_Placed] = []
         self._infos: tuple[SiteInfo, ...] | None = None  # those of `_placed`, until one changes
-        self.counters = Counters(2)
-        """By site and buffer: the number of tensors that were folded in, not counting graphs, and
-        1 while Python folds a tensor in; where that stays 1, an interrupt came meanwhile."""
+        self._ranges: tuple[int, list[Ranges]] = 0, []  # of so many sites
+        # By site: the number of tensors that were folded in, not counting graphs.
+        self._calls = Rows([zeros(1, _HOST)], is_double=False)
         self.is_evaluation: Callable[[], bool] = lambda: False
         """Whether a module's call is one of an evaluation now, which is left out."""
         self.stalls = 0
-        """The number of swaps that waited until another thread had read the step before out."""
+        """The number of steps whose close waited for the recorder."""
         self.closed = 0
         """The number of steps that were closed."""
         self.while_waiting: Callable[[], object] = lambda: None
-        """Called as a swap begins to wait, and each second while it does."""
-        self.shelves: dict[torch.device, Shelf] = {}
-        self._places = Places(np.zeros(0, np.int64), np.zeros(1, np.int64), ())
-        self._pid = os.getpid()
-        self._back_is_free = Flag.already_set()
-        self._lent: Callable[[], Snapshot | None] = lambda: None
-        self._unsubmitted: tuple[Snapshot, Submit] | None = None
-        self._ahead: deque[weakref.ref[Snapshot]] = deque()  # read out here, oldest first
-        self.most_ahead = MOST_AHEAD
-        """How many steps may be copied out and wait, where memory has room."""
+        """Called as a close begins to wait, and each second while it does."""
+        self.has_room: Callable[[], bool] = lambda: True
+        """Whether the recorder takes another step now."""
+        self.devices: dict[torch.device, DeviceBuffer] = {}
+        # The step that the other buffer was lent to, while somebody has it, and whether it is free.
+        self._lent: tuple[Callable[[], ClosedStep | None], Loan] = _nobody, Loan(is_free=True)
         self.patience = PATIENCE
-        """The seconds that a swap waits before steps are lost."""
-        self.small_bytes = SMALL_BYTES
-        self._room_ahead = 1  # how many of them may wait now
-        self._stuck_since: float | None = None  # when a swap began to wait, if no later one got on
+        """The seconds that a close waits before steps are lost."""
+        self._stuck_since: float | None = None  # when a close began to wait, if no later one got on
 
     def accumulator(self, info: SiteInfo, device: torch.device) -> Accumulator:
         """A new state of `info.channels` channels, for tensors on `device`."""
         device = home(device)
         # Outside of inference mode, a tensor that was made in it cannot be updated.
         with self.lock, torch.inference_mode(False):
-            if (shelf := self.shelves.get(device)) is None:
+            if (buffer := self.devices.get(device)) is None:
                 counting = self.bins, self.channel_bins, self.sampling.on(device)
-                shelf = self.shelves[device] = Shelf(device, *counting)
-            index, (place, row) = len(self._placed), self._end_of(shelf)
-            states, marks = shelf.states(place, row, info.channels)
-            made = Accumulator(self, index, states, self.counters.row(index), marks)
-            self._placed.append(_Placed(info, shelf, place, row))  # from now on there is the site
+                buffer = DeviceBuffer(device, *counting)
+                self.devices[device] = buffer
+            index, (place, row) = len(self._placed), self._end_of(buffer)
+            states, marks = buffer.states(place, row, info.channels)
+            calls = self._calls.after(index, 1)[0][0, 0]
+            made = Accumulator(self, index, states, calls, marks)
+            self._placed.append(_Placed(info, buffer, place, row))  # from now on there is the site
             return made
 
-    def _end_of(self, shelf: Shelf) -> tuple[int, int]:
-        """The number of sites on a shelf, and of their channels."""
+    def _end_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
+        """The number of sites on a device, and of their channels."""
         for last in reversed(self._placed):
-            if last.shelf is shelf:
+            if last.buffer is buffer:
                 return last.place + 1, last.row + last.info.channels
         return 0, 0
 
@@ -161,22 +146,23 @@ class Arena:
 
     def infos(self) -> tuple[SiteInfo, ...]:
         """What records say of all sites now."""
-        # As a rule, the tuple of the last step serves.
         if self._infos is None or len(self._infos) != len(self._placed):
             self._infos = tuple([placed.info for placed in self._placed])
         return self._infos
 
-    def places(self) -> Places:
-        """Where the sites are."""
-        if len(self._places.order) != len(self._placed):  # as a rule, those of the last step serve
-            by_shelf: dict[Shelf, list[int]] = {shelf: [] for shelf in self.shelves.values()}
-            for site, placed in enumerate(self._placed):
-                by_shelf[placed.shelf].append(site)
-            order = np.array([site for sites in by_shelf.values() for site in sites], np.int64)
+    def ranges(self) -> list[Ranges]:
+        """The rows of all sites, by device."""
+        known, ranges = self._ranges
+        if known != len(self._placed):
             channels = np.array([placed.info.channels for placed in self._placed], np.int64)
-            extents = [shelf.extent(channels[sites]) for shelf, sites in by_shelf.items() if sites]
-            self._places = Places(order, offsets_of(channels[order]), tuple(extents))
-        return self._places
+            buffers = [placed.buffer for placed in self._placed]
+            ranges = []
+            for buffer in self.devices.values():
+                sites = np.array([i for i, one in enumerate(buffers) if one is buffer], np.int64)
+                if len(sites):
+                    ranges.append(buffer.ranges(sites, channels[sites]))
+            self._ranges = len(buffers), ranges
+        return ranges
 
     def native_site(self, site: object) -> _hooks.Site | None:
         """The C++ half of `site`, a Site; None without C++ hooks."""
@@ -223,75 +209,94 @@ class Arena:
 
     def pending(self) -> int:
         """How many tensors were folded into the open step; waits for the devices."""
-        graphs = [int(s.graphs.folded().sum()) for s in self.shelves.values() if s.graphs.sites]
-        return int(self._calls().sum()) + sum(graphs)
+        graphs = [int(s.graphs.folded().sum()) for s in self.devices.values() if s.graphs.sites]
+        return int(self._counted().sum()) + sum(graphs)
+
+    def has_content(self) -> bool:
+        """Whether the open step has anything to record or to discard; waits for the devices."""
+        return self.guard.is_broken or self.pending() > 0
 
     def has_calls(self) -> bool:
         """Whether any tensor was folded into the open step, graphs aside; waits for nothing."""
-        return bool(self._calls().any())
+        return bool(self._counted().any())
 
-    def _calls(self) -> Int64:
+    def _counted(self) -> Int64:
         """int64 [sites]: how many tensors were folded into the open step, graphs aside."""
-        calls: Int64 = self.counters.first(len(self._placed), self.front)[0]
-        return calls
+        (blocks,) = self._calls.first(len(self._placed), 0)
+        counted: Int64 = np.concatenate([block.numpy() for block in blocks] or [_NO_CALLS])[:, 0]
+        return counted
 
     def is_captured(self) -> bool:
         """Whether work on one of the devices now becomes part of a graph, such as a CUDA graph."""
         # Only of devices that are in use: asking must not start any.
-        return any(backend_of(device).is_capturing() for device in self.shelves)
+        return any(backend_of(device).is_capturing() for device in self.devices)
 
     def discard_late(self) -> None:
         """Discard the tensors that graphs folded in while no step was recorded."""
         with self.lock:
-            for shelf in self.shelves.values():
-                shelf.graphs.discard()
+            for buffer in self.devices.values():
+                buffer.graphs.discard()
 
-    def swap(self, submit: Submit | None = None) -> Snapshot:
-        """Close the open step and begin the next.
+    def close(self) -> ClosedStep | None:
+        """Close the open step and begin the next; None if the step is broken, and discarded.
 
-        submit: what `hand_on` gives the closed step to.
-
-        A small step is copied out here at once. So is the step before, if it is still in the other
-        buffer, unless that would wait for a device, or too many steps wait already.
+        The host's part is drained here, in one call without the GIL. Where devices have parts, this
+        waits until the step before is drained from them; it also waits until the recorder has room.
 
         Raises:
             Stuck: that took `patience` seconds; the step is still open.
         """
-        if os.getpid() != self._pid:
-            # At the fork a flush thread, which this process does not have, had the other buffer.
-            self._pid = os.getpid()
-            self._back_is_free = Flag.already_set()
-            self._ahead.clear()
-        if not self._back_is_free.is_set():
-            self._make_room()
+        self._make_room()
         with self.lock:
-            snapshot = self._close(lambda free: free is self._back_is_free)
-            is_free = snapshot.is_free
-            self._lent = weakref.ref(snapshot)
-            self.closed += 1
-            self._unsubmitted = None if submit is None else (snapshot, submit)
-            # One statement, so that an interrupt finds the step open or closed.
-            self._half.front, self._back_is_free = 1 - self.front, is_free
-        if snapshot.is_small:
-            self._read_ahead()  # while it is in the caches
-        return snapshot
+            if self.guard.is_broken:
+                self._clear()
+                return None
+            with self.guard:
+                return self._close()
 
-    def _close(self, is_lent: Callable[[Flag], bool]) -> Snapshot:
-        """What is in the open step."""
-        layout = Layout(self.infos(), self.places(), self.bins, self.channel_bins)
-        return Snapshot(layout, self.counters, self.front, is_lent, self.small_bytes)
+    def _close(self) -> ClosedStep:
+        counted = self._counted()
+        parts = [r.buffer.close(self.front, r, counted) for r in self.ranges()]
+        closed = ClosedStep(self.infos(), parts, self.bins, self.channel_bins)
+        self._calls.clear(len(self._placed), 0)
+        closed.drain_host()
+        self._lent = weakref.ref(closed), closed.loan
+        self._half.front = 1 - self.front
+        self.closed += 1
+        return closed
+
+    def discard(self, *, lent: bool = False) -> None:
+        """Close the open step, and forget what it has.
+
+        lent: whether the step that was closed last is given up, too, if it is not drained.
+        """
+        closed = self._lent[0]() if lent else None
+        if closed is not None:
+            closed.release()
+        with self.lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        for ranges in self.ranges():
+            ranges.buffer.graphs.empty()
+            ranges.buffer.clear(ranges, self.front)
+        self._calls.clear(len(self._placed), 0)
+        self.closed += 1
+        self.guard.mend()
 
     def _make_room(self) -> None:
-        """Copy the step before out of its buffer, or wait until that is done."""
-        if self._reclaim() or self._read_ahead():
+        """Wait until the other buffer is free, and the recorder takes another step."""
+        if self._is_free() and self.has_room():
+            self._stuck_since = None
             return
         self.stalls += 1
         began = time.monotonic()
         if self._stuck_since is None:
             self._stuck_since = began
-        seconds, free = 0, self._back_is_free
+        seconds = 0
         self.while_waiting()
-        while not (free.wait(_POLL_SECONDS) or self._reclaim() or self._read_ahead()):
+        while not (self._is_free() and self.has_room()):
+            time.sleep(_POLL_SECONDS)
             now = time.monotonic()
             if now > began + seconds + 1:
                 seconds += 1
@@ -300,135 +305,77 @@ class Arena:
                 raise Stuck
         self._stuck_since = None
 
-    def _reclaim(self) -> bool:
-        """Empty the other buffer if nobody has its step any more; whether it is free."""
-        if self._lent() is None and not self._back_is_free.is_set():
-            with self.lock:
-                for extent in self.places().extents:
-                    extent.shelf.clear(extent, 1 - self.front)
-                self.counters.clear(len(self._placed), 1 - self.front)
-                self._back_is_free.set()
-        return self._back_is_free.is_set()
+    def _is_free(self) -> bool:
+        """Whether nobody drains the other buffer; it is emptied if its step was dropped."""
+        borrower, loan = self._lent
+        if not loan.is_free and borrower() is None:
+            with self.lock, self.guard:
+                for ranges in self.ranges():
+                    if ranges.buffer.waits:
+                        ranges.buffer.clear(ranges, 1 - self.front)
+            loan.is_free = True
+        return loan.is_free
 
-    def _read_ahead(self) -> bool:
-        """Copy the step before out of its buffer; whether that was possible."""
-        while self._ahead and self._ahead[0]() is None:
-            self._ahead.popleft()
-        snapshot = self._lent()
-        if (
-            snapshot is None
-            or snapshot.waits
-            or len(self._ahead) >= min(self._room_ahead, self.most_ahead)
-        ):
-            return False
-        try:
-            snapshot.take_out()
-        except Exception:  # such as a full memory: the other thread tries again
-            return False
-        self._room_ahead = min(self.most_ahead, BYTES_AHEAD // max(1, snapshot.nbytes))
-        self._ahead.append(weakref.ref(snapshot))
-        return True
 
-    def hand_over(self, submit: Submit, lose: Callable[[], None]) -> None:
-        """Close the open step, as `swap` does, and have it read out by whom it is submitted to.
+def _nobody() -> None:
+    """The step that a buffer is lent to which is not lent."""
 
-        After an interrupt the step is open still, or is submitted, perhaps twice.
 
-        lose: called if nobody reads steps out, and this one is discarded.
-        """
-        self.hand_on()
-        try:
-            self.swap(submit)
-            self.hand_on()
-        except Stuck:
-            self.discard()
-            lose()
-        except BaseException:
-            with suppress(Exception):  # but no other interrupt, after which it is done later
-                self.hand_on()
-            self._unsubmitted = None
-            raise
-
-    def discard(self) -> None:
-        """Close the open step, and forget what it has."""
-        with self.lock:
-            self._close(lambda free: False).clear()
-        self.closed += 1
-
-    def hand_on(self) -> None:
-        """Submit the step that was closed, if an interrupt has kept it from that."""
-        if self._unsubmitted is not None:
-            snapshot, submit = self._unsubmitted
-            if snapshot.is_free is self._back_is_free:  # else the step is still open
-                submit(snapshot)
-            self._unsubmitted = None
+_NO_CALLS = np.zeros((0, 1), np.int64)
 
 
 class Stuck(Exception):
-    """Nobody has read steps out for `Arena.patience` seconds."""
+    """The recorder has not taken a step for `Arena.patience` seconds."""
 
 
 class Accumulator:
     """The state of one site on one device."""
 
-    __slots__ = ("_arena", "_calls", "_graph", "_index", "_marks", "_states", "_under_way")
+    __slots__ = ("_arena", "_calls", "_count", "_graph", "_index", "_marks", "_states")
 
     def __init__(
         self,
         arena: Arena,
         index: int,
         states: tuple[State, State],
-        counters: Sequence[tuple[Int64, Int64]],
+        calls: Tensor,
         marks: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """counters: the site's row of the arena's."""
+        """calls: int64 [1], the site's count of tensors."""
         self._arena = arena
         self._index = index
         self._states = states
-        self._calls, self._under_way = counters
+        self._calls = calls
+        self._count: Int64 = calls.numpy()
         self._marks = marks
         self._graph: GraphState | None = None
 
     def fold(self, x: Tensor, channel_dim: int | None, mask: Tensor | None = None) -> None:
-        """Fold the statistics of `x`, a detached tensor, into the open step, under the lock."""
-        self.begin()
-        try:
-            update_(x, channel_dim, *self._states[self._arena.front], mask)
-        except Exception:  # not after an interrupt: the tensor may be in the state then
-            self.end(0)
-            raise
-        self.end(1)
+        """Fold the statistics of `x`, a detached tensor, into the open step, in a block of
+        `Arena.guard`. A call that raises changes no state."""
+        update_(x, channel_dim, *self._states[self._arena.front], mask)
+        self.count()
 
     def bind(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
         """Have `site` fold in tensors like `x` without Python from now on."""
-        calls = torch.from_numpy(self._calls[0]), torch.from_numpy(self._calls[1])
-        site.bind(x, channel_dim, self._states, calls, self._marks)
+        site.bind(x, channel_dim, self._states, (self._calls, self._calls), self._marks)
 
     @property
     def states(self) -> tuple[State, State]:
-        """The state by buffer, for external writers, who must `begin` first and `end` then."""
+        """The state by buffer, for external writers, in a block of `Arena.guard`; they `count`."""
         return self._states
 
-    def begin(self) -> None:
-        """Note that an external writer is about to fold into the open step, under the lock.
-
-        Without a note, what is folded in before an interrupt would leak into a later step.
-        """
-        self._under_way[self._arena.front][0] = 1
-
-    def end(self, tensors: int) -> None:
-        """Count the tensors that an external writer folded in: 0 if it was refused."""
-        front = self._arena.front
-        self._calls[front][0] += tensors
-        self._under_way[front][0] = 0
+    def count(self) -> None:
+        """Count a tensor that was folded in."""
+        self._count[0] += 1
 
     def graph_state(self, site: GraphSite) -> GraphState:
         """The state that compiled graphs fold into; made at the first call."""
         if self._graph is None:
             rows = self._states
-            shelf = self._arena.shelves[rows[0].moments.device]
+            buffer = self._arena.devices[rows[0].moments.device]
             with torch.inference_mode(False):
-                self._graph = shelf.graphs.add(self._index, rows, site)
+                self._graph = buffer.graphs.add(self._index, rows, site)
         return self._graph
 
     def is_traced(self) -> bool:

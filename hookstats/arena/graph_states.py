@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -116,17 +115,16 @@ class GraphStates:
         ever = torch.stack([graph.folded for graph in self._states.values()])
         return ever - pad(self._seen, (0, len(ever) - len(self._seen)))
 
-    def collect(self, buffer: int, observed: Callable[[], Int64]) -> Tensor:
+    def collect(self, buffer: int, observed: Int64) -> Tensor:
         """Move every state into its row of the arena's `buffer`; return what `folded` gave.
 
-        observed: gives, by index in the arena, the number of tensors that are in the row already.
+        observed: by index in the arena, the number of tensors that are in the row already.
         """
         if not self._states:
             return self._seen
         into_empty: list[GraphState] = []
-        in_rows = observed()
         for site, graph in self._states.items():
-            if in_rows[site]:
+            if observed[site]:
                 _merge_into(graph.rows[buffer], graph.memory)
             else:
                 into_empty.append(graph)
@@ -136,15 +134,18 @@ class GraphStates:
                 [row for graph in into_empty for row in parts(graph.rows[buffer])],
                 [part for graph in into_empty for part in parts(graph.memory)],
             )
-        return self._empty()
+        return self.empty()
 
     def discard(self) -> None:
         """Empty the states, whose tensors came too late, and count them as that."""
         if self._states:
-            late = self._empty()
+            late = self.empty()
             foreach_add_([graph.late for graph in self._states.values()], list(late))
 
-    def _empty(self) -> Tensor:
+    def empty(self) -> Tensor:
+        """Empty the states; return what `folded` gave."""
+        if not self._states:
+            return self._seen
         new = self.folded()
         foreach_copy_(
             [graph.memory.moments for graph in self._states.values()],

@@ -1,4 +1,4 @@
-"""Locks and other contexts that no interrupt (Ctrl-C) can enter and not leave.
+"""Locks that are always released, even if Ctrl-C arrives while they are acquired; the guard.
 
 Python handles signals after calls of C. Up to 3.13 that of `__enter__` in a `with` is no such call;
 from 3.14 on it is, and an interrupt that comes then finds no `__exit__` to call: the lock stays
@@ -50,3 +50,31 @@ def lock() -> AbstractContextManager[object]:
     """A lock that a thread may take several times."""
     made: Any = threading.RLock()
     return Whole(made, made._recursion_count) if IS_NEEDED else made
+
+
+class Guard:
+    """Context, under the arena's lock, of what hooks do: says whether anything broke into it.
+
+    An interrupt at any line, `__enter__` and `__exit__` included, leaves it broken or untouched.
+    """
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    def __enter__(self) -> None:
+        self._open += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._open -= 1
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a block did not end; asked under the lock, outside of all blocks."""
+        return self._open > 0
+
+    def mend(self) -> None:
+        """Forget the blocks that did not end."""
+        self._open = 0

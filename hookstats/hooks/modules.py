@@ -41,7 +41,7 @@ class _ModuleHook(Hook):
 
     def _observe(self, found: Iterable[Leaf]) -> None:
         """Count and fold in the tensors of a call, and await their gradients."""
-        with self.arena.lock, own_dispatch():
+        with self.arena.lock, self.arena.guard, own_dispatch():
             self._walk(found)
 
     def _walk(self, found: Iterable[Leaf]) -> None:

@@ -44,12 +44,13 @@ class OptimizerStates:
 
     def fold(self, optimizer: Optimizer) -> None:
         """Fold in the states that `optimizer` has for its watched parameters."""
-        with self._arena.lock, own_dispatch():
+        with self._arena.lock, self._arena.guard, own_dispatch():
             self._fold(optimizer)
 
     def _fold(self, optimizer: Optimizer) -> None:
         by_id = {id(watched.tensor()): sites for watched, sites in self._watched}
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        self._batches.let_go()  # of what an interrupt of the last call left
         try:
             for parameter in parameters:
                 sites = by_id.get(id(parameter))

@@ -71,7 +71,7 @@ class Parameters:
 
         groups: lists of parameters. batches: the batches of these parameters in the last step.
         """
-        with self._arena.lock, own_dispatch():
+        with self._arena.lock, self._arena.guard, own_dispatch():
             if batches.native is None or not batches.native.observe(groups, scale):
                 self._observe(groups, batches, scale)
 
@@ -258,29 +258,22 @@ class _Batch:
             self._prepared = self.accumulators, (_by_argument(first), _by_argument(second))
         states = self._prepared[1][front]
         sampling = self.accumulators[0].states[front].sampling
-        for accumulator in self.accumulators:
-            accumulator.begin()
         try:
             if scale is not None:
                 scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
             update_many_(self.tensors, channel_dim, *states, scale, sampling)
-        except Exception as error:
-            self._end(0)
-            if isinstance(error, torch.AcceleratorError):
-                raise
+        except torch.AcceleratorError:
+            raise
+        except Exception:
             # A refused call changes no state. One by one, the tensors show which was refused.
             for site, accumulator, x in self._entries():
                 state = _by_argument([accumulator.states[front]])
                 reason = _fold_alone(site, accumulator, x, channel_dim, *state, scale, sampling)
                 site.counts.settle(reason)
         else:
-            self._end(1)
-            for site in self.sites:
+            for site, accumulator in zip(self.sites, self.accumulators, strict=True):
+                accumulator.count()
                 site.counts.settle(None)
-
-    def _end(self, tensors: int) -> None:
-        for accumulator in self.accumulators:
-            accumulator.end(tensors)
 
     def _entries(self) -> Iterator[tuple[Site, Accumulator, Tensor]]:
         return zip(self.sites, self.accumulators, self.tensors, strict=True)
@@ -288,13 +281,11 @@ class _Batch:
 
 def _fold_alone(site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any) -> str | None:
     """Fold in one tensor of a batch, or return the reason not to."""
-    accumulator.begin()
     try:
         update_many_([x], *arguments)
     except Exception as error:
-        accumulator.end(0)
         return site.disable(error)
-    accumulator.end(1)
+    accumulator.count()
     return None
 
 

@@ -105,7 +105,7 @@ class Site:
         first: no other gradient arrived for its tensor.
         mask: that of the call which had the tensor, as in `CurrentMask.now`.
         """
-        with self._arena.lock, own_dispatch():
+        with self._arena.lock, self._arena.guard, own_dispatch():
             site = self._of_width(gradient)
             if first and site is not self:  # as where a gradient's shard is not like its tensor's
                 self.counts.missing -= 1
@@ -132,7 +132,7 @@ class Site:
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
         """Count the gradient of a view's base if the view's part cannot be taken out of it."""
-        with self._arena.lock, own_dispatch():
+        with self._arena.lock, self._arena.guard, own_dispatch():
             # The memory of shards has no part that is the view.
             reason = unreadable(gradient) or reasons.CHANGED_VIEW
             recording = self._arena.recording

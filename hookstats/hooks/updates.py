@@ -45,7 +45,7 @@ class Updates:
 
     def keep(self, optimizer: Optimizer) -> None:
         """Copy the watched ones of the parameters that `optimizer` is about to change."""
-        with self._arena.lock, own_dispatch():
+        with self._arena.lock, self._arena.guard, own_dispatch():
             by_id = {id(watched.tensor()): watched for watched in self._watched}
             kept = self._kept[id(optimizer)] = []
             parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -57,10 +57,11 @@ class Updates:
     def fold(self, optimizer: Optimizer) -> None:
         """Fold in what `optimizer` changed since `keep`."""
         kept = self._kept.pop(id(optimizer), [])
-        with self._arena.lock, own_dispatch():
+        with self._arena.lock, self._arena.guard, own_dispatch():
             self._fold(kept)
 
     def _fold(self, kept: list[_Kept]) -> None:
+        self._batches.let_go()  # of what an interrupt of the last call left
         try:
             for watched, parameter, before in kept:
                 assert watched.value is not None

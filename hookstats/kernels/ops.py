@@ -58,11 +58,11 @@ why_missing = {backend.type: _load(backend) for backend in BACKENDS.values() if 
 """By device type, why its kernels are not loaded; None where they are."""
 
 
-def _operator(name: str) -> Callable[..., None]:
+def _operator(name: str) -> Callable[..., Any]:
     reason = why_missing[CPU.type]
     if reason is None:
         try:
-            operator: Callable[..., None] = getattr(torch.ops.hookstats, name).default
+            operator: Callable[..., Any] = getattr(torch.ops.hookstats, name).default
         except AttributeError:
             reason = f"{CPU.library} has no operator {name}: {_REBUILD[CPU.type]}"
         else:
@@ -70,7 +70,7 @@ def _operator(name: str) -> Callable[..., None]:
     raise ImportError(f"hookstats: {reason}")
 
 
-update_ = _operator("update_")
+update_: Callable[..., None] = _operator("update_")
 """update_(x, channel_dim, moments, tallies, counts=None, bins=None, channel_counts=None,
 channel_bins=None, sampling=None, mask=None) -> None: folds the statistics of `x` into the state of
 its channels, in place.
@@ -84,7 +84,7 @@ mask: bool or integers [batch, time] or [rows], on the device of x: where it is 
 Bad arguments are a ValueError, from the C++ kernels a RuntimeError; `reference.check` lists them.
 """
 
-update_many_ = _operator("update_many_")
+update_many_: Callable[..., None] = _operator("update_many_")
 """update_many_(xs, channel_dim, moments, tallies, counts, bins, channel_counts, channel_bins,
 scale=None, sampling=None) -> None: `update_` of many tensors on one device, each into a separate
 state.
@@ -107,15 +107,12 @@ def mark_columns(slots: int) -> int:
     return 1 + -(-slots // _WORD_SLOTS)
 
 
-take_ = _operator("take_")
-"""take_(moments, tallies, counts, marks, folds, channel_counts, offsets, memory, slots, entries)
--> None: takes the states out of their rows, and leaves the rows empty; needs no GIL.
+drain_: Callable[..., tuple[Tensor, ...]] = _operator("drain_")
+"""drain_(moments, tallies, counts, marks, folds, channel_counts, offsets) -> moments, tallies,
+tensor_moments, tensor_tallies, offsets, slots, counts, channel_offsets, channel_slots,
+channel_counts: moves the states out of their rows and leaves the rows empty; needs no GIL.
 
-The last word of `memory`, 0 before, says by 1 that the states are there; else they are still in
-their rows. So nothing is lost by an error, or by an interrupt that comes meanwhile and is raised
-when this returns.
-
-moments, tallies: one or more blocks [rows, 5 or 7] and [rows, 5] on the CPU, as many rows in all.
+moments, tallies: one or more blocks [rows, 5] and [rows, 5] on the CPU, as many rows in all.
 counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
 marks: for each block of counts int64 [histograms, `mark_columns`]: the number of tensors that
     writers with marks counted, then the marks.
@@ -123,12 +120,11 @@ folds: int64 [histograms]: the number of tensors that were folded into each row 
     unknown. All slots of a histogram are looked at unless all its folds are marked.
 offsets: int64 [tensors + 1]: tensor t has the rows offsets[t]:offsets[t + 1] of all blocks, and
     those in one block.
-memory: int64 [words]; gets, one after the other, moments float64 [5 or 7, rows] and tallies
-    [5, rows]; those of whole tensors, their channels merged, float64 [tensors, 5 or 7] and
-    [tensors, 5]; where the entries of each histogram begin and the last one's end, [histograms + 1]
-    of the tensors, then of the channels; and the last word.
-slots, entries: int32 and int64 [any], which get the slots and the counts, never zero, of the
-    histograms of tensors, then of the channels, which begin at 0 again; slots ascend in each one.
+Returns two tables by column, of channels and of tensors with their channels merged: moments
+float64 [5, rows] and tallies int64 [5, rows], [5, tensors] and [5, tensors]; then the
+histograms of tensors and those of channels as sparse rows: where the entries of each begin and the
+last one's end, int64 [histograms + 1], and their slots, int32, which ascend in each one, and
+counts, int64, never 0. An error, such as a full memory, leaves the rows as they were.
 """
 
 

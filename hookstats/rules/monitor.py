@@ -59,6 +59,8 @@ class Monitor:
         """The rules that failed, with the error of each and the calls that it missed."""
         self.keep: Callable[[Sequence[Told]], object] = lambda told: None
         """Called with new alerts; a run directory keeps them."""
+        self.perform: Callable[[Callable[[], object]], object] = lambda action: action()
+        """Calls a rule's own action, which may raise; on a thread where it may hang."""
         self.urgent = 0
         """How many alerts call for a closer look: errors, and warnings about logged numbers."""
         self._rules = list(as_rules(rules))
@@ -150,7 +152,8 @@ class Monitor:
 
         def act() -> bool:
             for alert, _ in alerts:
-                rule.action(alert)  # type: ignore[operator]  # it is callable
+                assert callable(rule.action)
+                self.perform(partial(rule.action, alert))
             return True
 
         what, outcome = f"the action of rule {rule.name!r}", "its alerts are warned of instead"

@@ -43,7 +43,7 @@ class Rule(ABC):
 
     Args:
         action: "warn" gives one RuleWarning per step; "raise" raises RuleError when the next step
-            or the watch closes; a callable gets every Alert, on the flush thread.
+            or the watch closes; a callable gets every Alert, on another thread.
         patience: 1 or more recorded steps in a row, of those that observed the tensor.
         every: the least number of steps between two alerts about the same finding.
 

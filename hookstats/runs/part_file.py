@@ -33,7 +33,7 @@ PLACEHOLDER = b"01234567"
 _TAIL = 8  # bytes after the footer: its length, and "PAR1"
 _LARGE = 1 << 20  # rows * columns from which on several threads decode
 
-REASONS = ("disk", "stall", "error")
+REASONS = ("disk", "stall", "error", "interrupted")
 """Why steps are lost: the disk took no more, the training would have waited, something failed."""
 
 

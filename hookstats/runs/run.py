@@ -312,7 +312,8 @@ class Run:
         """The steps that were due and that any rank lost, ascending, each with the reason.
 
         The reason is "disk" where the disk took no part for long, "stall" where the training would
-        have had to wait, "error" where something failed. What a kill loses is not among them.
+        have had to wait, "error" where something failed, "interrupted" where Ctrl-C came into
+        what hookstats did. What a kill loses is not among them.
         """
         self._parts.refresh()
         found = {k: v for rank in self._parts.index for k, v in self._parts.gaps(rank).items()}

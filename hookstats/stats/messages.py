@@ -13,13 +13,22 @@ from hookstats.stats.printable import printable
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn; if a filter turns the warning into an error, which nobody could catch, log an error.
 
-    The message may hold names and errors from anywhere: it is made `printable`.
+    The message may hold names and errors from anywhere: it is made `printable`. Where neither can
+    be shown, as where stderr is closed, nothing is said.
     """
     message = printable(message, lines=True)
     try:
         warnings.warn(message, category, stacklevel=2)
-    except Warning:
-        logging.getLogger("hookstats").error(message)
+    except Exception:  # the filter's, or that of whoever shows warnings
+        with suppress(Exception):
+            logging.getLogger("hookstats").error(message)
+
+
+def notify(failures: dict[str, str], what: str, why: str) -> None:
+    """Warn that something failed, the first time, and keep why: the coverage has all `failures`."""
+    if what not in failures:
+        failures[what] = why
+        warn(f"hookstats: {what} failed: {why}")
 
 
 def say(message: str) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookstats.arena.arena import Arena
+from hookstats.arena.arena import Arena, Stuck
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.masks import Masks
@@ -32,10 +32,10 @@ from hookstats.stats.arguments import check_integer
 from hookstats.stats.messages import warn
 from hookstats.watching.contexts import Contexts
 from hookstats.watching.cost import Cost
-from hookstats.watching.flush import Flusher
 from hookstats.watching.observers import Observers
 from hookstats.watching.optimizers import Optimizers
-from hookstats.watching.scalars import ScalarLog, as_scalars, learning_rates
+from hookstats.watching.recorder import Recorder
+from hookstats.watching.scalars import ScalarLog, StepScalars, as_scalars, learning_rates
 from hookstats.watching.schedule import Schedule
 from hookstats.watching.settings import AUTO, Settings, unwrapped
 
@@ -59,7 +59,7 @@ class Watch(Contexts):
         optimizers: Sequence[Optimizer],
         settings: Settings,
         header: Mapping[str, Any],
-        flusher: Flusher,
+        recorder: Recorder,
         monitor: Monitor,
         first_step: int,
         sharding: Sharding,
@@ -73,10 +73,10 @@ class Watch(Contexts):
         self._settings = settings
         self._header = header
         self._arena = arena = Arena(settings.bins, settings.channel_bins)
-        self._arena.while_waiting = flusher.hurry
+        arena.while_waiting, arena.has_room = recorder.hurry, recorder.has_room
         if settings.every not in (1, AUTO):
-            flusher.mailbox.rest = 0.0  # steps are few, and `after` wants to know early
-        self._flusher = flusher
+            recorder.rest = 0.0  # steps are few, and `after` wants to know early
+        self._recorder = recorder
         self._monitor = monitor
         self._step = first_step
         self._paused = False
@@ -92,12 +92,12 @@ class Watch(Contexts):
         self._roots = RootModules(models)
         self._masks = Masks(arena, settings.mask)
         self._observers = Observers(arena, settings, sharding)
-        self._log = ScalarLog(partial(_has_begun, self._roots, arena), flusher.submit_scalars)
-        flusher.before_exit = self._log.end
+        self._log = ScalarLog(partial(_has_begun, self._roots, arena), recorder.submit_scalars)
+        recorder.before_exit = self._log.end
         self._cost = Cost(arena)
         self._when = Schedule(
             *(settings.every, settings.budget, monitor, arena),
-            *(lambda: flusher.mailbox.spent, lambda: flusher.exchange),
+            *(lambda: recorder.spent, lambda: recorder.exchange),
         )
         self._optimizers = Optimizers()
         try:
@@ -127,7 +127,7 @@ class Watch(Contexts):
             self._add_optimizer(optimizer)
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
-        keeps = self if self._flusher.has_readers else None
+        keeps = self if self._recorder.has_readers else None
         then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
         seen = self._observers
         step = partial(StepHook, self._arena, seen.parameters, (seen.updates, seen.states), then)
@@ -209,7 +209,7 @@ class Watch(Contexts):
         self._check_open()
         self._log.seal()
         self._step = check_integer("step", step, 0, _LAST_STEP)
-        self._flusher.renumber(step)
+        self._recorder.renumber(step)
         self._when.renumber(step)
         self._schedule()
 
@@ -223,13 +223,13 @@ class Watch(Contexts):
             RuntimeError: no step is recorded yet.
         """
         self._log.hand_on()
-        self._flusher.drain(disk=False)
-        if self._flusher.latest is None:
+        self._recorder.drain(disk=False)
+        if self._recorder.latest is None:
             raise RuntimeError(
                 "latest: no step is recorded yet; expected a call of optimizer.step() or of "
                 "Watch.step() before"
             )
-        record, closed = self._flusher.latest, self._log.closed
+        record, closed = self._recorder.latest, self._log.closed
         if closed is not None and closed.step == record.step:  # some may have been logged since
             record.complete({**record.scalars, **closed.resolved()})
         return record
@@ -237,13 +237,13 @@ class Watch(Contexts):
     @property
     def alerts(self) -> tuple[Alert, ...]:
         """The alerts of all rules so far; waits until the last closed step is recorded."""
-        self._flusher.drain(disk=False)
+        self._recorder.drain(disk=False)
         return tuple(self._monitor.alerts)
 
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """The alerts by their causes, see `Incident`; waits as `alerts` does."""
-        self._flusher.drain(disk=False)
+        self._recorder.drain(disk=False)
         return self._monitor.incidents
 
     def coverage(self) -> Coverage:
@@ -253,7 +253,7 @@ class Watch(Contexts):
             steps=self._step,
             discarded=self._discarded,
             stalls=self._arena.stalls,
-            failures=self._uncounted | (self._flusher.failures | self._monitor.failures),
+            failures=self._uncounted | (self._recorder.failures | self._monitor.failures),
             budget=self._when.report(),
         )
 
@@ -313,11 +313,10 @@ class Watch(Contexts):
         self._toggle.end()
         while self._handles:
             self._handles.pop().remove()
-        self._arena.hand_on()
         self._discarded = self._arena.pending()
         self._tell_uncounted()
         self._log.end()
-        self._flusher.close(self.coverage().to_dict())
+        self._recorder.close(self.coverage().to_dict())
         self._monitor.raise_pending()
 
     def _tell_uncounted(self) -> None:
@@ -339,10 +338,9 @@ class Watch(Contexts):
             self._arena.record(False)
             while self._handles:
                 self._handles.pop().remove()
-            self._arena.hand_on()
-            self._discarded = self._arena.pending()
+                self._discarded = self._arena.pending()
             self._log.end()
-            self._flusher.leave(self.coverage().to_dict())
+            self._recorder.leave(self.coverage().to_dict())
 
     def __enter__(self) -> Watch:
         self._check_open()
@@ -365,7 +363,7 @@ class Watch(Contexts):
             self._optimizers.remind(optimizer, self._step)
 
     def _close_step(self) -> None:
-        if self._flusher.is_current_thread():
+        if self._recorder.is_current_thread():
             # It would wait for itself, and steps are the training's.
             raise RuntimeError(
                 "step: called by a sink or by a rule's action, expected a call by the training"
@@ -381,49 +379,64 @@ class Watch(Contexts):
             self._schedule()
             if self._recorded and not recorded:
                 self._arena.discard_late()
-        except Exception as error:  # such as a full memory; the training goes on
+        except BaseException as error:  # such as a full memory, or Ctrl-C
             self._lose(step, error)
+            if not isinstance(error, Exception):
+                raise
         self._monitor.raise_pending()
 
-    def _lose(self, step: int, error: Exception) -> None:
-        """Begin the next step after an error that came while `step` closed.
+    def _lose(self, step: int, error: BaseException) -> None:
+        """Begin the next step after an error or an interrupt that came while `step` closed.
 
-        Where the step is still open, it is discarded; where not even that succeeds, it stays open.
+        Unless the step was closed by then, it is discarded, and the run has a gap.
         """
         with suppress(Exception):
             if self._step == step:
-                self._arena.discard()
+                self._arena.discard(lent=True)
                 self._step += 1
-            if self._log.next <= step:
-                self._log.close(step, {}, is_shown=False)
-            self._roots.called = False
-        with suppress(Exception):
-            self._flusher.lose(step, error, is_gap=self._recorded)
+                if self._log.next <= step:
+                    self._log.close(step, {}, is_shown=False)
+                self._roots.called = False
+                if self._recorded:
+                    self._skip(step, error)
         self._recorded = False
         with suppress(Exception):
             self._schedule()
 
+    def _skip(self, step: int, error: BaseException | None) -> None:
+        """Have the run note that a step is lost, with a warning; None: a hook was interrupted."""
+        reason = "error" if isinstance(error, Exception) else "interrupted"
+        why = "a hook was interrupted" if error is None else f"{type(error).__name__}: {error}"
+        self._recorder.skip(step, reason, "recording a step", f"{why}; step {step} is lost")
+
     def _end_step(self) -> bool:
-        """Close the open step; whether it is recorded."""
-        step, front = self._step, self._arena.front
+        """Close the open step; whether it was to be recorded."""
+        step = self._step
         self._optimizers.begin()
         self._masks.step_closed()
         self._observers.parameters.look_again()
-        recorded = self._arena.recording or (self._recorded and self._arena.pending() > 0)
+        recorded = self._arena.recording or (self._recorded and self._arena.has_content())
         self._rates = rates = learning_rates(self._optimizers)
         values = {**rates, **self._cost.since()}
-        scalars = self._log.close(step, values, is_shown=recorded and self._flusher.shows(step))
+        scalars = self._log.close(step, values, is_shown=recorded and self._recorder.shows(step))
         self._roots.called = False
-        try:
-            self._step += 1
-            if recorded:
-                to = partial(self._flusher.submit, step=step, scalars=scalars)
-                self._arena.hand_over(to, partial(self._flusher.skip, step))
-        except BaseException:
-            if recorded and self._arena.front == front:
-                self._step = step  # it is still open
-            raise
+        if recorded:
+            self._record(step, scalars)
+        self._step = step + 1  # from now on, the step is closed
         return recorded
+
+    def _record(self, step: int, scalars: StepScalars) -> None:
+        try:
+            closed = self._arena.close()
+        except Stuck:
+            self._arena.discard()
+            why = f"no step was taken for {self._arena.patience:g} s; steps from {step} on are lost"
+            self._recorder.skip(step, "stall", "keeping up", why)
+            return
+        if closed is None:
+            self._skip(step, None)
+        else:
+            self._recorder.submit(closed, step, scalars)
 
     def _schedule(self) -> None:
         tidy()

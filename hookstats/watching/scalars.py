@@ -1,4 +1,4 @@
-"""ScalarLog: the numbers that training logs, kept by step until the flush thread takes them."""
+"""ScalarLog: the numbers that training logs, kept by step until the recorder takes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookstats.stats.messages import warn
 
 _POLL_SECONDS = 2e-4
 _BATCH_SECONDS = 0.25
-"""How long steps wait here to be handed on together: each time wakes the flush thread up."""
+"""How long steps wait here to be handed on together: each time wakes the recorder."""
 
 
 class StepScalars(NamedTuple):

@@ -136,7 +136,7 @@ class Schedule:
     def _measured(self, recorded: bool) -> Iterator[tuple[bool, float]]:
         """The seconds of the step that was closed, and whether it is recorded; on a device those of
         the steps that it has done, by its own events. Nothing waits for the device."""
-        device = next((d for d in self._arena.shelves if d.type != "cpu"), None)
+        device = next((d for d in self._arena.devices if d.type != "cpu"), None)
         if device is None:
             before, self._before = self._before, time.perf_counter()
             if before is not None:

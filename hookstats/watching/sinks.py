@@ -1,15 +1,15 @@
-"""Sinks: what the flush thread calls with records, each sink until it is ended."""
+"""Sinks: what gets records beside the run directory, each on a thread that may hang alone."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from queue import Empty, SimpleQueue
+from typing import Any
 
-from hookstats.arena.lock import lock
 from hookstats.records.record import StepRecord
-from hookstats.rules.monitor import Monitor
 from hookstats.stats.retries import Retries
 
 Sink = Callable[[StepRecord], object]
@@ -21,156 +21,171 @@ Numbers = tuple[int, Mapping[str, float]]
 """A step, and its scalars by name."""
 
 
-class Call(NamedTuple):
-    """A call of a sink that has not returned yet."""
+class Worker:
+    """A daemon thread that calls what may not return; where none can start, the caller calls it."""
 
-    sink: Sink
-    what: str
-    since: float
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[Action | None] = SimpleQueue()
+        self._returned: SimpleQueue[None] = SimpleQueue()
+        self._waiting = 0  # calls that `wait` has not seen return
+        self.thread: threading.Thread | None = None
+        self.is_lost = False
+        """Whether a call did not return in time; nothing is called any more."""
+        self.spent = 0.0
+        """The CPU time, in seconds, that the thread has taken."""
+
+    def call(self, actions: Iterable[Action]) -> None:
+        """Have the thread call these, which raise nothing."""
+        for action in actions:
+            if not self.start():
+                action()
+                continue
+            self._calls.put(action)
+            self._waiting += 1
+
+    def wait(self, patience: float) -> bool:
+        """Whether all calls have returned, each within `patience` seconds of the one before."""
+        try:
+            while self._waiting and not self.is_lost:
+                self._returned.get(timeout=patience)
+                self._waiting -= 1
+        except Empty:
+            self.is_lost = True
+        return not self.is_lost
+
+    def start(self) -> bool:
+        """Start the thread, if it is not there; whether it is there now."""
+        if self.thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter ends
+                return False
+            self.thread = thread
+        return True
+
+    def end(self, patience: float | None = None) -> None:
+        """End the thread after its calls, and wait for that."""
+        self._calls.put(None)
+        if self.thread is not None and patience is not None and not self.is_lost:
+            self.thread.join(patience)
+
+    def _run(self) -> None:
+        while not self.is_lost and (action := self._calls.get()) is not None:
+            action()
+            self.spent = time.thread_time()
+            self._returned.put(None)
+
+
+class _Called:
+    """One sink, its thread, and whether it is still called."""
+
+    def __init__(self, sink: Sink, failures: dict[str, str]) -> None:
+        self.sink = sink
+        self.name = f"sink {getattr(sink, '__qualname__', None) or repr(sink)}"
+        self.worker = Worker("hookstats-sink")
+        self.is_open = True
+        self._retries = Retries(failures)
+
+    def uses(self, part: str, actions: Iterable[Action]) -> list[Action]:
+        """Calls of a part of the sink, such as "scalars"."""
+        return [partial(self._use, part, action) for action in actions]
+
+    def _use(self, part: str, action: Action) -> None:
+        """Call a part of the sink, if it is due; close a sink that always fails."""
+        if not self.is_open or not self._retries.is_due(part):
+            return
+        error = error_of(action)
+        if not self.is_open:  # the call took too long
+            return
+        if error is None:
+            self._retries.worked(part)
+        elif self._retries.failed(part, self.name, error, "the sink is disabled"):
+            self.close()
+
+    def close(self) -> None:
+        """Close the sink, on its thread."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        close = getattr(self.sink, "close", None)
+        error = None if close is None else error_of(close)
+        if error is not None:
+            why = f"{type(error).__name__}: {error}; its output may be incomplete"
+            self._retries.end(f"closing {self.name}", why)
+
+    def disable(self, what: str, why: str) -> None:
+        """Call the sink no more."""
+        self.is_open = False
+        self._retries.end(what, why)
 
 
 class Sinks:
-    """The sinks that are called, each as `Retries` says.
+    """The sinks that are called, each as `Retries` says, on a thread of its own.
 
-    Calls are made on one thread. Another thread that waits for it may `overtake` a call: then the
-    sink is not called any more, and the call's outcome is nobody's.
+    Whoever gives them records waits until all have them, or have not returned for `patience`: such
+    a sink is disabled, and its thread is left to it.
     """
 
-    def __init__(
-        self,
-        sinks: Iterable[Sink],
-        failures: dict[str, str],
-        error_of: Callable[[Action], BaseException | None],
-    ) -> None:
-        """failures: gets what is known of the sinks that failed. error_of: runs an action, and
-        returns its error."""
-        self.ending = lock()
-        """Held while a call ends or is overtaken."""
-        self._sinks = list(sinks)
-        self._retries = Retries(failures)
-        self._error_of = error_of
-        self._names: dict[int, str] = {}  # by id
-        self._calling: Call | None = None
-
-    def __iter__(self) -> Iterator[Sink]:
-        return iter(self._sinks)
+    def __init__(self, sinks: Iterable[Sink], failures: dict[str, str]) -> None:
+        """failures: gets what is known of the sinks that failed."""
+        self._called = [_Called(sink, failures) for sink in sinks]
 
     def __len__(self) -> int:
-        return len(self._sinks)
+        return len(self._called)
 
-    def with_records(self, records: Sequence[StepRecord]) -> tuple[list[Action], list[Action]]:
-        """The calls that give sinks these records, one each: those of rules that come before all
-        other sinks, and the rest."""
-        calls: list[Action] = []
-        rules = 0
-        for sink in self._sinks:
-            given: list[Action] = [partial(sink, record) for record in records]
-            if isinstance(sink, Monitor) and not calls:
-                rules = len(given)
-            calls += self._uses(sink, "records", given)
-        return calls[:rules], calls[rules:]
+    def has_thread(self, thread: threading.Thread) -> bool:
+        """Whether a sink is called on this thread."""
+        return any(one.worker.thread is thread for one in self._called)
 
-    def with_scalars(self, rank: int, steps: Sequence[Numbers]) -> list[Action]:
-        """The calls that give sinks the scalars of steps: one each, but one of all for rules."""
-        calls: list[Action] = []
-        for sink in self._sinks:
-            write: Any = getattr(sink, "write_scalars", None)
-            if not callable(write):
-                continue
-            given: list[Action] = [partial(write, step, rank, values) for step, values in steps]
-            if isinstance(sink, Monitor):
-                given = [partial(_call_all, given)]
-            calls += self._uses(sink, "scalars", given)
-        return calls
+    @property
+    def spent(self) -> float:
+        """The CPU time, in seconds, that the threads have taken."""
+        return sum([one.worker.spent for one in self._called])
 
-    def with_unclosed(self, step: int, values: Mapping[str, float], iteration: int) -> list[Action]:
-        """The calls that give rules the scalars of an iteration that closed no step."""
-        calls: list[Action] = []
-        for sink in self._sinks:
-            if isinstance(sink, Monitor):
-                write = partial(sink.write_unclosed, step, values, iteration)
-                calls += self._uses(sink, "scalars", [write])
-        return calls
+    def start(self) -> None:
+        """Start the threads: once the interpreter ends, none can be started."""
+        for one in self._called:
+            one.worker.start()
 
-    def _uses(self, sink: Sink, part: str, actions: Iterable[Action]) -> list[Action]:
-        return [partial(self._use, sink, part, action) for action in actions]
+    def write_records(self, records: Sequence[StepRecord], patience: float) -> None:
+        """Give the sinks these records, one by one."""
+        for one in self._called:
+            one.worker.call(one.uses("records", [partial(one.sink, each) for each in records]))
+        self._wait(patience)
 
-    def _use(self, sink: Sink, part: str, action: Action) -> None:
-        """Call a part of a sink, such as "scalars", if it is due; close a sink that is ended."""
-        key = id(sink), part
-        if not self._has(sink) or not self._retries.is_due(key):
-            return
-        what = self._name(sink)
-        error, is_ours = self._call(sink, what, action)
-        if not is_ours:
-            return
-        if error is None:
-            self._retries.worked(key)
-        elif self._retries.failed(key, what, error, "the sink is disabled"):
-            self._leave_out(sink)
-            self._close(sink)
+    def write_scalars(self, rank: int, steps: Sequence[Numbers], patience: float) -> None:
+        """Give the scalars of steps to the sinks that take them."""
+        for one in self._called:
+            write: Any = getattr(one.sink, "write_scalars", None)
+            if callable(write):
+                given = [partial(write, step, rank, values) for step, values in steps]
+                one.worker.call(one.uses("scalars", given))
+        self._wait(patience)
 
-    def closings(self) -> list[Action]:
-        """The calls that close the sinks, which get nothing else any more."""
-        sinks, self._sinks = self._sinks, []
-        return [partial(self._close, sink) for sink in sinks]
+    def close(self, patience: float | None) -> None:
+        """Close the sinks, which get nothing else any more; with None, wait for none of them."""
+        called = self._called
+        for one in called:
+            one.worker.call([one.close])
+        if patience is not None:
+            self._wait(patience, closing=True)
+        for one in called:
+            one.worker.end(patience)
 
-    def hangs(self, patience: float) -> bool:
-        """Whether a call has not returned for `patience` seconds."""
-        return self._calling is not None and time.monotonic() >= self._calling.since + patience
-
-    def overtake(self) -> Call:
-        """Leave out the sink that is being called; whoever calls this holds `ending`."""
-        call, self._calling = self._calling, None
-        assert call is not None
-        self._leave_out(call.sink)
-        return call
-
-    def leave_all_out(self, why: str) -> None:
-        """Call no sink any more, with a warning of each."""
-        left, self._sinks = self._sinks, []
-        for sink in left:
-            self._retries.end(self._name(sink), why)
-
-    def _has(self, sink: Sink) -> bool:
-        return any(other is sink for other in self._sinks)
-
-    def _leave_out(self, sink: Sink) -> None:
-        self._sinks = [other for other in self._sinks if other is not sink]
-
-    def _close(self, sink: Sink) -> None:
-        close = getattr(sink, "close", None)
-        if close is None:
-            return
-        what = f"closing {self._name(sink)}"
-        error, is_ours = self._call(sink, what, close)
-        if is_ours and error is not None:
-            why = f"{type(error).__name__}: {error}; its output may be incomplete"
-            self._retries.end(what, why)
-
-    def end(self, what: str, why: str) -> None:
-        """Warn that what was overtaken is not called any more."""
-        self._retries.end(what, why)
-
-    def _call(self, sink: Sink, what: str, action: Action) -> tuple[BaseException | None, bool]:
-        """The error of a call, if any, and whether the call was not overtaken."""
-        self._calling = call = Call(sink, what, time.monotonic())
-        error = self._error_of(action)
-        with self.ending:
-            is_ours = self._calling is call
-            if is_ours:
-                self._calling = None
-        return error, is_ours
-
-    def _name(self, sink: Sink) -> str:
-        """What messages call a sink; made once, as a representation may be long."""
-        name = self._names.get(id(sink))
-        if name is None:
-            said = getattr(sink, "__qualname__", None) or repr(sink)
-            name = self._names[id(sink)] = f"sink {said}"
-        return name
+    def _wait(self, patience: float, *, closing: bool = False) -> None:
+        for one in self._called:
+            if not one.worker.wait(patience):
+                why = f"no return within {patience:g} s; the sink is disabled"
+                one.disable(f"closing {one.name}" if closing else one.name, why)
+        self._called = [one for one in self._called if one.is_open]
 
 
-def _call_all(actions: Iterable[Action]) -> None:
-    for action in actions:
+def error_of(action: Action) -> BaseException | None:
+    """The error of an action, if any; for threads that no error may end."""
+    try:
         action()
+    except BaseException as error:
+        return error
+    return None

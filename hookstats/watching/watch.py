@@ -23,9 +23,9 @@ from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.arguments import check_optional_integer
 from hookstats.stats.bins import LinearBins, LogBins
-from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
 from hookstats.watching.out import numbered
+from hookstats.watching.recorder import Recorder
 from hookstats.watching.reduce import Exchange, Reduce
 from hookstats.watching.settings import (
     KINDS_BY_DEFAULT,
@@ -199,10 +199,10 @@ def watch(
     header_of_run = {**header, **_of_rules(chosen, setup)}
     writer = None if out is None else _writer(out, header_of_run, append, overwrite, max_bytes)
     with _closing(writer):
-        flusher = _flusher(writer, sinks, monitor, exchange)
+        recorder = _recorder(writer, sinks, monitor, exchange)
         made = Watch(
             *(models.values(), with_inputs, selection, optimizers, settings, header),
-            *(flusher, monitor, _first_step(writer), sharding),
+            *(recorder, monitor, _first_step(writer), sharding),
         )
     made.path = None if writer is None else writer.path
     return made
@@ -246,16 +246,15 @@ def _exchange(reduce: Reduce | None) -> Exchange | None:
     return None if reduce is None else Exchange(reduce)
 
 
-def _flusher(
+def _recorder(
     writer: RunWriter | None,
     sinks: Sequence[Sink],
     monitor: Monitor,
     exchange: Exchange | None,
-) -> Flusher:
+) -> Recorder:
     if exchange is not None:
         exchange.tell = monitor.tell
-    rules = [monitor] if monitor.has_rules else []
-    made = Flusher(writer, [*sinks, *rules], exchange)
+    made = Recorder(writer, sinks, monitor if monitor.has_rules else None, exchange)
     monitor.keep = made.write_alerts
     return made
 

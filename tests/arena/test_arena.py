@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import pkgutil
 import threading
 import time
-from collections import deque
-from functools import partial
-from typing import Any
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from support.expected import assert_stats
-from support.forks import in_child
 from torch import Tensor
 
-from hookstats.arena.arena import Accumulator, Arena
-from hookstats.arena.snapshot import Snapshot
+from hookstats.arena.arena import Accumulator, Arena, Stuck
+from hookstats.arena.closed import ClosedStep
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.stats.bins import Bins, LinearBins, LogBins
 
@@ -30,11 +25,14 @@ def accumulator(arena: Arena, name: str, channels: int) -> Accumulator:
     return arena.accumulator(info, torch.device("cpu"))
 
 
+def closed(arena: Arena) -> ClosedStep:
+    found = arena.close()
+    assert found is not None
+    return found
+
+
 def close(arena: Arena, step: int = 0) -> StepRecord:
-    snapshot = arena.swap()
-    record = snapshot.to_record(step, 0)
-    snapshot.release()
-    return record
+    return closed(arena).to_record(step, 0)
 
 
 @pytest.mark.parametrize("bins", [None, LINEAR, LogBins()])
@@ -87,14 +85,13 @@ def test_a_step_is_read_while_the_next_is_filled() -> None:
     site = accumulator(arena, "a", 3)
     first, second, third = torch.randn(3, 4, 3)
     site.fold(first, 1)
-    snapshot = arena.swap()
+    snapshot = closed(arena)
     site.fold(second, 1)
     late = accumulator(arena, "late", 3)
     late.fold(third, 1)
     record = snapshot.to_record(0, 0)
     assert list(record) == [("a", "output")]
     assert_stats(record["a", "output"], [first], 1)
-    snapshot.release()
     record = close(arena, 1)
     assert_stats(record["a", "output"], [second], 1)
     assert_stats(record["late", "output"], [third], 1)
@@ -104,10 +101,9 @@ def test_what_is_said_of_a_site_is_of_its_step() -> None:
     arena = Arena(None, None)
     site = accumulator(arena, "a", 3)
     site.fold(torch.randn(4, 3), 1)
-    snapshot = arena.swap()
+    snapshot = closed(arena)
     site.info = site.info._replace(shape=(9, 3))
     assert snapshot.to_record(0, 0).sites[0].shape == (4, 3)
-    snapshot.release()
     site.fold(torch.randn(9, 3), 1)
     assert close(arena).sites[0].shape == (9, 3)
 
@@ -124,134 +120,48 @@ def test_many_and_large_sites_need_several_blocks() -> None:
         assert_stats(record[str(i), "output"], [tensors[i]], 1)
 
 
-def test_swap_reads_the_step_before_out_if_nobody_did() -> None:
-    arena = Arena(LogBins(), None)
-    site = accumulator(arena, "a", 1)
-    tensors, snapshots = [torch.randn(4, 1) for _ in range(5)], []
-    for x in tensors:
-        site.fold(x, 1)
-        snapshots.append(arena.swap())
-    assert arena.stalls == 0
-    for step, (snapshot, x) in enumerate(zip(snapshots, tensors, strict=True)):
-        assert_stats(snapshot.to_record(step, 0)["a", "output"], [x], 1)
-        snapshot.release()
-
-
-@pytest.mark.parametrize("function", ["Shelf.take", "take_"])
-def test_an_interrupt_when_the_states_are_out_of_their_rows_loses_nothing(
-    function: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes when the operator is done, before anyone has what the operator returns."""
+def test_a_broken_step_is_discarded_and_the_next_is_exact() -> None:
     arena = Arena(LogBins(), LINEAR)
-    arena.most_ahead = 0  # or the swap would take the step out
-    site = accumulator(arena, "a", 1)
-    site.fold(torch.ones(4, 1), 1)
-    snapshot = arena.swap()
-    name = f"hookstats.arena.shelf.{function}"
-    take = pkgutil.resolve_name(name)
-
-    def cut(*args: Any) -> Any:
-        take(*args)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(name, cut)
-        with pytest.raises(KeyboardInterrupt):
-            snapshot.take_out()
-    assert not snapshot.is_free.is_set()
-    assert_stats(snapshot.to_record(0, 0)["a", "output"], [torch.ones(4, 1)], 1)
-    assert snapshot.is_free.is_set()
-    site.fold(torch.ones(2, 1), 1)
-    assert (arena.swap().to_record(1, 0)["a", "output"].count == 2).all()
+    site, x = accumulator(arena, "a", 1), torch.randn(4, 1)
+    for error in (KeyboardInterrupt, MemoryError):
+        with suppress(error), arena.lock, arena.guard:
+            site.fold(x, 1)
+            raise error
+        assert arena.close() is None
+        with arena.lock, arena.guard:
+            site.fold(x, 1)
+        assert_stats(close(arena)["a", "output"], [x], 1)
 
 
-def test_swap_waits_where_too_many_steps_wait() -> None:
-    arena = Arena(None, None)
-    arena.most_ahead = 2
-    site = accumulator(arena, "a", 1)
-    waiting = deque(arena.swap() for _ in range(3))
-    assert arena.stalls == 0
-    swapped: list[Snapshot] = []
-    thread = threading.Thread(target=lambda: swapped.append(arena.swap()))
-    thread.start()
-    thread.join(0.1)
-    assert thread.is_alive()
-    x = torch.randn(4, 1)
-    site.fold(x, 1)  # still of the step that waits to be closed
-    waiting.popleft().to_record(0, 0)
-    thread.join()
-    assert arena.stalls == 1
-    assert_stats(swapped[0].to_record(1, 0)["a", "output"], [x], 1)
-
-
-def test_after_some_seconds_steps_are_lost() -> None:
-    arena = Arena(LogBins(), None)
-    arena.most_ahead, arena.patience = 1, 0.2
-    site = accumulator(arena, "a", 1)
-    kept: deque[tuple[int, Snapshot]] = deque()
-    tensors, lost, seconds = [torch.randn(4, 1) for _ in range(6)], [], []
-
-    def read_one() -> None:
-        i, snapshot = kept.popleft()
-        assert_stats(snapshot.to_record(i, 0)["a", "output"], [tensors[i]], 1)
-
-    for i, x in enumerate(tensors):
-        if i >= 4:
-            read_one()
-        site.fold(x, 1)
-        began = time.monotonic()
-        arena.hand_over(lambda s, i=i: kept.append((i, s)), lambda i=i: lost.append(i))
-        seconds.append(time.monotonic() - began)
-    assert lost == [2, 3]
-    assert seconds[2] >= 0.2
-    assert seconds[3] < 0.2  # training has waited long enough
-    assert [i for i, _ in kept] == [4, 5]
-    read_one()
-    read_one()
-
-
-@pytest.mark.parametrize("interrupts", [1, 2])
-@pytest.mark.parametrize("late", [False, True])
-def test_a_step_that_an_interrupt_closed_is_submitted(interrupts: int, late: bool) -> None:
-    """late: whether interrupts come when the step was submitted."""
-    arena = Arena(None, None)
+def test_discarding_leaves_nothing() -> None:
+    arena = Arena(LogBins(), LINEAR)
     site, x = accumulator(arena, "a", 1), torch.randn(4, 1)
     site.fold(x, 1)
-    steps: list[tuple[int, Snapshot]] = []
-    left = iter(range(interrupts))
-
-    def submit(step: int, snapshot: Snapshot) -> None:
-        if late:
-            steps.append((step, snapshot))
-        if next(left, None) is not None:
-            raise KeyboardInterrupt
-        if not late:
-            steps.append((step, snapshot))
-
-    with pytest.raises(KeyboardInterrupt):
-        arena.hand_over(partial(submit, 0), lambda: None)
+    arena.discard()
     site.fold(x, 1)
+    assert_stats(close(arena)["a", "output"], [x], 1)
+
+
+def test_a_close_waits_for_room_and_then_steps_are_lost() -> None:
+    arena = Arena(LogBins(), None)
+    arena.patience = 0.2
+    site, x = accumulator(arena, "a", 1), torch.randn(4, 1)
     site.fold(x, 1)
-    arena.hand_on()
-    first = dict(steps)[0]
-    assert all(snapshot is first for _, snapshot in steps)  # who reads them knows it again
-    assert_stats(first.to_record(0, 0)["a", "output"], [x], 1)
-    steps.clear()
-    arena.hand_over(partial(submit, 1), lambda: None)
-    (step,) = steps
-    assert step[0] == 1
-    assert_stats(step[1].to_record(1, 0)["a", "output"], [x, x], 1)
-
-
-def test_a_lost_snapshot_gives_its_buffer_back() -> None:
-    arena = Arena(None, None)
-    site = accumulator(arena, "a", 1)
-    site.fold(torch.randn(4, 1), 1)
-    arena.swap()
-    gc.collect()
+    arena.has_room = lambda: False
+    seconds = []
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(Stuck):
+            arena.close()
+        seconds.append(time.monotonic() - began)
+    assert seconds[0] >= 0.2
+    assert seconds[1] < 0.2  # training has waited long enough
+    arena.has_room = lambda: True
+    assert_stats(close(arena)["a", "output"], [x], 1)  # it was still open
+    until = time.monotonic() + 0.05
+    arena.has_room = lambda: time.monotonic() > until
     assert len(close(arena)) == 0
-    assert len(close(arena)) == 0
-    assert arena.stalls == 0
+    assert arena.stalls == 3
 
 
 def test_pending_counts_the_open_step() -> None:
@@ -282,7 +192,7 @@ def test_threads_share_an_arena() -> None:
 
     def fold() -> None:
         for i in range(40):
-            with arena.lock:
+            with arena.lock, arena.guard:
                 sites[i % 2].fold(x, 1)
 
     threads = [threading.Thread(target=fold) for _ in range(4)]
@@ -297,10 +207,3 @@ def test_threads_share_an_arena() -> None:
     assert sum(int(record.observed.sum()) for record in records) == 160
     assert sum(int(record.tallies[:, 0].sum()) for record in records) == 160 * x.numel()
     assert sum(int(record.hist.counts.sum()) for record in records) == 160 * x.numel()
-
-
-def test_a_child_forked_while_a_buffer_is_read_out_can_close_steps() -> None:
-    arena = Arena(None, None)
-    snapshot = arena.swap()
-    in_child(arena.swap)  # in the parent, this would wait for the snapshot
-    snapshot.release()

@@ -1,10 +1,12 @@
-"""Steps that are staged, as those of devices other than the CPU: a full memory loses nothing.
+"""Steps that are staged, as those of devices other than the CPU, in two buffers.
 
-Staging is of the host's own memory here; what is tested is what a shelf does with it.
+Staging is of the host's own memory here; what is tested is what a `DeviceBuffer` does with it.
 """
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,11 +15,15 @@ import torch
 from support.expected import assert_stats
 from torch import Tensor
 
-from hookstats.arena import shelf
-from hookstats.arena.arena import Arena
+from hookstats.arena import device
+from hookstats.arena.arena import Accumulator, Arena
+from hookstats.arena.closed import ClosedStep
 from hookstats.arena.staging import Staging
+from hookstats.kernels.backends import backend_of
 from hookstats.records.record import SiteInfo
 from hookstats.stats.bins import LinearBins, LogBins
+
+CPU = torch.device("cpu")
 
 
 class OnHost(Staging):
@@ -48,63 +54,86 @@ class Memory:
         return x.clone()
 
 
-def staged(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> tuple[Arena, Tensor]:
-    """An arena whose step must be staged, and what is in its step."""
-    monkeypatch.setattr(shelf, "event", lambda device: None)
-    arena, x = Arena(LogBins(), LinearBins(16, -2.0, 2.0)), torch.randn(4, 3)
-    arena.small_bytes = 0
+def staged(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> tuple[Arena, Accumulator]:
+    """An arena whose steps must be staged, and a site of it."""
+    monkeypatch.setattr(device, "event", lambda device: None)
+    monkeypatch.setattr(device, "Staging", lambda device: OnHost(memory.copy))
+    backend = backend_of(CPU)._replace(states_on_host=False)
+    monkeypatch.setattr(device, "backend_of", lambda device: backend)
+    arena = Arena(LogBins(), LinearBins(16, -2.0, 2.0))
     info = SiteInfo("a", "output", 3, 1, (4, 3), "float32")
-    site = arena.accumulator(info, torch.device("cpu"))
-    (made,) = arena.shelves.values()
-    made._staging = OnHost(memory.copy)
-    site.fold(x, 1)
-    return arena, x
+    return arena, arena.accumulator(info, CPU)
 
 
-def copies(monkeypatch: pytest.MonkeyPatch) -> int:
+def close(arena: Arena) -> ClosedStep:
+    closed = arena.close()
+    assert closed is not None
+    return closed
+
+
+def test_a_step_is_drained_while_the_next_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, site = staged(Memory(0), monkeypatch)
+    tensors = [torch.randn(4, 3) for _ in range(5)]
+    site.fold(tensors[0], 1)
+    for i, x in enumerate(tensors[1:]):
+        closed = close(arena)
+        site.fold(x, 1)
+        assert not closed.loan.is_free
+        assert_stats(closed.to_record(i, 0)["a", "output"], [tensors[i]], 1)
+        assert closed.loan.is_free
+    assert arena.stalls == 0
+
+
+def test_a_full_memory_at_any_copy_loses_the_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(0)
-    arena, _ = staged(memory, monkeypatch)
-    arena.swap().take_out()
-    return memory.asked
-
-
-def test_a_full_memory_at_any_copy_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = copies(monkeypatch)
-    assert asked >= 5  # moments, tallies, two histograms and what graphs counted
-    for at in range(1, asked + 1):
-        arena, x = staged(Memory(at), monkeypatch)
-        snapshot = arena.swap()
+    arena, site = staged(memory, monkeypatch)
+    close(arena).drain()
+    assert memory.asked >= 5  # moments, tallies, two histograms and what graphs counted
+    x = torch.randn(4, 3)
+    for at in range(1, memory.asked + 1):
+        arena, site = staged(Memory(at), monkeypatch)
+        site.fold(x, 1)
+        closed = close(arena)
         with pytest.raises(MemoryError, match="pinned"):
-            snapshot.take_out()
-        assert not snapshot.is_free.is_set()
-        assert_stats(snapshot.to_record(0, 0)["a", "output"], [x], 1)
-        assert snapshot.is_free.is_set()
-        assert len(arena.swap().to_record(1, 0)) == 0  # nothing is left of it
+            closed.to_record(0, 0)
+        assert closed.loan.is_free
+        for _ in range(2):
+            assert len(close(arena).to_record(1, 0)) == 0  # nothing is left of it
+        site.fold(x, 1)
+        assert_stats(close(arena).to_record(2, 0)["a", "output"], [x], 1)
 
 
-def test_what_is_on_the_host_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows may be empty when an error comes after they were copied."""
-    memory = Memory(0)
-    arena, x = staged(memory, monkeypatch)
-    snapshot = arena.swap()
-
-    def full(*arguments: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shelf, "take_", full)
-        with pytest.raises(MemoryError):
-            snapshot.take_out()
-    asked = memory.asked
-    assert_stats(snapshot.to_record(0, 0)["a", "output"], [x], 1)
-    assert memory.asked == asked
-
-
-@pytest.mark.parametrize(("channel_bins", "is_small"), [(None, True), (LogBins(), False)])
-def test_histograms_of_channels_make_a_step_large(
-    channel_bins: LogBins | None, is_small: bool
+def test_a_step_that_is_given_up_or_dropped_gives_its_buffer_back(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arena, channels = Arena(LogBins(), channel_bins), 1000
-    info = SiteInfo("a", "output", channels, 1, (2, channels), "float32")
-    arena.accumulator(info, torch.device("cpu")).fold(torch.randn(2, channels), 1)
-    assert arena.swap().is_small == is_small
+    arena, site = staged(Memory(0), monkeypatch)
+    x = torch.randn(4, 3)
+    for end in ("released", "discarded", "dropped"):
+        site.fold(x, 1)
+        closed = close(arena)
+        if end == "released":
+            closed.release()
+        elif end == "discarded":
+            arena.discard(lent=True)
+        if end != "dropped":
+            with pytest.raises(RuntimeError, match="given up"):
+                closed.to_record(0, 0)
+        del closed
+        gc.collect()
+        for _ in range(2):
+            assert len(close(arena).to_record(1, 0)) == 0
+        site.fold(x, 1)
+        assert_stats(close(arena).to_record(2, 0)["a", "output"], [x], 1)
+    assert arena.stalls == 0
+
+
+def test_a_close_waits_until_the_step_before_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, site = staged(Memory(0), monkeypatch)
+    first = close(arena)
+    x = torch.randn(4, 3)
+    site.fold(x, 1)
+    timer = threading.Timer(0.1, first.drain)
+    timer.start()
+    assert_stats(close(arena).to_record(1, 0)["a", "output"], [x], 1)
+    timer.join()
+    assert arena.stalls == 1

@@ -19,7 +19,7 @@ bool close(double a, double b) {
   return a == b || std::abs(a - b) <= 1e-11 * (std::abs(a) + std::abs(b));
 }
 
-// Columns as `take_moments` and `take_tallies` leave them.
+// Columns as `drain_moments` and `drain_tallies` leave them.
 template <class C>
 struct Columns {
   explicit Columns(const std::vector<C>& channels)

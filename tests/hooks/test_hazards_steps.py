@@ -60,17 +60,14 @@ FREE = {"aten.detach.default", "aten.as_strided.default"}
 """Besides its own, hookstats calls these operators, which allocate nothing and wait for nothing."""
 
 
-COPIED = FREE | {f"aten.{name}" for name in ("empty.memory_format", "lift_fresh.default")}
-COPIED |= {"aten.select.int", "aten.slice.Tensor"}
-"""And these, where a small step is copied out when it is closed: they wait for nothing, either."""
+DRAINED = FREE | {f"aten.{name}" for name in ("copy_.default", "lift_fresh.default")}
+DRAINED |= {"aten.select.int", "aten.slice.Tensor", "hookstats.drain_.default"}
+"""And these, as a step is closed on the host: they wait for nothing, either."""
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_a_hundred_steps_call_no_operator_that_waits_or_where_large_allocates(large: bool) -> None:
+def test_a_hundred_steps_call_no_operator_that_waits() -> None:
     def calls(watched: bool) -> Counter[str]:
         training = Training(watched=watched, kinds=FREE_KINDS)
-        if large:
-            training.as_large()
         training.step()
         with Counting() as mode:
             for _ in range(100):
@@ -82,19 +79,16 @@ def test_a_hundred_steps_call_no_operator_that_waits_or_where_large_allocates(la
     plain = calls(watched=False)
     assert plain["aten.addmm.default"] >= 100
     more = calls(watched=True) - plain
-    assert {name for name in more if not name.startswith("hookstats.")} <= (
-        FREE if large else COPIED
-    )
+    assert {name for name in more if not name.startswith("hookstats.update")} <= DRAINED
 
 
 # Of torch 2.11's profiler, about itself.
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle:UserWarning")
-def test_a_hundred_steps_allocate_nothing() -> None:
+def test_hooks_allocate_nothing_and_a_close_ten_tensors() -> None:
     """Nor do the kernels, whose memory no dispatch mode sees."""
 
     def allocations(watched: bool) -> Counter[int]:
         training = Training(watched=watched, kinds=FREE_KINDS)
-        training.as_large()
         training.step()
         cpu = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
@@ -108,4 +102,4 @@ def test_a_hundred_steps_allocate_nothing() -> None:
 
     plain = allocations(watched=False)
     assert sum(plain.values()) > 100
-    assert allocations(watched=True) - plain == Counter()
+    assert (allocations(watched=True) - plain).total() <= 100 * 10

@@ -78,7 +78,7 @@ def test_live_tensors_do_not_grow() -> None:
     model, w = model_and_watch()
 
     def count() -> int:
-        w._flusher.drain()
+        w._recorder.drain()
         gc.collect()
         return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 

@@ -29,10 +29,9 @@ def last(ndim: int) -> int | None:
 
 
 def close(arena: Arena) -> StepRecord:
-    snapshot = arena.swap()
-    record = snapshot.to_record(0, 0)
-    snapshot.release()
-    return record
+    closed = arena.close()
+    assert closed is not None
+    return closed.to_record(0, 0)
 
 
 def assert_adds_up(site: Site) -> None:

@@ -51,13 +51,12 @@ class Site:
             native.hooks.await_gradient(self.native, awaits)
             awaits.backward(x)
         elif writer == "python":
-            with arena.lock:
+            with arena.lock, arena.guard:
                 accumulator.fold(x, 1)
         elif writer == "many":  # as the parameters' hooks in Python do
             moments, tallies, counts, bins, *_ = accumulator.states[arena.front]
-            accumulator.begin()
             update_many_([x], 1, [moments], [tallies], [counts], bins, [], None)
-            accumulator.end(1)
+            accumulator.count()
         else:
             state = accumulator.graph_state(self.graph_site)
             update_(x, 1, *state.state)
@@ -71,10 +70,9 @@ class Site:
 
 
 def close(arena: Arena) -> StepRecord:
-    snapshot = arena.swap()
-    record = snapshot.to_record(0, 0)
-    snapshot.release()
-    return record
+    closed = arena.close()
+    assert closed is not None
+    return closed.to_record(0, 0)
 
 
 def data(kind: str) -> Tensor:
@@ -121,22 +119,18 @@ def test_only_what_is_marked_is_looked_at() -> None:
     arena.record(True)
     site = Site(arena, "a")
     x = torch.ones(4, CHANNELS)
-    planted = [states[2] for states in site.accumulator.states]
-    for counts in planted:
-        assert counts is not None
-        counts[5] = 7
+    counts = site.accumulator.states[0].counts
+    assert counts is not None
+    counts[5] = 7
     for _ in range(2):
         site.fold(x, "c++")
         assert close(arena).hist.slots.tolist() == [slot_of(x)]
-    for counts in planted:
-        assert counts is not None
-        assert counts.nonzero().tolist() == [[5]]
-    for _ in range(2):
-        site.fold(x, "c++")
-        site.fold(x, "python")
-        record = close(arena)
-        assert record.hist.slots.tolist() == [5, slot_of(x)]
-        assert record.hist.counts.tolist() == [7, 2 * x.numel()]
+    assert counts.nonzero().tolist() == [[5]]
+    site.fold(x, "c++")
+    site.fold(x, "python")
+    record = close(arena)
+    assert record.hist.slots.tolist() == [5, slot_of(x)]
+    assert record.hist.counts.tolist() == [7, 2 * x.numel()]
 
 
 def slot_of(x: Tensor) -> int:
@@ -152,7 +146,7 @@ def test_a_step_that_is_not_read_leaves_nothing(writer: str) -> None:
     site = Site(arena, "a")
     for _ in range(2):
         site.fold(data("extreme"), writer)
-        arena.swap().release()
+        arena.close()
     for _ in range(2):
         x = data("normal")
         site.fold(x, "c++")
@@ -161,7 +155,6 @@ def test_a_step_that_is_not_read_leaves_nothing(writer: str) -> None:
 
 def test_a_step_that_fails_to_be_read_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     arena = Arena(LogBins(), None)
-    arena.small_bytes = 0  # it is read when its record is made
     arena.record(True)
     site = Site(arena, "a")
 
@@ -169,12 +162,11 @@ def test_a_step_that_fails_to_be_read_leaves_nothing(monkeypatch: pytest.MonkeyP
         raise MemoryError
 
     site.fold(data("extreme"), "c++")
-    snapshot = arena.swap()
     with monkeypatch.context() as patch:
-        patch.setattr("hookstats.arena.shelf.take_", fail)
+        patch.setattr("hookstats.arena.device.drain_", fail)
         with pytest.raises(MemoryError):
-            snapshot.to_record(0, 0)
-    snapshot.release()
+            arena.close()
+    arena.discard()
     for _ in range(2):
         x = data("normal")
         site.fold(x, "c++")
@@ -201,7 +193,7 @@ def assert_counts_add_up(record: StepRecord) -> None:
     assert record.hist.counts.sum() == record.tallies[:, 0].sum() > 0
 
 
-def test_an_interrupted_fold_leaves_the_site_out_of_its_step_and_nothing_to_another(
+def test_an_interrupted_fold_breaks_its_step_and_leaves_nothing_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arena = Arena(LogBins(), None)
@@ -210,7 +202,7 @@ def test_an_interrupted_fold_leaves_the_site_out_of_its_step_and_nothing_to_anot
     with interrupt_after(monkeypatch, "hookstats.arena.arena.update_"):
         site.fold(torch.full((4, CHANNELS), 1e10), "python")
     site.fold(torch.ones(4, CHANNELS), "c++")
-    assert len(close(arena)) == 0
+    assert arena.close() is None
     for writers in (["c++"], ["c++"], ["c++"], ["c++", "python"], ["c++", "python"]):
         for writer in writers:
             x = torch.ones(4, CHANNELS)
@@ -233,8 +225,8 @@ def test_an_interrupted_fold_of_parameters_loses_no_counts(monkeypatch: pytest.M
             model.weight.fill_(1.0)
         for _ in range(4):
             optimizer.step()
-    assert [len(record) for record in records] == [0, 2, 2, 2]  # the first was interrupted
-    for record in records[1:]:
+    assert [len(record) for record in records] == [2, 2, 2]  # the first was interrupted
+    for record in records:
         assert_counts_add_up(record)
 
 
@@ -248,11 +240,10 @@ def test_a_fold_that_fails_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_child_has_the_counts_of_its_own() -> None:
-    """Forked with a step half filled, and another that was not read out."""
+    """Forked with a step half filled."""
     arena = Arena(LogBins(), None)
     arena.record(True)
     site = Site(arena, "a")
-    late = arena.swap()
     before, after = data("normal"), data("extreme")
     site.fold(before, "c++")
 
@@ -262,7 +253,6 @@ def test_a_child_has_the_counts_of_its_own() -> None:
         assert_stats(close(arena)["a", "output"], [before, after], 1)
 
     in_child(fold)
-    late.release()
     assert_stats(close(arena)["a", "output"], [before], 1)
 
 

@@ -105,7 +105,7 @@ def test_it_says_what_watch_says(
             optimizer.zero_grad()
             model(torch.randn_like(data)).square().mean().backward()
             optimizer.step()
-            watch._flusher.drain(disk=False)
+            watch._recorder.drain(disk=False)
     (line,) = [one.getMessage() for one in caplog.records if one.name == "hookstats"]
     sites = hs.open_run(tmp_path / "run")[0].sites
     said = calculated(

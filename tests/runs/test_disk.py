@@ -26,7 +26,7 @@ from hookstats.arena.arena import Arena
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.runs import files, part_writer, writer
 from hookstats.runs.writer import RunWriter
-from hookstats.watching.flush import Flusher
+from hookstats.watching.recorder import Recorder
 
 FULL = """
     import os, sys, warnings
@@ -46,7 +46,7 @@ FULL = """
             optimizer.zero_grad()
             model(torch.randn(16, 8)).square().mean().backward()
             optimizer.step()
-            w._flusher.drain()  # a part a step
+            w._recorder.drain()  # a part a step
             if step == 30 and os.path.exists(filler):
                 os.remove(filler)
         w.close()
@@ -108,7 +108,7 @@ def test_a_directory_that_vanishes_stops_the_recording_alone(tmp_path: Path) -> 
         for _ in range(3):
             model(torch.randn(2, 3)).sum().backward()
             optimizer.step()
-            w._flusher.drain()
+            w._recorder.drain()
 
     train()
     shutil.rmtree(tmp_path / "run")
@@ -232,7 +232,9 @@ def test_a_record_that_goes_back_is_kept_although_the_disk_is_full(
     assert run.gaps == dict.fromkeys([3, 4, 5], "disk")
 
 
-def test_a_slow_disk_slows_the_training_and_bounds_the_memory(tmp_path: Path) -> None:
+def test_a_slow_disk_slows_the_training_and_bounds_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every write takes longer than a step: few steps are in memory, all are stored."""
     alive: WeakSet[StepRecord] = WeakSet()
     most = 0
@@ -245,16 +247,19 @@ def test_a_slow_disk_slows_the_training_and_bounds_the_memory(tmp_path: Path) ->
             time.sleep(0.02)
             super().write(record)
 
+    monkeypatch.setattr("hookstats.watching.recorder.MOST_WAITING", 4)
     arena = Arena(BINS, None)
-    arena.most_ahead = 4
     info = SiteInfo("a", "output", 4, 1, (2, 4), "float32")
     accumulator = arena.accumulator(info, torch.device("cpu"))
-    flusher = Flusher(SlowWriter(tmp_path, {"bins": BINS}, seconds_per_part=0))
+    recorder = Recorder(SlowWriter(tmp_path, {"bins": BINS}, seconds_per_part=0))
+    arena.has_room, arena.while_waiting = recorder.has_room, recorder.hurry
     for step in range(30):
         accumulator.fold(torch.full((2, 4), float(step)), 1)
-        flusher.submit(arena.swap(), step)
-        assert len(flusher.mailbox) <= 4 + 1
-    flusher.close()
+        closed = arena.close()
+        assert closed is not None
+        recorder.submit(closed, step)
+        assert recorder._waiting()[0] <= 4
+    recorder.close()
     assert arena.stalls >= 5
     assert most <= 2  # one that is written, and the one before on its way out
     run = open_run(tmp_path)

@@ -24,7 +24,7 @@ model = nn.Linear(2, 2)
 w = watch(model, out=sys.argv[1], append=True)
 model(torch.ones(1, 2))
 w.step()
-w._flusher.drain()
+w._recorder.drain()
 print("writes", flush=True)
 time.sleep(60)
 """

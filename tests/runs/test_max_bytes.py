@@ -110,7 +110,7 @@ def test_a_watch_keeps_the_steps_around_what_its_rules_find(tmp_path: Path) -> N
             x = torch.randn(2, 3)
             model(x * torch.nan if step == 40 else x)
             w.step()
-            w._flusher.drain()  # a part a step
+            w._recorder.drain()  # a part a step
     run = open_run(tmp_path)
     assert size(tmp_path) <= 400_000
     assert run.thinned > 0
@@ -248,7 +248,7 @@ def test_watch_keeps_to_it(tmp_path: Path) -> None:
     for _ in range(12):
         model(torch.randn(2, 3))
         w.step()
-        w._flusher.drain()  # a part a step
+        w._recorder.drain()  # a part a step
     w.close()
     run = open_run(tmp_path)
     assert size(tmp_path) <= 20_000

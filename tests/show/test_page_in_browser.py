@@ -407,7 +407,7 @@ def test_a_run_that_is_not_closed_says_so(browser: Any, tmp_path: Path) -> None:
     with hs.watch(model, kinds=("output",), out=tmp_path / "run") as watch:
         model(torch.randn(4, 3))
         watch.step()
-        watch._flusher.drain()
+        watch._recorder.drain()
         path = report.write(hs.open_run(tmp_path / "run"), tmp_path / "page.html")
     page = Page(browser, path)
     assert "still running, or killed" in page["subtitle"].text

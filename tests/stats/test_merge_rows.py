@@ -1,4 +1,4 @@
-"""merge() of the rows of groups, and the same by `take_`, against one row merged after another."""
+"""merge() of the rows of groups, and the same by `drain_`, against one row merged after another."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookstats.arena.taken import Sizes, Taken
 from hookstats.kernels.of_tensor import channel_stats
-from hookstats.kernels.ops import take_
+from hookstats.kernels.ops import drain_
 from hookstats.records.sparse import Float64, Int64
 from hookstats.stats.merge import merge, offsets_of
 from hookstats.stats.reference import merge_
@@ -41,17 +40,16 @@ def merged(moments: Float64, tallies: Int64, offsets: Int64) -> States:
     return merge(moments, tallies, np.repeat(np.arange(groups), np.diff(offsets)), groups)
 
 
-def taken(moments: Float64, tallies: Int64, offsets: Int64) -> States:
-    """By `take_`, of rows in blocks of one site or two."""
+def drained(moments: Float64, tallies: Int64, offsets: Int64) -> States:
+    """By `drain_`, of rows in blocks of one site or two."""
     cuts = sorted({0, *offsets[::2].tolist(), len(moments)}) if len(moments) else [0, 0]
     blocks = [
         [torch.tensor(np.ascontiguousarray(state[first:last])) for first, last in pairwise(cuts)]
         for state in (moments, tallies)
     ]
-    sizes = Sizes(len(moments), len(offsets) - 1, hist=0, channel_hist=0)
-    found, none = Taken(sizes), torch.zeros(0, dtype=torch.int64)
-    take_(*blocks, [], [], none, [], torch.from_numpy(offsets), *found.into)
-    return found.whole_moments, found.whole_tallies
+    none = torch.zeros(0, dtype=torch.int64)
+    found = drain_(*blocks, [], [], none, [], torch.from_numpy(offsets))
+    return found[2].numpy().T, found[3].numpy().T
 
 
 def one_by_one(moments: Float64, tallies: Int64) -> States:
@@ -62,7 +60,7 @@ def one_by_one(moments: Float64, tallies: Int64) -> States:
     return into[0].numpy()[0], into[1].numpy()[0]
 
 
-both = pytest.mark.parametrize("merge_runs", [merged, taken])
+both = pytest.mark.parametrize("merge_runs", [merged, drained])
 
 
 def _rows(rng: np.random.Generator, rows: int) -> States:

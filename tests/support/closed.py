@@ -1,4 +1,4 @@
-"""Closed: a step for the flush thread, without a training run."""
+"""Closed: a step for the recorder, without a training run."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import threading
 
 from support.samples import sample
 
+from hookstats.arena.closed import Loan
 from hookstats.records.record import StepRecord
 
 
 class Closed:
-    """A closed step, as an arena would hand out; counts how often it is copied out and released."""
+    """A closed step, as an arena would hand out; counts how often it is released."""
 
     def __init__(self, wait: threading.Event | None = None, error: Exception | None = None) -> None:
         self.wait = wait
         self.error = error
-        self.released = self.taken = 0
+        self.released = 0
         self.thread = ""
+        self.loan = Loan(is_free=True)
 
-    is_small = False
     nbytes = 1000
 
-    def take_out(self) -> None:
-        self.taken += 1
-        if self.error is not None:
-            raise self.error
+    def drain(self) -> None:
+        pass
 
     def to_record(self, step: int, rank: int) -> StepRecord:
         self.thread = threading.current_thread().name

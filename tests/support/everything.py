@@ -80,15 +80,10 @@ class Training:
         elif self.watch is not None:
             self.watch.step()
 
-    def as_large(self) -> None:
-        """Close steps as those of large models are, which the flush thread copies out."""
-        if self.watch is not None:
-            self.watch._arena.small_bytes = 0
-
     def settle(self) -> None:
         """Wait until the flush thread has all steps: training copies out what it is late for."""
         if self.watch is not None:
-            self.watch._flusher.drain(disk=False)
+            self.watch._recorder.drain(disk=False)
 
     def close(self) -> None:
         if self.watch is not None:

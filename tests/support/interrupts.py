@@ -1,62 +1,36 @@
-"""Raises an error at one chosen line of hookstats' Python, as Ctrl-C would, at one chosen
-allocation, as a full memory would, or by a real signal, after a time."""
+"""Raises an error at one chosen line of hookstats' Python, as Ctrl-C would, or by a real signal,
+after a time."""
 
 from __future__ import annotations
 
 import dis
 import signal
 import sys
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple
-from unittest import mock
-
-import numpy as np
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from typing import Any
 
 import hookstats
 
 _PACKAGE = str(Path(hookstats.__file__).parent)
-_LIBRARIES = (torch.__path__[0], np.__path__[0])
-
-
-class Line(NamedTuple):
-    """One line that hookstats executes, by how often it was called before."""
-
-    call: int
-    """The number of the call of a function of hookstats, from 1 on."""
-    line: int
-    """The number of the line among those of the call, from 1 on."""
 
 
 class Interrupt:
     """Context: raises `error` when hookstats begins the `at`-th line that this thread executes.
 
-    `at` = 0 raises nothing. `executed` has the lines, and `chains` where each was called from;
-    `where` says what was interrupted.
-
-    at: a number of lines, or a Line, which is found ten times as fast.
+    `at` = 0 raises nothing. `lines` counts, and `where` says what was interrupted.
     """
 
-    def __init__(self, at: int | Line, error: type[BaseException]) -> None:
+    def __init__(self, at: int, error: type[BaseException]) -> None:
         self.at = at
         self.error = error
-        self.executed: list[Line] = []
-        self.chains: list[tuple[int, ...]] = []
-        self.calls = 0
+        self.lines = 0
         self.where = ""
         self.reached = False
         """Whether the error ended the block, rather than being caught in it."""
 
-    @property
-    def lines(self) -> int:
-        return len(self.executed)
-
     def __enter__(self) -> Interrupt:
-        sys.settrace(self._to if isinstance(self.at, Line) else self._trace)
+        sys.settrace(self._trace)
         return self
 
     def __exit__(
@@ -73,98 +47,17 @@ class Interrupt:
         """A call: have its lines counted if it is of hookstats."""
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
-        self.calls += 1
-        call, line, leaving = self.calls, 0, _leaves(frame.f_code)
+        leaving = _leaves(frame.f_code)
 
         def count(frame: FrameType, event: str, arg: Any) -> Any:
-            nonlocal line
             if event == "line" and frame.f_lasti not in leaving:
-                line += 1
-                self.executed.append(Line(call, line))
-                if self.at == 0:
-                    self.chains.append(_chain(frame))
-                if self.at in (self.lines, Line(call, line)):
+                self.lines += 1
+                if self.at == self.lines:
                     self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                     raise self.error("injected")
             return count
 
         return count
-
-    def distinct(self) -> list[Line]:
-        """The lines of each chain of callers, as they are executed first and last."""
-        first: dict[tuple[int, ...], Line] = {}
-        last: dict[tuple[int, ...], Line] = {}
-        for line, chain in zip(self.executed, self.chains, strict=True):
-            first.setdefault(chain, line)
-            last[chain] = line
-        return sorted({*first.values(), *last.values()})
-
-    def _to(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """A call: pass over all but the one that has the line."""
-        if frame.f_code.co_filename.startswith(_PACKAGE):
-            self.calls += 1
-            if isinstance(self.at, Line) and self.calls == self.at.call:
-                self.calls -= 1
-                return self._trace(frame, event, arg)
-        return None
-
-
-def _chain(frame: FrameType | None) -> tuple[int, ...]:
-    """What tells a line of hookstats, with the lines that called it, from all others."""
-    found = []
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_PACKAGE):
-            found += [id(frame.f_code), frame.f_lineno]
-        frame = frame.f_back
-    return tuple(found)
-
-
-class FullMemory(TorchDispatchMode):
-    """Context: raises MemoryError when hookstats' Python calls torch or NumPy for the `at`-th time.
-
-    `at` = 0 raises nothing. `calls` counts, `where` says which call failed.
-    """
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-        self.calls = 0
-        self.where = ""
-        self.reached = False
-        self._patches = ExitStack()
-
-    def __enter__(self) -> FullMemory:
-        for name in ("zeros", "empty", "array", "concatenate", "ones", "full"):
-            patch = mock.patch.object(np, name, partial(self._numpy, getattr(np, name)))
-            self._patches.enter_context(patch)
-        super().__enter__()
-        return self
-
-    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> bool:
-        super().__exit__(exc_type, exc, traceback)
-        self._patches.close()
-        self.reached = exc_type is MemoryError and str(exc) == "injected"
-        return self.reached
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self._count()
-        return func(*args, **(kwargs or {}))
-
-    def _numpy(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        self._count()
-        return function(*args, **kwargs)
-
-    def _count(self) -> None:
-        caller: FrameType | None = sys._getframe(2)
-        while caller is not None and caller.f_code.co_filename.startswith(_LIBRARIES):
-            caller = caller.f_back
-        if caller is not None and caller.f_code.co_filename.startswith(_PACKAGE):
-            self.calls += 1
-            if self.calls == self.at:
-                self.where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-                raise MemoryError("injected")
 
 
 class Alarm:

@@ -37,7 +37,7 @@ def recorded(after: int, bad: int, what: str, hooks_in: str) -> list[int]:
             optimizer.step()
             optimizer.zero_grad()
             w._log.end()  # so that nothing depends on how fast the other thread is
-            w._flusher.drain(disk=False)
+            w._recorder.drain(disk=False)
     return [record.step for record in records]
 
 
@@ -71,7 +71,7 @@ def test_a_leap_that_follows_from_something_else_has_its_next_steps_recorded() -
             optimizer.step()
             optimizer.zero_grad()
             w._log.end()
-            w._flusher.drain(disk=False)
+            w._recorder.drain(disk=False)
     assert len(w.incidents) == 1
     found = [record.step for record in records]
     first = 8 if 8 in found else 9  # the alert comes when step 8 has begun, or before
@@ -95,5 +95,5 @@ def test_what_an_error_adds_ends_where_training_goes_back() -> None:
             model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            w._flusher.drain(disk=False)
+            w._recorder.drain(disk=False)
     assert [record.step for record in records] == [10]

@@ -16,7 +16,7 @@ from torch import nn
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
 from hookstats.stats import retries
-from hookstats.watching.flush import Flusher
+from hookstats.watching.recorder import Recorder
 from hookstats.watching.watch import watch
 
 TRIES = 3
@@ -111,15 +111,15 @@ def test_a_sink_that_hangs_after_it_failed_is_told_of() -> None:
             raise OSError("down")
         hangs.wait(20)
 
-    flusher = Flusher(None, [sink])
-    flusher.patience = 0.3
+    recorder = Recorder(None, [sink])
+    recorder.patience = 0.3
     for step in range(3):
-        flusher.submit(Closed(), step)
+        recorder.submit(Closed(), step)
     with pytest.warns(RuntimeWarning) as caught:
-        flusher.drain()
+        recorder.drain()
     hangs.set()
-    flusher.close()
+    recorder.close()
     assert "OSError: down; it is called again" in str(caught[0].message)
     assert "no return within 0.3 s; the sink is disabled" in str(caught[1].message)
-    (why,) = flusher.failures.values()
+    (why,) = recorder.failures.values()
     assert why == "no return within 0.3 s; the sink is disabled; 2 calls missed"

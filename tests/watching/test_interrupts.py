@@ -1,99 +1,83 @@
-"""An interrupt or an error at any line of hookstats: the steps that follow are whole, and every
-number stands under the name of the tensor that has it."""
+"""Ctrl-C or an error that breaks into hookstats: a step is exact or a gap, the next are exact."""
 
 from __future__ import annotations
 
-import math
 import random
-import threading
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.interrupts import FullMemory, Interrupt, Line
+from support.interrupts import Alarm, Interrupt
 from support.modules import Lambda
 from torch import nn
 
 from hookstats._torch import is_torch_function_enabled
+from hookstats.arena import device
 from hookstats.records.record import StepRecord
+from hookstats.runs.run import open_run
 from hookstats.stats.bins import LinearBins
-from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
-pytestmark = pytest.mark.usefixtures("one_thread", "frozen")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "frozen", "hooks_in"),
+    pytest.mark.filterwarnings("ignore:hookstats:RuntimeWarning"),  # that steps are lost
+]
 
-ITERATIONS = 5
-MOMENTS = {"first": 0, "later": 2, "ahead": 2}
-"""The iterations that are disturbed: that which makes the sites, a later one, and one in which the
-training itself reads the step before, as the flush thread is busy."""
+KINDS = ("input", "output", "grad_output", "param_grad", "update", "optimizer_state")
+ITERATIONS = 6
+Sites = dict[tuple[str, str], bytes]
 
 
 class Training:
     """A training run whose iterations differ in their inputs alone: the weights stay."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: Path) -> None:
         generator = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(ITERATIONS, 6, 3, generator=generator)
         self.model = nn.Sequential(
             nn.Linear(3, 4),
             Lambda(lambda x: {"a": x * 2, "b": x.flatten(1)}),
         )
-        for weight in self.model.parameters():  # torch.manual_seed takes a millisecond
+        for weight in self.model.parameters():
             nn.init.normal_(weight, generator=generator)
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=0)
-        self.optimizer = optimizer
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0, momentum=0.5)
         self.records: list[StepRecord] = []
-        self._go_on = threading.Event()
-        self._go_on.set()
-        self._came = threading.Event()
-        # Rules run on the flush thread, where no interrupt comes.
-        self.watch: Watch = watch(
+        bins = LinearBins(8, -1, 1), LinearBins(4, -1, 1)
+        self.out = out
+        self.watch = watch(
             self.model,
-            optimizer,
-            ("input", "output", "grad_output", "param_grad"),
-            bins=LinearBins(8, -1, 1),
-            channel_bins=LinearBins(4, -1, 1),
-            sinks=(self._record,),
+            self.optimizer,
+            kinds=KINDS,
+            bins=bins[0],
+            channel_bins=bins[1],
+            sinks=(self.records.append,),
             rules=(),
+            out=out,
+            every=1,
         )
-        # Nothing is done because time has passed: the lines of all runs are alike.
-        self.watch._log._handed_on = math.inf
-
-    def _record(self, record: StepRecord) -> None:
-        self.records.append(record)
-        self._came.set()
-        self._go_on.wait()
-
-    def prepare(self, moment: str) -> int:
-        """Train until an iteration of MOMENTS is the next one; returns its number."""
-        during = MOMENTS[moment]
-        for i in range(during):
-            if moment == "ahead" and i == 0:
-                self._go_on.clear()
-            self.iterate(i)
-            if moment == "ahead":
-                assert self._came.wait(20)  # the thread is in the sink, of the first step
-        if moment != "ahead":
-            assert self.watch.alerts == ()  # the thread has nothing to do: all runs are alike
-        return during
-
-    def go_on(self) -> None:
-        """Let the thread do what waits for it."""
-        self._go_on.set()
 
     def iterate(self, i: int) -> None:
         self.optimizer.zero_grad()
+        self.optimizer.state.clear()  # so that momentum is that of the iteration
         sum(t.square().sum() for t in self.model(self.inputs[i]).values()).backward()
         self.optimizer.step()
 
-    def recorded(self) -> list[dict[tuple[str, str], bytes]]:
+    def close(self) -> dict[int, Sites]:
         """By step, the bytes of all that was recorded of each site."""
-        assert self.watch.alerts == ()  # waits until all steps are recorded
-        return [{key: _bytes(r, i) for i, key in enumerate(r)} for r in self.records]
+        self.watch.close()
+        run = open_run(self.out)
+        assert run.steps == [record.step for record in self.records]
+        last = self.watch.open_step
+        assert sorted({*run.steps, *run.gaps}) == list(range(last)), "a step is lost, and not said"
+        assert set(run.gaps.values()) <= {"interrupted", "error"}
+        return {r.step: {key: _bytes(r, i) for i, key in enumerate(r)} for r in self.records}
 
 
 def _bytes(record: StepRecord, site: int) -> bytes:
@@ -106,167 +90,142 @@ def _bytes(record: StepRecord, site: int) -> bytes:
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
 
-@contextmanager
-def loud() -> Iterator[None]:
-    """What a site that is disabled and a step that is lost warn of is no failure here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
-
-
-_undisturbed: dict[str, list[dict[tuple[str, str], bytes]]] = {}
-
-
-def undisturbed(hooks: str) -> list[dict[tuple[str, str], bytes]]:
+@pytest.fixture
+def undisturbed(tmp_path: Path) -> dict[int, Sites]:
     """What an undisturbed training records."""
-    if hooks not in _undisturbed:
-        training = Training()
+    training = Training(tmp_path / "undisturbed")
+    for i in range(ITERATIONS):
+        training.iterate(i)
+    found = training.close()
+    assert len(found) == ITERATIONS
+    assert len(found[0]) > 12
+    return found
+
+
+def disturbed(at: int, during: int, error: type[BaseException], out: Path) -> Any:
+    """Train, raise an error at a line of hookstats in one iteration, and go on."""
+    training = Training(out)
+    for i in range(during):
+        training.iterate(i)
+    with Interrupt(at, error) as interruption:
+        training.iterate(during)
+    assert is_torch_function_enabled(), "torch functions stay disabled"
+    torch.set_grad_enabled(True)  # which torch's optimizers may leave off
+    if interruption.reached:
+        training.watch.step()  # with what there is of the iteration
+    for i in range(during + 1, ITERATIONS):
+        training.iterate(i)
+    return interruption, training.close(), training.watch.coverage()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("during", [0, 2])
+def test_a_disturbed_step_is_exact_or_a_gap_and_the_next_are_exact(
+    during: int, error: type[BaseException], undisturbed: dict[int, Sites], tmp_path: Path
+) -> None:
+    lines = disturbed(0, during, error, tmp_path / "all")[0].lines
+    later = ITERATIONS - during - 1
+    for at in random.Random(during).sample(range(1, lines + 1), 25):
+        interruption, found, coverage = disturbed(at, during, error, tmp_path / str(at))
+        where = interruption.where
+        disabled = {(row.name, row.kind) for row in coverage if row.error is not None}
+        last = coverage.steps
+        for step, sites in found.items():
+            if step < during:
+                assert sites == undisturbed[step], where
+            elif step < last - later:  # some sites, each right
+                assert sites.items() <= undisturbed[during].items(), where
+            else:
+                expected = undisturbed[step - last + ITERATIONS]
+                assert sites.items() <= expected.items(), where
+                assert expected.keys() - sites.keys() <= disabled, where
+        assert set(range(last - later, last)) <= found.keys(), where  # no later step is lost
+
+
+def test_real_signals_at_random_moments_of_a_close(tmp_path: Path) -> None:
+    """Iteration i adds i to the sum of its step: a step that is recorded has all of it."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    rng, alarm = random.Random(0), Alarm()
+    sums: dict[int, float] = {}
+    expected: dict[int, float] = defaultdict(float)
+    interrupts = 0
+
+    def record(record: StepRecord) -> None:
+        whole = record["", "output"].per_tensor()
+        assert record.step not in sums
+        sums[record.step] = float(whole.mean * whole.count)
+
+    options = {"kinds": ("output",), "sinks": [record], "rules": (), "every": 1}
+    w = watch(model, optimizer, out=tmp_path, **options)
+
+    def iterate(i: int, seconds: float | None = None) -> float:
+        nonlocal interrupts
+        expected[w.open_step] += i
+        model(torch.full((1, 1), float(i)))
+        began = time.perf_counter()
+        try:
+            if seconds is not None:
+                alarm.set(seconds)
+            optimizer.step()
+            alarm.off()
+        except KeyboardInterrupt:
+            interrupts += 1
+            torch.set_grad_enabled(True)  # which torch's optimizers may leave off
+        return time.perf_counter() - began
+
+    usual = median(iterate(i) for i in range(9))
+    for i in range(9, 600):
+        iterate(i, rng.uniform(1e-6, usual) if i % 3 else None)
+    w.close()
+    run = open_run(tmp_path)
+    assert interrupts > 100
+    missing = set(range(w.open_step)) - {*sums, *run.gaps}
+    assert not missing, (missing, w.coverage().failures)
+    assert len(sums) > 200
+    assert sums == {step: expected[step] for step in sums}
+
+
+@pytest.mark.parametrize("what", ["draining", "recording"])
+def test_where_memory_is_full_a_step_is_a_gap(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> Any:
+        raise MemoryError("full")
+
+    target: tuple[Any, str] = (device, "drain_") if what == "draining" else (StepRecord, "complete")
+    training = Training(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(ITERATIONS):
+            with monkeypatch.context() as patch:
+                if i in (2, 3):
+                    patch.setattr(*target, full)
+                training.iterate(i)
+                training.watch._recorder.drain()
+        assert sorted(training.close()) == [0, 1, 4, 5]
+    (told,) = [str(one.message) for one in caught if "hookstats" in str(one.message)]
+    assert "MemoryError: full" in told
+    assert open_run(tmp_path).gaps == {2: "error", 3: "error"}
+
+
+def raising(*_: object) -> None:
+    raise ValueError("stderr is closed")
+
+
+@pytest.mark.parametrize("show", [None, raising])
+def test_what_is_reported_ends_no_training(
+    show: Callable[..., None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warnings are errors, or cannot be shown: the coverage has them."""
+    training = Training(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if show is None else "always")
+        if show is not None:
+            monkeypatch.setattr(warnings, "showwarning", show)
+        training.watch._recorder._sinks._called[0].sink = raising
         for i in range(ITERATIONS):
             training.iterate(i)
-        _undisturbed[hooks] = training.recorded()
         training.watch.close()
-        assert len(_undisturbed[hooks]) == ITERATIONS
-        assert len(_undisturbed[hooks][0]) > 8
-    return _undisturbed[hooks]
-
-
-def disturb(interruption: Any, moment: str, hooks: str) -> None:
-    """Train with an interruption in one iteration, and check all that is recorded."""
-    expected = undisturbed(hooks)
-    training = Training()
-    with loud():
-        during = training.prepare(moment)
-        with interruption:
-            training.iterate(during)
-        training.go_on()
-        assert is_torch_function_enabled(), "torch functions stay disabled"
-        if interruption.reached:
-            training.watch.step()  # with what there is of the iteration
-        for i in range(during + 1, during + 3):
-            training.iterate(i)
-        recorded = training.recorded()
-        training.watch.close()
-    check(training.watch, recorded, expected, during)
-
-
-def check(
-    handle: Watch,
-    recorded: list[dict[tuple[str, str], bytes]],
-    expected: list[dict[tuple[str, str], bytes]],
-    during: int,
-) -> None:
-    coverage = handle.coverage()
-    disabled = {(row.name, row.kind) for row in coverage if row.error is not None}
-    assert recorded[:during] == expected[:during]
-    for sites in recorded[during:-2]:  # the interrupted iteration: some sites, each right
-        assert sites.items() <= expected[during].items()
-    for sites, wanted in zip(recorded[-2:], expected[during + 1 : during + 3], strict=True):
-        assert sites.items() <= wanted.items()
-        assert wanted.keys() - sites.keys() <= disabled
-    counted: dict[tuple[str, str], int] = {}
-    for sites in recorded:
-        for key in sites:
-            counted[key] = counted.get(key, 0) + 1
-    for row in coverage:
-        assert row.forwards == row.observed + row.missing + sum(row.skipped.values()), row
-        assert min(row.observed, row.missing + 1) >= 0, row
-        assert row.forwards <= during + 4, row
-        assert row.forwards >= during + 2 or row.error is not None, row
-        assert abs(row.observed - counted.get((row.name, row.kind), 0)) <= 1, row
-        assert row.error is not None or "disabled" not in row.skipped, row
-
-
-def lines_of(moment: str, hooks: str) -> Interrupt:
-    """What hookstats executes in one iteration."""
-    assert undisturbed(hooks)  # what is done once in a process is done
-    for _ in range(2):  # the first one is slow, and does what has waited for some time
-        training = Training()
-        during = training.prepare(moment)
-        with Interrupt(0, KeyboardInterrupt) as counted:
-            training.iterate(during)
-        training.go_on()
-        training.watch.close()
-    assert counted.lines > (2000 if moment == "first" else 150)
-    return counted
-
-
-ERRORS = (KeyboardInterrupt, MemoryError)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_sample_of_all_lines(moment: str, error: type[BaseException], hooks_in: str) -> None:
-    lines = lines_of(moment, hooks_in).executed
-    interrupt(random.Random(moment).sample(lines, 20), moment, error, hooks_in)
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_lines_of_every_chain_of_calls(
-    moment: str, error: type[BaseException], hooks_in: str
-) -> None:
-    """Of the first step, which repeats most lines for each site, the first and the last time.
-
-    Memory is asked for by calls, which `test_every_allocation` has: of all lines an eighth is left.
-    Of the first step, which has most of them, every second one: `make full` has each.
-    """
-    lines = lines_of(moment, hooks_in).distinct()
-    taken = 8 if error is MemoryError else 2 if moment == "first" else 1
-    interrupt(lines[::taken], moment, error, hooks_in)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_every_line_each_time(moment: str, error: type[BaseException], hooks_in: str) -> None:
-    interrupt(lines_of(moment, hooks_in).executed, moment, error, hooks_in)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_sample_of_all_allocations(moment: str, hooks_in: str) -> None:
-    calls = calls_of(moment)
-    for at in random.Random(moment).sample(range(1, calls + 1), min(calls, 20)):
-        fill_memory(at, moment, hooks_in)
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_every_allocation(moment: str, hooks_in: str) -> None:
-    calls = calls_of(moment)
-    assert calls > (40 if moment == "first" else 3)
-    for at in range(1, calls + 1):
-        fill_memory(at, moment, hooks_in)
-
-
-def calls_of(moment: str) -> int:
-    """The number of calls of torch and NumPy, from Python, in one iteration."""
-    training = Training()
-    during = training.prepare(moment)
-    with FullMemory(0) as counted:
-        training.iterate(during)
-    training.go_on()
-    training.watch.close()
-    return counted.calls
-
-
-def fill_memory(at: int, moment: str, hooks: str) -> None:
-    full = FullMemory(at)
-    try:
-        disturb(full, moment, hooks)
-    except AssertionError as failure:
-        raise AssertionError(f"in call {at}, {full.where}") from failure
-
-
-def interrupt(lines: list[Line], moment: str, error: type[BaseException], hooks: str) -> None:
-    missed = []
-    for at in lines:
-        interruption = Interrupt(at, error)
-        try:
-            disturb(interruption, moment, hooks)
-        except AssertionError as failure:
-            raise AssertionError(f"{error.__name__} in {interruption.where}") from failure
-        if not interruption.where:
-            missed.append(at)
-    # Whether the flush thread runs at once decides about some lines.
-    assert len(missed) <= 1 + len(lines) // 50, missed
+    assert "ValueError: stderr is closed" in str(training.watch.coverage().failures)

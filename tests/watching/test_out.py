@@ -57,7 +57,7 @@ def test_a_run_that_is_being_written_stays(tmp_path: Path) -> None:
     with watch(model, kinds=["output"], out=tmp_path, rules=()) as w:
         model(torch.ones(1, 2))
         w.step()
-        w._flusher.drain()
+        w._recorder.drain()
         with pytest.raises(FileExistsError, match="writes this run"):
             record(tmp_path, 1, overwrite=True)
     assert open_run(tmp_path).steps == [0]

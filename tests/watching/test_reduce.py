@@ -231,12 +231,12 @@ def dies(rank: int, rendezvous: Path, out: Path, when: str) -> None:
         for step in range(6):
             model(batch(rank, step))
             if rank == 1 and step == 2 and when == "before":
-                w._flusher.drain()
+                w._recorder.drain()
                 os._exit(7)
             w.step()
             if rank == 1 and step == 2 and when == "during":
                 os._exit(7)
-            w._flusher.drain()
+            w._recorder.drain()
     merged = [step for step, of in given if of is None]
     assert merged[:2] == [0, 1]
     assert [step for step, _ in given] == list(range(6))

@@ -22,8 +22,8 @@ from hookstats.rules.monitor import Monitor
 from hookstats.rules.rates import LearningRate
 from hookstats.runs.run import open_run
 from hookstats.watching import scalars
-from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
+from hookstats.watching.recorder import Recorder
 from hookstats.watching.watch import watch
 
 pytestmark = pytest.mark.usefixtures("hooks_in")
@@ -80,7 +80,7 @@ def test_scalars_and_records_come_in_the_order_of_steps(
     every = 1 if merged else 5
     with watch(model, optimizer, every=every, sinks=[Order()], rules=rules) as w:
         if merged:
-            w._flusher.exchange = Whole()  # type: ignore[assignment]
+            w._recorder.exchange = Whole()  # type: ignore[assignment]
         for step in range(23):
             loss = backward(model)
             if before:
@@ -289,7 +289,7 @@ def test_a_dropped_watch_keeps_its_scalars_and_is_freed(tmp_path: Path) -> None:
     w.step()
     w.log(loss=1.0)
     gone = weakref.ref(w)
-    thread = w._flusher._thread
+    thread = w._recorder._thread
     del w
     gc.collect()
     assert gone() is None
@@ -355,12 +355,12 @@ class Lost(scalars.OnDevice):
 
 def test_a_number_that_never_comes_takes_no_other_step_along() -> None:
     kept = Kept()
-    flusher = Flusher(None, [Monitor(), kept])
+    recorder = Recorder(None, [Monitor(), kept])
     steps = [
         scalars.StepScalars(step, 0.0, {"loss": Lost() if step == 1 else float(step)})
         for step in range(3)
     ]
-    flusher.submit_scalars(steps)
+    recorder.submit_scalars(steps)
     with pytest.warns(RuntimeWarning, match="RuntimeError: the device is lost; the step is lost"):
-        flusher.close()
+        recorder.close()
     assert kept.scalars == {0: {"loss": 0.0}, 2: {"loss": 2.0}}

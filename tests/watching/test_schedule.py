@@ -43,7 +43,7 @@ class Simulated:
         self._background = background
         patch.setattr(schedules, "time", SimpleNamespace(perf_counter=lambda: self.now))
         self.schedule = Schedule(
-            *(every, 0.03, self.monitor, SimpleNamespace(shelves={})),  # type: ignore[arg-type]
+            *(every, 0.03, self.monitor, SimpleNamespace(devices={})),  # type: ignore[arg-type]
             *(lambda: self.spent, lambda: None),
         )
 
@@ -159,7 +159,7 @@ class Event:
 
 def test_a_device_is_never_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = Simulated(monkeypatch, lambda step: 0.0).schedule
-    schedule._arena.shelves[torch.device("cuda", 0)] = None  # type: ignore[assignment]
+    schedule._arena.devices[torch.device("cuda", 0)] = None  # type: ignore[assignment]
     monkeypatch.setattr(schedules, "event", lambda device, timed: Event(3.0))
     found: list[list[tuple[bool, float]]] = []
     for step in range(8):
@@ -187,7 +187,7 @@ def train(w: hs.Watch, model: nn.Module, optimizer: SGD, steps: int) -> None:
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        w._flusher.drain(disk=False)
+        w._recorder.drain(disk=False)
 
 
 def test_records_have_exact_steps_and_coverage_says_what_was_chosen(

@@ -50,7 +50,6 @@ def test_a_disk_that_hangs_holds_neither_readers_nor_close_up(
 
     model = network()
     w = watch(model, kinds=("output",), out=tmp_path, rules=())
-    thread = w._flusher._thread
 
     def train(steps: int) -> None:
         for _ in range(steps):
@@ -58,14 +57,16 @@ def test_a_disk_that_hangs_holds_neither_readers_nor_close_up(
             w.step()
 
     def wait() -> None:
-        w._flusher.drain()
+        w._recorder.drain()
         assert w.latest.step <= 2
         w.close()
         w.close()
 
     train(1)
     assert w.latest.step == 0
-    w._flusher.disk_patience = 0.3
+    thread = w._recorder._thread
+    assert thread is not None
+    w._recorder.disk_patience = 0.3
     monkeypatch.setattr(files.os, "fsync", hanging)
     train(2)
     began = time.monotonic()
@@ -89,7 +90,7 @@ import torch, hookstats as hs
 warnings.simplefilter("ignore")
 model = torch.nn.Linear(3, 2)
 w = hs.watch(model, kinds=("output",), out=sys.argv[1])
-w._flusher.disk_patience = 0.5
+w._recorder.disk_patience = 0.5
 os.fsync = lambda descriptor: time.sleep(1000)
 for _ in range(3):
     model(torch.randn(2, 3))
@@ -117,8 +118,8 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
         watch(model, kinds=("output",), out=tmp_path, rules=()) as w,
     ):
         warnings.simplefilter("always")
-        w._arena.most_ahead = 2
-        w._arena.patience = w._flusher.patience = 0.2
+        monkeypatch.setattr("hookstats.watching.recorder.MOST_WAITING", 2)
+        w._arena.patience = w._recorder.patience = 0.2
         for step in range(9):
             if step == 8:
                 go_on.set()

@@ -109,7 +109,7 @@ def test_a_watch_goes_on_without_its_handle() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     records: list[StepRecord] = []
     done = threading.Event()
-    watch(model, optimizer, sinks=[records.append, lambda record: done.set()])
+    watch(model, optimizer, sinks=[lambda record: (records.append(record), done.set())])
     model(torch.randn(2, 3)).sum().backward()
     optimizer.step()
     assert done.wait(10)

@@ -1,4 +1,4 @@
-"""Flusher: what is submitted is recorded, whatever fails, hangs or interrupts."""
+"""Recorder: what is submitted is recorded, whatever fails, hangs or interrupts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 from torch import nn
 
 from hookstats.records.record import StepRecord
+from hookstats.rules import NonFinite
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.stats import retries
-from hookstats.watching.flush import Flusher
 from hookstats.watching.handle import Watch
+from hookstats.watching.recorder import Recorder
 from hookstats.watching.watch import watch
 
 HEADER = {"bins": BINS, "channel_bins": CHANNEL_BINS}
@@ -35,96 +36,96 @@ def eventually(condition: Callable[[], object]) -> bool:
     return bool(condition())
 
 
-def record(flusher: Flusher, *steps: Closed, first: int = 0) -> None:
+def record(recorder: Recorder, *steps: Closed, first: int = 0) -> None:
     """Submit `steps`, numbered from `first`, and wait for them."""
     for step, closed in enumerate(steps, first):
-        flusher.submit(closed, step)
-    flusher.drain()
+        recorder.submit(closed, step)
+    recorder.drain()
 
 
 def test_steps_reach_latest_the_writer_and_every_sink_in_order(tmp_path: Path) -> None:
     one: list[StepRecord] = []
     two: list[StepRecord] = []
-    flusher = Flusher(RunWriter(tmp_path, HEADER), [one.append, two.append])
-    assert flusher.latest is None
+    recorder = Recorder(RunWriter(tmp_path, HEADER), [one.append, two.append])
+    assert recorder.latest is None
     steps = [Closed() for _ in range(20)]
-    record(flusher, *steps)
+    record(recorder, *steps)
     assert [closed.released for closed in steps] == [1] * 20
-    assert {closed.thread for closed in steps} == {"hookstats-flush"}
-    assert flusher.latest is one[-1]
+    assert {closed.thread for closed in steps} == {"hookstats-recorder"}
+    assert recorder.latest is one[-1]
     assert [record.step for record in one] == [record.step for record in two] == list(range(20))
     run = open_run(tmp_path)
     assert run.steps == list(range(20))
     assert_same(run[7], sample(7))
-    flusher.close({"sites": 1})
+    recorder.close({"sites": 1})
     assert run.coverage == {"sites": 1}
-    assert flusher.failures == {}
+    assert recorder.failures == {}
 
 
 def test_the_thread_lives_from_the_first_step_to_close() -> None:
     before = threading.enumerate()
-    flusher = Flusher(None)
-    flusher.drain()
+    recorder = Recorder(None)
+    recorder.drain()
     assert threading.enumerate() == before
-    flusher.submit(Closed(), 0)
+    recorder.submit(Closed(), 0)
     (thread,) = set(threading.enumerate()) - set(before)
-    assert (thread.name, thread.daemon) == ("hookstats-flush", True)
+    assert (thread.name, thread.daemon) == ("hookstats-recorder", True)
     for _ in range(2):
-        flusher.close()
-        flusher.drain()
+        recorder.close()
+        recorder.drain()
         assert threading.enumerate() == before
-    assert flusher.latest is not None
-    with pytest.raises(ValueError, match="step = 1: the flusher is closed"):
-        flusher.submit(Closed(), 1)
+    assert recorder.latest is not None
+    with pytest.raises(ValueError, match="step = 1: the recorder is closed"):
+        recorder.submit(Closed(), 1)
 
 
 def test_closing_before_any_step_closes_the_writer(tmp_path: Path) -> None:
-    flusher = Flusher(RunWriter(tmp_path, HEADER))
-    flusher.close({"sites": 0})
-    flusher.close({"again": 1})
+    recorder = Recorder(RunWriter(tmp_path, HEADER))
+    recorder.close({"sites": 0})
+    recorder.close({"again": 1})
     assert open_run(tmp_path).coverage == {"sites": 0}
 
 
 def test_submit_does_not_wait_for_the_step_before() -> None:
     go = threading.Event()
-    flusher = Flusher(None)
+    recorder = Recorder(None)
     steps = [Closed(wait=go), Closed(), Closed()]
     for step, closed in enumerate(steps):
-        flusher.submit(closed, step)
-    assert flusher.latest is None
+        recorder.submit(closed, step)
+    assert recorder.latest is None
     go.set()
-    flusher.drain()
-    assert flusher.latest is not None
-    assert flusher.latest.step == 2
-    flusher.close()
+    recorder.drain()
+    assert recorder.latest is not None
+    assert recorder.latest.step == 2
+    recorder.close()
 
 
 def test_buffers_are_given_back_before_slow_sinks(tmp_path: Path) -> None:
     go = threading.Event()
-    flusher = Flusher(None, [lambda record: go.wait(20)])
+    recorder = Recorder(None, [lambda record: go.wait(20)])
     closed = Closed()
-    flusher.submit(closed, 0)
-    assert eventually(lambda: closed.released and flusher.latest)
+    recorder.submit(closed, 0)
+    assert eventually(lambda: closed.released and recorder.latest)
     go.set()
-    flusher.close()
+    recorder.close()
 
 
 def test_a_finished_step_is_written_although_no_other_follows(tmp_path: Path) -> None:
-    flusher = Flusher(RunWriter(tmp_path, HEADER, seconds_per_part=0.05))
-    flusher.submit(Closed(), 3)
+    recorder = Recorder(RunWriter(tmp_path, HEADER, seconds_per_part=0.05))
+    recorder.submit(Closed(), 3)
     assert eventually(lambda: open_run(tmp_path).steps == [3])
-    flusher.close()
+    recorder.close()
 
 
 def test_draining_need_not_end_a_part(tmp_path: Path) -> None:
-    flusher = Flusher(RunWriter(tmp_path, HEADER))
+    recorder = Recorder(RunWriter(tmp_path, HEADER))
     for step in range(3):
-        flusher.submit(Closed(), step)
-        flusher.drain(disk=False)
-        assert flusher.latest is not None
-        assert flusher.latest.step == step
+        recorder.submit(Closed(), step)
+        recorder.drain(disk=False)
+        assert recorder.latest is not None
+        assert recorder.latest.step == step
     assert open_run(tmp_path).steps == []
-    flusher.close()
+    recorder.close()
     assert len(list((tmp_path / "tensors").iterdir())) == 1
 
 
@@ -139,19 +140,19 @@ def test_a_sink_that_always_raises_is_disabled_and_the_others_go_on(
         calls.append(record.step)
         raise SystemExit("no")
 
-    flusher = Flusher(
+    recorder = Recorder(
         RunWriter(tmp_path, HEADER), [bad_sink, lambda record: seen.append(record.step)]
     )
     with pytest.warns(RuntimeWarning) as w:
-        record(flusher, *(Closed() for _ in range(8)))
-    flusher.close()
+        record(recorder, *(Closed() for _ in range(8)))
+    recorder.close()
     assert "bad_sink failed: SystemExit: no; it is called again" in str(w[0].message)
     assert "SystemExit: no, 3 times in a row; the sink is disabled" in str(w[1].message)
     assert len(w) == 2
     assert calls == [0, 2, 5]
     assert seen == [*range(8)]
     assert open_run(tmp_path).steps == [*range(8)]
-    assert list(flusher.failures) == [
+    assert list(recorder.failures) == [
         "sink test_a_sink_that_always_raises_is_disabled_and_the_others_go_on.<locals>.bad_sink"
     ]
 
@@ -175,18 +176,18 @@ class ClosedSink:
 def test_sinks_are_closed_once_after_their_last_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "TRIES", 3)
     whole, broken, without = ClosedSink(), ClosedSink(broken_from=1), []
-    flusher = Flusher(None, [whole, broken, without.append])
+    recorder = Recorder(None, [whole, broken, without.append])
     with pytest.warns(RuntimeWarning) as w:
-        record(flusher, *(Closed() for _ in range(8)))
+        record(recorder, *(Closed() for _ in range(8)))
     assert "broken, 3 times in a row; the sink is disabled" in str(w[1].message)
-    assert broken.events == [0, "hookstats-flush"]
-    flusher.close()
-    flusher.close()
-    assert whole.events == [*range(8), "hookstats-flush"]
-    assert broken.events == [0, "hookstats-flush"]
+    assert broken.events == [0, "hookstats-sink"]
+    recorder.close()
+    recorder.close()
+    assert whole.events == [*range(8), "hookstats-sink"]
+    assert broken.events == [0, "hookstats-sink"]
     unused = ClosedSink()
-    Flusher(None, [unused]).close()
-    assert unused.events == [threading.current_thread().name]
+    Recorder(None, [unused]).close()
+    assert unused.events == ["hookstats-sink"]
 
 
 def test_a_sink_that_cannot_be_closed_is_warned_of(tmp_path: Path) -> None:
@@ -195,61 +196,61 @@ def test_a_sink_that_cannot_be_closed_is_warned_of(tmp_path: Path) -> None:
             raise OSError("full")
 
     good = ClosedSink()
-    flusher = Flusher(RunWriter(tmp_path, HEADER), [Bad(), good])
-    record(flusher, Closed())
+    recorder = Recorder(RunWriter(tmp_path, HEADER), [Bad(), good])
+    record(recorder, Closed())
     with pytest.warns(RuntimeWarning, match="closing sink .*Bad.* failed: OSError: full"):
-        flusher.close({"sites": 1})
-    assert good.events == [0, "hookstats-flush"]
+        recorder.close({"sites": 1})
+    assert good.events == [0, "hookstats-sink"]
     assert open_run(tmp_path).coverage == {"sites": 1}
 
 
 def test_a_writer_that_fails_is_disabled_and_the_sinks_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     seen: list[int] = []
-    flusher = Flusher(
+    recorder = Recorder(
         RunWriter(out, HEADER, seconds_per_part=0), [lambda record: seen.append(record.step)]
     )
-    record(flusher, Closed())
+    record(recorder, Closed())
     out.rename(tmp_path / "elsewhere")
     with pytest.warns(RuntimeWarning, match=r"writing to out = '.*run' failed: FileNotFound") as w:
-        record(flusher, Closed(), Closed())
-    flusher.close({"sites": 1})
+        record(recorder, Closed(), Closed())
+    recorder.close({"sites": 1})
     assert len(w) == 1
     assert seen == [0, 0, 1]
     assert open_run(tmp_path / "elsewhere").steps == [0]
 
 
 def test_a_step_that_cannot_be_read_is_lost_alone() -> None:
-    flusher = Flusher(None)
+    recorder = Recorder(None)
     steps = [Closed(), Closed(error=MemoryError("full")), Closed(error=OSError()), Closed()]
     with pytest.warns(RuntimeWarning, match="recording a step failed: MemoryError: full; ") as w:
-        record(flusher, *steps)
+        record(recorder, *steps)
     assert len(w) == 1
     assert [closed.released for closed in steps] == [1, 1, 1, 1]
-    assert flusher.latest is not None
-    assert flusher.latest.step == 3
-    flusher.close()
+    assert recorder.latest is not None
+    assert recorder.latest.step == 3
+    recorder.close()
 
 
 @pytest.mark.filterwarnings("error")
 def test_warnings_made_errors_do_not_reach_the_training(caplog) -> None:
-    flusher = Flusher(None)
+    recorder = Recorder(None)
     with caplog.at_level(logging.ERROR):
-        flusher.submit(Closed(error=OSError("gone")), 0)
-        flusher.submit(Closed(), 1)
-        flusher.close()
+        recorder.submit(Closed(error=OSError("gone")), 0)
+        recorder.submit(Closed(), 1)
+        recorder.close()
     assert caplog.messages == [
         "hookstats: recording a step failed: OSError: gone; the step is lost"
     ]
-    assert flusher.latest is not None
+    assert recorder.latest is not None
 
 
 def test_a_step_that_cannot_be_read_out_is_a_gap(tmp_path: Path) -> None:
-    flusher = Flusher(RunWriter(tmp_path, HEADER))
+    recorder = Recorder(RunWriter(tmp_path, HEADER))
     steps = [Closed(), Closed(error=MemoryError("no memory")), Closed()]
     with pytest.warns(RuntimeWarning, match="recording a step failed: MemoryError: no memory"):
-        record(flusher, *steps)
-    flusher.close()
+        record(recorder, *steps)
+    recorder.close()
     assert [closed.released for closed in steps] == [1, 1, 1]
     run = open_run(tmp_path)
     assert (run.steps, run.gaps) == ([0, 2], {1: "error"})
@@ -260,45 +261,104 @@ def test_a_sink_may_drain_and_close() -> None:
 
     def sink(record: StepRecord) -> None:
         threads.append(threading.current_thread())
-        flusher.drain()
-        flusher.close()
+        recorder.drain()
+        recorder.close()
 
-    flusher = Flusher(None, [sink])
-    flusher.submit(Closed(), 0)
+    recorder = Recorder(None, [sink])
+    recorder.submit(Closed(), 0)
     while not threads:
         time.sleep(0.01)
     threads[0].join(20)
     assert not threads[0].is_alive()
-    assert flusher.failures == {}
+    assert recorder.failures == {}
 
 
 def test_the_thread_outlives_what_is_thrown_into_it() -> None:
     before = set(threading.enumerate())
-    flusher = Flusher(None)
-    record(flusher, Closed())
+    recorder = Recorder(None)
+    record(recorder, Closed())
     (thread,) = set(threading.enumerate()) - before
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
     )
     with pytest.warns(RuntimeWarning, match="failed: SystemExit"):
-        record(flusher, *(Closed() for _ in range(5)))
-    flusher.close()
-    assert flusher.latest is not None
-    assert flusher.latest.step == 4
+        record(recorder, *(Closed() for _ in range(5)))
+    recorder.close()
+    assert recorder.latest is not None
+    assert recorder.latest.step == 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_is_gone_is_replaced_at_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(None)
+    record(recorder, Closed())
+    gone = recorder._thread
+    assert gone is not None
+
+    def end(action: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hookstats.watching.recorder.error_of", end)
+        recorder.hurry()
+        gone.join(0.1)
+        recorder.hurry()
+        gone.join(20)
+    assert not gone.is_alive()
+    with pytest.warns(RuntimeWarning, match="the recorder thread ended; another one goes on"):
+        record(recorder, Closed(), Closed(), first=1)
+    assert recorder.latest is not None
+    assert recorder.latest.step == 2
+    recorder.close()
+
+
+def test_a_thread_that_cannot_start_yet_loses_the_steps_until_then(tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    recorder = Recorder(RunWriter(tmp_path, HEADER))
+    lost = "starting the recorder thread failed: can't start new thread; steps are lost until it"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.warns(RuntimeWarning, match=lost):
+            recorder.submit(Closed(), 0)
+        recorder.submit(Closed(), 1)
+        recorder.drain()
+    recorder.submit(Closed(), 2)
+    recorder.close()
+    assert open_run(tmp_path).steps == [2]
+    assert list(recorder.failures) == ["starting the recorder thread"]
+
+
+@pytest.mark.filterwarnings("ignore:hookstats:RuntimeWarning")
+def test_an_action_of_a_rule_that_hangs_is_ended_and_the_rules_go_on() -> None:
+    go = threading.Event()
+    model, optimizer = small()
+    w = watch(model, optimizer, rules=[NonFinite(action=lambda alert: go.wait(60) and None)])
+    w._recorder.patience = 0.2
+    for _ in range(3):
+        model(torch.full((2, 3), torch.nan)).sum().backward()
+        optimizer.step()
+    w.close()
+    go.set()
+    assert "no return within 0.2 s" in str(w.coverage().failures)
+    assert w.alerts
 
 
 def test_an_interrupt_while_waiting_breaks_nothing(tmp_path: Path) -> None:
     go = threading.Event()
-    flusher = Flusher(RunWriter(tmp_path, HEADER))
-    flusher.submit(Closed(wait=go), 0)
-    for wait in (flusher.drain, flusher.close, flusher.close):
+    recorder = Recorder(RunWriter(tmp_path, HEADER))
+    recorder.submit(Closed(wait=go), 0)
+    for wait in (recorder.drain, recorder.close, recorder.close):
         timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             wait()
         timer.join()
     go.set()
-    flusher.close()
+    recorder.close()
     assert open_run(tmp_path).steps == [0]
 
 
@@ -331,37 +391,38 @@ def test_a_sink_that_hangs_is_disabled_and_the_others_go_on(late: str, tmp_path:
             raise OSError("late")
 
     before = set(threading.enumerate())
-    flusher = Flusher(RunWriter(tmp_path, HEADER), [first, sink, last])
-    flusher.patience = 0.3
-    flusher.submit(Closed(), 0)
-    flusher.drain()
-    (stuck,) = set(threading.enumerate()) - before
+    recorder = Recorder(RunWriter(tmp_path, HEADER), [first, sink, last])
+    recorder.patience = 0.3
+    recorder.submit(Closed(), 0)
+    recorder.drain()
+    stuck = recorder._sinks._called[1].worker.thread
+    assert stuck is not None
     with pytest.warns(RuntimeWarning, match=r"sink .*sink failed: no return within 0.3 s") as w:
-        record(flusher, *(Closed() for _ in range(6)), first=1)
+        record(recorder, *(Closed() for _ in range(6)), first=1)
     assert len(w) == 1
     assert stuck.is_alive()
     hangs.go.set()
     stuck.join(20)
     assert not stuck.is_alive()
-    flusher.close({"sites": 1})
+    recorder.close({"sites": 1})
     assert set(threading.enumerate()) == before
     assert hangs.events == [0, 1]
-    expected = [*range(7), "hookstats-flush"]
+    expected = [*range(7), "hookstats-sink"]
     assert first.events == last.events == expected
     run = open_run(tmp_path)
     assert run.steps == list(range(7))
-    assert run.coverage == {"sites": 1, "failures": flusher.failures}
-    assert len(flusher.failures) == 1
+    assert run.coverage == {"sites": 1, "failures": recorder.failures}
+    assert len(recorder.failures) == 1
 
 
 def test_a_sink_whose_close_hangs_ends_alone(tmp_path: Path) -> None:
     hangs, other = Hangs(at="close"), ClosedSink()
-    flusher = Flusher(RunWriter(tmp_path, HEADER), [hangs, other])
-    flusher.patience = 0.3
-    record(flusher, Closed())
+    recorder = Recorder(RunWriter(tmp_path, HEADER), [hangs, other])
+    recorder.patience = 0.3
+    record(recorder, Closed())
     with pytest.warns(RuntimeWarning, match=r"closing sink .*Hangs.* failed: no return within"):
-        flusher.close({"sites": 1})
-    assert other.events == [0, "hookstats-flush"]
+        recorder.close({"sites": 1})
+    assert other.events == [0, "hookstats-sink"]
     assert open_run(tmp_path).coverage == {"sites": 1}
     hangs.go.set()
 
@@ -391,7 +452,7 @@ def test_training_does_not_wait_for_a_sink_that_hangs() -> None:
     seen: list[int] = []
     model = small()
     w = watch(*model, sinks=[hangs, lambda record: seen.append(record.step)], rules=())
-    w._flusher.patience = 0.3
+    w._recorder.patience = 0.3
     with pytest.warns(RuntimeWarning, match="no return within"):
         train(w, *model)
     assert seen == list(range(8))

@@ -1,4 +1,4 @@
-"""take_: what comes out of the blocks of a step, against NumPy, and that nothing is left."""
+"""drain_: what comes out of the blocks of a step, against NumPy, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from hookstats.arena.taken import Sizes, Taken
-from hookstats.kernels.ops import mark_columns, take_
+from hookstats.kernels.ops import drain_, mark_columns
 from hookstats.records.sparse import SparseCounts
 from hookstats.stats.state import identity_moments
 
@@ -42,20 +41,19 @@ def test_rows_come_out_and_nothing_is_left(
     channel_dense = [torch.tensor(block) for block in channel_counts]
     marks = [torch.zeros(len(block), mark_columns(19), dtype=int) for block in dense]
     folds = torch.ones(sum(len(block) for block in dense), dtype=int)
-    hists, channel_hists = [sum(len(block) for block in each) for each in (counts, channel_counts)]
-    taken = Taken(Sizes(5, sum(sizes), len(sizes), hists, channel_hists))
-    assert not taken.is_there
     offsets = torch.tensor([0, *np.cumsum(sizes)])
-    take_(moments, tallies, dense, marks, folds, channel_dense, offsets, *taken.into)
-    assert taken.is_there
-    np.testing.assert_array_equal(taken.moments, expected[0])
-    np.testing.assert_array_equal(taken.tallies, expected[1])
-    for found, blocks_of_counts in ((taken.hist, counts), (taken.channel_hist, channel_counts)):
+    found = drain_(moments, tallies, dense, marks, folds, channel_dense, offsets)
+    drained = [tensor.numpy() for tensor in found]
+    np.testing.assert_array_equal(drained[0].T, expected[0])
+    np.testing.assert_array_equal(drained[1].T, expected[1])
+    assert [table.shape for table in drained[2:4]] == [(5, len(sizes))] * 2
+    hist, channel_hist = SparseCounts(*drained[4:7]), SparseCounts(*drained[7:])
+    for got, blocks_of_counts in ((hist, counts), (channel_hist, channel_counts)):
         sparse = SparseCounts.from_dense(
             np.concatenate([np.empty((0, 19), int), *blocks_of_counts])
         )
         for part in ("offsets", "slots", "counts"):
-            mine, other = getattr(found, part), getattr(sparse, part)
+            mine, other = getattr(got, part), getattr(sparse, part)
             np.testing.assert_array_equal(mine, other, strict=True)
     for block in moments:
         assert torch.equal(block, identity_moments(len(block)))
@@ -71,9 +69,6 @@ GOOD: dict[str, Any] = {
     "folds": torch.zeros(2, dtype=torch.int64),
     "channel_counts": [],
     "offsets": torch.tensor([0, 1, 1, 3]),
-    "memory": torch.zeros(10 * (3 + 3) + 3 + 1 + 1, dtype=torch.int64),
-    "slots": torch.zeros(0, dtype=torch.int32),
-    "entries": torch.zeros(0, dtype=torch.int64),
 }
 
 
@@ -106,35 +101,26 @@ GOOD: dict[str, Any] = {
             {"tallies": [torch.zeros(n, 5, dtype=int) for n in (2, 1)]},
             r"moments\[0\] has 3 rows; expected as many as tallies\[0\]",
         ),
-        ({"memory": torch.zeros(64, dtype=int)}, "memory has 64 words; expected 65"),
-        ({"memory": torch.ones(65, dtype=int)}, "memory ends with 1; expected 0"),
-        ({"memory": torch.zeros(0, dtype=int)}, "memory has 0 words; expected 65"),
-        ({"memory": torch.zeros(65)}, r"memory is Float \[65\]; expected .* Long \[words\]"),
-        ({"memory": torch.zeros(130, dtype=int)[::2]}, "memory is .* expected a contiguous CPU"),
-        ({"slots": torch.zeros(0)}, r"slots is Float \[0\]; expected a .* CPU tensor of Int"),
-        ({"entries": torch.zeros(1, 1, dtype=int)}, r"entries is Long \[1, 1\]; expected .* Long"),
     ],
 )
 def test_other_blocks_are_refused(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        take_(**{**GOOD, **bad})
-    assert not GOOD["memory"].any()
+        drain_(**{**GOOD, **bad})
 
 
 def test_marks_past_the_slots_mean_nothing() -> None:
     counts = torch.ones(3, 17, dtype=torch.int64)
     marks = torch.tensor([[1, -1]]).repeat(3, 1)  # room for 64 marks, of which 2 are of slots
     channels, folds = rows(1, 0), torch.ones(3, dtype=torch.int64)
-    taken = Taken(Sizes(5, rows=1, tensors=1, hist=3, channel_hist=0))
     states = [channels[0]], [channels[1]], [counts], [marks], folds, []
-    take_(*states, torch.tensor([0, 1]), *taken.into)
-    assert taken.slots.tolist() == [*range(17)] * 3
-    assert taken.entries.tolist() == [1] * 51
+    found = drain_(*states, torch.tensor([0, 1]))
+    assert found[5].tolist() == [*range(17)] * 3
+    assert found[6].tolist() == [1] * 51
     assert not counts.any()
     assert not marks.any()
 
 
 def test_opcheck() -> None:
-    operator = torch.ops.hookstats.take_.default
+    operator = torch.ops.hookstats.drain_.default
     utils = ("test_schema", "test_autograd_registration")  # it is not for graphs: no fake kernel
     torch.library.opcheck(operator, (*GOOD.values(),), test_utils=utils)

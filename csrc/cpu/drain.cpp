@@ -1,5 +1,5 @@
 // One pass over the rows of a step, which transposes what is dense and compacts what is sparse.
-#include "cpu/take.h"
+#include "cpu/drain.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,7 +19,7 @@ namespace hookstats::cpu {
 namespace {
 
 template <int kColumns, class T>
-void take_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns, int64_t total) {
+void drain_columns(T* rows, int64_t count, const T (&empty)[kColumns], T* columns, int64_t total) {
   for (int64_t r = 0; r < count; ++r, rows += kColumns) {
     for (int c = 0; c < kColumns; ++c) columns[c * total + r] = rows[c];
     std::memcpy(rows, empty, sizeof empty);
@@ -49,18 +49,18 @@ void mark_nonzero(const int64_t* counts, int64_t width, int64_t* marks) {
 }  // namespace
 
 template <class C>
-void take_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total) {
+void drain_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total) {
   double empty[C::kColumns];
   int64_t no_tallies[kTallyColumns];
   store_row(C{}, empty, no_tallies);
-  take_columns(moments, rows, empty, columns + first, total);
+  drain_columns(moments, rows, empty, columns + first, total);
 }
-template void take_moments<Channel>(double*, int64_t, double*, int64_t, int64_t);
-template void take_moments<HigherChannel>(double*, int64_t, double*, int64_t, int64_t);
+template void drain_moments<Channel>(double*, int64_t, double*, int64_t, int64_t);
+template void drain_moments<HigherChannel>(double*, int64_t, double*, int64_t, int64_t);
 
-void take_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total) {
+void drain_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total) {
   constexpr int64_t empty[kTallyColumns] = {};
-  take_columns(tallies, rows, empty, columns + first, total);
+  drain_columns(tallies, rows, empty, columns + first, total);
 }
 
 int64_t complete_marks(const Histograms& histograms, const int64_t* folds) {
@@ -76,7 +76,7 @@ int64_t complete_marks(const Histograms& histograms, const int64_t* folds) {
 }
 
 HOOKSTATS_PREFETCHES_TO_WRITE
-void take_counts(const Histograms& histograms, SparseCounts& into) {
+void drain_counts(const Histograms& histograms, SparseCounts& into) {
   const auto& [counts, marks, rows, width] = histograms;
   const int64_t columns = mark_columns(width);
   int32_t* const slots = into.slots;

@@ -1,6 +1,7 @@
-// hookstats::take_ on the CPU: check the blocks, size the results, move the rows, merge them.
+// hookstats::drain_ on the CPU: check the blocks, allocate the results, move the rows, merge them.
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/stableivalue_conversions.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -10,14 +11,15 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <initializer_list>
 #include <optional>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "core/marks.h"
 #include "core/state.h"
-#include "cpu/take.h"
+#include "cpu/drain.h"
 #include "cpu/wholes.h"
 #include "ops/arguments.h"
 
@@ -62,18 +64,21 @@ void check_flat(const Tensor& x, const char* name, ScalarType dtype, const char*
                   "; expected a contiguous CPU tensor of ", dtype, " [", size, "]");
 }
 
-// Gives a result its size, and returns where its data are. A smaller size keeps the first entries,
-// where they are: most of the remaining memory was never written to. Memory from the heap rather
-// than the system stays with the result, at worst 16 times the entries.
-template <class T>
-T* resize(const Tensor& result, int64_t size) {
+// Keeps the first entries of a tensor, where they are: most of the memory behind them was never
+// written to. Memory from the heap rather than the system stays with the tensor, at worst 16 times
+// the entries.
+void shrink(const Tensor& x, int64_t size) {
   using torch::stable::detail::from;
   const torch::headeronly::IntHeaderOnlyArrayRef sizes(&size, 1);
-  std::array stack{from(result), from(sizes), from(std::nullopt)};
+  std::array stack{from(x), from(sizes), from(std::nullopt)};
   TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::resize_", "", stack.data(), TORCH_ABI_VERSION));
   (void)torch::stable::detail::to<Tensor>(stack[0]);  // owns what the call returned
-  return static_cast<T*>(result.mutable_data_ptr());
+}
+
+// A CPU tensor, whatever it has in it.
+Tensor new_empty(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()}, dtype);
 }
 
 // The rows of each tensor of a step: of tensor t, offsets[t] to offsets[t + 1] of all blocks.
@@ -144,66 +149,68 @@ Dense marked(const std::vector<Tensor>& blocks, const std::vector<Tensor>* marks
   return dense;
 }
 
-// Returns the number of entries.
-int64_t move_counts(const Dense& dense, cpu::SparseCounts into) {
-  into.offsets[0] = 0;
-  for (const cpu::Histograms& each : dense.blocks) cpu::take_counts(each, into);
-  return into.entries;
-}
+// What a step gives: moments and tallies by column, those of channels and those of whole tensors.
+struct Columns {
+  Tensor moments, tallies;
 
-// Where states go: moments and tallies by column, [columns, rows], what they give together by row,
-// and the offsets of histograms.
-struct Places {
-  double* moments;
-  int64_t* tallies;
-  double* whole_moments;
-  int64_t* whole_tallies;
-  int64_t* offsets;
-  int64_t* channel_offsets;
-  int64_t* is_there;
-  int64_t rows;
+  Columns(const Tensor& like, int64_t columns, int64_t entries)
+      : moments(new_empty(like, {columns, entries}, ScalarType::Double)),
+        tallies(new_empty(like, {kTallyColumns, entries}, ScalarType::Long)) {}
 
-  // The parts of `memory`, which must have as many words as these take, the last of them 0.
-  Places(const Tensor& memory, int64_t columns, int64_t rows, int64_t tensors, int64_t histograms,
-         int64_t channel_histograms)
-      : rows(rows) {
-    const int64_t words = (columns + kTallyColumns) * (rows + tensors) + (histograms + 1) +
-                          (channel_histograms + 1) + 1;
-    STD_TORCH_CHECK(memory.size(0) == words, "memory has ", memory.size(0), " words; expected ",
-                    words);
-    auto* next = static_cast<int64_t*>(memory.mutable_data_ptr());
-    const auto part = [&](int64_t size) { return std::exchange(next, next + size); };
-    moments = reinterpret_cast<double*>(part(columns * rows));
-    tallies = part(kTallyColumns * rows);
-    whole_moments = reinterpret_cast<double*>(part(columns * tensors));
-    whole_tallies = part(kTallyColumns * tensors);
-    offsets = part(histograms + 1);
-    channel_offsets = part(channel_histograms + 1);
-    is_there = next;
-    STD_TORCH_CHECK(*is_there == 0, "memory ends with ", *is_there,
-                    "; expected 0, or the states that it has would be lost");
-  }
+  double* moments_data() const { return static_cast<double*>(moments.mutable_data_ptr()); }
+  int64_t* tallies_data() const { return static_cast<int64_t*>(tallies.mutable_data_ptr()); }
 };
 
 // Moves the rows of a block, of which the first is row `first`, and merges them, tensor by tensor,
 // while they are in the caches.
 template <class C>
 void move_rows(const Tensor& moments, const Tensor& tallies, int64_t first,
-               const TensorRows& tensors, size_t block, const Places& into) {
-  cpu::take_moments<C>(static_cast<double*>(moments.mutable_data_ptr()), moments.size(0),
-                       into.moments, first, into.rows);
-  cpu::take_tallies(static_cast<int64_t*>(tallies.mutable_data_ptr()), tallies.size(0),
-                    into.tallies, first, into.rows);
+               const TensorRows& tensors, size_t block, int64_t total, const Columns& channels,
+               const Columns& merged) {
+  double* const into = channels.moments_data();
+  int64_t* const tallies_into = channels.tallies_data();
+  double* const merged_into = merged.moments_data();
+  int64_t* const merged_tallies_into = merged.tallies_data();
+  cpu::drain_moments<C>(static_cast<double*>(moments.mutable_data_ptr()), moments.size(0), into,
+                        first, total);
+  cpu::drain_tallies(static_cast<int64_t*>(tallies.mutable_data_ptr()), tallies.size(0),
+                     tallies_into, first, total);
   tensors.each_of(block, [&](int64_t tensor, int64_t begin, int64_t end) {
-    cpu::merge_rows<C>(into.moments, into.tallies, begin, end, into.rows,
-                       into.whole_moments + tensor * C::kColumns,
-                       into.whole_tallies + tensor * kTallyColumns);
+    double row[C::kColumns];
+    int64_t tally_row[kTallyColumns];
+    cpu::merge_rows<C>(into, tallies_into, begin, end, total, row, tally_row);
+    for (int64_t c = 0; c < C::kColumns; ++c) merged_into[c * tensors.count() + tensor] = row[c];
+    for (int64_t c = 0; c < kTallyColumns; ++c)
+      merged_tallies_into[c * tensors.count() + tensor] = tally_row[c];
   });
 }
 
-void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vector<Tensor> counts,
-              std::vector<Tensor> marks, Tensor folds, std::vector<Tensor> channel_counts,
-              Tensor offsets, Tensor memory, Tensor slots, Tensor entries) {
+// Histograms as sparse rows (cpu/drain.h).
+struct Sparse {
+  Tensor offsets, slots, counts;
+
+  Sparse(const Tensor& like, const Dense& dense)
+      : offsets(new_empty(like, {dense.rows + 1}, ScalarType::Long)),
+        slots(new_empty(like, {dense.most}, ScalarType::Int)),
+        counts(new_empty(like, {dense.most}, ScalarType::Long)) {}
+
+  void fill(const Dense& dense) {
+    cpu::SparseCounts into{static_cast<int64_t*>(offsets.mutable_data_ptr()),
+                           static_cast<int32_t*>(slots.mutable_data_ptr()),
+                           static_cast<int64_t*>(counts.mutable_data_ptr())};
+    into.offsets[0] = 0;
+    for (const cpu::Histograms& each : dense.blocks) cpu::drain_counts(each, into);
+    shrink(slots, into.entries);
+    shrink(counts, into.entries);
+  }
+};
+
+using Drained =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+Drained drain_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies,
+                  std::vector<Tensor> counts, std::vector<Tensor> marks, Tensor folds,
+                  std::vector<Tensor> channel_counts, Tensor offsets) {
   STD_TORCH_CHECK(!moments.empty(), "moments has no blocks; expected one or more");
   const bool higher = moments.front().dim() == 2 && moments.front().size(1) == kHigherColumns;
   const int64_t columns = higher ? kHigherColumns : kMomentColumns;
@@ -226,31 +233,27 @@ void take_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies, std::vec
                   "folds is ", folds.scalar_type(), " ", shape_of(folds),
                   "; expected a contiguous CPU tensor of ", ScalarType::Long, " [", histograms,
                   "], one per histogram of counts");
-  check_flat(memory, "memory", ScalarType::Long, "words");
-  check_flat(slots, "slots", ScalarType::Int, "any");
-  check_flat(entries, "entries", ScalarType::Long, "any");
-  const Places into(memory, columns, rows, tensors.count(), histograms, channel_histograms);
   const Dense tensor = marked(counts, &marks, static_cast<const int64_t*>(folds.const_data_ptr()));
   const Dense channel = marked(channel_counts, nullptr, nullptr);
   // All memory comes before the first row is moved, so that running out of memory loses nothing.
-  const int64_t most = tensor.most + channel.most;
-  auto* const to_slots = resize<int32_t>(slots, most);
-  auto* const to_entries = resize<int64_t>(entries, most);
+  const Tensor& like = moments.front();
+  const Columns channels(like, columns, rows), merged(like, columns, tensors.count());
+  Sparse hist(like, tensor), channel_hist(like, channel);
   const auto move = higher ? move_rows<HigherChannel> : move_rows<Channel>;
   int64_t first = 0;
   for (size_t i = 0; i < moments.size(); ++i) {
-    move(moments[i], tallies[i], first, tensors, i, into);
+    move(moments[i], tallies[i], first, tensors, i, rows, channels, merged);
     first += moments[i].size(0);
   }
-  int64_t count = move_counts(tensor, {into.offsets, to_slots, to_entries});
-  count += move_counts(channel, {into.channel_offsets, to_slots + count, to_entries + count});
-  *into.is_there = 1;
-  resize<int32_t>(slots, count);
-  resize<int64_t>(entries, count);
+  hist.fill(tensor);
+  channel_hist.fill(channel);
+  return {channels.moments,   channels.tallies,   merged.moments, merged.tallies,
+          hist.offsets,       hist.slots,         hist.counts,    channel_hist.offsets,
+          channel_hist.slots, channel_hist.counts};
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(hookstats, CPU, m) { m.impl("take_", TORCH_BOX(&take_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(hookstats, CPU, m) { m.impl("drain_", TORCH_BOX(&drain_cpu)); }
 
 }  // namespace hookstats

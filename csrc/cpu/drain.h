@@ -1,4 +1,4 @@
-// Takes the states of a closed step out of their rows, and leaves the rows empty.
+// Drains the states of a closed step: moves them out of their rows, and leaves the rows empty.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@ namespace hookstats::cpu {
 // Moves `rows` rows of moments, [rows, C::kColumns], to `first` and on in every column of
 // `columns`, [C::kColumns, total]; tallies likewise.
 template <class C>
-void take_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total);
-void take_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total);
+void drain_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total);
+void drain_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total);
 
 // Histograms, and which of their slots were counted in.
 struct Histograms {
@@ -33,6 +33,6 @@ struct SparseCounts {
 
 // Appends the rows of `histograms`, whose marks are complete. Entries need as much room as
 // `complete_marks` said.
-void take_counts(const Histograms& histograms, SparseCounts& into);
+void drain_counts(const Histograms& histograms, SparseCounts& into);
 
 }  // namespace hookstats::cpu

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "core/marks.h"
 #include "core/state.h"
-#include "cpu/take.h"
+#include "cpu/drain.h"
 
 namespace {
 
@@ -69,7 +69,7 @@ void test_counts(int64_t rows, int64_t width, int64_t every, bool tell) {
   std::vector<int32_t> slots(static_cast<size_t>(room));
   std::vector<int64_t> counts(static_cast<size_t>(room)), back(before.counts.size());
   cpu::SparseCounts sparse{offsets.data(), slots.data(), counts.data()};
-  cpu::take_counts(histograms, sparse);
+  cpu::drain_counts(histograms, sparse);
   bool ascending = true;
   for (int64_t r = 0; r < rows; ++r) {
     const auto first = static_cast<size_t>(offsets[static_cast<size_t>(r)]);
@@ -99,7 +99,7 @@ void test_marks_past_the_width(int64_t width) {
   std::vector<int64_t> offsets(2), counts(static_cast<size_t>(width));
   std::vector<int32_t> slots(static_cast<size_t>(width));
   cpu::SparseCounts sparse{offsets.data(), slots.data(), counts.data()};
-  cpu::take_counts(histograms, sparse);
+  cpu::drain_counts(histograms, sparse);
   CHECK(sparse.entries == width && is_empty(left) && is_empty(marks), "width %d", int(width));
 }
 
@@ -116,8 +116,8 @@ void test_rows(int64_t rows) {
   const std::vector<int64_t> all_tallies = tallies;
   std::vector<double> moment_columns(static_cast<size_t>(total * kColumns), -1.0);
   std::vector<int64_t> tally_columns(static_cast<size_t>(total * kTallyColumns), -1);
-  cpu::take_moments<C>(moments.data(), rows, moment_columns.data(), kBefore, total);
-  cpu::take_tallies(tallies.data(), rows, tally_columns.data(), kBefore, total);
+  cpu::drain_moments<C>(moments.data(), rows, moment_columns.data(), kBefore, total);
+  cpu::drain_tallies(tallies.data(), rows, tally_columns.data(), kBefore, total);
   for (int64_t r = -kBefore; r < rows + kAfter; ++r) {
     const bool taken = 0 <= r && r < rows;
     for (int64_t c = 0; c < kColumns; ++c) {

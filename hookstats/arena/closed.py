@@ -1,0 +1,153 @@
+"""ClosedStep: one closed step, which the recorder makes a record of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookstats.arena.device import Drained, Part
+from hookstats.arena.lock import lock
+from hookstats.records.merge import joined
+from hookstats.records.record import SiteInfo, StepRecord, Table
+from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.stats.bins import Bins
+from hookstats.stats.merge import joined_rows, offsets_of
+from hookstats.stats.state import identity_moments, identity_tallies
+
+
+class Loan:
+    """Whether buffers are lent to a step; who lent them keeps it."""
+
+    __slots__ = ("is_free",)
+
+    def __init__(self, *, is_free: bool) -> None:
+        self.is_free = is_free
+        """Whether they were given back, empty."""
+
+
+class ClosedStep:
+    """One closed step of an arena: what the host has of it, and what devices still have.
+
+    The host's part is drained as the step is closed. Draining other devices waits for them, which
+    the training never does: the recorder does it. Until then their buffers are lent to the step.
+    """
+
+    def __init__(
+        self,
+        infos: tuple[SiteInfo, ...],
+        parts: Sequence[Part],
+        bins: Bins | None,
+        channel_bins: Bins | None,
+    ) -> None:
+        """infos: what is said of the arena's sites now; it may change later."""
+        self._infos = infos
+        self._parts = parts
+        self._bins = bins
+        self._channel_bins = channel_bins
+        self._drained: list[tuple[Drained, Tensor] | None] = [None] * len(parts)
+        self._lock = lock()  # held while devices are drained
+        self.loan = Loan(is_free=not any(part.ranges.buffer.waits for part in parts))
+
+    def drain_host(self) -> None:
+        """Drain the host's part; called under the arena's lock."""
+        for i, part in enumerate(self._parts):
+            if not part.ranges.buffer.waits:
+                self._drained[i] = part.ranges.buffer.drain(part)
+
+    def drain(self) -> None:
+        """Drain the devices, and give their buffers back, whether that succeeds or not."""
+        with self._lock:
+            if self.loan.is_free:
+                return
+            try:
+                for i, part in enumerate(self._parts):
+                    if self._drained[i] is None:
+                        self._drained[i] = part.ranges.buffer.drain(part)
+            finally:
+                self.release()
+
+    def release(self) -> None:
+        """Give the buffers back, empty: what was not drained is lost."""
+        with self._lock:
+            if self.loan.is_free:
+                return
+            for part, drained in zip(self._parts, self._drained, strict=True):
+                if drained is None:
+                    part.ranges.buffer.clear(part.ranges, part.buffer)
+            self.loan.is_free = True
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that were drained."""
+        drained = [each[0] for each in self._drained if each is not None]
+        return sum([each.tensors.nbytes + each.channels.nbytes for each in drained])
+
+    def to_record(self, step: int, rank: int) -> StepRecord:
+        """The statistics of the sites that were observed in the step.
+
+        Raises:
+            RuntimeError: the step was released before it was drained.
+        """
+        self.drain()
+        found = [drained for drained in self._drained if drained is not None]
+        if len(found) < len(self._parts):
+            raise RuntimeError("the step was given up before it was drained")
+        infos, parts = self._infos, self._parts
+        if len(parts) > 1:  # with one part, rows are in the order of `infos`
+            infos = tuple([infos[site] for part in parts for site in part.ranges.sites])
+        observed = _joined(
+            [part.observed(folds) for part, (_, folds) in zip(parts, found, strict=True)]
+        )
+        channels = _joined([np.diff(part.ranges.offsets) for part in parts])
+        tensors = _together([drained.tensors for drained, _ in found])
+        rows = _together([drained.channels for drained, _ in found])
+        seen = observed > 0
+        if not seen.all():
+            tensors, rows = _chosen(tensors, seen), _chosen(rows, np.repeat(seen, channels))
+            infos, observed = tuple(compress(infos, seen)), observed[seen]
+        record = StepRecord(
+            step=step,
+            rank=rank,
+            sites=infos,
+            observed=observed,
+            tensors=tensors,
+            channels=rows,
+            bins=self._bins,
+            channel_bins=self._channel_bins,
+        )
+        return record if len(parts) < 2 else joined(record)
+
+
+# Few calls of NumPy and torch: every long call releases the GIL, which the training has to yield to
+# get it back.
+
+
+def _joined(parts: Sequence[Int64]) -> Int64:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _together(tables: Sequence[Table]) -> Table:
+    """The rows of all devices, of which there may be none."""
+    if len(tables) == 1:
+        return tables[0]
+    none = identity_moments(0).numpy(), identity_tallies(0).numpy()
+    return Table(
+        joined_rows([none[0], *(table.moments.T for table in tables)]).T,
+        joined_rows([none[1], *(table.tallies.T for table in tables)]).T,
+        SparseCounts.joined([SparseCounts.empty(0), *(table.hist for table in tables)]),
+    )
+
+
+def _chosen(table: Table, keep: NDArray[np.bool_]) -> Table:
+    """The rows for which `keep` is true."""
+    counts = table.hist
+    offsets = offsets_of(np.diff(counts.offsets)[keep])
+    if offsets[-1] == len(counts.slots):  # sites that were not observed have no counts
+        hist = SparseCounts(offsets, counts.slots, counts.counts)
+    else:
+        hist = counts.chosen(np.flatnonzero(keep))
+    return Table(table.moments[:, keep], table.tallies[:, keep], hist)

@@ -1,0 +1,209 @@
+"""DeviceBuffer: the states of sites on one device, and how a closed step is drained from them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookstats.arena.graph_states import GraphStates
+from hookstats.arena.rows import Rows, zeros
+from hookstats.arena.staging import Staging, event
+from hookstats.kernels.backends import backend_of
+from hookstats.kernels.ops import close_streams, drain_, mark_columns
+from hookstats.records.record import Table
+from hookstats.records.sparse import Int64, SparseCounts
+from hookstats.stats.bins import Bins
+from hookstats.stats.merge import offsets_of
+from hookstats.stats.state import State, identity_moments, identity_tallies
+
+MAX_SITE_BYTES = 4 << 30
+"""The most memory that the states of one site may take; the same on all ranks, so that they record
+the same sites."""
+
+
+class Ranges(NamedTuple):
+    """The rows of a device's sites: site i of `sites` has rows offsets[i] to offsets[i + 1]."""
+
+    buffer: DeviceBuffer
+    sites: Int64
+    """The sites by index in the arena, in the order of their rows."""
+    offsets: Int64
+
+    @property
+    def rows(self) -> int:
+        """The number of channels of the sites together."""
+        return int(self.offsets[-1])
+
+
+class Drained(NamedTuple):
+    """What a device had of one step, on the host."""
+
+    tensors: Table
+    """A row for each site: its channels merged."""
+    channels: Table
+
+
+class DeviceBuffer:
+    """The states on one device: a row per channel and a row per tensor, in order of arrival.
+
+    On the host, steps are drained as they are closed, and both buffers are the same memory. On
+    another device one buffer is filled while the other one is drained, behind the device's work.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        bins: Bins | None,
+        channel_bins: Bins | None,
+        sampling: Tensor | None = None,
+    ) -> None:
+        """sampling: that of the states."""
+        self.device = device
+        self.graphs = GraphStates(device)
+        backend = backend_of(device)
+        self._staging = None if backend.states_on_host else Staging(device)
+
+        empty = [identity_moments(1, device), identity_tallies(1, device)]
+        if channel_bins is not None:
+            empty.append(zeros(channel_bins.slots, device))
+        self._channels = Rows(empty, is_double=self.waits)
+        self.row_bytes = sum(row.nbytes for row in empty)
+        """The bytes of a channel's states in one step."""
+        columns = [] if bins is None else [bins.slots]
+        if bins is not None and backend.marks:
+            columns.append(mark_columns(bins.slots))
+        self._tensors = Rows([zeros(n, device) for n in columns], is_double=self.waits)
+        self._bins = None if bins is None else bins.descriptor(device)
+        self._channel_bins = None if channel_bins is None else channel_bins.descriptor(device)
+        self._sampling = sampling
+
+    @property
+    def waits(self) -> bool:
+        """Whether `drain` waits for the device."""
+        return self._staging is not None
+
+    def states(
+        self, sites: int, rows: int, channels: int
+    ) -> tuple[tuple[State, State], tuple[Tensor, Tensor] | None]:
+        """The states of a new site and the marks of its histogram, both by buffer.
+
+        sites, rows: the number of sites that the device has, and of their channels together.
+
+        Raises:
+            ValueError: the states would take more than MAX_SITE_BYTES.
+        """
+        needed = (1 + self.waits) * channels * self.row_bytes
+        if needed > MAX_SITE_BYTES:
+            raise ValueError(
+                f"channels = {channels}: their statistics would take {needed / 2**30:.1f} GiB, "
+                f"expected at most {MAX_SITE_BYTES >> 30} GiB; exclude the site, or have fewer "
+                "channel_bins"
+            )
+        moments, tallies, *channel_counts = self._channels.after(rows, channels)
+        counts, marks = (*self._tensors.after(sites, 1), None, None)[:2]
+
+        def state(buffer: int) -> State:
+            return State(
+                moments=moments[buffer],
+                tallies=tallies[buffer],
+                counts=None if counts is None else counts[buffer, 0],
+                bins=self._bins,
+                channel_counts=channel_counts[0][buffer] if channel_counts else None,
+                channel_bins=self._channel_bins,
+                sampling=self._sampling,
+            )
+
+        return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])
+
+    def ranges(self, sites: Int64, channels: Int64) -> Ranges:
+        """The rows of these sites, which have so many channels each."""
+        return Ranges(self, sites, offsets_of(channels))
+
+    def close(self, buffer: int, ranges: Ranges, calls: Int64) -> Part:
+        """This device's part of the step in `buffer`, as it is now; waits for nothing.
+
+        calls: by index in the arena, the number of tensors that hooks folded in.
+        """
+        close_streams(self.device)
+        in_graphs = self.graphs.collect(buffer, calls)
+        behind = event(self.device) if self.waits else None
+        return Part(ranges, buffer, calls[ranges.sites], self.graphs.sites, in_graphs, behind)
+
+    def drain(self, part: Part) -> tuple[Drained, Tensor]:
+        """Move the states of a part to the host and leave its rows empty; waits for the device.
+
+        Returns the part's `in_graphs`, too, on the host.
+        """
+        groups, in_graphs = self._groups(part.ranges, part.buffer), part.in_graphs
+        if self._staging is not None:
+            with self._staging.work(part.event):
+                groups = [[self._staging.copy(block) for block in group] for group in groups]
+                in_graphs = self._staging.copy(in_graphs)
+                self._clear(part.ranges, part.buffer)
+        moments, tallies, counts, marks, channel_counts = groups
+        if not marks:  # all counts are looked at
+            marks = [c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]
+        folds = part.calls
+        if part.graph_sites:  # graphs set no marks
+            folds = np.where(np.isin(part.ranges.sites, part.graph_sites), -1, folds)
+        offsets = torch.from_numpy(part.ranges.offsets)
+        found = drain_(
+            *(moments, tallies, counts, marks, torch.from_numpy(folds), channel_counts, offsets)
+        )
+        arrays = [tensor.numpy() for tensor in found]
+        hists = SparseCounts(*arrays[4:7]), SparseCounts(*arrays[7:])
+        tensors = Table(arrays[2], arrays[3], _sized(hists[0], len(part.ranges.sites)))
+        channels = Table(arrays[0], arrays[1], _sized(hists[1], part.ranges.rows))
+        return Drained(tensors, channels), in_graphs
+
+    def _groups(self, ranges: Ranges, buffer: int) -> list[list[Tensor]]:
+        """The blocks in use: moments, tallies, counts, marks and the counts of channels."""
+        moments, tallies, *channel_counts = self._channels.first(ranges.rows, buffer)
+        counts, marks = (*self._tensors.first(len(ranges.sites), buffer), [], [])[:2]
+        return [moments, tallies, counts, marks, *(channel_counts or [[]])]
+
+    def clear(self, ranges: Ranges, buffer: int) -> None:
+        """Make rows and sites empty again; waits for the device."""
+        if self._staging is None:
+            self._clear(ranges, buffer)
+            return
+        with self._staging.work(event(self.device)):
+            self._clear(ranges, buffer)
+
+    def _clear(self, ranges: Ranges, buffer: int) -> None:
+        self._channels.clear(ranges.rows, buffer)
+        self._tensors.clear(len(ranges.sites), buffer)
+
+
+class Part(NamedTuple):
+    """One device's part of a closed step, until it is drained."""
+
+    ranges: Ranges
+    buffer: int
+    calls: Int64
+    """int64 [S]: the number of tensors that hooks folded in, by site of `ranges`."""
+    graph_sites: list[int]
+    """By index in the arena."""
+    in_graphs: Tensor
+    """int64 [graph_sites]: the number of tensors that compiled graphs folded in."""
+    event: torch.Event | None
+
+    def observed(self, in_graphs: Tensor) -> Int64:
+        """int64 [S]: the number of tensors that were folded in.
+
+        in_graphs: on the host.
+        """
+        if not self.graph_sites:
+            return self.calls
+        observed: Int64 = self.calls.copy()
+        places = np.searchsorted(self.ranges.sites, self.graph_sites)
+        observed[places] += in_graphs.numpy()
+        return observed
+
+
+def _sized(counts: SparseCounts, rows: int) -> SparseCounts:
+    """`counts`, or `rows` empty histograms where there are no bins."""
+    return counts if counts.rows == rows else SparseCounts.empty(rows)
