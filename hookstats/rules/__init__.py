@@ -5,7 +5,6 @@ thread; `replay` checks the steps of a stored run. A rule of your own is a subcl
 """
 
 from hookstats.records.alerts import Alert, Incident
-from hookstats.rules.attention import Attention
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout, Saturation
 from hookstats.rules.defaults import Rules, advice_of, as_rules, default_rules
@@ -25,7 +24,6 @@ from hookstats.rules.tensors import Exploding, NonFinite, SuddenShift, Vanishing
 __all__ = [
     "Accumulation",
     "Alert",
-    "Attention",
     "Clipping",
     "Collapse",
     "DeadChannels",

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from hookstats.rules.attention import Attention
 from hookstats.rules.beginnings import Initialisation, Untrained
 from hookstats.rules.channels import DeadChannels, Dropout, Saturation
 from hookstats.rules.half import LossScale, Underflow
@@ -34,7 +33,6 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Logits,
     Targets,
     Dropout,
-    Attention,
     Saturation,
     Peers,
     Depth,

@@ -44,6 +44,15 @@ def _groups(of: Sites) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def _of_one_type(history: History) -> Iterator[tuple[int, ...]]:
+    """The `_groups`, of one type of modules each: those of a Sequential need not have the same."""
+    for group in history.sites.once(_groups):
+        by_type: dict[str, list[int]] = {}
+        for site in group:
+            by_type.setdefault(history.type_of(site), []).append(site)
+        yield from (tuple(sites) for sites in by_type.values() if len(sites) >= 3)
+
+
 def _numbers(name: str) -> tuple[int, ...]:
     digits = "".join(c if c.isdigit() else " " for c in name)
     return tuple(map(int, digits.split()))
@@ -64,9 +73,9 @@ class Peers(Rule):
     recorded steps, when layers are as they were initialised; later, when they have learned
     different things at different times, it has to be `later` octaves away. Gradients are left out:
     a branch whose gain begins at zero has hardly any, and sound models learn so. Peers have the
-    same name but for one number: "h.0.attn.c_attn" and "h.1.attn.c_attn". Of several in a step, the
-    first in execution order counts. The alert's value is the signed number of octaves to the
-    nearest peer.
+    same name but for one number, "h.0.attn.c_attn" and "h.1.attn.c_attn", and modules of one type.
+    Of several in a step, the first in execution order counts. The alert's value is the signed
+    number of octaves to the nearest peer.
     """
 
     name: ClassVar[str] = "peers"
@@ -83,7 +92,7 @@ class Peers(Rule):
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         found: list[tuple[int, float, int]] = []
-        for group in history.sites.once(_groups):
+        for group in _of_one_type(history):
             if plain_kind(record.sites[group[0]].kind) != "output":
                 continue
             size = _sizes(history, group)
@@ -140,7 +149,7 @@ class Depth(Rule):
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
         if history.pushed > 3:
             return
-        for group in history.sites.once(_groups):
+        for group in _of_one_type(history):
             kind = plain_kind(record.sites[group[0]].kind)
             if kind == "param_grad" or len(group) < 4:
                 continue

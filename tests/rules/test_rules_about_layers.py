@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hookstats.records.record import StepRecord
 from hookstats.rules import (
     Alert,
-    Attention,
     Collapse,
     Depth,
     Initialisation,
@@ -146,16 +145,6 @@ def test_a_batch_that_comes_again() -> None:
     assert not alerts(RepeatedInputs(), [batch for batch in steps for _ in range(3)])
     (alert,) = alerts(RepeatedInputs(), batches(1) * 10)
     assert alert.severity == "note"
-
-
-def test_attention_that_is_one_hot() -> None:
-    large, small = 8 * torch.randn(2, 5, 48), torch.randn(2, 5, 48)
-    (alert,) = alerts(Attention(), [{("h.0.attn.c_attn", "output"): large}])
-    assert alert.site == "h.0.attn.c_attn"
-    assert not alerts(Attention(), [{("h.0.attn.c_attn", "output"): small}])
-    apart = {("h.q_proj", "output"): large, ("h.k_proj", "output"): large}
-    assert alerts(Attention(), [apart])[0].site == "h.q_proj"
-    assert not alerts(Attention(), [{**apart, ("h.k_proj", "output"): 0.1 * small}])
 
 
 def test_gradients_too_small_for_fp16() -> None:
