@@ -16,7 +16,7 @@ import numpy as np
 from hookstats.runs.arrays import numbers
 from hookstats.runs.encode import PartBuilder, Rows, encode_part
 from hookstats.runs.files import remove_temporaries, write_file
-from hookstats.runs.format import PartName, schema_of
+from hookstats.runs.format import PartName, list_parts, schema_of
 from hookstats.runs.part_file import Footer, open_part, part_about
 from hookstats.runs.thinning import MOST_LEVEL, Reduction, Written, reductions
 
@@ -114,9 +114,15 @@ class PartWriter:
         self._parts[part.name.number] = part
 
     def clean(self) -> None:
-        """Remove what killed writers of the rank left in the directories."""
+        """Remove what killed writers of the rank left in the directories: temporary files, files
+        beside the main one, which a kill kept from coming, and parts that were thinned since."""
         found = [self._run / folder for folder in self._encoders]
         self._left = sum([remove_temporaries(d, self._rank) for d in found if d.exists()])
+        names = {part.name for part in self._parts.values()}
+        for folder in self._encoders:
+            for name in list_parts(self._run, folder, every=True):
+                if name.rank == self._rank and name not in names:
+                    (self._run / folder / str(name)).unlink(missing_ok=True)
 
     @property
     def is_full(self) -> bool:

@@ -167,6 +167,18 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path, append: bool) -> No
     assert open_run(tmp_path).steps == ([0, 1] if append else [1])
 
 
+def test_channels_whose_tensors_a_kill_kept_from_coming_are_removed(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1)
+    last = max((tmp_path / "tensors").iterdir())
+    last.unlink()
+    assert open_run(tmp_path).steps == [0]
+    assert open_run(tmp_path).table(["step"], channels=True)["step"].unique().to_pylist() == [0]
+    write(tmp_path, 1, 2).close()
+    run = open_run(tmp_path)
+    assert run.steps == run.steps_with_channels == [0, 1, 2]
+    assert_same(run[1], sample(1))
+
+
 def test_of_two_writers_of_a_run_one_is_told(tmp_path: Path) -> None:
     one, two = write(tmp_path, 0), write(tmp_path)
     two.write(sample(1))

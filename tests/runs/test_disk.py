@@ -41,7 +41,7 @@ FULL = """
         model = nn.Sequential(nn.Linear(8, 400), nn.ReLU(), nn.Linear(400, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         records = []
-        w = watch(model, optimizer, out=out, sinks=[records.append], rules=())
+        w = watch(model, optimizer, out=out, sinks=[records.append], rules=(), channels="always")
         for step in range(40):
             optimizer.zero_grad()
             model(torch.randn(16, 8)).square().mean().backward()
