@@ -1,5 +1,13 @@
-// Which elements a sampled histogram counts: of every `every` consecutive units of 16 elements in
-// logical order one, chosen by its place and the step.
+// Which elements a sampled histogram counts: of every `every` consecutive blocks of 64 elements
+// one.
+//
+// Elements are numbered as kernels walk a ChannelView: by outer index, then by channel, then by
+// inner index. The element (o, c, i) has the position (o * channels + c) * inner.size + i. `o`
+// counts all rows of a masked tensor, those that the mask leaves out, too, and elements that
+// expanded dimensions repeat have one position. Block b has the positions from 64 b on. Of the
+// blocks group * every and on, of which there are `every` (fewer in the last group),
+// block_of(group) is counted: its place in the group goes on by the golden ratio from group to
+// group, so that data that repeat are counted evenly, and begins at a hash of the step.
 //
 // stats/sample.py does the same, to the bit.
 #pragma once
@@ -10,7 +18,7 @@
 
 namespace hookstats {
 
-constexpr int64_t kUnit = 16;             // elements: a cache line of fp32, a vector of the kernels
+constexpr int64_t kSampleBlock = 64;      // elements
 constexpr int64_t kAutoElements = 65536;  // counted at least, if larger tensors are sampled
 constexpr int64_t kMostEvery = 1 << 20;
 
@@ -34,42 +42,19 @@ HOOKSTATS_HOST_DEVICE inline uint32_t mix(uint32_t h) {
 }
 
 struct Sample {
-  int64_t every = 1;  // 1: every element is counted
-  int64_t units = 0;  // of the tensor
+  int64_t every = 1;   // 1: every element is counted
+  int64_t blocks = 0;  // of the tensor
   uint32_t seed = 0;
 
-  // Eight neighbouring groups choose in each eighth of a group once, in a random order: data that
-  // repeat every 2, 4 or 8 units are counted evenly. The order is r -> a r + b in the field of 8
-  // elements, with random a != 0 and b: any two groups choose as if the order were any of all.
-  struct Order {
-    uint32_t eighths;  // in four bits each
-
-    HOOKSTATS_HOST_DEVICE uint32_t of(uint32_t group) const {
-      return eighths >> (group & 7) * 4 & 7;
-    }
-  };
-
   HOOKSTATS_HOST_DEVICE bool all() const { return every == 1; }
-  HOOKSTATS_HOST_DEVICE int64_t groups() const { return (units + every - 1) / every; }
+  HOOKSTATS_HOST_DEVICE int64_t groups() const { return (blocks + every - 1) / every; }
 
-  // The order of the eight groups among which `group` is.
-  HOOKSTATS_HOST_DEVICE Order order_of(int64_t group) const {
-    const uint32_t turn = mix(((static_cast<uint32_t>(group) >> 3) + 0x9e3779b9u) ^ seed);
-    const uint32_t a = 1 + static_cast<uint32_t>((uint64_t{turn} * 7) >> 32), b = turn & 7;
-    const uint32_t a2 = (a << 1) ^ ((a >> 2) * 11), a4 = (a2 << 1) ^ ((a2 >> 2) * 11);
-    return {a * 0x10101010u ^ a2 * 0x11001100u ^ a4 * 0x11110000u ^ b * 0x11111111u};
-  }
-
-  // The unit that is counted of a group. The last group may have fewer units than others.
-  HOOKSTATS_HOST_DEVICE int64_t unit_of(int64_t group, const Order& order) const {
-    const uint32_t low = static_cast<uint32_t>(group);
-    const uint32_t fraction = order.of(low) << 29 | mix(low ^ seed) >> 3;  // of 2^32
-    const int64_t first = group * every, left = units - first;
+  // The block that is counted of a group.
+  HOOKSTATS_HOST_DEVICE int64_t block_of(int64_t group) const {
+    const int64_t first = group * every, left = blocks - first;
     const auto choice = static_cast<uint32_t>(left < every ? left : every);
+    const uint32_t fraction = static_cast<uint32_t>(group) * 0x9e3779b9u + seed;  // of 2^32
     return first + static_cast<int64_t>((uint64_t{fraction} * choice) >> 32);
-  }
-  HOOKSTATS_HOST_DEVICE int64_t unit_of(int64_t group) const {
-    return unit_of(group, order_of(group));
   }
 };
 
@@ -78,7 +63,7 @@ struct Sample {
 HOOKSTATS_HOST_DEVICE inline Sample make_sample(int64_t every, int64_t step, int64_t elements) {
   Sample sample;
   sample.every = every <= 0 ? automatic_every(elements) : every < kMostEvery ? every : kMostEvery;
-  sample.units = (elements + kUnit - 1) / kUnit;
+  sample.blocks = (elements + kSampleBlock - 1) / kSampleBlock;
   const auto bits = static_cast<uint64_t>(step);
   sample.seed = mix(static_cast<uint32_t>(bits) ^ mix(static_cast<uint32_t>(bits >> 32)));
   return sample;

@@ -16,7 +16,7 @@ struct UpdateParams {
   const void* data;
   DType dtype;
   ChannelView view;
-  double* moments;          // [channels, kMomentColumns], or kHigherColumns
+  double* moments;          // [channels, kMomentColumns]
   int64_t* tallies;         // [channels, kTallyColumns]
   Bins tensor_bins;         // one histogram of the tensor, into
   int64_t* tensor_counts;   // [tensor_bins.slots()]
@@ -29,7 +29,6 @@ struct UpdateParams {
   // [kSamplingColumns] if histograms may be sampled (core/sample.h), else null; the view is ordered
   // then.
   const int64_t* sampling = nullptr;
-  bool higher = false;  // moments have the columns m3 and m4, to be filled too
 };
 
 }  // namespace hookstats

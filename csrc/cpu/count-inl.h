@@ -19,7 +19,7 @@ constexpr int64_t kCountBlock = 1024;
 // increments, and the copies are in the cache together.
 template <int kCopies>
 HOOKSTATS_INLINE Lanes<int32_t> copy_of_lane() {
-  return iota<int32_t>() & fill(kCopies - 1);
+  return iota<int32_t>() & set(kCopies - 1);
 }
 
 // The counters of `n` <= kCountBlock elements, each with its lane's `offset` added. `counters` has
@@ -27,7 +27,7 @@ HOOKSTATS_INLINE Lanes<int32_t> copy_of_lane() {
 template <int kCopies, class Real, class Source, class Slots>
 HOOKSTATS_INLINE void find_counters(const Slots& slots, const Source* p, int64_t n,
                                     const Lanes<int32_t>& offset, uint32_t* counters) {
-  const auto counter = [&](const Lanes<Real>& x) { return slots(x) * fill(kCopies) + offset; };
+  const auto counter = [&](const Lanes<Real>& x) { return slots(x) * set(kCopies) + offset; };
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(counters + i, counter(load<Real, Source>(p + i)));
   if (i < n) store(counters + i, counter(load_first<Real, Source>(p + i, n - i)));
@@ -37,8 +37,8 @@ HOOKSTATS_INLINE void find_counters(const Slots& slots, const Source* p, int64_t
 // were left out, the first may be any copy, and what follows the last copy is of the next slot.
 template <int kCopies>
 HOOKSTATS_INLINE bool in_turn(const uint32_t* which) {
-  const Lanes<uint32_t> first = fill(which[0]) + bit_cast_lanes<uint32_t>(copy_of_lane<kCopies>());
-  return !any(lanes_at<uint32_t>(which) ^ first);
+  const Lanes<uint32_t> first = set(which[0]) + bit_cast_lanes<uint32_t>(copy_of_lane<kCopies>());
+  return !any(load_lanes<uint32_t>(which) ^ first);
 }
 
 // Counts these elements, given the first of the counters.
@@ -79,10 +79,10 @@ HOOKSTATS_INLINE void count(const Source* p, int64_t n, int64_t ahead, const uin
 // Which parts of a table have any of the first `n` counters of `which`: bit i stands for those from
 // i << `shift` on. `which` has room for whole vectors, as `find_counters` leaves them.
 HOOKSTATS_INLINE uint32_t parts_of(const uint32_t* which, int64_t n, int shift) {
-  const Lanes<uint32_t> one = fill(1u);
-  Lanes<uint32_t> bits = fill(0u);
+  const Lanes<uint32_t> one = set(1u);
+  Lanes<uint32_t> bits = set(0u);
   for (int64_t j = 0; j < n; j += kLanes) {
-    const Lanes<uint32_t> counters = lanes_at<uint32_t>(which + j);
+    const Lanes<uint32_t> counters = load_lanes<uint32_t>(which + j);
     HOOKSTATS_EACH_PART(uint32_t) bits.part[i] |= one.part[i] << (counters.part[i] >> shift);
   }
   uint32_t lanes[kLanes], parts = 0;
@@ -91,7 +91,40 @@ HOOKSTATS_INLINE uint32_t parts_of(const uint32_t* which, int64_t n, int shift) 
   return parts;
 }
 
-constexpr int64_t kPrefetched = 8;       // units, for each that is counted: as `count` does
+// Calls f(first, count) on pieces, of count <= kLanes elements, that cover what `sample` counts of
+// the `n` elements from `position` on; `first` is relative to `position`.
+template <class F>
+HOOKSTATS_INLINE void each_sampled(const Sample& sample, int64_t position, int64_t n, F&& f) {
+  const int64_t end = position + n;
+  const int64_t groups = sample.groups();
+  for (int64_t g = position / (kSampleBlock * sample.every); g < groups; ++g) {
+    const int64_t begin = sample.block_of(g) * kSampleBlock;
+    if (begin >= end) return;
+    const int64_t last = begin + kSampleBlock < end ? begin + kSampleBlock : end;
+    for (int64_t i = begin < position ? position : begin; i < last; i += kLanes) {
+      f(i - position, last - i < kLanes ? last - i : kLanes);
+    }
+  }
+}
+
+// Stores the counters of the finite ones among the first `count` elements `x`, one after another,
+// at `to`, which has room for kLanes; returns how many there are.
+template <class Real>
+HOOKSTATS_INLINE int64_t keep_finite(const Lanes<Real>& x, const Lanes<int32_t>& counters,
+                                     int64_t count, uint32_t* to) {
+  store(to, counters);
+  const Mask<Real> nonfinite = ne(x - x, set(Real{0}));
+  if (!any(nonfinite)) return count;
+  typename MaskOf<Real>::type bad[kLanes];
+  store(bad, nonfinite);
+  int64_t kept = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    to[kept] = to[i];
+    kept += bad[i] == 0;
+  }
+  return kept;
+}
+
 constexpr int64_t kMostCounted = 65535;  // what a 16-bit counter holds
 
 // One histogram of runs of elements. 16-bit counters keep four copies of 4096 slots in 32 KB, of
@@ -115,7 +148,7 @@ class Histogram {
   // `by_key` whether all of them by keys. If they are few, they are counted in the target itself.
   Histogram(const Bins& bins, uint16_t* counters, const Target& target, int64_t elements,
             const Sample& sample, bool floats, bool by_key = false)
-      : bins_(&bins), counters_(counters), target_(target), units_(sample) {
+      : bins_(&bins), counters_(counters), target_(target), sample_(sample) {
     const int64_t counted = elements / sample.every;
     if (bins.slots() > kMostSlots || (!target.shared && !worth_counters(bins, counted))) {
       counters_ = nullptr;
@@ -128,17 +161,16 @@ class Histogram {
     while (Histogram::counters(bins) > int64_t{32} << part_shift_) ++part_shift_;
   }
 
-  // `ahead` is by how many elements to prefetch; `place` is that of p[0] in logical order. What a
-  // sample has is left in `waiting`.
+  // `ahead` is by how many elements to prefetch; `position` is that of p[0] (core/sample.h).
   template <class Real, class Source>
-  void add(const Source* p, int64_t n, int64_t ahead, int64_t place, Waiting& waiting) {
-    if (units_.every() > 1) return add_chosen<Real>(p, n, ahead, place, waiting);
+  void add(const Source* p, int64_t n, int64_t ahead, int64_t position) {
+    if (!sample_.all()) return add_sample<Real>(p, n, position);
     with_slots_or_keys<Real>([&](const auto& slots) {
       alignas(64) uint32_t which[kCountBlock];
       for (int64_t i = 0; i < n; i += kCountBlock) {
         const int64_t block = n - i < kCountBlock ? n - i : kCountBlock;
         if (counters_ == nullptr) {
-          find_counters<1, Real>(slots, p + i, block, fill(0), which);
+          find_counters<1, Real>(slots, p + i, block, set(0), which);
           for (int64_t j = 0; target_.marks != nullptr && j < block; ++j) target_.mark(which[j]);
           for (int64_t j = 0; j < block; ++j) target_.add(which[j], 1);
           continue;
@@ -153,19 +185,6 @@ class Histogram {
     });
   }
 
-  // The finite ones of `n` <= kCountBlock elements.
-  template <class Real, class Source>
-  void add_kept(const Source* p, int64_t n, Waiting& waiting) {
-    with_finder<Real>([&](const auto& find) {
-      uint32_t* const first = begin(n, waiting);
-      uint32_t* which = first;
-      int64_t i = 0;
-      for (; i + kLanes <= n; i += kLanes) which += find(load<Real, Source>(p + i), kLanes, which);
-      if (i < n) which += find(load_first<Real, Source>(p + i, n - i), n - i, which);
-      end(first, which - first, waiting);
-    });
-  }
-
   // What `Whole` needs to count with sums.
   const Bins& bins() const { return *bins_; }
   uint16_t* counters() const { return counters_; }
@@ -176,20 +195,9 @@ class Histogram {
   // The counters of `n` of `elements` that sums have seen will be incremented; the others were
   // zero. There is room for them.
   void note(const uint32_t* which, int64_t n, int64_t elements) {
-    note_zeros(elements - n);
+    zeros_ += elements - n;
     if (part_shift_ != kWhole) touched_ |= parts_of(which, n, part_shift_);
   }
-  // Sums have seen so many zeros.
-  void note_zeros(int64_t n) { zeros_ += n; }
-
-  // Counts `count` elements of a key.
-  void add_key(int64_t key, int64_t count) const {
-    const int64_t slot = LogKeys::slot(*bins_, key);
-    if (slot < 0) return;
-    target_.mark(slot);
-    target_.add(slot, count);
-  }
-
   // Nothing of it may be waiting.
   void empty() {
     if (counters_ == nullptr) return;
@@ -210,6 +218,14 @@ class Histogram {
   }
 
  private:
+  // Counts `count` elements of a key.
+  void add_key(int64_t key, int64_t count) const {
+    const int64_t slot = LogKeys::slot(*bins_, key);
+    if (slot < 0) return;
+    target_.mark(slot);
+    target_.add(slot, count);
+  }
+
   // Calls f(i, counters) on all copies of the counters of kLanes slots or keys from the i-th on,
   // unless all are zero.
   template <class F>
@@ -220,7 +236,7 @@ class Histogram {
       const int64_t begin = __builtin_ctz(left) * part;
       const int64_t end = size - begin < part ? size : begin + part;
       for (int64_t i = begin; i < end; i += kLanes) {
-        const Lanes<uint64_t> counters = lanes_at<uint64_t>(counters_ + i * kCopies);
+        const Lanes<uint64_t> counters = load_lanes<uint64_t>(counters_ + i * kCopies);
         if (any(counters)) f(i, counters);
       }
     }
@@ -229,8 +245,8 @@ class Histogram {
   // Calls f(i, sums) on the sums of these copies, and makes them zero.
   template <class F>
   HOOKSTATS_INLINE void take_each(F&& f) {
-    const Lanes<uint64_t> alternate = fill(uint64_t{0x0000ffff0000ffff});
-    const Lanes<uint64_t> low = fill(uint64_t{0x00000000ffffffff});
+    const Lanes<uint64_t> alternate = set(uint64_t{0x0000ffff0000ffff});
+    const Lanes<uint64_t> low = set(uint64_t{0x00000000ffffffff});
     each_part([&](int64_t i, const Lanes<uint64_t>& counters) {
       const Lanes<uint64_t> sums = (counters & alternate) + (shift_right<16>(counters) & alternate);
       f(i, (sums & low) + shift_right<32>(sums));
@@ -274,8 +290,8 @@ class Histogram {
     }
     const int copies = counters_ == nullptr ? 1 : kCopies;
     with_slots<Real>(*bins_, [&](const auto& slots) {
-      f(FindSlots<std::decay_t<decltype(slots)>>{slots, fill(copies),
-                                                 copy_of_lane<kCopies>() & fill(copies - 1)});
+      f(FindSlots<std::decay_t<decltype(slots)>>{slots, set(copies),
+                                                 copy_of_lane<kCopies>() & set(copies - 1)});
     });
   }
 
@@ -285,7 +301,7 @@ class Histogram {
     const LogKeys keys;
 
     HOOKSTATS_INLINE int64_t operator()(const Lanes<float>& x, int64_t n, uint32_t* which) const {
-      store(which, keys(x) * fill(kCopies) + copy_of_lane<kCopies>());
+      store(which, keys(x) * set(kCopies) + copy_of_lane<kCopies>());
       return n;
     }
   };
@@ -301,53 +317,31 @@ class Histogram {
   };
 
   template <class Real, class Source>
-  void add_chosen(const Source* p, int64_t n, int64_t ahead, int64_t place, Waiting& waiting) {
-    const bool prefetches = ahead != 0 && units_.every() >= kPrefetched;
+  void add_sample(const Source* p, int64_t n, int64_t position) {
     with_finder<Real>([&](const auto& find) {
-      for (; n > 0; p += kFound, place += kFound, n -= kFound) {
-        const int64_t some = n < kFound ? n : kFound;
-        uint32_t* const first = begin(units_.most(some), waiting);
-        uint32_t* which = first;
-        const Source* next = p;
-        const auto find_whole = find;  // in registers
-        units_.each(
-            place, some,
-            [&](int64_t at) {
-              if (prefetches) {
-#pragma GCC unroll 8
-                for (int64_t i = 0; i < kPrefetched; ++i) prefetch(next + i * kUnit, ahead);
-                next += kPrefetched * kUnit;
-              }
-              which += find_whole(load<Real, Source>(p + at), kLanes, which);
-            },
-            [&](int64_t at, int64_t count) {
-              which += find(load_first<Real, Source>(p + at, count), count, which);
-            });
-        end(first, which - first, waiting);
-      }
+      alignas(64) uint32_t which[kSampleBlock + kLanes];
+      uint32_t* end = which;
+      each_sampled(sample_, position, n, [&](int64_t first, int64_t count) {
+        end += find(load_up_to<Real, Source>(p + first, count), count, end);
+        if (end - which <= kSampleBlock) return;
+        count_found(which, end - which);
+        end = which;
+      });
+      count_found(which, end - which);
     });
   }
 
-  // Where at most `most` counters can be stored.
-  uint32_t* begin(int64_t most, Waiting& waiting) {
-    if (!has_room(most)) {
-      waiting.finish();
-      empty();
-    }
-    return waiting.room(most, counters_);
-  }
-
-  // `n` have been.
-  void end(const uint32_t* which, int64_t n, Waiting& waiting) {
+  void count_found(const uint32_t* which, int64_t n) {
     if (counters_ == nullptr) {
       for (int64_t i = 0; i < n; ++i) {
         target_.mark(which[i]);
         target_.add(which[i], 1);
       }
-    } else {
-      take_room(n);
-      waiting.add(n);
+      return;
     }
+    if (!has_room(n)) empty();
+    take_room(n);
+    for (int64_t i = 0; i < n; ++i) ++counters_[which[i]];
   }
 
   // Prefetches where kLanes slots or keys from `i` on are added: with many sites, the state is in
@@ -361,9 +355,6 @@ class Histogram {
     }
   }
 
-  // Elements whose units are found at once.
-  static constexpr int64_t kFound = Waiting::kRoom;
-
   static constexpr int64_t kFew = 8192;  // elements of which it is worth noting where they count
   static constexpr int kLeastShift = 6;  // a part has whole vectors
   static_assert(1 << kLeastShift == kLanes * kCopies);
@@ -373,13 +364,13 @@ class Histogram {
   uint16_t* counters_ = nullptr;  // null: each element goes to the target
   bool by_key_ = false;           // counters are of LogKeys
   Target target_{};
-  Units units_;
+  Sample sample_;
   // The most that any counter has counted, and the zeros that sums left out, since the counters
   // were empty.
   int64_t counted_ = 0, zeros_ = 0;
   // Which parts of the counters are not empty, a bit for every 1 << part_shift_ of them. A table
-  // takes all of L1, 32 KB. To note the parts of small tensors takes 0.945 of the time that hooks
-  // add to a step of small layers.
+  // takes all of L1, 32 KB. Tracking the touched parts cuts the hook time of small layers by
+  // 5 %.
   int part_shift_ = kWhole;
   uint32_t touched_ = 1;
 };

@@ -48,15 +48,12 @@ void mark_nonzero(const int64_t* counts, int64_t width, int64_t* marks) {
 
 }  // namespace
 
-template <class C>
 void drain_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total) {
-  double empty[C::kColumns];
+  double empty[kMomentColumns];
   int64_t no_tallies[kTallyColumns];
-  store_row(C{}, empty, no_tallies);
+  store_row(Channel{}, empty, no_tallies);
   drain_columns(moments, rows, empty, columns + first, total);
 }
-template void drain_moments<Channel>(double*, int64_t, double*, int64_t, int64_t);
-template void drain_moments<HigherChannel>(double*, int64_t, double*, int64_t, int64_t);
 
 void drain_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total) {
   constexpr int64_t empty[kTallyColumns] = {};

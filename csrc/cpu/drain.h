@@ -5,9 +5,8 @@
 
 namespace hookstats::cpu {
 
-// Moves `rows` rows of moments, [rows, C::kColumns], to `first` and on in every column of
-// `columns`, [C::kColumns, total]; tallies likewise.
-template <class C>
+// Moves `rows` rows of moments, [rows, kMomentColumns], to `first` and on in every column of
+// `columns`, [kMomentColumns, total]; tallies likewise.
 void drain_moments(double* moments, int64_t rows, double* columns, int64_t first, int64_t total);
 void drain_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t first, int64_t total);
 

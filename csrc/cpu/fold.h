@@ -8,14 +8,10 @@
 
 namespace hookstats::cpu {
 
-// Always inlined: the linker might use what a file for one instruction set instantiates in all
-// files.
-template <class C>
-inline __attribute__((always_inline)) void fold_channel(const UpdateParams& params, int64_t channel,
-                                                        const C& seen) {
-  double* moments = params.moments + channel * C::kColumns;
+inline void fold_channel(const UpdateParams& params, int64_t channel, const Channel& seen) {
+  double* moments = params.moments + channel * kMomentColumns;
   int64_t* tallies = params.tallies + channel * kTallyColumns;
-  C state;
+  Channel state;
   load_row(state, moments, tallies);
   // As a rule this is the first tensor of a step, and there is nothing to merge.
   const bool empty = (state.count | state.nan | state.posinf | state.neginf) == 0;

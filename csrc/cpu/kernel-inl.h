@@ -7,13 +7,10 @@
 #include "cpu/simd-inl.h"
 #include "cpu/load-inl.h"
 #include "cpu/reduce-inl.h"
-#include "cpu/chosen-inl.h"
-#include "cpu/waiting-inl.h"
 #include "cpu/sums-inl.h"
 #include "cpu/slots-inl.h"
 #include "cpu/target-inl.h"
 #include "cpu/count-inl.h"
-#include "cpu/pairs-inl.h"
 #include "cpu/whole-inl.h"
 #include "cpu/row-histograms-inl.h"
 #include "cpu/reader-inl.h"
@@ -41,33 +38,25 @@ void run_with(const Job& job, int64_t begin, int64_t end) {
   histogram.empty();
 }
 
-template <class Source, class Real, bool kHigher>
+template <class Source, class Real>
 void run_layout(const Job& job, int64_t begin, int64_t end) {
-  if (job.plan.layout == Layout::kRuns) {
-    return run_with<Runs<Source, Real, kHigher>>(job, begin, end);
-  }
-  return run_with<Rows<Source, Real, kHigher>>(job, begin, end);
-}
-
-template <bool kHigher>
-void run_source(const Job& job, int64_t begin, int64_t end) {
-  if (job.plan.packed) {
-    if (job.packs_to_double) return run_layout<double, double, kHigher>(job, begin, end);
-    return run_layout<float, float, kHigher>(job, begin, end);
-  }
-  switch (job.params.dtype) {
-    case DType::kFloat64:
-      return run_layout<double, double, kHigher>(job, begin, end);
-    case DType::kFloat16:
-      return run_layout<Half, float, kHigher>(job, begin, end);
-    case DType::kBFloat16:
-      return run_layout<BFloat16, float, kHigher>(job, begin, end);
-    default:
-      return run_layout<float, float, kHigher>(job, begin, end);
-  }
+  if (job.plan.layout == Layout::kRuns) return run_with<Runs<Source, Real>>(job, begin, end);
+  return run_with<Rows<Source, Real>>(job, begin, end);
 }
 
 void run_tasks(const Job& job, int64_t begin, int64_t end) {
-  if (job.params.higher) return run_source<true>(job, begin, end);
-  run_source<false>(job, begin, end);
+  if (job.plan.packed) {
+    if (job.packs_to_double) return run_layout<double, double>(job, begin, end);
+    return run_layout<float, float>(job, begin, end);
+  }
+  switch (job.params.dtype) {
+    case DType::kFloat64:
+      return run_layout<double, double>(job, begin, end);
+    case DType::kFloat16:
+      return run_layout<Half, float>(job, begin, end);
+    case DType::kBFloat16:
+      return run_layout<BFloat16, float>(job, begin, end);
+    default:
+      return run_layout<float, float>(job, begin, end);
+  }
 }

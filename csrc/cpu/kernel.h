@@ -19,8 +19,7 @@ struct Job {
   const Plan& plan;
   Pack pack;  // set if plan.packed
   bool packs_to_double;
-  void* partials;  // Channels as params.higher says, [plan.splits()][plan.width]; unused if
-                   // plan.direct
+  Channel* partials;  // [plan.splits()][plan.width]; unused if plan.direct
 };
 
 using RunTasks = void (*)(const Job& job, int64_t begin, int64_t end);
@@ -41,18 +40,12 @@ void run_tasks(const Job& job, int64_t begin, int64_t end);
 struct Scratch {
   std::vector<uint16_t> tensor_counters;  // all zero between uses
   std::vector<uint16_t> channel_counters;
-  std::vector<uint16_t> pair_counters;
   std::vector<double> packed;  // double for its alignment; may hold floats
   std::vector<Channel> partials;
-  std::vector<HigherChannel> higher_partials;
   std::vector<float> tensor_edges;
   std::vector<float> channel_edges;
   std::vector<int64_t> kept_rows;
 };
 Scratch& thread_scratch();
-
-// Whether the processor has the instructions that pack bytes (AVX-512 VBMI2), which `avx512` uses
-// where it can.
-bool compresses_bytes();
 
 }  // namespace hookstats::cpu

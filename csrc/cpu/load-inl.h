@@ -19,7 +19,7 @@ struct Load;
 
 template <class Real>
 struct Load<Real, Real> {
-  static HOOKSTATS_INLINE Lanes<Real> all(const Real* p) { return lanes_at<Real>(p); }
+  static HOOKSTATS_INLINE Lanes<Real> all(const Real* p) { return load_lanes<Real>(p); }
 };
 
 template <class To, class From>
@@ -78,7 +78,7 @@ struct Load<float, Half> {
       sign.part[i] = (bits.part[i] & 0x8000) << 16;
     }
     const Lanes<int32_t> rebased =
-        bit_cast_lanes<int32_t>(bit_cast_lanes<float>(magnitude) * fill(0x1p112f));
+        bit_cast_lanes<int32_t>(bit_cast_lanes<float>(magnitude) * set(0x1p112f));
     Lanes<int32_t> result;
     HOOKSTATS_EACH_PART(int32_t) {
       const auto nonfinite = magnitude.part[i] >= (0x7c00 << 13);
@@ -98,7 +98,7 @@ struct Load<double, Source> {
 };
 template <>
 struct Load<double, double> {
-  static HOOKSTATS_INLINE Lanes<double> all(const double* p) { return lanes_at<double>(p); }
+  static HOOKSTATS_INLINE Lanes<double> all(const double* p) { return load_lanes<double>(p); }
 };
 
 template <class Real, class Source>
@@ -131,15 +131,4 @@ HOOKSTATS_INLINE Lanes<Real> load_first(const Source* p, int64_t count) {
 template <class Real, class Source>
 HOOKSTATS_INLINE Lanes<Real> load_up_to(const Source* p, int64_t count) {
   return count == kLanes ? load<Real, Source>(p) : load_first<Real, Source>(p, count);
-}
-
-// Copies `n` <= kLanes elements that are `stride` apart.
-template <class Source>
-HOOKSTATS_INLINE void copy_apart(const Source* p, int64_t stride, int64_t n, Source* to) {
-  if (n == kLanes) {
-#pragma GCC unroll 16
-    for (int64_t i = 0; i < kLanes; ++i) to[i] = p[i * stride];
-  } else {
-    for (int64_t i = 0; i < n; ++i) to[i] = p[i * stride];
-  }
 }

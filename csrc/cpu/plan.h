@@ -47,11 +47,6 @@ struct Plan {
   // ones out.
   bool by_key;
 
-  bool across;  // samples are of each channel's rows, see `ChannelView::rows_are_in_order`
-  // Then the rows of one map, if it fits into L2: tasks have whole maps, which are in logical
-  // order.
-  int64_t map_rows;
-
   bool samples() const { return !tensor_sample.all() || !channel_sample.all(); }
   int64_t splits() const { return row_splits * inner_splits; }  // partial results per channel
   int64_t tasks() const { return blocks * splits(); }
@@ -86,7 +81,7 @@ inline bool worth_counters(const Bins& bins, int64_t elements) {
 // What a histogram counts of the tensor; the sampling is read here, once per call.
 inline Sample sample_of(const UpdateParams& p, SamplingColumn every) {
   if (p.sampling == nullptr) return {};
-  return make_sample(p.sampling[every], p.sampling[kStep], p.view.places());
+  return make_sample(p.sampling[every], p.sampling[kStep], p.view.positions());
 }
 
 inline Plan make_plan(const UpdateParams& p) {
@@ -103,13 +98,12 @@ inline Plan make_plan(const UpdateParams& p) {
   if (view.channels_are_fastest()) {
     plan.layout = Layout::kRows;
     plan.packed = converted || view.channel_stride != 1;
-    // Rows that a mask keeps are brought together where they do not touch; samples want places.
+    // Rows that a mask keeps are brought together where they do not touch; samples want positions.
     const bool rows_touch =
         view.outer_dims == 1 && view.outer[0].stride == view.channels &&
         (view.kept == nullptr || (view.row_outer == 1 && p.sampling == nullptr));
-    plan.across = p.sampling != nullptr && !view.is_in_order();
     if (view.channel_stride == 1 && rows_touch && view.channels < kJoinBelow &&
-        view.channels % kLanes != 0 && !plan.across) {
+        view.channels % kLanes != 0) {
       const int64_t joined = std::lcm(view.channels, int64_t{kLanes}) / view.channels;
       if (plan.rows >= 4 * joined) {
         const int64_t leftover = plan.rows % joined;
@@ -146,13 +140,6 @@ inline Plan make_plan(const UpdateParams& p) {
   plan.blocks = ceil_div(plan.width, plan.block);
   plan.row_splits = std::clamp<int64_t>(kMostTasks / plan.blocks, 1, plan.row_splits);
   plan.row_step = ceil_div(plan.rows, plan.row_splits);
-  if (plan.across && view.outer_dims > 0) {
-    const int64_t size = view.outer[view.outer_dims - 1].size;
-    if (size * plan.block <= 2 * kRunTask) {
-      plan.map_rows = size;
-      plan.row_step = ceil_div(plan.row_step, size) * size;
-    }
-  }
   plan.row_splits = ceil_div(plan.rows, plan.row_step);
   plan.direct = plan.splits() == 1 && plan.joined == 1 && view.repeat == 1;
   plan.tensor_sample = sample_of(p, kTensorEvery);

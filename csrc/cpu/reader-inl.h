@@ -26,12 +26,10 @@ class Reader {
   }
 
   // Hands on the statistics of `count` channels from `first` on, one per lane.
-  template <bool kHigher>
-  void put(const Task& task, int64_t first, int count, const ChannelSums<kHigher>& sums) {
-    const ChannelRows<kHigher> rows(sums);
+  void put(const Task& task, int64_t first, int count, const ChannelSums& sums) {
+    const ChannelRows rows(sums);
     if (!plan_.direct) {
-      ChannelOf<kHigher>* partials =
-          static_cast<ChannelOf<kHigher>*>(job_.partials) + task.split * plan_.width + first;
+      Channel* partials = job_.partials + task.split * plan_.width + first;
       for (int i = 0; i < count; ++i) partials[i] = rows.at(i);
       return;
     }
@@ -68,12 +66,9 @@ class Reader {
     }
   }
 
-  // About as many elements as the tasks have.
-  int64_t elements() const { return view_.numel() / plan_.tasks() * (end_ - begin_); }
-
-  // The place in logical order of outer index `row`'s first element; 0 where nobody asks.
-  int64_t place_of_row(int64_t row) const {
-    return plan_.samples() ? view_.place_of_outer(row) : 0;
+  // The position of outer index `row`'s first element (core/sample.h); 0 where nobody asks.
+  int64_t position_of_row(int64_t row) const {
+    return plan_.samples() ? view_.outer_index(row) * view_.channels * view_.inner.size : 0;
   }
 
   // Where the counts of a channel of the task go. The counts belong to this thread alone if all

@@ -56,8 +56,8 @@ HOOKSTATS_INLINE void reduce_part(typename Lanes<T>::Part& v, Combine combine) {
 }
 
 // Lane i is what `combine` makes of the lanes of get(i), for i < count; the others are as some of
-// these. Together they take fewer instructions than each for itself. `get` had better return a
-// reference to what is in memory, lest GCC copy it (see `lanes_at`).
+// these. Together they take fewer instructions than one by one. `get` should return a reference to
+// memory, because GCC copies a value (see `load_lanes`).
 template <class T, class Get, class Combine>
 HOOKSTATS_INLINE Lanes<T> reduce_each(int count, Get get, Combine combine) {
   constexpr int kCount = Lanes<T>::kPerPart;

@@ -1,6 +1,6 @@
 // Channels last: each vector holds neighbouring channels.
 
-template <class Source, class Real, bool kHigher>
+template <class Source, class Real>
 class Rows : Reader<Source> {
   using Base = Reader<Source>;
   using Base::p_, Base::plan_, Base::scratch_, Base::view_;
@@ -9,10 +9,7 @@ class Rows : Reader<Source> {
   static constexpr bool kFloats = std::is_same_v<Real, float>;
   static constexpr bool kCountsWithSums = kFloats && Histogram::kCountsWithSums;
 
-  Rows(const Job& job, int64_t begin, int64_t end)
-      : Base(job, begin, end),
-        tensor_units_(job.plan.tensor_sample),
-        channel_units_(job.plan.channel_sample) {
+  Rows(const Job& job, int64_t begin, int64_t end) : Base(job, begin, end) {
     if (p_.channel_bins.kind == BinKind::kNone) return;
     by_channel_ =
         RowHistograms(p_.channel_bins,
@@ -43,10 +40,10 @@ class Rows : Reader<Source> {
   }
 
  private:
-  using Totals = ChannelSums<kHigher>;
+  using Totals = ChannelSums;
 
   template <class R, bool kMasked>
-  using SumsOf = RowSums<Source, R, kMasked, kHigher>;
+  using SumsOf = RowSums<Source, R, kMasked>;
 
   void empty() {
     by_channel_.empty(counted_.channel_end - counted_.channel_begin, [this](int64_t lane) {
@@ -121,101 +118,28 @@ class Rows : Reader<Source> {
     if (count > 0) f(rows, count, width, task.row_end - count);
   }
 
-  // Some rows of a task, and where the first element of each is.
-  struct Group {
-    const Source* const* rows;
-    int64_t count, width, row;
-  };
-
-  // Those that are counted; each may be null.
-  struct Histograms {
-    Histogram* tensor;
-    RowHistograms* by_channel;
-
-    bool some() const { return tensor != nullptr || by_channel != nullptr; }
-  };
-
-  // Counts along rows.
-  void count_rows(const Task& task, const Group& group, int64_t ahead, const Histograms& into) {
-    const Source* const* const rows = group.rows;
-    const int64_t count = group.count, width = group.width, row = group.row;
-    Histogram* const tensor = into.tensor;
-    RowHistograms* const by_channel = into.by_channel;
-    const auto place_of = [&](int64_t r) {
-      return (plan_.joined == 1 ? this->place_of_row(r) : r * plan_.width) + task.channel_begin;
+  // Counts `count` rows from `row` on, of which `rows` has the first element of each.
+  void count_rows(const Task& task, const Source* const* rows, int64_t count, int64_t width,
+                  int64_t row, int64_t ahead, Histogram* tensor, RowHistograms* by_channel) {
+    const auto position_of = [&](int64_t r) {
+      return this->position_of_row(r * plan_.joined) + task.channel_begin;
     };
     const int64_t row_stride = view_.outer_dims == 1 ? view_.outer[0].stride * plan_.joined : 0;
-    const int64_t place_stride = view_.outer_dims == 1 ? view_.outer_place[0] * plan_.joined : 0;
     // Rows that touch are one run: takes 0.7 of the time with 64 channels per row.
     const bool together = follow(row, count);
     const bool touch = count == 1 || ((plan_.packed || (together && row_stride == width)) &&
-                                      (!plan_.samples() || (together && place_stride == width)));
+                                      (!plan_.samples() || (together && plan_.width == width)));
     if (tensor != nullptr && touch) {
       const int64_t segment = plan_.packed ? 0 : kSegment;
-      tensor->add<Real, Source>(rows[0], count * width, segment, place_of(row), waiting_);
+      tensor->add<Real, Source>(rows[0], count * width, segment, position_of(row));
     }
     if (by_channel != nullptr && !by_channel->has_room(count)) empty();
     if (touch && by_channel == nullptr) return;
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t place = place_of(row + r);
-      if (tensor != nullptr && !touch) {
-        tensor->add<Real, Source>(rows[r], width, ahead, place, waiting_);
-      }
-      if (by_channel != nullptr) by_channel->add<Real, Source>(rows[r], width, ahead, place);
+      const int64_t position = position_of(row + r);
+      if (tensor != nullptr && !touch) tensor->add<Real, Source>(rows[r], width, ahead, position);
+      if (by_channel != nullptr) by_channel->add<Real, Source>(rows[r], width, ahead, position);
     }
-  }
-
-  // Calls f(p, stride, n, column) on what a sample has of some rows, of which only the first is at
-  // hand: n <= kLanes elements of one column of the block, `stride` apart.
-  template <class F>
-  void each_across(const Task& task, UnitsAcross& units, const Group& group, F&& f) {
-    const Dim run = last_dim();
-    const int64_t stride = plan_.packed ? group.width : run.stride;
-    const int64_t offset = view_.outer_offset(group.row), end = group.row + group.count;
-    int64_t n;
-    for (int64_t row = group.row; row < end; row += n) {
-      const int64_t behind = row % run.size, left = run.size - behind;
-      n = end - row < left ? end - row : left;
-      const Source* const p = group.rows[0] + (plan_.packed ? (row - group.row) * stride
-                                                            : view_.outer_offset(row) - offset);
-      // Of what is packed, only these rows can be read.
-      const int64_t of_task = row - task.row_begin;
-      const int64_t before = plan_.packed ? 0 : behind < of_task ? behind : of_task;
-      const bool goes_on = !plan_.packed && n < left && row + n < task.row_end;
-      const int64_t place = this->place_of_row(row) + task.channel_begin * view_.channel_place;
-      units.each({place, view_.channel_place, group.width, n, before, goes_on},
-                 [&](int64_t column, int64_t i, int64_t m) {
-                   f(p + i * stride + column, stride, m, column);
-                 });
-    }
-  }
-
-  // Counts what samples have of some rows, of which only the first is at hand, where logical order
-  // goes from row to row.
-  void count_columns(const Task& task, const Group& group, const Histograms& into) {
-    if (into.tensor != nullptr) {
-      Source values[kCountBlock];
-      int64_t found = 0;
-      each_across(task, tensor_units_, group,
-                  [&](const Source* p, int64_t stride, int64_t n, int64_t) {
-                    if (found > kCountBlock - kLanes) {
-                      into.tensor->template add_kept<Real, Source>(values, found, waiting_);
-                      found = 0;
-                    }
-                    copy_apart(p, stride, n, values + found);
-                    found += n;
-                  });
-      into.tensor->template add_kept<Real, Source>(values, found, waiting_);
-    }
-    if (into.by_channel == nullptr) return;
-    if (!into.by_channel->has_room(group.count)) empty();
-    into.by_channel->count_rows(group.count);
-    each_across(task, channel_units_, group,
-                [&](const Source* p, int64_t stride, int64_t n, int64_t column) {
-                  Source values[kLanes];
-                  copy_apart(p, stride, n, values);
-                  into.by_channel->template add_kept<Real, Source>(values, n, column);
-                });
   }
 
   // Sums the first `vectors` of the block, and counts.
@@ -223,12 +147,11 @@ class Rows : Reader<Source> {
                 RowHistograms* by_channel) {
     if constexpr (kCountsWithSums) {
       if (plan_.by_key) {
-        whole_.into(*tensor, this->elements());
+        whole_.into(*tensor);
         return sum_rows(task, sums, 0, vectors, nullptr, by_channel, whole_);
       }
     }
-    const WithSample sample{plan_.samples() ? &waiting_ : nullptr};
-    sum_rows(task, sums, 0, vectors, tensor, by_channel, sample);
+    sum_rows(task, sums, 0, vectors, tensor, by_channel, nothing);
   }
 
   // Sums the vectors [first, last) of the block, with which `counting` goes, and counts the
@@ -238,16 +161,10 @@ class Rows : Reader<Source> {
                 Histogram* tensor, RowHistograms* by_channel, Counting& counting) {
     int pending = 0;
     const int64_t ahead = plan_.packed ? 0 : kRowGroup * last_dim().stride * plan_.joined;
-    const bool tensor_across = plan_.across && !plan_.tensor_sample.all();
-    const bool channels_across = plan_.across && !plan_.channel_sample.all();
-    const Histograms in_rows{tensor_across ? nullptr : tensor,
-                             channels_across ? nullptr : by_channel};
-    const Histograms in_columns{tensor_across ? tensor : nullptr,
-                                channels_across ? by_channel : nullptr};
-    const Source* uncounted = nullptr;
-    int64_t uncounted_rows = 0;
     each_group(task, [&](const Source* const* rows, int64_t count, int64_t width, int64_t row) {
-      if (in_rows.some()) count_rows(task, {rows, count, width, row}, ahead, in_rows);
+      if (tensor != nullptr || by_channel != nullptr) {
+        count_rows(task, rows, count, width, row, ahead, tensor, by_channel);
+      }
       const bool narrow = width < task.channel_end - task.channel_begin;
       int64_t v = first;
       if constexpr (!kMasked && std::is_same_v<R, Real> && Lanes<R>::kParts == 1) {
@@ -287,38 +204,17 @@ class Rows : Reader<Source> {
         for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
         pending = 0;
       }
-      if (!in_columns.some()) return;
-      if (uncounted_rows == 0) uncounted = rows[0];
-      uncounted_rows += count;
-      // Some rows later: fewer units are cut in two, and more channels have one at once.
-      const int64_t end = row + count;
-      const bool waits = end < task.row_end && (uncounted_rows + count) * width <= kRunTask;
-      if (waits && !plan_.packed) return;
-      // Rows of a map that goes on are left for the next time.
-      const bool by_maps = plan_.map_rows > 0 && !plan_.packed && end < task.row_end;
-      const int64_t left = by_maps ? end % plan_.map_rows : 0;
-      if (left >= uncounted_rows) return;
-      count_columns(task, {&uncounted, uncounted_rows - left, width, end - uncounted_rows},
-                    in_columns);
-      uncounted_rows = left;
-      if (left > 0) uncounted = rows[0] + view_.outer_offset(end - left) - view_.outer_offset(row);
     });
     for (int64_t v = first; v < last; ++v) spill(sums[v - first].sums, sums[v - first].wide);
-    waiting_.finish();
   }
 
   template <class R, bool kMasked>
   Totals to_channels(const Task& task, int64_t v, const SumsOf<R, kMasked>& row) const {
     Totals sums;
-    sums.shift = to_double(row.frame.shift);
-    sums.s1 = lanes_at<double>(&row.wide.s1);
-    sums.s2 = lanes_at<double>(&row.wide.s2);
-    sums.l1 = lanes_at<double>(&row.wide.l1);
-    if constexpr (kHigher) {
-      sums.unit = fill(1.0) / to_double(row.frame.inverse);
-      sums.s3 = lanes_at<double>(&row.wide.s3);
-      sums.s4 = lanes_at<double>(&row.wide.s4);
-    }
+    sums.shift = to_double(row.shift);
+    sums.s1 = load_lanes<double>(&row.wide.s1);
+    sums.s2 = load_lanes<double>(&row.wide.s2);
+    sums.l1 = load_lanes<double>(&row.wide.l1);
     sums.least = to_double(row.sums.least);
     sums.greatest = to_double(row.sums.greatest);
     sums.zero = to_int64(row.sums.zero);
@@ -327,15 +223,15 @@ class Rows : Reader<Source> {
       sums.posinf = to_int64(row.sums.posinf);
       sums.neginf = to_int64(row.sums.neginf);
     } else {
-      sums.nan = sums.posinf = sums.neginf = fill(int64_t{0});
+      sums.nan = sums.posinf = sums.neginf = set(int64_t{0});
     }
     // The last row may be narrower than the others.
     const int64_t rows = task.row_end - task.row_begin;
     const int64_t narrow = task.row_end == plan_.rows ? plan_.last_width : plan_.width;
     const int64_t first = task.channel_begin + v * kLanes;
-    sums.seen = fill(rows);
+    sums.seen = set(rows);
     if (first + kLanes > narrow) {
-      sums.seen = sums.seen + at_least(iota<int64_t>(), fill(narrow - first));
+      sums.seen = sums.seen + ge(iota<int64_t>(), set(narrow - first));
     }
     return sums;
   }
@@ -352,49 +248,46 @@ class Rows : Reader<Source> {
   void sum_again(const Task& task, int64_t v, Totals& sums) {
     Lanes<int64_t> verdict = judge<Real>(sums);
     if (!has(verdict, kMask) && !has(verdict, kWiden)) {
-      sums = sum_vector<Real, false>(task, v, frame_of<Real>(sums));
+      sums = sum_vector<Real, false>(task, v, shift_of<Real>(mean(sums)));
     } else if (!has(verdict, kWiden)) {
-      sums = sum_vector<Real, true>(task, v, frame_finite<Real>(task, v));
+      sums = sum_vector<Real, true>(task, v, finite_shift<Real>(task, v));
       verdict = judge<Real>(sums);
       if (any(verdict) && !has(verdict, kMask) && !has(verdict, kWiden)) {
-        sums = sum_vector<Real, true>(task, v, frame_of<Real>(sums));
+        sums = sum_vector<Real, true>(task, v, shift_of<Real>(mean(sums)));
       }
     }
     if (!any(judge<Real>(sums))) return;
-    sums = sum_vector<double, true>(task, v, frame_finite<double>(task, v));
+    sums = sum_vector<double, true>(task, v, finite_shift<double>(task, v));
   }
 
   template <class R, bool kMasked>
-  Totals sum_vector(const Task& task, int64_t v, const Frame<Lanes<R>, kHigher>& frame) {
+  Totals sum_vector(const Task& task, int64_t v, const Lanes<R>& shift) {
     SumsOf<R, kMasked> sums;
     sums.reset();
-    sums.frame = frame;
-    const WithSample nothing;
+    sums.shift = shift;
     sum_rows(task, &sums, v, v + 1, nullptr, nullptr, nothing);
     return to_channels(task, v, sums);
   }
 
-  // The frame of each lane's first finite values, which one group of rows has as a rule.
+  // The mean of each lane's first finite values, which one group of rows mostly has.
   template <class R>
-  Frame<Lanes<R>, kHigher> frame_finite(const Task& task, int64_t v) {
-    const Lanes<double> share = fill(1.0 / kRowGroup);  // so that no sum overflows
-    Lanes<double> sum = fill(0.0), squares = fill(0.0), found = fill(0.0);
-    Mask<double> missing = fill(int64_t{-1});
+  Lanes<R> finite_shift(const Task& task, int64_t v) {
+    const Lanes<double> share = set(1.0 / kRowGroup);  // so that no sum overflows
+    Lanes<double> sum = set(0.0), found = set(0.0);
+    Mask<double> missing = set(int64_t{-1});
     each_group(task, [&](const Source* const* rows, int64_t count, int64_t width, int64_t) {
       const int64_t left = width - v * kLanes;
       if (left <= 0 || !any(missing)) return;
       for (int64_t r = 0; r < count; ++r) {
         const Source* p = rows[r] + v * kLanes;
         const Lanes<double> x = load_first<double, Source>(p, left < kLanes ? left : kLanes);
-        const Mask<double> use = missing & equal(x - x, fill(0.0));
-        sum = sum + select(use, x * share, fill(0.0));
-        if constexpr (kHigher) squares = squares + select(use, x * x * share, fill(0.0));
-        found = found + select(use, share, fill(0.0));
+        const Mask<double> use = missing & eq(x - x, set(0.0));
+        sum = sum + select(use, x * share, set(0.0));
+        found = found + select(use, share, set(0.0));
       }
-      missing = equal(found, fill(0.0));
+      missing = eq(found, set(0.0));
     });
-    const Lanes<double> mean = select(missing, fill(0.0), sum / found);
-    return frame_of<R, kHigher>(mean, squares / found - mean * mean);
+    return shift_of<R>(select(missing, set(0.0), sum / found));
   }
 
   // The mean of a few rows: one row alone would be more than a standard deviation off for one
@@ -428,19 +321,14 @@ class Rows : Reader<Source> {
       for (int64_t half = few / 2; half > 0; half /= 2) {
         for (int64_t r = 0; r < half; ++r) tree[r] = tree[r] + tree[r + half];
       }
-      const Lanes<Real> mean = tree[0] * fill(share);
-      const Lanes<Real> shift = select(equal(mean - mean, fill(Real{0})), mean, fill(Real{0}));
-      Lanes<Real> size = fill(Real{0});
-      if constexpr (kHigher) {
-        for (int64_t r = 0; r < few; ++r) size = max(size, abs(heads[r][v] - shift));
-      }
-      sums[v].frame = make_frame<kHigher>(shift, inverse_unit(size));
+      const Lanes<Real> mean = tree[0] * set(share);
+      sums[v].shift = select(eq(mean - mean, set(Real{0})), mean, set(Real{0}));
     }
   }
 
-  UnitsAcross tensor_units_, channel_units_;
+  static constexpr SumsAlone nothing{};
+
   RowHistograms by_channel_;
-  Waiting waiting_;  // for the tensor's histogram
-  std::conditional_t<kCountsWithSums, Whole, WithSample> whole_;
+  std::conditional_t<kCountsWithSums, Whole, SumsAlone> whole_;
   Task counted_{};  // whose block's counts are in by_channel_
 };

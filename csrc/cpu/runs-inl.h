@@ -1,6 +1,6 @@
 // Channels first, rows, whole tensors: each vector holds elements of one channel.
 
-template <class Source, class Real, bool kHigher>
+template <class Source, class Real>
 class Runs : Reader<Source> {
   using Base = Reader<Source>;
   using Base::p_, Base::plan_, Base::scratch_, Base::view_;
@@ -38,24 +38,24 @@ class Runs : Reader<Source> {
   }
 
  private:
-  using Totals = ChannelSums<kHigher>;
+  using Totals = ChannelSums;
 
   template <class R, bool kMasked>
   struct RunSums {
-    Sums<R, kMasked, kHigher> sums;
-    Frame<R, kHigher> frame;
+    Sums<R, kMasked> sums;
+    R shift;
     int pending;   // additions since the last spill
     bool spilled;  // into `wide`
-    WideSums<kHigher> wide;
+    WideSums wide;
 
-    void reset(const Frame<R, kHigher>& in) {
+    void reset(R about) {
       clear(sums);
-      frame = in;
+      shift = about;
       pending = 0;
       spilled = false;
     }
 
-    HOOKSTATS_INLINE void spill_into_wide(Sums<R, kMasked, kHigher>& from) {
+    HOOKSTATS_INLINE void spill_into_wide(Sums<R, kMasked>& from) {
       if (!spilled) clear(wide);
       spilled = true;
       spill(from, wide);
@@ -66,8 +66,8 @@ class Runs : Reader<Source> {
     template <class Counting>
     void add_runs(const Source* p, int64_t n, int64_t runs, int64_t stride, int64_t ahead,
                   Counting& counting) {
-      Sums<R, kMasked, kHigher> local = sums;  // in registers
-      const Origin<R, kHigher> origin(frame);
+      Sums<R, kMasked> local = sums;  // in registers
+      const Lanes<R> about = set(shift);
       for (; runs > 0; --runs, p += stride) {
         int64_t i = 0;
         while (i + kLanes <= n) {
@@ -80,20 +80,20 @@ class Runs : Reader<Source> {
           if constexpr (!kMasked && Lanes<R>::kParts == 1) {
             if (steps >= 4) {
               const auto add_all = [&](auto& some) __attribute__((always_inline)) {
-                Sums<R, kMasked, kHigher> one = local, other;
+                Sums<R, kMasked> one = local, other;
                 clear(other);
                 const auto add_two = [&](int64_t at) {
                   prefetch(p + at, ahead);
                   if constexpr (sizeof(Source) > 2) prefetch(p + at + kLanes, ahead);
                   const Lanes<R> x = load<R, Source>(p + at), y = load<R, Source>(p + at + kLanes);
-                  add(one, x, origin);
-                  some.see_first(x);
-                  add(other, y, origin);
-                  some.see_second(x, y);
+                  add(one, x, about);
+                  some.find(x);
+                  add(other, y, about);
+                  some.find(y);
                 };
                 for (; step < some.vectors; step += 2, i += 2 * kLanes) {
                   add_two(i);
-                  some.template accompany<2>();
+                  some.template interleave<2>();
                 }
                 for (; step + 2 <= steps; step += 2, i += 2 * kLanes) add_two(i);
                 join(one, other);
@@ -102,7 +102,7 @@ class Runs : Reader<Source> {
               counting.with(steps / 2 * 2, 2, steps / 2 * 2 * kLanes, add_all);
             }
           }
-          add_vectors(local, p + i, steps - step, origin, ahead, counting);
+          add_vectors(local, p + i, steps - step, about, ahead, counting);
           i += (steps - step) * kLanes;
           pending += static_cast<int>(steps);
         }
@@ -110,10 +110,10 @@ class Runs : Reader<Source> {
           if (pending == kSpill) spill_into_wide(local);
           const Mask<R> valid = first_lanes<R>(n - i);
           const Lanes<R> x = load_first<R, Source>(p + i, n - i);
-          add(local, x, origin, &valid);
+          add(local, x, about, &valid);
           counting.with(1, 1, n - i, [&](auto& some) __attribute__((always_inline)) {
-            some.see(x, n - i);
-            if (some.vectors > 0) some.template accompany<1>();
+            some.find(x, n - i);
+            if (some.vectors > 0) some.template interleave<1>();
           });
           ++pending;
         }
@@ -122,13 +122,8 @@ class Runs : Reader<Source> {
     }
   };
 
-  // How far ahead counting prefetches: by a segment, read next. Counting a sample leaves no time
-  // for that: it takes 1.27 times as long as sums alone without, and 1.65 with it.
+  // How far ahead counting prefetches: by a segment, read next. A sample does not read all of it.
   int64_t ahead() const { return plan_.packed || plan_.samples() ? 0 : kSegment; }
-
-  // Shorter segments are partly fetched by the processor while the sample of the one before is
-  // found: runs of 3136 in fp32 take 0.81 of the time, and 0.94 of that with a quarter.
-  int64_t segment() const { return plan_.samples() ? kSegment / 2 : kSegment; }
 
   static int64_t seen(const Task& task) {
     return (task.row_end - task.row_begin) * (task.inner_end - task.inner_begin);
@@ -142,8 +137,7 @@ class Runs : Reader<Source> {
     run.row_end = row + 1;
     const int64_t n = view_.inner.size;
     if (view_.kept == nullptr || view_.channels > 1 || view_.outer_dims != 1 ||
-        plan_.inner_splits > 1 || view_.outer[0].stride != n * view_.inner.stride ||
-        (plan_.samples() && view_.outer_place[0] != n)) {
+        plan_.inner_splits > 1 || view_.outer[0].stride != n * view_.inner.stride) {
       return run;
     }
     while (run.row_end < task.row_end && view_.follow_each_other(row, run.row_end + 1 - row)) {
@@ -158,9 +152,9 @@ class Runs : Reader<Source> {
     return row_offset + channel * view_.channel_stride + task.inner_begin * view_.inner.stride;
   }
 
-  // The place of that element in logical order, if `row_place` is that of the row's first.
-  int64_t place(const Task& task, int64_t channel, int64_t row_place) const {
-    return row_place + channel * view_.channel_place + task.inner_begin;
+  // The position of that element, if `of_row` is that of the row's first.
+  int64_t position(const Task& task, int64_t channel, int64_t of_row) const {
+    return of_row + channel * view_.inner.size + task.inner_begin;
   }
 
   // Begins the sums of `count` channels of the task, from `first` on. The shift is the mean of the
@@ -177,19 +171,13 @@ class Runs : Reader<Source> {
       const Source* const p = this->read(at, view_.inner.stride, n, 0);
       store(&heads[c], load_first<Real, Source>(p, n));
     }
-    for (int c = count; c < kLanes; ++c) store(&heads[c], fill(Real{0}));
+    for (int c = count; c < kLanes; ++c) store(&heads[c], set(Real{0}));
     const Lanes<Real> sum = sum_each<Real>(count, [&](int c) -> const auto& { return heads[c]; });
-    const Lanes<Real> mean = sum * fill(Real{1} / static_cast<Real>(n));
-    const Lanes<Real> shift = select(equal(mean - mean, fill(Real{0})), mean, fill(Real{0}));
-    Lanes<Real> inverse = fill(Real{1});
-    if constexpr (kHigher) {
-      Real shifts[kLanes];
-      store(shifts, shift);
-      for (int c = 0; c < kLanes; ++c) store(&heads[c], abs(heads[c] - fill(shifts[c])));
-      inverse = inverse_unit(max_each<Real>(count, [&](int c) -> const auto& { return heads[c]; }));
-    }
-    const Frames<Real, kHigher> frames(make_frame<kHigher>(shift, inverse));
-    for (int c = 0; c < count; ++c) sums[first + c].reset(frames.at(c));
+    const Lanes<Real> mean = sum * set(Real{1} / static_cast<Real>(n));
+    const Lanes<Real> shift = select(eq(mean - mean, set(Real{0})), mean, set(Real{0}));
+    Real shifts[kLanes];
+    store(shifts, shift);
+    for (int c = 0; c < count; ++c) sums[first + c].reset(shifts[c]);
   }
 
   // Calls f(p, n, i) on each piece, from element i on, of the channel's part of the task.
@@ -197,9 +185,8 @@ class Runs : Reader<Source> {
   void each_segment(const Task& task, int64_t channel, int64_t row_offset, F&& f) {
     const int64_t first = start(task, channel, row_offset);
     const int64_t length = task.inner_end - task.inner_begin;
-    const int64_t most = segment();
-    for (int64_t i = 0; i < length; i += most) {
-      const int64_t n = length - i < most ? length - i : most;
+    for (int64_t i = 0; i < length; i += kSegment) {
+      const int64_t n = length - i < kSegment ? length - i : kSegment;
       f(this->read(first + i * view_.inner.stride, view_.inner.stride, n, 0), n, i);
     }
   }
@@ -208,14 +195,11 @@ class Runs : Reader<Source> {
                 Histogram* by_channel) {
     if constexpr (kCountsWithSums) {
       if (plan_.by_key) {
-        whole_.into(*tensor, this->elements());
+        whole_.into(*tensor);
         return sum_runs(task, sums, nullptr, by_channel, whole_);
       }
     }
-    const bool of_tensor = tensor != nullptr && !plan_.tensor_sample.all();
-    Waiting* const of_sample = of_tensor ? &of_tensor_ : &of_channels_;
-    const WithSample sample{plan_.samples() ? of_sample : nullptr};
-    sum_runs(task, sums, tensor, by_channel, sample);
+    sum_runs(task, sums, tensor, by_channel, nothing);
   }
 
   // `counting` goes with the sums, the histograms before or after them.
@@ -229,37 +213,33 @@ class Runs : Reader<Source> {
       next = run.row_end;
       const int64_t elements = channels * (run.inner_end - run.inner_begin);
       const int64_t row_offset = view_.outer_offset(row);
-      const int64_t row_place = this->place_of_row(row);
+      const int64_t of_row = this->position_of_row(row);
       if (elements <= kSegment && !plan_.packed) {
         if (row == task.row_begin) begin(run, 0, static_cast<int>(channels), sums);
         if (view_.outer_dims == 1 && view_.kept == nullptr) next = row + kSegment / elements;
         if (next > task.row_end) next = task.row_end;
         const int64_t rows = view_.kept == nullptr ? next - row : 1;
-        sum_short(run, row_offset, row_place, rows, sums, tensor, by_channel, counting);
+        sum_short(run, row_offset, of_row, rows, sums, tensor, by_channel, counting);
         continue;
       }
       for (int64_t c = 0; c < channels; ++c) {
         // One by one: heads of all might not stay in L1. Takes 0.8 to 0.9 of the time.
         if (row == task.row_begin) begin(run, c, 1, sums);
-        const int64_t channel = task.channel_begin + c, at = place(run, channel, row_place);
+        const int64_t channel = task.channel_begin + c, at = position(run, channel, of_row);
         each_segment(run, channel, row_offset, [&](const Source* p, int64_t n, int64_t i) {
           sums[c].add_runs(p, n, 1, 0, std::is_same_v<Counting, Whole> ? ahead() : 0, counting);
-          if (tensor != nullptr) tensor->add<Real, Source>(p, n, ahead(), at + i, of_tensor_);
-          if (by_channel != nullptr) {
-            by_channel[c].add<Real, Source>(p, n, ahead(), at + i, of_channels_);
-          }
+          if (tensor != nullptr) tensor->add<Real, Source>(p, n, ahead(), at + i);
+          if (by_channel != nullptr) by_channel[c].add<Real, Source>(p, n, ahead(), at + i);
         });
       }
     }
-    of_tensor_.finish();
-    of_channels_.finish();
   }
 
   // Some rows of runs so short that all of them are in L1: the runs of a channel are added at once.
   // With channels finished together, this takes 0.4 of the time for 4x4 maps. Whole histograms read
   // first, as they prefetch; a sample would wait for each of its units.
   template <class Counting>
-  void sum_short(const Task& task, int64_t row_offset, int64_t row_place, int64_t rows,
+  void sum_short(const Task& task, int64_t row_offset, int64_t of_row, int64_t rows,
                  RunSums<Real, false>* sums, Histogram* tensor, Histogram* by_channel,
                  Counting& counting) {
     const int64_t channels = task.channel_end - task.channel_begin;
@@ -268,7 +248,7 @@ class Runs : Reader<Source> {
     const Source* const first = this->read(start(task, task.channel_begin, row_offset), 1, n, 0);
     const bool samples = plan_.samples();
     const auto count = [&](auto* of_tensor) {
-      count_short(task, first, row_place, rows, row_stride, of_tensor, by_channel);
+      count_short(task, first, of_row, rows, row_stride, of_tensor, by_channel);
     };
     const auto add = [&](auto& with) {
       const int64_t ahead = channels * view_.channel_stride;
@@ -287,30 +267,29 @@ class Runs : Reader<Source> {
     if (samples) count(tensor);
   }
 
-  // All channels of a row are counted at once if they touch, in logical order too.
+  // All channels of a row are counted at once if they touch.
   template <class OfTensor>
-  void count_short(const Task& task, const Source* first, int64_t row_place, int64_t rows,
+  void count_short(const Task& task, const Source* first, int64_t of_row, int64_t rows,
                    int64_t row_stride, OfTensor* tensor, Histogram* by_channel) {
     const int64_t channels = task.channel_end - task.channel_begin;
     const int64_t n = task.inner_end - task.inner_begin;
     const int64_t apart = view_.channel_stride;
-    const int64_t places_apart = view_.channel_place;
-    const bool touch = apart == n && (!plan_.samples() || places_apart == n);
-    const int64_t first_place = place(task, task.channel_begin, row_place);
+    const bool touch = apart == n && (!plan_.samples() || view_.inner.size == n);
+    const int64_t first_position = position(task, task.channel_begin, of_row);
     for (int64_t r = 0; r < rows; ++r) {
       const Source* const p = first + r * row_stride;
-      const int64_t at = first_place + (rows > 1 ? r * view_.outer_place[0] : 0);
+      const int64_t at = first_position + r * view_.channels * view_.inner.size;
       if (tensor != nullptr && touch) {
-        tensor->template add<Real, Source>(p, channels * n, ahead(), at, of_tensor_);
+        tensor->template add<Real, Source>(p, channels * n, ahead(), at);
       }
       for (int64_t c = 0; c < channels; ++c) {
         const Source* const of_channel = p + c * apart;
-        const int64_t at_channel = at + c * places_apart;
+        const int64_t at_channel = at + c * view_.inner.size;
         if (tensor != nullptr && !touch) {
-          tensor->template add<Real, Source>(of_channel, n, ahead(), at_channel, of_tensor_);
+          tensor->template add<Real, Source>(of_channel, n, ahead(), at_channel);
         }
         if (by_channel != nullptr) {
-          by_channel[c].add<Real, Source>(of_channel, n, ahead(), at_channel, of_channels_);
+          by_channel[c].add<Real, Source>(of_channel, n, ahead(), at_channel);
         }
       }
     }
@@ -325,12 +304,6 @@ class Runs : Reader<Source> {
       total.s1 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s1; });
       total.s2 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s2; });
       total.l1 = sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.l1; });
-      if constexpr (kHigher) {
-        total.s3 =
-            sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s3; });
-        total.s4 =
-            sum_each<double>(channels, [&](int c) -> const auto& { return sums[c].wide.s4; });
-      }
     } else {
       total.s1 =
           to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s1; }));
@@ -338,12 +311,6 @@ class Runs : Reader<Source> {
           to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s2; }));
       total.l1 =
           to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.l1; }));
-      if constexpr (kHigher) {
-        total.s3 =
-            to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s3; }));
-        total.s4 =
-            to_double(sum_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.s4; }));
-      }
     }
     total.least =
         to_double(min_each<R>(channels, [&](int c) -> const auto& { return sums[c].sums.least; }));
@@ -359,29 +326,24 @@ class Runs : Reader<Source> {
       total.neginf = to_int64(
           sum_each<Int>(channels, [&](int c) -> const auto& { return sums[c].sums.neginf; }));
     } else {
-      total.nan = total.posinf = total.neginf = fill(int64_t{0});
+      total.nan = total.posinf = total.neginf = set(int64_t{0});
     }
-    const auto frame = [&](int c) -> const auto& { return sums[c < channels ? c : 0].frame; };
-    R each[kLanes];
-    for (int c = 0; c < kLanes; ++c) each[c] = frame(c).shift;
-    total.shift = to_double(lanes_at<R>(each));
-    if constexpr (kHigher) {
-      for (int c = 0; c < kLanes; ++c) each[c] = R{1} / frame(c).inverse;
-      total.unit = to_double(lanes_at<R>(each));
-    }
-    total.seen = fill(seen(task));
+    R shifts[kLanes];
+    for (int c = 0; c < kLanes; ++c) shifts[c] = sums[c < channels ? c : 0].shift;
+    total.shift = to_double(load_lanes<R>(shifts));
+    total.seen = set(seen(task));
     return total;
   }
 
   void sum_again(const Task& task, int channels, Totals& total) {
     int64_t verdict[kLanes];
     store(verdict, judge<Real>(total));
-    const Frames<Real, kHigher> frames(frame_of<Real>(total));
+    Real shifts[kLanes];
+    store(shifts, shift_of<Real>(mean(total)));
     for (int c = 0; c < channels; ++c) {
       const int64_t channel = task.channel_begin + c;
       if (verdict[c] == kShiftAgain) {
-        const Frame<Real, kHigher> frame = frames.at(c);
-        copy_lane(total, c, sum_channel<Real, false>(task, channel, &frame), 0);
+        copy_lane(total, c, sum_channel<Real, false>(task, channel, &shifts[c]), 0);
       } else if (verdict[c] == kMask) {
         copy_lane(total, c, sum_finite(task, channel), 0);
       }
@@ -397,54 +359,48 @@ class Runs : Reader<Source> {
   Totals sum_finite(const Task& task, int64_t channel) {
     const Totals sums = sum_channel<Real, true>(task, channel, nullptr);
     if (!has(judge<Real>(sums), kShiftAgain)) return sums;
-    const Frame<Real, kHigher> frame = Frames<Real, kHigher>(frame_of<Real>(sums)).at(0);
-    return sum_channel<Real, true>(task, channel, &frame);
+    Real shifts[kLanes];
+    store(shifts, shift_of<Real>(mean(sums)));
+    return sum_channel<Real, true>(task, channel, &shifts[0]);
   }
 
-  // One channel, in lane 0; `frame` may be null where there are masks.
+  // One channel, in lane 0; `shift` may be null where there are masks.
   template <class R, bool kMasked>
-  Totals sum_channel(const Task& task, int64_t channel, const Frame<R, kHigher>* frame) {
+  Totals sum_channel(const Task& task, int64_t channel, const R* shift) {
     RunSums<R, kMasked> sums;
-    sums.reset(frame != nullptr ? *frame : make_frame<kHigher>(R{0}, R{1}));
-    bool framed = frame != nullptr;
+    sums.reset(shift != nullptr ? *shift : R{0});
+    bool has_shift = shift != nullptr;
     int64_t next;
     for (int64_t row = task.row_begin; row < task.row_end; row = next) {
       const Task run = run_of(task, row);
       next = run.row_end;
       each_segment(run, channel, view_.outer_offset(row), [&](const Source* p, int64_t n, int64_t) {
-        if (kMasked && !framed) framed = frame_finite(p, n, sums.frame);
+        if (kMasked && !has_shift) has_shift = find_shift(p, n, sums.shift);
         sums.add_runs(p, n, 1, 0, 0, nothing);
       });
     }
     return to_channels(task, 1, &sums);
   }
 
-  // Sets `frame` to that of the first finite elements, if there are any.
+  // Sets `shift` to the mean of the first finite elements, if there are any.
   template <class R>
-  static bool frame_finite(const Source* p, int64_t n, Frame<R, kHigher>& frame) {
+  static bool find_shift(const Source* p, int64_t n, R& shift) {
     R few[kLanes];
     int count = 0;
     for (int64_t i = 0; i < n && count < kLanes; ++i) {
       few[count] = static_cast<R>(widen(p[i]));
       count += few[count] - few[count] == R{0};
     }
-    R mean = 0, size = 0;
+    R mean = 0;
     for (int i = 0; i < count; ++i) mean += few[i] / static_cast<R>(count);  // no sum overflows
-    for (int i = 0; i < count; ++i) {
-      const R deviation = few[i] < mean ? mean - few[i] : few[i] - mean;
-      size = size < deviation ? deviation : size;
-    }
-    if (count > 0) {
-      frame = make_frame<kHigher>(mean, inverse_unit(fill(size)).part[0][0]);
-    }
+    if (count > 0) shift = mean;
     return count > 0;
   }
 
   // Runs of fewer elements are counted together, before they are summed one by one: 8x8 maps take
   // 0.86 of the time.
   static constexpr int64_t kShortRun = 256;
-  static constexpr WithSample nothing{};
+  static constexpr SumsAlone nothing{};
 
-  Waiting of_tensor_, of_channels_;
-  std::conditional_t<kCountsWithSums, Whole, WithSample> whole_;
+  std::conditional_t<kCountsWithSums, Whole, SumsAlone> whole_;
 };

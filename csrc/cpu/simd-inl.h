@@ -1,7 +1,7 @@
 // Sixteen lanes of a type on whichever instruction set this file is included for.
 //
 // HOOKSTATS_VECTOR_BYTES is the size of a register. No include guard, on purpose.
-// GCC/Clang vector extensions do the arithmetic; intrinsics do what these express badly.
+// GCC/Clang vector extensions do the arithmetic; intrinsics cover what they cannot express.
 
 constexpr int kRegisters = HOOKSTATS_VECTOR_BYTES == 64 ? 32 : 16;  // of an x86 processor
 
@@ -42,7 +42,7 @@ using Mask = Lanes<typename MaskOf<T>::type>;  // a lane is 0 or -1
 #define HOOKSTATS_EACH_PART(T) _Pragma("GCC unroll 8") for (int i = 0; i < Lanes<T>::kParts; ++i)
 
 template <class T>
-HOOKSTATS_INLINE Lanes<T> fill(T value) {
+HOOKSTATS_INLINE Lanes<T> set(T value) {
   Lanes<T> r;
   HOOKSTATS_EACH_PART(T) r.part[i] = value - typename Lanes<T>::Part{};
   return r;
@@ -71,10 +71,10 @@ HOOKSTATS_BINARY(^)
     HOOKSTATS_EACH_PART(T) r.part[i] = a.part[i] OP b.part[i];          \
     return r;                                                           \
   }
-HOOKSTATS_COMPARE(equal, ==)
-HOOKSTATS_COMPARE(unequal, !=)
-HOOKSTATS_COMPARE(less, <)
-HOOKSTATS_COMPARE(at_least, >=)
+HOOKSTATS_COMPARE(eq, ==)
+HOOKSTATS_COMPARE(ne, !=)
+HOOKSTATS_COMPARE(lt, <)
+HOOKSTATS_COMPARE(ge, >=)
 #undef HOOKSTATS_COMPARE
 
 template <class T>
@@ -86,12 +86,12 @@ HOOKSTATS_INLINE Lanes<T> select(const Mask<T>& mask, const Lanes<T>& yes, const
 
 template <class T>
 HOOKSTATS_INLINE Lanes<T> min(const Lanes<T>& a, const Lanes<T>& b) {
-  return select(less(a, b), a, b);
+  return select(lt(a, b), a, b);
 }
 
 template <class T>
 HOOKSTATS_INLINE Lanes<T> max(const Lanes<T>& a, const Lanes<T>& b) {
-  return select(less(b, a), a, b);
+  return select(lt(b, a), a, b);
 }
 
 // For targets where this is one instruction, which GCC does not find by itself.
@@ -135,7 +135,7 @@ HOOKSTATS_INLINE Lanes<To> bit_cast_lanes(const Lanes<From>& from) {
 // Lanes from memory and to memory, which may be unaligned. They are copied part by part: GCC copies
 // whole structs in pieces of 16 bytes by way of the stack, which made AVX2 five times slower.
 template <class T>
-HOOKSTATS_INLINE Lanes<T> lanes_at(const void* p) {
+HOOKSTATS_INLINE Lanes<T> load_lanes(const void* p) {
   constexpr int kBytes = HOOKSTATS_VECTOR_BYTES;
   Lanes<T> r;
   HOOKSTATS_EACH_PART(T)
@@ -153,7 +153,7 @@ template <class T>
 HOOKSTATS_INLINE Lanes<T> abs(const Lanes<T>& a) {
   using Int = typename MaskOf<T>::type;
   constexpr Int kMagnitude = static_cast<Int>(~(Int{1} << (8 * sizeof(Int) - 1)));
-  return bit_cast_lanes<T>(bit_cast_lanes<typename MaskOf<T>::type>(a) & fill(kMagnitude));
+  return bit_cast_lanes<T>(bit_cast_lanes<typename MaskOf<T>::type>(a) & set(kMagnitude));
 }
 
 // a * b + c
@@ -189,18 +189,18 @@ HOOKSTATS_INLINE void count_zeros(Lanes<int32_t>& counter, const Lanes<float>& x
 }
 #else
 HOOKSTATS_INLINE void count_zeros(Lanes<int32_t>& counter, const Lanes<float>& x) {
-  count_lanes(counter, equal(x, fill(0.0f)));
+  count_lanes(counter, eq(x, set(0.0f)));
 }
 #endif
 HOOKSTATS_INLINE void count_zeros(Lanes<int64_t>& counter, const Lanes<double>& x) {
-  count_lanes(counter, equal(x, fill(0.0)));
+  count_lanes(counter, eq(x, set(0.0)));
 }
 
 template <class T>
 HOOKSTATS_INLINE Lanes<T> iota() {
   T values[kLanes];
   for (int i = 0; i < kLanes; ++i) values[i] = static_cast<T>(i);
-  return lanes_at<T>(values);
+  return load_lanes<T>(values);
 }
 
 template <int kBits, class T>
@@ -246,9 +246,9 @@ HOOKSTATS_INLINE Mask<T> first_lanes(int64_t count) {
 // halves: one by one GCC picks them with an instruction each, and a detour over memory would keep
 // the sums that come this way in memory, in the loop too, which took 2.5 times as long.
 template <class To, class Half, class Part, int... kLane>
-HOOKSTATS_INLINE void widen_part(const Part& x, typename Lanes<To>::Part& low,
-                                 typename Lanes<To>::Part& high,
-                                 std::integer_sequence<int, kLane...>) {
+HOOKSTATS_INLINE void promote_part(const Part& x, typename Lanes<To>::Part& low,
+                                   typename Lanes<To>::Part& high,
+                                   std::integer_sequence<int, kLane...>) {
   constexpr int kHalf = static_cast<int>(sizeof...(kLane));
   const Half low_half = __builtin_shufflevector(x, x, kLane...);
   const Half high_half = __builtin_shufflevector(x, x, (kLane + kHalf)...);
@@ -256,15 +256,16 @@ HOOKSTATS_INLINE void widen_part(const Part& x, typename Lanes<To>::Part& low,
   high = __builtin_convertvector(high_half, typename Lanes<To>::Part);
 }
 template <class To, class From>
-HOOKSTATS_INLINE Lanes<To> widen_lanes(const Lanes<From>& x) {
+HOOKSTATS_INLINE Lanes<To> promote_lanes(const Lanes<From>& x) {
   typedef From Half __attribute__((vector_size(HOOKSTATS_VECTOR_BYTES / 2)));
   Lanes<To> r;
   HOOKSTATS_EACH_PART(From) {
-    widen_part<To, Half>(x.part[i], r.part[2 * i], r.part[2 * i + 1],
-                         std::make_integer_sequence<int, Lanes<To>::kPerPart>{});
+    promote_part<To, Half>(x.part[i], r.part[2 * i], r.part[2 * i + 1],
+                           std::make_integer_sequence<int, Lanes<To>::kPerPart>{});
   }
   return r;
 }
+
 // The lanes in the opposite order.
 template <class Part, int... kLane>
 HOOKSTATS_INLINE Part reverse_part(const Part& x, std::integer_sequence<int, kLane...>) {
@@ -280,54 +281,11 @@ HOOKSTATS_INLINE Lanes<T> reverse(const Lanes<T>& x) {
   return r;
 }
 
-// The lanes of two registers as they fill one of a type half as wide.
-template <class To, class Half, class Part, int... kLane>
-HOOKSTATS_INLINE void narrow_part(const Part& low, const Part& high, typename Lanes<To>::Part& to,
-                                  std::integer_sequence<int, kLane...>) {
-  const Half low_half = __builtin_convertvector(low, Half);
-  const Half high_half = __builtin_convertvector(high, Half);
-  to = __builtin_shufflevector(low_half, high_half, kLane...);
-}
-template <class To, class From>
-HOOKSTATS_INLINE Lanes<To> narrow_lanes(const Lanes<From>& x) {
-  typedef To Half __attribute__((vector_size(HOOKSTATS_VECTOR_BYTES / 2)));
-  Lanes<To> r;
-  HOOKSTATS_EACH_PART(To) {
-    narrow_part<To, Half>(x.part[2 * i], x.part[2 * i + 1], r.part[i],
-                          std::make_integer_sequence<int, Lanes<To>::kPerPart>{});
-  }
-  return r;
-}
-// The upper halves of the products.
-HOOKSTATS_INLINE Lanes<uint32_t> high_product(const Lanes<uint32_t>& a, const Lanes<uint32_t>& b) {
-#if HOOKSTATS_VECTOR_BYTES == 64
-#define HOOKSTATS_MULTIPLY(A, B) _mm512_mul_epu32((__m512i)(A), (__m512i)(B))
-#elif HOOKSTATS_VECTOR_BYTES == 32
-#define HOOKSTATS_MULTIPLY(A, B) _mm256_mul_epu32((__m256i)(A), (__m256i)(B))
-#elif defined(__SSE2__)
-#define HOOKSTATS_MULTIPLY(A, B) _mm_mul_epu32((__m128i)(A), (__m128i)(B))
-#endif
-#if defined(HOOKSTATS_MULTIPLY)
-  using Wide = Lanes<uint64_t>::Part;
-  Lanes<uint32_t> r;
-  HOOKSTATS_EACH_PART(uint32_t) {
-    const Wide of_a = (Wide)a.part[i], of_b = (Wide)b.part[i];
-    const Wide even = (Wide)HOOKSTATS_MULTIPLY(of_a, of_b) >> 32;
-    const Wide odd = (Wide)HOOKSTATS_MULTIPLY(of_a >> 32, of_b >> 32) >> 32 << 32;
-    r.part[i] = (Lanes<uint32_t>::Part)(even | odd);
-  }
-  return r;
-#undef HOOKSTATS_MULTIPLY
-#else
-  return bit_cast_lanes<uint32_t>(narrow_lanes<int32_t>(bit_cast_lanes<int64_t>(
-      shift_right<32>(widen_lanes<uint64_t>(a) * widen_lanes<uint64_t>(b)))));
-#endif
-}
-HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) { return widen_lanes<double>(x); }
+HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<float>& x) { return promote_lanes<double>(x); }
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<double>& x) { return x; }
 
 HOOKSTATS_INLINE Lanes<int64_t> to_int64(const Lanes<int32_t>& x) {
-  return widen_lanes<int64_t>(x);
+  return promote_lanes<int64_t>(x);
 }
 HOOKSTATS_INLINE Lanes<int64_t> to_int64(const Lanes<int64_t>& x) { return x; }
 HOOKSTATS_INLINE Lanes<double> to_double(const Lanes<int64_t>& x) {

@@ -11,7 +11,7 @@ struct SearchedSlots {
     int32_t slots[kLanes];
     store(values, x);
     for (int i = 0; i < kLanes; ++i) slots[i] = static_cast<int32_t>(slot(bins, values[i]));
-    return lanes_at<int32_t>(slots);
+    return load_lanes<int32_t>(slots);
   }
 };
 
@@ -21,12 +21,12 @@ struct NearestEdge {
   const Lanes<float> lo, scale, bins;
 
   explicit NearestEdge(const Bins& b)
-      : lo(fill(b.lo)), scale(fill(b.scale)), bins(fill(static_cast<float>(b.bins))) {}
+      : lo(set(b.lo)), scale(set(b.scale)), bins(set(static_cast<float>(b.bins))) {}
 
   HOOKSTATS_INLINE Lanes<int32_t> operator()(const Lanes<float>& x) const {
-    const Lanes<float> guess = multiply_add(x - lo, scale, fill(0.5f));
+    const Lanes<float> guess = multiply_add(x - lo, scale, set(0.5f));
     // In this order a NaN becomes 0, and the cast below sees nothing it cannot represent.
-    const Lanes<float> clamped = min(max(guess, fill(0.0f)), bins);
+    const Lanes<float> clamped = min(max(guess, set(0.0f)), bins);
     Lanes<int32_t> edge;
     HOOKSTATS_EACH_PART(int32_t) {
       edge.part[i] = __builtin_convertvector(clamped.part[i], Lanes<int32_t>::Part);
@@ -46,7 +46,7 @@ HOOKSTATS_INLINE Lanes<float> gather(const float* table, const Lanes<int32_t>& i
   float values[kLanes];
   store(at, index);
   for (int i = 0; i < kLanes; ++i) values[i] = table[at[i]];
-  return lanes_at<float>(values);
+  return load_lanes<float>(values);
 #endif
 }
 
@@ -59,7 +59,7 @@ struct StoredEdges {
 
   HOOKSTATS_INLINE Lanes<int32_t> operator()(const Lanes<float>& x) const {
     const Lanes<int32_t> edge = nearest(x);
-    return select(at_least(x, gather(edges, edge)), edge + fill(1), edge);
+    return select(ge(x, gather(edges, edge)), edge + set(1), edge);
   }
 };
 
@@ -68,7 +68,7 @@ struct ComputedEdges {
   const NearestEdge nearest;
   const Lanes<float> width, hi;
 
-  explicit ComputedEdges(const Bins& b) : nearest(b), width(fill(b.width)), hi(fill(b.hi)) {}
+  explicit ComputedEdges(const Bins& b) : nearest(b), width(set(b.width)), hi(set(b.hi)) {}
 
   HOOKSTATS_INLINE Lanes<int32_t> operator()(const Lanes<float>& x) const {
     const Lanes<int32_t> edge = nearest(x);
@@ -77,8 +77,8 @@ struct ComputedEdges {
       index.part[i] = __builtin_convertvector(edge.part[i], Lanes<float>::Part);
     }
     const Lanes<float> value = multiply_add(index, width, nearest.lo);
-    const Lanes<int32_t> slots = select(at_least(x, value), edge + fill(1), edge);
-    return select(equal(x, hi), slots - fill(1), slots);
+    const Lanes<int32_t> slots = select(ge(x, value), edge + set(1), edge);
+    return select(eq(x, hi), slots - set(1), slots);
   }
 };
 
@@ -88,16 +88,16 @@ struct LogSlots {
 
   explicit LogSlots(const Bins& b)
       : shift(b.shift),
-        first(fill(1 - b.base + (b.base > 0 ? 1 : 0))),
-        zero_slot(fill(b.magnitudes + 1)) {}
+        first(set(1 - b.base + (b.base > 0 ? 1 : 0))),
+        zero_slot(set(b.magnitudes + 1)) {}
 
   HOOKSTATS_INLINE Lanes<int32_t> operator()(const Lanes<float>& x) const {
     const Lanes<int32_t> pattern = bit_cast_lanes<int32_t>(abs(x));
     Lanes<int32_t> m;
     HOOKSTATS_EACH_PART(int32_t) m.part[i] = pattern.part[i] >> shift;
-    m = min(max(m + first, fill(1)), zero_slot);
-    m = select(equal(pattern, fill(0)), fill(0), m);
-    return select(at_least(x, fill(0.0f)), zero_slot + m, zero_slot - m);  // NaN goes down
+    m = min(max(m + first, set(1)), zero_slot);
+    m = select(eq(pattern, set(0)), set(0), m);
+    return select(ge(x, set(0.0f)), zero_slot + m, zero_slot - m);  // NaN goes down
   }
 };
 
@@ -108,7 +108,7 @@ struct LogKeys {
   const int shift;
   const Lanes<int32_t> zero;
 
-  explicit LogKeys(const Bins& b) : shift(b.shift), zero(fill(static_cast<int32_t>(keys(b)))) {}
+  explicit LogKeys(const Bins& b) : shift(b.shift), zero(set(static_cast<int32_t>(keys(b)))) {}
 
   static uint32_t keys(const Bins& b) { return 1u << (32 - b.shift); }  // of all patterns
 
@@ -125,8 +125,8 @@ struct LogKeys {
     const Lanes<uint32_t> bits = bit_cast_lanes<uint32_t>(x);
     Lanes<uint32_t> key;
     HOOKSTATS_EACH_PART(uint32_t) key.part[i] = bits.part[i] >> shift;
-    const Lanes<int32_t> magnitude = bit_cast_lanes<int32_t>(bits & fill(0x7fffffffu));
-    return select(equal(magnitude, fill(0)), zero, bit_cast_lanes<int32_t>(key));
+    const Lanes<int32_t> magnitude = bit_cast_lanes<int32_t>(bits & set(0x7fffffffu));
+    return select(eq(magnitude, set(0)), zero, bit_cast_lanes<int32_t>(key));
   }
 };
 

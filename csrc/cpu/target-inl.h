@@ -33,16 +33,16 @@ struct Target {
   // Marks those of the slots from `slot` on that are not zero in `sums`.
   HOOKSTATS_INLINE void mark_lanes(int64_t slot, const Lanes<uint64_t>& sums) const {
     static_assert(kLanes == kMarkSlots);
-    const Mask<int64_t> head = less(iota<int64_t>(), fill(kMarkSlots - slot % kMarkSlots));
+    const Mask<int64_t> head = lt(iota<int64_t>(), set(kMarkSlots - slot % kMarkSlots));
     const Lanes<int64_t> values = bit_cast_lanes<int64_t>(sums);
     if (any(values & head)) mark(slot);
-    if (any(values & (head ^ fill(int64_t{-1})))) mark(slot + kLanes - 1);
+    if (any(values & (head ^ set(int64_t{-1})))) mark(slot + kLanes - 1);
   }
 
   // `sums` are of the slots from `slot` on, of which there are `slots` in all.
   HOOKSTATS_INLINE void add_lanes(int64_t slot, int64_t slots, const Lanes<uint64_t>& sums) const {
     if (!shared && times == 1 && slot + kLanes <= slots) {
-      store(counts + slot, lanes_at<uint64_t>(counts + slot) + sums);
+      store(counts + slot, load_lanes<uint64_t>(counts + slot) + sums);
       return;
     }
     uint64_t values[kLanes];

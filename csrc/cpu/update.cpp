@@ -8,7 +8,6 @@
 
 #include "cpu/fold.h"
 #include "cpu/kernel.h"
-#include "cpu/out_of_order.h"
 #include "cpu/plan.h"
 
 namespace hookstats::cpu {
@@ -53,16 +52,15 @@ void pack(const void* source, int64_t stride, int64_t count, float scale, void* 
   }
 }
 
-template <class C>
 struct Merge {
   const UpdateParams& params;
   const Plan& plan;
-  const C* partials;
+  const Channel* partials;
 
-  C total(int64_t channel) const {
-    C total = partials[channel];
+  Channel total(int64_t channel) const {
+    Channel total = partials[channel];
     for (int64_t split = 0; split < plan.splits(); ++split) {
-      const C* row = partials + split * plan.width + channel;
+      const Channel* row = partials + split * plan.width + channel;
       for (int64_t j = split == 0; j < plan.joined; ++j) {
         merge(total, row[j * params.view.channels]);
       }
@@ -74,7 +72,7 @@ struct Merge {
   void channels(int64_t begin, int64_t end) const {
     int64_t nan = 0, posinf = 0, neginf = 0;
     for (int64_t c = begin; c < end; ++c) {
-      const C seen = total(c);
+      const Channel seen = total(c);
       fold_channel(params, c, seen);
       discount_channel(params, plan, c, seen);
       nan += seen.nan;
@@ -85,9 +83,18 @@ struct Merge {
   }
 };
 
-// Fills the states with the columns of C.
-template <class C>
-void update_as(const UpdateParams& params, std::vector<C>& partials, ParallelFor parallel_for) {
+}  // namespace
+
+Scratch& thread_scratch() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+const char* capability() { return instruction_set().name; }
+
+void update(const UpdateParams& params, ParallelFor parallel_for) {
+  if (params.view.numel() == 0) return;
+  std::vector<Channel>& partials = thread_scratch().partials;
   const Plan plan = make_plan(params);
   const size_t needed = plan.direct ? 0 : static_cast<size_t>(plan.splits() * plan.width);
   if (partials.size() < needed) partials.resize(needed);
@@ -101,7 +108,7 @@ void update_as(const UpdateParams& params, std::vector<C>& partials, ParallelFor
   const auto run_tasks = [](int64_t begin, int64_t end, void* context) {
     instruction_set().run_tasks(*static_cast<const Job*>(context), begin, end);
   };
-  // A task is a few microseconds of work; below two of them no other thread is worth waking.
+  // A task is a few microseconds of work: waking another thread for less than two does not pay.
   if (plan.tasks() == 1 || params.view.numel() < kRunTask) {
     run_tasks(0, plan.tasks(), &job);
   } else {
@@ -109,7 +116,7 @@ void update_as(const UpdateParams& params, std::vector<C>& partials, ParallelFor
   }
 
   if (plan.direct) return;
-  const Merge<C> merge{params, plan, partials.data()};
+  const Merge merge{params, plan, partials.data()};
   constexpr int64_t kMergesATask = 4096;
   const int64_t step = std::max<int64_t>(1, kMergesATask / (plan.splits() * plan.joined));
   if (params.view.channels <= step) {
@@ -117,7 +124,7 @@ void update_as(const UpdateParams& params, std::vector<C>& partials, ParallelFor
     return;
   }
   struct Steps {
-    const Merge<C>& merge;
+    const Merge& merge;
     int64_t step;
   } steps{merge, step};
   const auto run_steps = [](int64_t begin, int64_t end, void* context) {
@@ -126,47 +133,6 @@ void update_as(const UpdateParams& params, std::vector<C>& partials, ParallelFor
     s.merge.channels(begin * s.step, std::min(channels, end * s.step));
   };
   parallel_for(ceil_div(params.view.channels, step), run_steps, &steps);
-}
-
-// Fills the states, with all histograms that the kernels count as they sum.
-void update_in_order(const UpdateParams& params, ParallelFor parallel_for) {
-  Scratch& scratch = thread_scratch();
-  if (params.higher) return update_as(params, scratch.higher_partials, parallel_for);
-  update_as(params, scratch.partials, parallel_for);
-}
-
-}  // namespace
-
-Scratch& thread_scratch() {
-  thread_local Scratch scratch;
-  return scratch;
-}
-
-bool compresses_bytes() {
-#if defined(__x86_64__)
-  static const bool can = __builtin_cpu_supports("avx512vbmi2");
-  return can;
-#else
-  return false;
-#endif
-}
-
-const char* capability() { return instruction_set().name; }
-
-void update(const UpdateParams& params, ParallelFor parallel_for) {
-  if (params.view.numel() == 0) return;
-  if (params.sampling == nullptr || params.view.is_in_order() || params.view.rows_are_in_order()) {
-    return update_in_order(params, parallel_for);
-  }
-  UpdateParams whole = params;
-  whole.sampling = nullptr;
-  const Sample tensor = sample_of(params, kTensorEvery);
-  const Sample channels = sample_of(params, kChannelEvery);
-  if (!tensor.all()) whole.tensor_bins = {};
-  if (!channels.all()) whole.channel_bins = {};
-  update_in_order(whole, parallel_for);
-  if (!tensor.all()) count_tensor(params, tensor, parallel_for);
-  if (!channels.all()) count_channels(params, channels, parallel_for);
 }
 
 void update_many(const UpdateParams* params, int64_t count, ParallelFor parallel_for) {

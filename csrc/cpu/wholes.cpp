@@ -38,11 +38,8 @@ int64_t sum(const int64_t* values, int64_t n) {
 
 }  // namespace
 
-// As `merge` (core/state.h), for any number of groups at once: Chan, Golub, LeVeque (1979) and
-// Pebay (2008).
-static_assert(kMomentColumns == 5 && kHigherColumns == 7 && kTallyColumns == 5,
-              "columns that are not merged here");
-template <class C>
+// As `merge` (core/state.h), for any number of groups at once: Chan, Golub, LeVeque (1979).
+static_assert(kMomentColumns == 5, "a moment that is not merged here");
 void merge_rows(const double* columns, const int64_t* tally_columns, int64_t first, int64_t last,
                 int64_t total, double* moments, int64_t* tallies) {
   const int64_t n = last - first;
@@ -50,14 +47,12 @@ void merge_rows(const double* columns, const int64_t* tally_columns, int64_t fir
   const auto tally = [=](TallyColumn c) { return tally_columns + c * total + first; };
   const int64_t* const counts = tally(kCount);
   const double* const means = column(kMean);
-  C whole;
-  whole.count = sum(counts, n);
-  whole.nan = sum(tally(kNan), n);
-  whole.posinf = sum(tally(kPosInf), n);
-  whole.neginf = sum(tally(kNegInf), n);
-  whole.zero = sum(tally(kZero), n);
+  Channel whole;
+#define HOOKSTATS_SUM(field, column) whole.field = sum(tally(column), n);
+  HOOKSTATS_TALLIES(HOOKSTATS_SUM)
+#undef HOOKSTATS_SUM
   if (whole.count != 0) {
-    const C none;
+    const Channel none;
     const auto value = [](const double* values) { return [=](int64_t i) { return values[i]; }; };
     const auto sum_of = [=](auto term) { return reduce(n, 0.0, add, term); };
     whole.min = reduce(n, none.min, lesser, value(column(kMin)));
@@ -74,24 +69,7 @@ void merge_rows(const double* columns, const int64_t* tally_columns, int64_t fir
     whole.mean = shift + offset;
     const double* const m2 = column(kM2);
     whole.m2 = sum_of([=](int64_t i) { return m2[i] + count(i) * (away(i) * away(i)); });
-    if constexpr (C::kColumns == kHigherColumns) {
-      const double *const m3 = column(kM3), *const m4 = column(kM4);
-      // Where a mean is that of all, nothing is added: 0 times infinity would be NaN.
-      whole.m3 = sum_of([=](int64_t i) {
-        const double d = away(i);
-        return d == 0.0 ? m3[i] : m3[i] + d * (3.0 * m2[i] + count(i) * (d * d));
-      });
-      whole.m4 = sum_of([=](int64_t i) {
-        const double d = away(i), d2 = d * d;
-        return d == 0.0 ? m4[i] : m4[i] + (4.0 * d * m3[i] + d2 * (6.0 * m2[i] + count(i) * d2));
-      });
-    }
   }
   store_row(whole, moments, tallies);
 }
-template void merge_rows<Channel>(const double*, const int64_t*, int64_t, int64_t, int64_t, double*,
-                                  int64_t*);
-template void merge_rows<HigherChannel>(const double*, const int64_t*, int64_t, int64_t, int64_t,
-                                        double*, int64_t*);
-
 }  // namespace hookstats::cpu

@@ -6,9 +6,8 @@
 namespace hookstats::cpu {
 
 // Merges rows `first` to `last` of the columns that `drain_moments` and `drain_tallies` fill, each
-// of `total` rows, into one row of moments, [C::kColumns], and of tallies, [kTallyColumns]. If all
-// means are equal, the result has that mean to the last bit.
-template <class C>
+// of `total` rows, into one row of moments, [kMomentColumns], and of tallies, [kTallyColumns]. If
+// all means are equal, the result has that mean to the last bit.
 void merge_rows(const double* columns, const int64_t* tally_columns, int64_t first, int64_t last,
                 int64_t total, double* moments, int64_t* tallies);
 

@@ -1,6 +1,6 @@
-// What sampled histograms count: the units that core/sample.h chooses, whose elements follow each
-// other in logical order. They are read once more, so the loops that read all elements know nothing
-// of them; if the tensor is large, they are few.
+// What sampled histograms count: the blocks that core/sample.h chooses, a quarter of one (a unit)
+// by the threads side by side. They are read once more, so the loops that read all elements know
+// nothing of them; if the tensor is large, they are few.
 #pragma once
 
 #include "core/sample.h"
@@ -14,6 +14,15 @@ namespace hookstats::cuda {
 HOOKSTATS_DEVICE Sample sample_of(const Common& common, const Item& item, SamplingColumn every) {
   if (common.sampling == nullptr) return {};
   return make_sample(load(common.sampling + every), load(common.sampling + kStep), item.elements());
+}
+
+constexpr int64_t kUnit = 16;  // elements
+constexpr int64_t kUnits = kSampleBlock / kUnit;
+
+// How many units a sample has, and the i-th of them.
+HOOKSTATS_DEVICE int64_t units_of(const Sample& sample) { return sample.groups() * kUnits; }
+HOOKSTATS_DEVICE int64_t unit_of(const Sample& sample, int64_t i) {
+  return sample.block_of(i / kUnits) * kUnits + i % kUnits;
 }
 
 // The histogram as those see it who read all elements: off, if a sample of them is counted.
@@ -50,8 +59,8 @@ class Chosen {
 
   // Whether the block's share of the tensor's sample has something, or all elements are counted.
   HOOKSTATS_DEVICE bool has_share(const Histogram& h, const Sample& sample) const {
-    const int64_t together = in_vectors(h) ? int64_t{kBlock} * kUnits : kSideBySide;
-    return sample.all() || (block_index() - item_.first_block) * together < sample.groups();
+    const int64_t together = in_vectors(h) ? int64_t{kBlock} * kUnitsOfThread : kSideBySide;
+    return sample.all() || (block_index() - item_.first_block) * together < units_of(sample);
   }
 
   // The same of the channels' sample. Neighbouring units may be of any channels, whose tables would
@@ -69,33 +78,33 @@ class Chosen {
  private:
   static constexpr bool kVectors = Source::kVectors && !Source::kMasked;
   // Units that a thread chooses at a time, of vectors that as many threads read.
-  static constexpr int kUnits = kItemsPerThread * Source::kElements / static_cast<int>(kUnit);
+  static constexpr int kUnitsOfThread =
+      kItemsPerThread * Source::kElements / static_cast<int>(kUnit);
 
   HOOKSTATS_DEVICE bool in_vectors(const Histogram& h) const {
     return kVectors && item_.placed_dims == 0 && h.way != Way::kAny &&
            reinterpret_cast<uintptr_t>(item_.data) % 16 == 0;
   }
 
-  // Of a tensor in whose memory elements follow each other in logical order, in vectors: a thread
+  // Of a tensor whose positions are offsets, in vectors: a thread
   // chooses some neighbouring units, of each of which it reads one vector, as its neighbours do.
   HOOKSTATS_DEVICE void count_vectors(const Histogram& h, const Sample& sample) const {
-    constexpr int kElements = Source::kElements, kOfUnit = kItemsPerThread / kUnits;
+    constexpr int kElements = Source::kElements, kOfUnit = kItemsPerThread / kUnitsOfThread;
     using Values = typename Source::template Values<kElements>;
-    const int64_t groups = sample.groups(), elements = item_.elements();
-    const int64_t step = int64_t{item_.blocks} * kBlock * kUnits;
+    const int64_t units = units_of(sample), elements = item_.elements();
+    const int64_t step = int64_t{item_.blocks} * kBlock * kUnitsOfThread;
     const int64_t block = block_index() - item_.first_block;
     const int32_t copy[] = {lane() & (h.pitch - 1)};
     const int own = lane() % kOfUnit;
     uint32_t all_zeros = 0;
     HOOKSTATS_NO_UNROLL
-    for (int64_t of_warp = (block * kBlock + warp() * kWarp) * kUnits; of_warp < groups;
+    for (int64_t of_warp = (block * kBlock + warp() * kWarp) * kUnitsOfThread; of_warp < units;
          of_warp += step) {
-      const int64_t first = of_warp + lane() * kUnits;
-      const Sample::Order order = sample.order_of(first);
+      const int64_t first = of_warp + lane() * kUnitsOfThread;
       Values values[kItemsPerThread];
       HOOKSTATS_UNROLL
-      for (int u = 0; u < kUnits; ++u) {
-        const int64_t unit = first + u < groups ? sample.unit_of(first + u, order) : sample.units;
+      for (int u = 0; u < kUnitsOfThread; ++u) {
+        const int64_t unit = first + u < units ? unit_of(sample, first + u) : elements / kUnit + 1;
         HOOKSTATS_UNROLL
         for (int v = 0; v < kOfUnit; ++v) {
           const int64_t place = shuffle_from(unit, lane() - own + v) * kUnit + own * kElements;
@@ -123,11 +132,11 @@ class Chosen {
   // beyond the tensor, the elements that do not exist are NaN, as are those that a mask leaves out.
   template <class F>
   HOOKSTATS_DEVICE void each(const Sample& sample, F&& f) const {
-    const int64_t groups = sample.groups(), elements = item_.elements();
+    const int64_t units = units_of(sample), elements = item_.elements();
     const int64_t step = int64_t{item_.blocks} * kSideBySide;
     const int64_t block = block_index() - item_.first_block;
     HOOKSTATS_NO_UNROLL
-    for (int64_t group = block * kSideBySide + thread_index() / kUnit; group < groups;
+    for (int64_t group = block * kSideBySide + thread_index() / kUnit; group < units;
          group += kTogether * step) {
       int64_t places[kTogether];
       typename Source::Bits bits[kTogether];
@@ -135,7 +144,7 @@ class Chosen {
       for (int i = 0; i < kTogether; ++i) {
         const int64_t at = group + i * step;
         places[i] = elements;
-        if (at < groups) places[i] = sample.unit_of(at) * kUnit + thread_index() % kUnit;
+        if (at < units) places[i] = unit_of(sample, at) * kUnit + thread_index() % kUnit;
         bits[i] = 0;
         if constexpr (Source::kMasked) {  // places are those of all rows
           if (places[i] < elements && !keeps_place(places[i])) places[i] = elements;

@@ -1,5 +1,5 @@
-// Where the elements of a view are that follow each other in logical order, and the view that is
-// read fastest, whatever that order is: what a launch with sampled histograms has to know of both.
+// Where the positions of a view are (core/sample.h), and views with as few dimensions as possible:
+// what a launch with sampled histograms has to know of both.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,14 @@
 
 namespace hookstats::cuda {
 
-// The dimensions of more than one element, fastest first; none if an element's place is its offset.
+// The dimensions of more than one element, fastest first; none if an element's position is its
+// offset.
 struct LogicalOrder {
   Dim dims[kMaxDims];
   int32_t count = 0;
   int64_t channel_place;
 
-  explicit LogicalOrder(const ChannelView& view) : channel_place(view.channel_place) {
+  explicit LogicalOrder(const ChannelView& view) : channel_place(view.inner.size) {
     int64_t places[kMaxDims] = {};
     bool by_offset = true;
     const auto add = [&](const Dim& dim, int64_t place) {
@@ -29,9 +30,13 @@ struct LogicalOrder {
       dims[at] = dim;
       places[at] = place;
     };
-    for (int d = 0; d < view.outer_dims; ++d) add(view.outer[d], view.outer_place[d]);
-    add(view.inner, view.inner_place);
-    add({view.channels, view.channel_stride}, view.channel_place);
+    add(view.inner, 1);
+    add({view.channels, view.channel_stride}, view.inner.size);
+    int64_t place = view.inner.size * view.channels;
+    for (int d = view.outer_dims - 1; d >= 0; --d) {
+      add(view.outer[d], place);
+      place *= view.outer[d].size;
+    }
     if (by_offset) count = 0;
   }
 };

@@ -20,7 +20,7 @@ namespace {
 RowFlags row_flags(const ChannelView& view) {
   RowFlags rows;
   if (view.flags == nullptr) return rows;
-  rows = {view.flags, view.row_places(), view.row_outer, {}};
+  rows = {view.flags, view.row_positions(), view.row_outer, {}};
   rows.by_row_outer = make_divisor(static_cast<uint32_t>(std::min(view.row_outer, kMostDivided)));
   return rows;
 }

@@ -114,14 +114,12 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
   params.dtype = *dtype;
   const State& first = bound.states[0];
   params.sampling = first.sampling ? first.sampling->const_data_ptr<int64_t>() : nullptr;
-  params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim,
-                             params.sampling != nullptr);
+  params.view = channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), dim);
   params.tensor_bins = read_bins(first.bins, bound.tensor_edges);
   params.channel_bins = read_bins(first.channel_bins, bound.channel_edges);
   for (size_t buffer = 0; buffer < 2; ++buffer) {
     const State& state = bound.states[buffer];
     params.moments = state.moments.mutable_data_ptr<double>();
-    params.higher = state.moments.size(1) == kHigherColumns;
     params.tallies = state.tallies.mutable_data_ptr<int64_t>();
     params.tensor_counts = counts_of(state.counts);
     params.channel_counts = counts_of(state.channel_counts);
@@ -158,9 +156,9 @@ const UpdateParams& Site::aim(const at::Tensor& x, const Mask* mask) {
   if (masked > 0 || bound.masked || x.strides() != bound.strides) {
     bound.strides = x.strides().vec();
     bound.masked = masked > 0;
-    const ChannelView view = channel_view(
-        x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()), bound.channel_dim,
-        params.sampling != nullptr, masked > 0 ? &mask->kept() : nullptr, masked);
+    const ChannelView view =
+        channel_view(x.sizes().data(), x.strides().data(), static_cast<int>(x.dim()),
+                     bound.channel_dim, masked > 0 ? &mask->kept() : nullptr, masked);
     for (UpdateParams& each : bound.params) each.view = view;
   }
   params.data = x.const_data_ptr();

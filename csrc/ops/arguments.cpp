@@ -107,13 +107,11 @@ UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> 
                   kept == nullptr ? "" : shape_of(kept->sizes, kept->dims),
                   "; expected the first dimensions of ", name, " of shape ", shape_of(x),
                   ", or as many elements as the first one has, and channels along another");
-  params.view = channel_view(x.sizes().data(), x.strides().data(), rank, along,
-                             counting.sampling != nullptr, kept, masked);
+  params.view = channel_view(x.sizes().data(), x.strides().data(), rank, along, kept, masked);
   params.sampling = counting.sampling;
   const int64_t channels = params.view.channels;
-  params.higher = fold.moments.dim() == 2 && fold.moments.size(1) == kHigherColumns;
   check_state(fold.moments, {"moments", index}, place, ScalarType::Double, channels,
-              params.higher ? kHigherColumns : kMomentColumns);
+              kMomentColumns);
   check_state(fold.tallies, {"tallies", index}, place, ScalarType::Long, channels, kTallyColumns);
   params.tensor_bins = bins;
   params.channel_bins = channel_bins;
@@ -143,9 +141,6 @@ std::vector<UpdateParams> check(const Folds& folds, const Place& place,
                     folds.counts.empty() ? nullptr : &folds.counts[i],
                     folds.channel_counts.empty() ? nullptr : &folds.channel_counts[i]};
     params.push_back(check(fold, place, channel_dim, counting, static_cast<int64_t>(i)));
-    STD_TORCH_CHECK(params[i].higher == params[0].higher, "moments[", i, "] has ",
-                    fold.moments.size(1), " columns; expected ", folds.moments[0].size(1),
-                    ", as moments[0] has");
   }
   check_apart(folds.moments, "moments");
   check_apart(folds.tallies, "tallies");

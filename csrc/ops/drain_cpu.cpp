@@ -153,8 +153,8 @@ Dense marked(const std::vector<Tensor>& blocks, const std::vector<Tensor>* marks
 struct Columns {
   Tensor moments, tallies;
 
-  Columns(const Tensor& like, int64_t columns, int64_t entries)
-      : moments(new_empty(like, {columns, entries}, ScalarType::Double)),
+  Columns(const Tensor& like, int64_t entries)
+      : moments(new_empty(like, {kMomentColumns, entries}, ScalarType::Double)),
         tallies(new_empty(like, {kTallyColumns, entries}, ScalarType::Long)) {}
 
   double* moments_data() const { return static_cast<double*>(moments.mutable_data_ptr()); }
@@ -163,7 +163,6 @@ struct Columns {
 
 // Moves the rows of a block, of which the first is row `first`, and merges them, tensor by tensor,
 // while they are in the caches.
-template <class C>
 void move_rows(const Tensor& moments, const Tensor& tallies, int64_t first,
                const TensorRows& tensors, size_t block, int64_t total, const Columns& channels,
                const Columns& merged) {
@@ -171,15 +170,15 @@ void move_rows(const Tensor& moments, const Tensor& tallies, int64_t first,
   int64_t* const tallies_into = channels.tallies_data();
   double* const merged_into = merged.moments_data();
   int64_t* const merged_tallies_into = merged.tallies_data();
-  cpu::drain_moments<C>(static_cast<double*>(moments.mutable_data_ptr()), moments.size(0), into,
-                        first, total);
+  cpu::drain_moments(static_cast<double*>(moments.mutable_data_ptr()), moments.size(0), into, first,
+                     total);
   cpu::drain_tallies(static_cast<int64_t*>(tallies.mutable_data_ptr()), tallies.size(0),
                      tallies_into, first, total);
   tensors.each_of(block, [&](int64_t tensor, int64_t begin, int64_t end) {
-    double row[C::kColumns];
+    double row[kMomentColumns];
     int64_t tally_row[kTallyColumns];
-    cpu::merge_rows<C>(into, tallies_into, begin, end, total, row, tally_row);
-    for (int64_t c = 0; c < C::kColumns; ++c) merged_into[c * tensors.count() + tensor] = row[c];
+    cpu::merge_rows(into, tallies_into, begin, end, total, row, tally_row);
+    for (int64_t c = 0; c < kMomentColumns; ++c) merged_into[c * tensors.count() + tensor] = row[c];
     for (int64_t c = 0; c < kTallyColumns; ++c)
       merged_tallies_into[c * tensors.count() + tensor] = tally_row[c];
   });
@@ -212,9 +211,7 @@ Drained drain_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies,
                   std::vector<Tensor> counts, std::vector<Tensor> marks, Tensor folds,
                   std::vector<Tensor> channel_counts, Tensor offsets) {
   STD_TORCH_CHECK(!moments.empty(), "moments has no blocks; expected one or more");
-  const bool higher = moments.front().dim() == 2 && moments.front().size(1) == kHigherColumns;
-  const int64_t columns = higher ? kHigherColumns : kMomentColumns;
-  const int64_t rows = check_blocks(moments, "moments", ScalarType::Double, columns);
+  const int64_t rows = check_blocks(moments, "moments", ScalarType::Double, kMomentColumns);
   const int64_t others = check_blocks(tallies, "tallies", ScalarType::Long, kTallyColumns);
   STD_TORCH_CHECK(rows == others, "tallies have ", others, " rows; expected ", rows,
                   ", as many as moments");
@@ -237,12 +234,11 @@ Drained drain_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies,
   const Dense channel = marked(channel_counts, nullptr, nullptr);
   // All memory comes before the first row is moved, so that running out of memory loses nothing.
   const Tensor& like = moments.front();
-  const Columns channels(like, columns, rows), merged(like, columns, tensors.count());
+  const Columns channels(like, rows), merged(like, tensors.count());
   Sparse hist(like, tensor), channel_hist(like, channel);
-  const auto move = higher ? move_rows<HigherChannel> : move_rows<Channel>;
   int64_t first = 0;
   for (size_t i = 0; i < moments.size(); ++i) {
-    move(moments[i], tallies[i], first, tensors, i, rows, channels, merged);
+    move_rows(moments[i], tallies[i], first, tensors, i, rows, channels, merged);
     first += moments[i].size(0);
   }
   hist.fill(tensor);

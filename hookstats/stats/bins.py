@@ -34,7 +34,7 @@ class Bins(ABC):
     """Number of bins, without underflow and overflow."""
 
     sample: Sample
-    """Of how many units of 16 elements one is counted; 1 if all are, or "auto"."""
+    """Of how many blocks of 64 elements one is counted; 1 if all are, or "auto"."""
 
     @property
     def slots(self) -> int:
@@ -66,9 +66,9 @@ class LinearBins(Bins):
     of `torch.searchsorted` on the edges: each bin includes its left edge, the last bin both edges.
     Values below `lo` are the underflow, values above `hi` the overflow.
 
-    With ``sample=k``, of every k consecutive units of 16 elements one is counted, by a hash of its
-    place and of the step; ``sample="auto"`` chooses k by the size of each tensor. Bins that differ
-    in `sample` alone are equal: what was counted in them merges.
+    With ``sample=k``, of every k consecutive blocks of 64 elements one is counted, which follows
+    from its place in memory and the step; ``sample="auto"`` chooses k by the size of each tensor.
+    Bins that differ in `sample` alone are equal: what was counted in them merges.
 
     Raises:
         ValueError: bins outside 1..2**24; lo or hi not a finite float32; lo >= hi; so many bins

@@ -185,11 +185,6 @@ def update_many_(
     ]
     for i, arguments in enumerate(one_by_one):
         _check_nth(i, xs, *arguments)
-        if moments[i].shape[1] != moments[0].shape[1]:
-            raise ValueError(
-                f"moments[{i}] has {moments[i].shape[1]} columns: expected "
-                f"{moments[0].shape[1]}, as moments[0] has"
-            )
     for arguments in one_by_one:
         _fold(*arguments, scale)
 

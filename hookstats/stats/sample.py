@@ -1,7 +1,7 @@
 """Which elements a sampled histogram counts, and how sampled histograms merge.
 
-Of every k consecutive units of 16 elements in logical order one is counted, chosen by its place and
-the step (csrc/core/sample.h does the same, to the bit).
+Of every k consecutive blocks of 64 elements, in the order in which kernels walk a tensor's memory,
+one is counted (csrc/core/sample.h defines the order, and does the same to the bit).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from hookstats.stats.arguments import check_integer
 from hookstats.stats.lazy_torch import torch
 
 Sample = int | Literal["auto"]
-"""Of how many units one is counted: 1 for all of them. "auto" leaves tensors of fewer than 131,072
+"""Of how many blocks one is counted: 1 for all of them. "auto" leaves tensors of fewer than 131,072
 elements whole, and counts 65,536 to 131,072 elements of larger ones."""
 
-UNIT = 16
+BLOCK = 64
+"""Elements of a block."""
 AUTO_ELEMENTS = 1 << 16
 _MOST = 1 << 20
 _LOW = 0xFFFFFFFF
@@ -52,53 +53,61 @@ def chosen(
     each channel has its own elements, and so has each row of a mask.
 
     Args:
-        every: of how many units one is counted; 0 is "auto".
+        every: of how many blocks one is counted; 0 is "auto".
         masked: how many leading dimensions of `x` a mask covers.
     """
-    sizes = [1 if stride == 0 else n for n, stride in zip(x.shape, x.stride(), strict=True)]
-    sizes[:masked] = x.shape[:masked]
-    if channel_dim is not None:
-        sizes[channel_dim] = x.shape[channel_dim]
-    elements = int(np.prod(sizes, dtype=np.int64))
     if every == 1:
         return torch.ones((), dtype=torch.bool, device="cpu").expand(x.shape)
+    positions: NDArray[np.int64] = np.zeros((1,) * x.dim(), np.int64)
+    elements = 1
+    for d in reversed(_walk(x, channel_dim, masked)):
+        along = np.arange(x.shape[d], dtype=np.int64) * elements
+        positions = positions + along.reshape(-1, *(1,) * (x.dim() - d - 1))
+        elements *= x.shape[d]
     if not every:
         every = min(max(1, elements // AUTO_ELEMENTS), _MOST)
-    mask = torch.from_numpy(_chosen(elements, every, step)).view(sizes)
-    return mask.expand(x.shape)
+    counted = _counted(-(-elements // BLOCK), every, step)
+    return torch.from_numpy(counted[positions // BLOCK]).expand(x.shape)
 
 
-def _chosen(elements: int, every: int, step: int) -> NDArray[np.bool_]:
-    units = -(-elements // UNIT)
-    first = np.arange(0, units, every, dtype=np.uint64)
-    choice = np.minimum(np.uint64(every), np.uint64(units) - first)
-    mask = np.zeros(units, bool)
-    mask[first + (_fractions(len(first), step) * choice >> np.uint64(32))] = True
-    return np.repeat(mask, UNIT)[:elements]
+def _walk(x: torch.Tensor, channel_dim: int | None, masked: int) -> list[int]:
+    """The dimensions of `x` in the order in which kernels walk it, slowest first, without those
+    that repeat elements: csrc/core/channel_view.h."""
+    channel = None if channel_dim is None else channel_dim % x.dim()
+    stride = x.stride()
+    rows = [*range(masked)]
+    others = [
+        d for d in range(masked, x.dim()) if d != channel and x.shape[d] != 1 and stride[d] != 0
+    ]
+    others.sort(key=lambda d: -stride[d])
+    if channel is None:
+        return rows + others
+    inner: list[int] = []
+    if others and (x.shape[channel] == 1 or stride[channel] >= stride[others[-1]]):
+        inner = [others.pop()]
+        while others and stride[others[-1]] == stride[inner[0]] * x.shape[inner[0]]:
+            inner.insert(0, others.pop())
+    return [*rows, *others, channel, *inner]
 
 
-def _fractions(groups: int, step: int) -> NDArray[np.uint64]:
-    """Where in its group the unit of each group lies, in 2**-32 of the group."""
+def _counted(blocks: int, every: int, step: int) -> NDArray[np.bool_]:
+    """bool [blocks]: which blocks count."""
     u = np.uint64
-    seed = _mix(np.array([step & _LOW], u) ^ _mix(np.array([step >> 32 & _LOW], u)))[0]
-    group = np.arange(groups, dtype=u) & u(_LOW)
-    turn = _mix(((group >> u(3)) + u(0x9E3779B9)) & u(_LOW) ^ seed)
-    r, a = group & u(7), u(1) + (turn * u(7) >> u(32))
-    # The order of eight groups is r -> a r + b in the field of 8 elements, with random a and b.
-    a2 = a << u(1) ^ (a >> u(2)) * u(11)
-    a4 = a2 << u(1) ^ (a2 >> u(2)) * u(11)
-    product = (r & u(1)) * a ^ (r >> u(1) & u(1)) * a2 ^ (r >> u(2)) * a4
-    fractions: NDArray[np.uint64] = (product ^ turn & u(7)) << u(29) | _mix(group ^ seed) >> u(3)
-    return fractions
+    seed = _mix(_mix(step >> 32 & _LOW) ^ step & _LOW)
+    first = np.arange(0, blocks, every, dtype=u)
+    # The golden ratio: it spreads what is chosen evenly, also where data repeat.
+    fraction = np.arange(len(first), dtype=u) * u(0x9E3779B9) + u(seed) & u(_LOW)
+    choice = np.minimum(u(every), u(blocks) - first)
+    counted = np.zeros(blocks, bool)
+    counted[first + (fraction * choice >> u(32))] = True
+    return counted
 
 
-def _mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of MurmurHash3, of numbers below 2**32."""
-    u = np.uint64
-    h = (h ^ h >> u(16)) * u(0x85EBCA6B) & u(_LOW)
-    h = (h ^ h >> u(13)) * u(0xC2B2AE35) & u(_LOW)
-    mixed: NDArray[np.uint64] = h ^ h >> u(16)
-    return mixed
+def _mix(h: int) -> int:
+    """The finalizer of MurmurHash3, of a number below 2**32."""
+    h = (h ^ h >> 16) * 0x85EBCA6B & _LOW
+    h = (h ^ h >> 13) * 0xC2B2AE35 & _LOW
+    return h ^ h >> 16
 
 
 def apportioned(

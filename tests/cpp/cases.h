@@ -34,38 +34,23 @@ inline uint64_t every() {
 }
 
 struct State {
-  bool higher;
   std::vector<double> moments;
   std::vector<int64_t> tallies, tensor_counts, channel_counts;
 
-  State(int64_t channels, const Bins& tensor_bins, const Bins& channel_bins,
-        bool with_higher = false)
-      : higher(with_higher),
-        moments(static_cast<size_t>(channels * columns())),
+  State(int64_t channels, const Bins& tensor_bins, const Bins& channel_bins)
+      : moments(static_cast<size_t>(channels * kMomentColumns)),
         tallies(static_cast<size_t>(channels * kTallyColumns)),
         tensor_counts(static_cast<size_t>(tensor_bins.slots())),
         channel_counts(static_cast<size_t>(channels * channel_bins.slots())) {
     for (int64_t c = 0; c < channels; ++c) {
-      double* const row = &moments[static_cast<size_t>(c * columns())];
-      int64_t* const tally_row = &tallies[static_cast<size_t>(c * kTallyColumns)];
-      if (higher) {
-        store_row(HigherChannel{}, row, tally_row);
-      } else {
-        store_row(Channel{}, row, tally_row);
-      }
+      store_row(Channel{}, &moments[static_cast<size_t>(c * kMomentColumns)],
+                &tallies[static_cast<size_t>(c * kTallyColumns)]);
     }
   }
-  int64_t columns() const { return higher ? kHigherColumns : kMomentColumns; }
-  // m3 and m4 are zeros where the state has none.
-  HigherChannel channel(int64_t c) const {
-    const double* const row = &moments[static_cast<size_t>(c * columns())];
-    const int64_t* const tally_row = &tallies[static_cast<size_t>(c * kTallyColumns)];
-    HigherChannel channel;
-    if (higher) {
-      load_row(channel, row, tally_row);
-    } else {
-      load_row(static_cast<Channel&>(channel), row, tally_row);
-    }
+  Channel channel(int64_t c) const {
+    Channel channel;
+    load_row(channel, &moments[static_cast<size_t>(c * kMomentColumns)],
+             &tallies[static_cast<size_t>(c * kTallyColumns)]);
     return channel;
   }
   bool operator==(const State& other) const {
@@ -138,51 +123,21 @@ inline UpdateParams params_of(const Case& c, State& state, const Bins& tensor_bi
   params.channel_bins = channel_bins;
   params.channel_counts = state.channel_counts.data();
   params.scale = c.scale;
-  params.higher = state.higher;
   return params;
 }
 
 // Moments come within these of the definition, relative to the spread.
 struct Bounds {
   double mean = 1e-6, m2 = 1e-5, l1 = 1e-6;
-  double shape = 1e-4;  // of skewness and excess kurtosis, relative above 1
 };
 
-// NaN, as of scipy.stats.skew and kurtosis, where the spread is no more than rounding of the mean.
-inline bool is_shapeless(const Channel& c) {
-  const double rounding = std::numeric_limits<double>::epsilon() * c.mean;
-  return c.count == 0 || c.m2 / static_cast<double>(c.count) <= rounding * rounding;
-}
-inline double skewness(const HigherChannel& c) {
-  const double n = static_cast<double>(c.count), variance = c.m2 / n;
-  return is_shapeless(c) ? NAN : c.m3 / n / (variance * std::sqrt(variance));
-}
-inline double kurtosis(const HigherChannel& c) {
-  const double n = static_cast<double>(c.count), variance = c.m2 / n;
-  return is_shapeless(c) ? NAN : c.m4 / n / (variance * variance) - 3.0;
-}
-
-// CHECKs skewness and kurtosis.
-inline void check_shape(const HigherChannel& got, const HigherChannel& expected, double bound,
-                        const char* name, long channel) {
-  const double values[][2] = {{skewness(got), skewness(expected)},
-                              {kurtosis(got), kurtosis(expected)}};
-  for (const auto& [value, wanted] : values) {
-    const bool same = std::isnan(wanted)
-                          ? std::isnan(value)
-                          : std::fabs(value - wanted) <= bound * std::fmax(1.0, std::fabs(wanted));
-    CHECK(same, "%s, channel %ld: shape %.17g, expected %.17g", name, channel, value, wanted);
-  }
-}
-
 // The statistics of the tensor's channels by the definition; its histograms go into `counted`.
-inline std::vector<HigherChannel> expected_of(const Case& c, const Bins& tensor_bins,
-                                              const Bins& channel_bins, State& counted) {
-  std::vector<HigherChannel> expected(static_cast<size_t>(channels_of(c)));
+inline std::vector<Channel> expected_of(const Case& c, const Bins& tensor_bins,
+                                        const Bins& channel_bins, State& counted) {
+  std::vector<Channel> expected(static_cast<size_t>(channels_of(c)));
   std::vector<long double> sum(expected.size()), squares(expected.size());
-  std::vector<long double> cubes(expected.size()), fourths(expected.size());
   each_element(c, [&](int64_t channel, double x) {
-    HigherChannel& e = expected[static_cast<size_t>(channel)];
+    Channel& e = expected[static_cast<size_t>(channel)];
     e.nan += std::isnan(x);
     e.posinf += x == kInf;
     e.neginf += x == -kInf;
@@ -210,13 +165,9 @@ inline std::vector<HigherChannel> expected_of(const Case& c, const Bins& tensor_
     const long double d = x - sum[static_cast<size_t>(channel)];
     if (!std::isfinite(x)) return;
     squares[static_cast<size_t>(channel)] += d * d;
-    cubes[static_cast<size_t>(channel)] += d * d * d;
-    fourths[static_cast<size_t>(channel)] += d * d * d * d;
   });
   for (size_t i = 0; i < expected.size(); ++i) {
     expected[i].m2 = static_cast<double>(squares[i]);
-    expected[i].m3 = static_cast<double>(cubes[i]);
-    expected[i].m4 = static_cast<double>(fourths[i]);
   }
   return expected;
 }
@@ -226,11 +177,11 @@ inline void check_state(const Case& c, const State& state, const Bins& tensor_bi
                         const Bins& channel_bins, const Bounds& bounds = {}, int64_t times = 1) {
   const int64_t channels = channels_of(c);
   State counted(channels, tensor_bins, channel_bins);
-  std::vector<HigherChannel> expected = expected_of(c, tensor_bins, channel_bins, counted);
+  std::vector<Channel> expected = expected_of(c, tensor_bins, channel_bins, counted);
   for (int64_t i = 0; i < channels; ++i) {
-    HigherChannel& e = expected[static_cast<size_t>(i)];
+    Channel& e = expected[static_cast<size_t>(i)];
     repeat(e, times);
-    const HigherChannel got = state.channel(i);
+    const Channel got = state.channel(i);
     const char* name = c.name.c_str();
     const long channel = static_cast<long>(i);
     CHECK(got.count == e.count && got.nan == e.nan && got.posinf == e.posinf &&
@@ -248,7 +199,6 @@ inline void check_state(const Case& c, const State& state, const Bins& tensor_bi
           "%s, channel %ld: m2 %.17g, expected %.17g", name, channel, got.m2, e.m2);
     CHECK(std::fabs(got.l1 - e.l1) <= bounds.l1 * e.l1, "%s, channel %ld: l1 %.17g, expected %.17g",
           name, channel, got.l1, e.l1);
-    if (state.higher) check_shape(got, e, bounds.shape, name, channel);
   }
   for (int64_t& count : counted.tensor_counts) count *= times;
   for (int64_t& count : counted.channel_counts) count *= times;

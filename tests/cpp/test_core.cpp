@@ -152,17 +152,17 @@ void test_masks() {
   CHECK(covered_dims(kept, attention, 4, 3) == 0, "attention of other heads");
   CHECK(covered_dims(kept, square, 4, 3) == 0 && covered_dims(kept, sizes, 0, -1) == 0, "never");
 
-  ChannelView v = channel_view(sizes, strides, 3, 2, true, &kept, 2);
-  CHECK(v.numel() == 6 && v.places() == 12 && v.row_places() == 3, "numbers of elements");
-  CHECK(v.outer_offset(0) == 3 && v.outer_offset(1) == 6 && v.place_of_outer(1) == 6, "offsets");
+  ChannelView v = channel_view(sizes, strides, 3, 2, &kept, 2);
+  CHECK(v.numel() == 6 && v.positions() == 12 && v.row_positions() == 3, "numbers of elements");
+  CHECK(v.outer_offset(0) == 3 && v.outer_offset(1) == 6, "offsets");
   CHECK(v.follow_each_other(0, 2), "neighbours");
-  v = channel_view(sizes, strides, 3, -1, false, &kept, 2);
+  v = channel_view(sizes, strides, 3, -1, &kept, 2);
   CHECK(v.inner.size == 3 && v.outer_size == 2 && v.outer_dims == 1, "rows are not joined to runs");
   const int64_t repeated[] = {3, 0, 1};
-  v = channel_view(sizes, repeated, 3, 2, false, &kept, 2);
+  v = channel_view(sizes, repeated, 3, 2, &kept, 2);
   CHECK(v.repeat == 1 && v.outer_offset(0) == 0 && v.outer_offset(1) == 3, "expanded rows");
   kept.count = 0;
-  CHECK(channel_view(sizes, strides, 3, 2, false, &kept, 2).numel() == 0, "nothing is kept");
+  CHECK(channel_view(sizes, strides, 3, 2, &kept, 2).numel() == 0, "nothing is kept");
 }
 
 void test_merge_nonfinite() {
@@ -216,74 +216,6 @@ void test_merge() {
   }
 }
 
-HigherChannel higher_of(const std::vector<double>& values) {
-  HigherChannel c;
-  for (const double x : values) {
-    HigherChannel one;
-    static_cast<Channel&>(one) = of({x});
-    merge(c, one);
-  }
-  return c;
-}
-
-// By the definition, in two passes.
-HigherChannel defined(const std::vector<double>& values) {
-  HigherChannel c;
-  static_cast<Channel&>(c) = of(values);
-  long double sum = 0.0L, m3 = 0.0L, m4 = 0.0L;
-  for (const double x : values) sum += x;
-  for (const double x : values) {
-    const long double d = x - sum / static_cast<long double>(values.size());
-    m3 += d * d * d;
-    m4 += d * d * d * d;
-  }
-  c.m3 = static_cast<double>(m3);
-  c.m4 = static_cast<double>(m4);
-  return c;
-}
-
-bool close(const HigherChannel& a, const HigherChannel& b) {
-  return a.count == b.count && std::fabs(a.m2 - b.m2) <= 1e-12 * (1.0 + b.m2) &&
-         std::fabs(a.m3 - b.m3) <= 1e-12 * (1.0 + b.m4) &&
-         std::fabs(a.m4 - b.m4) <= 1e-12 * (1.0 + b.m4);
-}
-
-// One by one, in any split, in either order, with itself, and with nothing.
-void test_higher_merge() {
-  std::mt19937_64 random(2);
-  std::normal_distribution<double> normal(1.0, 2.0);
-  for (const size_t size : {0, 1, 2, 3, 31, 997}) {
-    std::vector<double> all(size);
-    for (double& x : all) x = std::exp(0.3 * normal(random));
-    const HigherChannel whole = defined(all);
-    for (int example = 0; example < 50; ++example) {
-      const auto cut = all.begin() + static_cast<long>(random() % (size + 1));
-      const HigherChannel head = defined({all.begin(), cut}), tail = defined({cut, all.end()});
-      HigherChannel forward = head, backward = tail;
-      merge(forward, tail);
-      merge(backward, head);
-      CHECK(close(forward, whole) && close(backward, whole), "size %d", int(size));
-      Channel plain = head;
-      merge(plain, tail);
-      CHECK(forward.mean == plain.mean && forward.m2 == plain.m2, "size %d", int(size));
-    }
-    CHECK(close(higher_of(all), whole), "size %d, one by one", int(size));
-    HigherChannel twice = whole, doubled = whole;
-    merge(twice, whole);
-    repeat(doubled, 2);
-    CHECK(close(twice, doubled), "size %d, repeated", int(size));
-  }
-  // Nothing changes nothing, to the last bit, infinities and NaN included.
-  HigherChannel odd = defined({1.0, 2.0, 4.0}), left, right;
-  odd.m3 = -kInf;
-  odd.m4 = kInf;
-  left = odd;
-  merge(left, HigherChannel{});
-  merge(right, odd);
-  CHECK(left.m3 == -kInf && left.m4 == kInf && left.mean == odd.mean, "nothing merged in");
-  CHECK(right.m3 == -kInf && right.m4 == kInf && right.mean == odd.mean, "merged into nothing");
-}
-
 }  // namespace
 
 int main() {
@@ -294,6 +226,5 @@ int main() {
   test_masks();
   test_merge();
   test_merge_nonfinite();
-  test_higher_merge();
   return check::finish("core");
 }

@@ -1,5 +1,6 @@
 // Sampled histograms against their definition, element by element, in every layout; and the same
 // counts from any number of threads, beside marks and sums that are those of whole histograms.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -16,30 +17,59 @@ using namespace cases;
 
 namespace {
 
-// Whether `sample` has the element at a place: its group's unit is the element's.
-bool has(const Sample& sample, int64_t place) {
-  return sample.unit_of(place / kUnit / sample.every) == place / kUnit;
+// Whether `sample` counts the element at a position: its group's block is the element's.
+bool has(const Sample& sample, int64_t position) {
+  const int64_t block = position / kSampleBlock;
+  return sample.block_of(block / sample.every) == block;
+}
+
+// What a step along each dimension adds to an element's position, by core/sample.h; 0 where the
+// dimension repeats elements.
+std::vector<int64_t> steps_of(const Case& c, int64_t& elements) {
+  const auto size = [&](size_t d) { return c.sizes[d]; };
+  const auto stride = [&](size_t d) { return c.strides[d]; };
+  std::vector<size_t> order, inner;  // slowest first
+  for (size_t d = 0; d < c.sizes.size(); ++d) {
+    if (static_cast<int>(d) != c.channel_dim && size(d) != 1 && stride(d) != 0) order.push_back(d);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return stride(a) > stride(b); });
+  const bool has_channels = c.channel_dim >= 0 && channels_of(c) > 1;
+  const auto channel = static_cast<size_t>(std::max(c.channel_dim, 0));
+  if (has_channels) {
+    while (!order.empty()) {
+      const size_t last = order.back();
+      if (inner.empty() ? stride(channel) < stride(last)
+                        : stride(last) != stride(inner[0]) * size(inner[0])) {
+        break;
+      }
+      inner.insert(inner.begin(), last);
+      order.pop_back();
+    }
+    order.push_back(channel);
+    order.insert(order.end(), inner.begin(), inner.end());
+  }
+  std::vector<int64_t> steps(c.sizes.size());
+  elements = 1;
+  for (size_t i = order.size(); i-- > 0; elements *= size(order[i])) steps[order[i]] = elements;
+  return steps;
 }
 
 // What a sample has of each channel, or of the tensor.
 std::vector<int64_t> expected_counts(const Case& c, const Bins& bins, int64_t every, int64_t step,
                                      bool by_channel) {
-  const size_t dims = c.sizes.size();
-  std::vector<int64_t> places(dims);  // of a step along each dimension; 0 where it repeats
-  int64_t elements = 1;
-  for (size_t d = dims; d-- > 0;) {
-    const bool repeats = c.strides[d] == 0 && static_cast<int>(d) != c.channel_dim;
-    places[d] = repeats ? 0 : elements;
-    if (!repeats) elements *= c.sizes[d];
-  }
+  int64_t elements = 0;
+  const std::vector<int64_t> steps = steps_of(c, elements);
   const Sample sample = make_sample(every, step, elements);
   const int64_t rows = by_channel ? channels_of(c) : 1;
   std::vector<int64_t> counts(static_cast<size_t>(rows * bins.slots()));
   int64_t i = 0;
   each_element(c, [&](int64_t channel, double x) {
-    int64_t left = i++, place = 0;
-    for (size_t d = dims; d-- > 0; left /= c.sizes[d]) place += left % c.sizes[d] * places[d];
-    if (!std::isfinite(x) || !(sample.all() || has(sample, place))) return;
+    int64_t left = i++, position = 0;
+    for (size_t d = c.sizes.size(); d-- > 0; left /= c.sizes[d]) {
+      position += left % c.sizes[d] * steps[d];
+    }
+    if (!std::isfinite(x) || !(sample.all() || has(sample, position))) return;
     ++counts[static_cast<size_t>((by_channel ? channel : 0) * bins.slots() + slot(bins, x))];
   });
   return counts;
@@ -50,7 +80,7 @@ State run(const Case& c, const Bins& tensor_bins, const Bins& channel_bins, cons
   State state(channels_of(c), tensor_bins, channel_bins);
   UpdateParams params = params_of(c, state, tensor_bins, channel_bins);
   params.view = channel_view(c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
-                             c.channel_dim, sampling != nullptr);
+                             c.channel_dim);
   params.sampling = sampling;
   marks.assign(static_cast<size_t>(mark_columns(tensor_bins.slots())), 0);
   params.tensor_marks = marks.data();

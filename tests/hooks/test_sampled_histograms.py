@@ -152,7 +152,7 @@ def test_ranks_with_other_shares_weigh_by_their_values() -> None:
     for hist in (stats.tensor_hist, stats.hist):
         assert hist is not None
         counted = int(hist.counted)
-        assert counted == 60_000 + 16 * -(-600_000 // 16 // 9)
+        assert counted == 60_000 + 64 * -(-600_000 // 64 // 9)
         zeros, ones = hist.counts[0].tolist()
         assert zeros == round(counted / 11)
         assert ones == counted - zeros

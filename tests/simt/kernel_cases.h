@@ -102,7 +102,7 @@ inline const std::vector<TestBins>& channel_bins() {
 inline Bounds bounds_of(DType dtype) {
   const bool wide = dispatch(
       dtype, [](auto* type) { return sizeof(widen(Element<decltype(type)>{})) == sizeof(double); });
-  return wide ? Bounds{1e-12, 1e-12, 1e-12, 1e-8} : Bounds{};
+  return wide ? Bounds{1e-12, 1e-12, 1e-12} : Bounds{};
 }
 
 // Zero as it was made, and used again by one update after another. What it grew out of is kept: an
@@ -123,7 +123,7 @@ inline UpdateParams sampled_params(const Case& c, State& state, const Bins& tens
   UpdateParams params = params_of(c, state, tensor, channel);
   params.sampling = sampling;
   params.view = channel_view(c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
-                             c.channel_dim, sampling != nullptr);
+                             c.channel_dim);
   return params;
 }
 

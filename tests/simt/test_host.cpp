@@ -247,7 +247,7 @@ struct Observed {
     params.tensor_bins = hookstats::log_bins(3, -127, 127);
     params.sampling = sampled ? kSampling : nullptr;
     params.view = hookstats::channel_view(sizes.data(), strides.data(),
-                                          static_cast<int>(sizes.size()), channel_dim, sampled);
+                                          static_cast<int>(sizes.size()), channel_dim);
     return params;
   }
 };

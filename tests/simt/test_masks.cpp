@@ -115,8 +115,7 @@ UpdateParams masked_params(const Case& c, State& state, const Bins& tensor, cons
   const auto dims = static_cast<int>(c.sizes.size());
   const int masked = covered_dims(kept, c.sizes.data(), dims, c.channel_dim);
   CHECK(masked > 0, "%s: the mask fits", c.name.c_str());
-  params.view = channel_view(c.sizes.data(), c.strides.data(), dims, c.channel_dim,
-                             sampling != nullptr, &kept, masked);
+  params.view = channel_view(c.sizes.data(), c.strides.data(), dims, c.channel_dim, &kept, masked);
   params.sampling = sampling;
   return params;
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.sampled import chosen_units
+from support.sampled import chosen_blocks
 from torch import Tensor
 from torch.nn.functional import conv2d
 
@@ -23,26 +23,27 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 N = 1_000_000
 
 
-def test_one_unit_of_each_group_is_chosen() -> None:
-    for units, every, step in ((1, 8, 0), (7, 8, 1), (64, 8, 2), (1000, 8, 3), (1000, 7, 1 << 40)):
-        elements = 16 * units - 5
+def test_one_block_of_each_group_is_chosen() -> None:
+    for blocks, every, step in ((1, 8, 0), (7, 8, 1), (64, 8, 2), (1000, 8, 3), (1000, 7, 1 << 40)):
+        elements = 64 * blocks - 5
         found = chosen(torch.zeros(elements), every, step)
-        mask = np.zeros(16 * units, bool)
-        for unit in chosen_units(units, every, step):
-            mask[16 * unit : 16 * unit + 16] = True
+        mask = np.zeros(64 * blocks, bool)
+        for block in chosen_blocks(blocks, every, step):
+            mask[64 * block : 64 * block + 64] = True
         np.testing.assert_array_equal(found.numpy(), mask[:elements])
-        assert len(chosen_units(units, every, step)) == math.ceil(units / every)
+        assert len(chosen_blocks(blocks, every, step)) == math.ceil(blocks / every)
 
 
-def test_eight_groups_choose_in_each_eighth_once() -> None:
-    places = np.array(chosen_units(8 * 800, 8, 5)).reshape(-1, 8) - 8 * np.arange(800).reshape(
-        -1, 8
-    )
-    assert (np.sort(places, 1) == np.arange(8)).all()
-    # In any two places of the eight, all pairs of eighths occur about as often.
-    pairs = np.bincount(places[:, 2] * 8 + places[:, 5], minlength=64).reshape(8, 8)
-    assert (np.diag(pairs) == 0).all()
-    assert len(np.unique(places, axis=0)) > 40
+def test_blocks_follow_memory_and_skip_no_row_of_a_mask() -> None:
+    x = torch.zeros(4, 6, 50)
+    blocks = chosen(x, 2, 3, 1).reshape(-1)
+    for order in ((0, 2, 1), (1, 0, 2), (2, 1, 0)):
+        moved = x.permute(order)
+        channel = order.index(1)
+        assert torch.equal(chosen(moved, 2, 3, channel), chosen(x, 2, 3, 1).permute(order)), order
+    assert torch.equal(chosen(x, 2, 3, None, 2).reshape(-1), blocks)  # a mask of [4, 6]
+    last = x.to(memory_format=torch.contiguous_format).permute(0, 2, 1)  # channels first in memory
+    assert chosen(last, 2, 3, 2).shape == (4, 50, 6)
 
 
 def gaussian() -> Tensor:
@@ -94,7 +95,7 @@ def test_shares_are_nearly_those_of_all(name: str) -> None:
         assert np.abs(cumulative(found) - whole).max() <= 0.01
         assert found is not None
         assert int(found.count) == x.numel()
-        assert abs(int(found.counted) - x.numel() / 8) <= 16
+        assert abs(int(found.counted) - x.numel() / 8) <= 64
 
 
 def cumulative(hist: Histogram | None) -> NDArray[np.float64]:
@@ -104,16 +105,16 @@ def cumulative(hist: Histogram | None) -> NDArray[np.float64]:
 
 
 def test_any_stride_is_nearly_that_of_all() -> None:
-    """Strides that are no powers of two meet the groups at random: rarely above 1 %."""
-    units = 16 * np.array(chosen_units(N // 16, 8, 0))
-    places = (units[:, None] + np.arange(16)).ravel()
+    """Strides that are no powers of two meet the groups at random: nine in ten within 1 %."""
+    blocks = 64 * np.array(chosen_blocks(N // 64, 8, 0))
+    places = (blocks[:, None] + np.arange(64)).ravel()
     gaps = []
     for stride in range(2, 4097, 29):
         whole = np.bincount(np.arange(N) % stride, minlength=stride).cumsum() / N
         some = np.bincount(places % stride, minlength=stride).cumsum() / len(places)
         gaps.append(np.abs(whole - some).max())
-    assert np.mean(np.array(gaps) > 0.01) < 0.02
-    assert max(gaps) < 0.015
+    assert np.mean(np.array(gaps) > 0.01) < 0.1
+    assert max(gaps) < 0.07
 
 
 def test_bins_with_a_sample() -> None:
@@ -134,15 +135,15 @@ def test_refuses_another_sample(sample: object) -> None:
 
 
 def test_merging_weighs_by_the_number_of_values() -> None:
-    zeros, ones = torch.zeros(100_000), torch.ones(300_000)
+    zeros, ones = torch.zeros(160_000), torch.ones(480_000)
     whole = channel_stats(zeros, None, LinearBins(2, 0.0, 1.5))
     sampled = channel_stats(ones, None, LinearBins(2, 0.0, 1.5, sample=10))
     for merged in (whole.merge(sampled), sampled.merge(whole)):
         hist = merged.hist
         assert hist is not None
-        assert int(hist.count) == 400_000
-        assert int(hist.counted) == 130_000
-        assert hist.counts.tolist() == [[32_500, 97_500]]
+        assert int(hist.count) == 640_000
+        assert int(hist.counted) == 208_000
+        assert hist.counts.tolist() == [[52_000, 156_000]]
         assert hist.quantile(0.24) < 0.75 <= hist.quantile(0.26)
 
 
@@ -174,5 +175,5 @@ def test_a_tensor_of_few_elements_has_some_counted() -> None:
     for n in (1, 15, 16, 17, 100, 299, 5000):
         hist = channel_stats(torch.ones(n), None, LogBins(sample=1000), step=n).hist
         assert hist is not None
-        assert 0 < int(hist.counted) <= 16
+        assert 0 < int(hist.counted) <= 64
         assert not bool(hist.quantile(0.5).isnan())

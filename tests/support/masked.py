@@ -119,8 +119,9 @@ def check_masked(
         check_channel(moments, tallies, each, where)
     every = [1, 1] if how is None else how.tolist()[1:]
     step = 0 if how is None else int(how[0])
+    dims = mask.dim() if x.shape[: mask.dim()] == mask.shape else 1
     counted = [
-        of_rows(rows(mask_of(x, k, step), channel_dim)) > 0
+        of_rows(rows(mask_of(x, channel_dim, k, step, dims), channel_dim)) > 0
         if k != 1
         else np.ones(channels.shape, bool)
         for k in every

@@ -25,35 +25,40 @@ def _mix(h: int) -> int:
     return h ^ h >> 16
 
 
-def _times(a: int, b: int) -> int:
-    """In the field of 8 elements, modulo x**3 + x + 1."""
-    product = 0
-    for bit in range(3):
-        product ^= (a << bit) * (b >> bit & 1)
-    for bit in (4, 3):
-        product ^= (0b1011 << (bit - 3)) * (product >> bit & 1)
-    return product
-
-
-def chosen_units(units: int, every: int, step: int) -> list[int]:
-    """The units that are counted, group by group."""
+def chosen_blocks(blocks: int, every: int, step: int) -> list[int]:
+    """The blocks that are counted, group by group."""
     seed = _mix((step & _LOW) ^ _mix(step >> 32))
     found = []
-    for group in range(-(-units // every)):
-        turn = _mix(((group >> 3) + 0x9E3779B9 & _LOW) ^ seed)
-        eighth = _times(1 + (turn * 7 >> 32), group & 7) ^ turn & 7
-        fraction = eighth << 29 | _mix(group ^ seed) >> 3
-        here = min(every, units - group * every)
+    for group in range(-(-blocks // every)):
+        fraction = group * 0x9E3779B9 + seed & _LOW
+        here = min(every, blocks - group * every)
         found.append(group * every + (fraction * here >> 32))
     return found
 
 
-def mask_of(x: Tensor, every: int, step: int) -> Tensor:
-    """bool, of the shape of `x`, which has no expanded dimensions."""
-    mask = torch.zeros(x.numel(), dtype=torch.bool)
-    for unit in chosen_units(-(-x.numel() // 16), every, step):
-        mask[unit * 16 : unit * 16 + 16] = True
-    return mask.view(x.shape)
+def positions_of(x: Tensor, channel_dim: int | None, masked: int = 0) -> Tensor:
+    """int64, of the shape of `x`: the positions of core/sample.h, where a mask covers the first
+    `masked` dimensions; no dimension is expanded but that of the channels."""
+    channel = [] if channel_dim is None else [channel_dim % x.dim()]
+    rest = [d for d in range(masked, x.dim()) if d not in channel and x.shape[d] > 1]
+    rest.sort(key=lambda d: -x.stride()[d])
+    inner: list[int] = []
+    many = [c for c in channel if x.shape[c] > 1]
+    while rest and (not inner or x.stride(rest[-1]) == x.stride(inner[0]) * x.shape[inner[0]]):
+        if not inner and many and x.stride(many[0]) < x.stride(rest[-1]):
+            break  # channels are the fastest
+        inner = [rest.pop(), *inner]
+    order = [*range(masked), *rest, *channel, *inner]
+    order += [d for d in range(x.dim()) if d not in order]
+    found = torch.arange(x.numel()).view([x.shape[d] for d in order])
+    return found.permute([order.index(d) for d in range(x.dim())])
+
+
+def mask_of(x: Tensor, channel_dim: int | None, every: int, step: int, masked: int = 0) -> Tensor:
+    """bool, of the shape of `x`; see `positions_of`."""
+    mask = torch.zeros(-(-x.numel() // 64), dtype=torch.bool)
+    mask[chosen_blocks(len(mask), every, step)] = True
+    return mask[positions_of(x, channel_dim, masked) // 64]
 
 
 def sampling(step: int, every: int, channel_every: int) -> Tensor:
@@ -86,10 +91,10 @@ def check_counts(
     where = f"{tuple(x.shape)} {x.stride()} {x.dtype} {how.tolist()}"
     assert got.counts is not None
     assert got.channel_counts is not None
-    mask = rows(mask_of(x, every, step), channel_dim) > 0
+    mask = rows(mask_of(x, channel_dim, every, step), channel_dim) > 0
     expected = slot_counts(values[mask], bins)
     np.testing.assert_array_equal(got.counts.numpy(), expected, where)
-    mask = rows(mask_of(x, channel_every, step), channel_dim) > 0
+    mask = rows(mask_of(x, channel_dim, channel_every, step), channel_dim) > 0
     for channel, (each, chosen) in enumerate(zip(values, mask, strict=True)):
         expected = slot_counts(each[chosen], channel_bins)
         counts = got.channel_counts[channel].numpy()
@@ -97,8 +102,7 @@ def check_counts(
 
 
 def layouts(values: Tensor) -> Iterator[tuple[Tensor, int | None]]:
-    """`values` [C, n] in memory in logical order and out of it; with channels first, between and
-    last, and without channels."""
+    """`values` [C, n] in memory with channels first, between and last, and without channels."""
     channels, n = values.shape
     outer = next(k for k in (4, 3, 2, 1) if n % k == 0)
     between = values.view(channels, outer, n // outer).transpose(0, 1).contiguous()
