@@ -97,7 +97,7 @@ class Watched(Steps):
     def attach(self) -> None:
         kinds = ("output", "grad_output")
         self._watch = hs.watch(
-            self.model, self.optimizer, kinds, include=nn.Linear, every=self._every
+            self.model, self.optimizer, kinds=kinds, include=nn.Linear, every=self._every
         )
 
     def prepare(self) -> None:
