@@ -1,14 +1,13 @@
 # hookstats: `make help` lists the targets. They need Python, a C++20 compiler and pip alone.
 #
-# TORCH, TESTS, WHEEL, KEEP  of `make matrix`: the versions, the tests, a wheel to try beside each
-#         version, and the folder where environments stay
+# TORCH, TESTS, KEEP  of `make matrix`: the versions, the tests, the folder where environments stay
 # PYTHON  the interpreter of a new .venv (python3), and of the environments of `make matrix`
 # VENV    the environment to use: by default the active one if it has torch, else .venv
 # CXX     the C++ compiler of the operators and of CTest (c++)
 # JOBS    how many parts of a command, pytest workers and CTest programs run side by side (the cores)
 # STEPS, MINUTES  how long `make soak` trains at most
 # PHASE, CAPABILITY  of `make gpu-check`: one phase; for which GPU to build where there is none (9.0)
-# BENCH, RESULTS  of `make bench`: a part of it (ops, hooks, steps, flush, ranks, show), and its JSON
+# BENCH, RESULTS  of `make bench`: a part of it (ops, hooks, steps, flush, ranks), and its JSON
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -163,7 +162,7 @@ readme-picture: $(STAMPS)/dev  ## Train a run of bench/faults, and draw the READ
 page-pictures: $(STAMPS)/dev  ## Take the pictures of docs/page.md, of a run of bench/faults, by Chromium
 	$(WAITING) $(BIN)/python -W ignore -m bench.faults.screens docs/figures
 
-bench: $(STAMPS)/bench  ## Benchmark beside other tools: up to 50 minutes; BENCH=ops|hooks|steps|flush|ranks|show for a part
+bench: $(STAMPS)/bench  ## Benchmark beside other tools: up to 50 minutes; BENCH=ops|hooks|steps|flush|ranks for a part
 	@mkdir -p $(dir $(RESULTS)); [ ! -f $(RESULTS) ] || cp $(RESULTS) $(RESULTS:.json=.before.json)
 	$(BENCHMARKS) --benchmark-quiet --benchmark-json=$(RESULTS)
 	$(BIN)/python -m bench.tables $(RESULTS)
@@ -182,7 +181,7 @@ matrix:  ## Every torch, or TORCH=2.15.0, in a fresh environment: build, doctor,
 	$(if $(ACTIVE),$(BIN)/python,$(PYTHON)) -m bench.matrix $(if $(TORCH),--torch $(TORCH)) \
 	  $(if $(TESTS),--tests $(TESTS)) \
 	  $(if $(filter-out file,$(origin PYTHON)),--python "$(PYTHON)") \
-	  $(if $(WHEEL),--wheel "$(WHEEL)") $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
+	  $(if $(KEEP),--keep "$(KEEP)") --jobs $(JOBS)
 
 wheel: $(STAMPS)/wheel | $(LOGS)  ## Build a manylinux wheel for this Python into dist/, for every torch >= 2.10
 	rm -rf build/wheel build/lib* build/bdist*

@@ -3,8 +3,7 @@
 `make matrix` runs this for all of `VERSIONS`, `make matrix TORCH=2.15.0` for one. A version is
 installed, hookstats is built against it from a copy of the sources, `hookstats doctor` and the
 tests run, and the version's row for the table of docs/compatibility.md is printed.
-`--wheel` names a wheel of `make wheel`, which is installed beside each version, too, and tried
-there. `--python` names the Python of the environments, by default the one that runs this. What a
+`--python` names the Python of the environments, by default the one that runs this. What a
 version takes on the disk, up to 8 GB, is removed when its row is printed, unless `--keep` names the
 folder where environments stay and are used again.
 """
@@ -34,24 +33,8 @@ COLUMNS = (
     "CUDA kernels",
     "doctor",
     "tests",
-    "wheel",
     "on",
 )
-WHEEL = """
-import sys, warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import hookstats
-    from hookstats.kernels import native
-assert hookstats.__file__.startswith(sys.argv[1]), hookstats.__file__
-said = [str(warning.message) for warning in caught if "hookstats" in str(warning.message)]
-assert len(said) == (native.hooks is None), said
-assert all(f"torch {native.made_for()}" in text and "pip install ." in text for text in said), said
-print("wheel of", native.made_for(), "Python" if native.hooks is None else "C++")
-"""
-"""What is asked of the wheel in the folder that is the argument: for which torch its hooks are, and
-which hooks serve. The Python hooks must come with one warning that says how to build the others."""
-WHEEL_TESTS = ("tests/kernels", "tests/project/test_readme.py")
 
 
 class Failure(Exception):
@@ -68,7 +51,6 @@ class Row(NamedTuple):
     cuda: str
     doctor: str
     tests: str
-    wheel: str
     on: str
 
     def line(self) -> str:
@@ -153,7 +135,7 @@ class Trial:
         self.room.mkdir(parents=True, exist_ok=True)
         self.log.unlink(missing_ok=True)
 
-    def row(self, tests: Sequence[str], wheel: Path | None) -> Row:
+    def row(self, tests: Sequence[str]) -> Row:
         """Install, build, ask and test."""
         lay_sources(self._tree)
         install = self._install()
@@ -163,11 +145,10 @@ class Trial:
         broken = re.findall(r"^(.*?) +BROKEN: ", doctor, re.MULTILINE)
         state = f"broken: {', '.join(broken)}" if broken else "ok"
         said = self._ask("-m", "pytest", "-q", *self._workers, *tests, check=False)
-        tried = "not tried" if wheel is None else self._try_wheel(wheel)
         today = datetime.date.today().isoformat()
         parts = built(install)
         counts = tested(said, tests)
-        return Row(torch_version, python_version, *parts, state, counts, tried, today)
+        return Row(torch_version, python_version, *parts, state, counts, today)
 
     def _install(self) -> str:
         """A build's log."""
@@ -180,24 +161,6 @@ class Trial:
         pip = ("-m", "pip", "--disable-pip-version-check", "install", "--no-cache-dir", "-c", pins)
         self._ask(*pip, f"torch=={self._version}", "setuptools>=77", "ninja")
         return self._ask(*pip, "-v", "--no-build-isolation", "--editable", ".[test]")
-
-    def _try_wheel(self, wheel: Path) -> str:
-        """What serves of a wheel, put before the build on the search path, and its tests."""
-        folder = self.room / "wheel"
-        shutil.rmtree(folder, ignore_errors=True)
-        pip = ("-m", "pip", "--disable-pip-version-check", "install", "--no-deps")
-        self._ask(*pip, "--target", folder, wheel)
-        # Safe: or else Python would look for hookstats in the sources first.
-        first = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
-        said = self._ask("-c", WHEEL, folder, check=False, **first).strip()
-        found = re.search(r"^wheel of (\S+) (\S+)$", said, re.MULTILINE)
-        if found is None:
-            return f"broken: {said.rpartition(chr(10))[2]}"
-        if found[2] == "Python":
-            first["HOOKSTATS_HOOKS"] = "python"  # without the warning, an error in tests
-        tests = ("-m", "pytest", "-q", *self._workers, *WHEEL_TESTS)
-        counts = tested(self._ask(*tests, check=False, **first), ())
-        return f"of {found[1]}: {found[2]} hooks, {counts}"
 
     def _ask(self, *arguments: str | Path, check: bool = True, **environment: str) -> str:
         """The output of this version's Python, which is added to the log."""
@@ -213,9 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", default=sys.executable, help="the environments' Python")
     parser.add_argument("--keep", type=Path, help="the folder where environments stay")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="pytest's workers")
-    parser.add_argument("--wheel", type=Path, help="a wheel that is tried beside each version")
     given = parser.parse_args(arguments)
-    wheel = given.wheel and given.wheel.resolve(strict=True)
     base = shutil.which(given.python)
     if base is None:
         parser.error(f"--python is {given.python!r}: expected a Python that runs here")
@@ -226,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trial = Trial(version, room, base, given.jobs)
             print(f"matrix: torch {version}: see {trial.log}", flush=True)
             try:
-                row = trial.row(given.tests, wheel)
+                row = trial.row(given.tests)
             except Failure as failure:
                 print(f"matrix: torch {version}: {failure}", flush=True)
                 failed = True

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench import eager
 from bench.accuracy import FLOAT32, HOOKSTATS, check
 from bench.cuda.cases import Layout
-from bench.measure import Absent, required
+from bench.measure import Absent
 from bench.states import BINS, CHANNEL_BINS, EVERYTHING, State, What, empty_lists
 from hookstats.kernels import ops
 from hookstats.stats import reference
@@ -197,23 +197,3 @@ def histc(sample: Sample) -> Found:
         assert bool(((found.cpu().double() - total).abs() <= 1e-3 * total + 8).all()), "torch.histc"
 
     return Found(sample.next, lambda x: torch.histc(x, bins.bins, bins.lo, bins.hi), right)
-
-
-def cupy_histogram(sample: Sample) -> Found:
-    """CuPy's histogram of the tensor, which is CUB's where it can be."""
-    need_gpu(sample.xs[0].device)
-    cupy = required("cupy")
-    bins = CHANNEL_BINS
-    limits = (bins.lo, bins.hi)
-    views = [cupy.from_dlpack(x.flatten()) for x in sample.xs]
-
-    def call(x: Any) -> Any:
-        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
-        with stream:
-            return cupy.histogram(x, bins.bins, limits)[0]
-
-    def right(found: Any) -> None:
-        off = (torch.from_dlpack(found).cpu() - sample.binned).abs().sum()
-        assert int(off) <= 1e-4 * int(sample.binned.sum()), "cupy.histogram"
-
-    return Found(partial(next, cycle(views)), call, right)

@@ -117,7 +117,6 @@ def beside(scale: Scale) -> Iterator[Case]:
             makers["torch.batch_norm_stats"] = partial(peers.batch_norm_stats, sample)
         if layout.channel_dim is None and dtype == torch.float32:
             makers["torch.histc"] = partial(peers.histc, sample)
-            makers["cupy.histogram"] = partial(peers.cupy_histogram, sample)
         yield _on_device(scale, tables.BESIDE, name, sample.bytes, makers)
     # Of a smaller tensor: eager histograms take several times the tensor's memory.
     elements = max(1 << 18, scale.elements // 8)
@@ -170,7 +169,7 @@ def _hook(scale: Scale, name: str, xs: list[Tensor], many: peers.UpdateMany) -> 
     parameters = nn.ParameterList(nn.Parameter(x, requires_grad=True) for x in xs)
     for parameter, x in zip(parameters, xs, strict=True):
         parameter.grad = x
-    with hs.watch(parameters, kinds=("param_grad",), bins=BINS) as w:
+    with hs.watch(parameters, kinds=("param_grad",), every=1, bins=BINS) as w:
         batches, groups = Batches(), [list(parameters)]
 
         def check(made: int) -> None:
@@ -204,7 +203,7 @@ def host(scale: Scale) -> Iterator[Case]:
     def folded(times: int) -> None:
         assert int(made.statistics()["count"].sum()) == x.numel() * times, "calls"
 
-    with hs.watch(watched, kinds=("output",), bins=BINS) as w:
+    with hs.watch(watched, kinds=("output",), every=1, bins=BINS) as w:
 
         def observed(times: int) -> None:
             w.step()

@@ -26,7 +26,6 @@ BESIDE = Table(
     parts={
         "torch.batch_norm_stats": "mean and variance of each channel",
         "torch.histc": "64 bins of the tensor",
-        "cupy.histogram": "64 bins of the tensor",
     },
 )
 BESIDE_ALL = Table(f"beside others: moments {LOG} {ALL}", *RATE, floor=SUM)

@@ -8,8 +8,7 @@ from functools import lru_cache, partial
 import pytest
 import torch
 from layouts import COMPILED, SAMPLES
-from parts import PARTS, parts_of
-from peers import InTorch, OneThread, Read, Update
+from peers import HISTC, Histc, InTorch, OneThread, Read, Update
 from pytest_benchmark.fixture import BenchmarkFixture
 from sample import Sample
 from whats import MOMENTS, WHATS
@@ -19,22 +18,11 @@ from bench.measure import Absent, Measured, Table, measure
 from bench.smoke import SMOKE
 from bench.turns import Peer, Rounds
 
-pytestmark = [
-    # torch's own, as inductor is imported
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
-    # torch.ao's, of themselves
-    pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning"),
-]
+# torch's own, as inductor is imported
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 
 TABLES = {
-    what: Table(
-        what,
-        "ns/element",
-        1e9,
-        floor="read",
-        parts={name: PARTS[name][1] for name in parts_of(WHATS[what])},
-    )
-    for what in WHATS
+    what: Table(what, "ns/element", 1e9, floor="read", parts={"histc": HISTC}) for what in WHATS
 }
 
 
@@ -43,8 +31,8 @@ def peers_of(name: str, what: str) -> tuple[str, ...]:
     peers = ["read", "hookstats", "1 thread"]
     if name in COMPILED and WHATS[what].sample == 1:
         peers += ["eager", "compile"]
-    if not name.endswith("fp16"):  # libraries widen it like bf16
-        peers += parts_of(WHATS[what])
+    if WHATS[what].bins is not None:
+        peers += ["histc"]
     return tuple(peers)
 
 
@@ -71,7 +59,7 @@ def case_of(name: str, asked: str) -> Measured:
         "eager": partial(InTorch, sample, what, eager.statistics),
         "compile": compiled,
     }
-    makers |= {part: partial(PARTS[part][0], sample) for part in parts_of(what)}
+    makers["histc"] = partial(Histc, sample)
     chosen = {peer: makers[peer] for peer in peers_of(name, asked)}
     return measure(TABLES[asked], name, sample.elements, chosen, Rounds(0.25, most=25))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bench.accuracy import FLOAT32, HOOKSTATS, check
 from bench.eager import Statistics
 from bench.smoke import pick
-from bench.states import State, What
+from bench.states import CHANNEL_BINS, State, What
 from hookstats.kernels import ops
 from hookstats.stats import reference
 
@@ -105,6 +105,28 @@ class InTorch(Read):
 
     def check(self) -> None:
         check(self._found, self.sample.expected, FLOAT32)
+
+
+HISTC = "64 bins of the tensor, in a given range"
+"""What `Histc` computes."""
+
+
+class Histc(Read):
+    """torch.histc: one histogram of the tensor's finite values, over a range that is given."""
+
+    def run(self) -> float | None:
+        bins = CHANNEL_BINS
+        self._counts = torch.histc(self.sample.finite, bins.bins, bins.lo, bins.hi)
+        return None
+
+    def check(self) -> None:
+        assert self._counts.isfinite().all()
+        if (
+            self._counts.dtype == torch.float32
+        ):  # narrower ones are counted in narrower numbers, too
+            expected = self.sample.expected["channel_counts"][:, 1:-1].sum(0)
+            off = int((self._counts.long() - expected).abs().sum())
+            assert off / 2 <= 1e-5 * self.sample.elements + 1  # beside an edge
 
 
 class Repeated:

@@ -3,7 +3,6 @@ beside pyarrow, which reads the same columns of the same files and merges nothin
 
 from __future__ import annotations
 
-import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -102,27 +101,6 @@ PEERS: dict[str, Callable[[Path, int], Reading]] = {
 }
 
 
-def memory(reading: type[Reading], run: Path) -> float:
-    """The most memory of a process that reads the step, in MB, beyond that of its imports."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_memory, (reading, run))
-
-
-def _memory(reading: type[Reading], run: Path) -> float:
-    before = _highest()
-    reading(run, 0).read()
-    return _highest() - before
-
-
-def _highest() -> float:
-    """In MB. Not what getrusage says, which begins with the memory of the process's parent."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0.0
-    (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
-    return int(line.split()[1]) / 1e3
-
-
 @pytest.fixture(scope="module", params=RANKS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     run = tmp_path_factory.mktemp("run") / "run"
@@ -132,8 +110,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     measured = measure(TABLE, title, request.param, makers, Rounds(0, pick(3, 1)))
     files = sum(part.stat().st_size for part in (run / "tensors").iterdir())
     measured.case.facts["on the disk, MB"] = round(files / 1e6, 1)
-    measured.case.facts["most memory, MB"] = round(memory(Merged, run), 1)
-    measured.case.facts["of the report, MB"] = round(memory(Reported, run), 1)
     return measured
 
 

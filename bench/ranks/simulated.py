@@ -18,14 +18,9 @@ BINS = LogBins()
 _FILLED = 40  # slots of a histogram that are not empty
 
 
-def record(
-    rank: int, sites: int, channels: int, step: int = 0, ranks: int | None = None
-) -> StepRecord:
-    """What a rank of data parallelism observes: numbers without a pattern, as real ones are.
-
-    ranks: how many there are, which the sites' layouts say; None: these say nothing.
-    """
-    random = np.random.default_rng((rank, step))
+def record(rank: int, sites: int, channels: int, ranks: int) -> StepRecord:
+    """What a rank of data parallelism observes: numbers without a pattern, as real ones are."""
+    random = np.random.default_rng(rank)
     rows = sites * channels
     moments = np.empty((rows, 5))
     moments[:, 0] = random.normal(size=rows)
@@ -44,9 +39,9 @@ def record(
         random.integers(1, 500, sites * _FILLED),
     )
     return StepRecord(
-        step=step,
+        step=0,
         rank=rank,
-        sites=_sites(sites, channels, None if ranks is None else _layout(rank, ranks, channels)),
+        sites=_sites(sites, channels, _layout(rank, ranks, channels)),
         observed=np.ones(sites, np.int64),
         tensors=Table(whole[0].T, whole[1].T, hist),
         channels=Table(moments.T.copy(), tallies.T.copy(), SparseCounts.empty(rows)),
@@ -60,7 +55,7 @@ def _layout(rank: int, ranks: int, channels: int) -> Layout:
     return Layout((Mesh((Axis("dp", rank, ranks),), 0),), ("Shard(0)",), (-1, channels), None)
 
 
-def _sites(sites: int, channels: int, layout: Layout | None) -> tuple[SiteInfo, ...]:
+def _sites(sites: int, channels: int, layout: Layout) -> tuple[SiteInfo, ...]:
     shape = (BATCH, channels)
     return tuple(
         SiteInfo(f"layer{i}", "output", channels, 1, shape, "float32", layout) for i in range(sites)
@@ -71,5 +66,5 @@ def write_run(out: Path, ranks: int, sites: int, channels: int) -> None:
     """One step of each rank."""
     for rank in range(ranks):
         writer = RunWriter(out, {"bins": BINS, "channel_bins": None}, rank=rank)
-        writer.write(record(rank, sites, channels, ranks=ranks))
+        writer.write(record(rank, sites, channels, ranks))
         writer.close()

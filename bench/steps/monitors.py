@@ -1,7 +1,6 @@
 """What people use to look into training: MONITORS, and what each of them sees.
 
-The fastai-style and the Composer-style monitor are written for this comparison, from what their
-documents describe.
+The fastai-style monitor is written for this comparison, from what fastai's documents describe.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from trainings import Training
 
@@ -197,47 +194,6 @@ class FastaiStyle(Training):
             assert int(counts.sum()) <= count
 
 
-class ComposerStyle(Training):
-    """As Composer's ActivationMonitor describes itself: of every input and output the l2 norm,
-    mean, maximum, skewness and kurtosis over the last dimension, averaged."""
-
-    slow = True
-
-    def attach(self) -> None:
-        self._found: dict[tuple[str, str], dict[str, float]] = {}
-        for name, module in self.leaves():
-            module.register_forward_hook(self._hook(name))
-
-    def _observe(self, name: str, kind: str, x: Any) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            return
-        x = x.detach()
-        centred = x - x.mean(-1, keepdim=True)
-        variance = centred.square().mean(-1)
-        self._found[name, kind] = {
-            "l2": torch.linalg.vector_norm(x, dim=-1).mean().item(),
-            "mean": x.mean(-1).mean().item(),
-            "max": x.amax(-1).mean().item(),
-            "skewness": (centred.pow(3).mean(-1) / variance.pow(1.5)).mean().item(),
-            "kurtosis": (centred.pow(4).mean(-1) / variance.square()).mean().item(),
-        }
-
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple[object, ...], Tensor], None]:
-        def hook(module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
-            for x in args:
-                self._observe(name, "input", x)
-            self._observe(name, "output", output)
-
-        return hook
-
-    def check(self) -> None:
-        super().check()
-        for name in self.names("output"):
-            whole = self.expected[name, "output"].per_tensor()
-            close = pytest.approx(float(whole.mean), rel=1e-3, abs=1e-3 * float(whole.std))
-            assert self._found[name, "output"]["mean"] == close, name
-
-
 MONITORS: dict[str, tuple[type[Training], str]] = {
     "empty hooks": (EmptyHooks, "a forward hook that does nothing"),
     "wandb.watch": (WandbWatch, "64 bins of every parameter's gradient, log_freq=1, offline"),
@@ -251,6 +207,5 @@ MONITORS: dict[str, tuple[type[Training], str]] = {
         "transformers': least and greatest magnitude of inputs, outputs and parameters",
     ),
     "fastai-style": (FastaiStyle, "mean, std and 40 bins of every output, per tensor"),
-    "Composer-style": (ComposerStyle, "five moments of every input and output, averaged"),
 }
 """Those that compute a part, by name, and what."""
