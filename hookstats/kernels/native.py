@@ -12,8 +12,6 @@ from types import ModuleType
 
 import torch
 
-from hookstats.kernels.whole import cut_short
-
 _REBUILD = (
     "run `pip install .` in the sources of hookstats, or `make clean build` in a checkout, "
     "to build them"
@@ -51,9 +49,6 @@ def _load() -> tuple[ModuleType | None, str | None]:
     """The module of the C++ hooks, or the reason that there is none."""
     if os.environ.get("HOOKSTATS_HOOKS") == "python":
         return None, "HOOKSTATS_HOOKS=python in the environment"
-    library = _library()
-    if library is not None and (short := cut_short(library)) is not None:
-        return None, f"{library.name} is cut short, at {short}; {_REBUILD} again"
     version, running = made_for(), re.match(r"\d+\.\d+\.\d+", torch.__version__)
     if version is not None and (running is None or running[0] != version):
         return None, f"they are for torch {version}, not {torch.__version__}; {_REBUILD} again"

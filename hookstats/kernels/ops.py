@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hookstats.kernels.backends import BACKENDS, CPU, Backend
-from hookstats.kernels.whole import cut_short
 from hookstats.stats import reference
 
 LIBRARIES = Path(__file__).parents[1]
@@ -36,8 +35,6 @@ def _load(backend: Backend) -> str | None:
     found = sorted(LIBRARIES.glob(backend.library))
     if not found:
         return f"no operator library {backend.library} in {LIBRARIES}: {rebuild}"
-    if (short := cut_short(found[0])) is not None:
-        return f"{found[0].name} is cut short, at {short}: {rebuild}"
     try:
         torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]
     except OSError as error:

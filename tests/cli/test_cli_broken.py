@@ -37,7 +37,7 @@ def for_another_torch(library: Path) -> None:
     library.write_bytes(changed)
 
 
-BREAKAGES = (missing, truncated, for_another_torch)
+BREAKAGES = (missing, for_another_torch)
 
 
 @pytest.fixture
@@ -90,8 +90,6 @@ def test_hooks_that_end_the_process_are_broken(package: Path) -> None:
     (hooks,) = package.glob("_hooks.*so")
     size = hooks.stat().st_size
     truncated(hooks)
-    result, lines = doctor(package)
-    assert lines["C++ hooks"].startswith(f"no: {hooks.name} is cut short, at {size // 4} of ")
     with hooks.open("ab") as file:  # zeros instead, and what they are for is still there
         file.truncate(size)
         file.write(b"hookstats hooks for torch " + torch.__version__.split("+")[0].encode())
@@ -100,27 +98,6 @@ def test_hooks_that_end_the_process_are_broken(package: Path) -> None:
     assert lines["CPU kernels"].startswith("yes: ")
     assert lines["self-test"] == "the operator agrees with the reference"
     assert lines["C++ hooks"].startswith("BROKEN: importing hookstats.kernels.native ends")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="libraries are broken as ELF files are")
-def test_libraries_that_are_cut_short_end_no_process(package: Path) -> None:
-    (hooks,) = package.glob("_hooks.*so")
-    truncated(hooks)
-    watched = (
-        "import torch, hookstats as hs\n"
-        "model = torch.nn.Linear(2, 2)\n"
-        "with hs.watch(model, rules=()) as w:\n"
-        "    model(torch.ones(3, 2))\n"
-        "    w.step()\n"
-        "print(w.latest['', 'output'].count.tolist())\n"
-    )
-    result = in_copy(package, watched)
-    assert (result.code, result.out) == (0, "[3, 3]\n")
-    assert f"the slower Python hooks serve: {hooks.name} is cut short, at" in result.err
-    broken(package, truncated)
-    result = in_copy(package, watched)
-    assert result.code == 1
-    assert re.search(r"ImportError: hookstats: _C\..*so is cut short, at .*: run", result.err)
 
 
 COMMANDS = [
