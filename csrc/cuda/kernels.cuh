@@ -4,10 +4,10 @@
 #include "cuda/agent_columns.cuh"
 #include "cuda/agent_maps.cuh"
 #include "cuda/agent_runs.cuh"
-#include "cuda/chosen.cuh"
 #include "cuda/kept.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/sampled.cuh"
 
 namespace hookstats::cuda {
 
@@ -38,6 +38,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
   const Shared& shared = common.shared;
   const int index = find_item(table, block_index());
   const Item& item = table.items[index];
+  const Dim* const outer = table.outer + index * Table<kItems>::kDims;
   Histogram tensor, channels;
   Sample tensor_sample, channel_sample;
   [[maybe_unused]] bool has_share = true;
@@ -55,8 +56,7 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
     tensor_sample = sample_of(common, item, kTensorEvery);
     channel_sample = sample_of(common, item, kChannelEvery);
     // Without a share of the sample, a table of the tensor's histogram, the last one, is not used.
-    has_share =
-        Chosen<typename Agent::From>(common, item, table.placed).has_share(tensor, tensor_sample);
+    has_share = Sampled<typename Agent::From>(common, item, outer).has_share(tensor, tensor_sample);
     const int32_t before = (shared.tensor_table - shared.counters) / int32_t{sizeof(uint32_t)};
     clear(counters, has_share || tensor.table == nullptr ? shared.counters_size : before);
     if (thread_index() == 0) {
@@ -67,14 +67,14 @@ HOOKSTATS_DEVICE void run_agent(const Table<kItems>& table) {
     sync_block();
   }
   typename Agent::Place place;
-  Agent agent(common, item, table.outer + index * Table<kItems>::kDims,
-              of_all(tensor, tensor_sample), of_all(channels, channel_sample), place);
+  Agent agent(common, item, outer, of_all(tensor, tensor_sample), of_all(channels, channel_sample),
+              place);
   agent.run(block_index() - item.first_block, shared_at<void>(shared.scratch));
   if constexpr (kCounts) {
-    const Chosen<typename Agent::From> chosen(common, item, table.placed);
+    const Sampled<typename Agent::From> sampled(common, item, outer);
     const Histogram* const of_block = block_histograms(common);
-    chosen.count_tensor(of_block[0], tensor_sample);
-    chosen.count_channels(of_block[1], channel_sample);
+    sampled.count_tensor(of_block[0], tensor_sample);
+    sampled.count_channels(of_block[1], channel_sample);
     if (of_block[0].table == nullptr || !has_share) return;
     sync_block();
     add_tensor_table(of_block[0], item);

@@ -67,6 +67,14 @@ inline const void* end_of(const UpdateParams& p) {
   return static_cast<const char*>(p.data) + rows + row * element_size(p.dtype);
 }
 
+// Whether elements follow each other in memory as a view is walked.
+inline bool is_dense(const ChannelView& view) {
+  return (view.inner.size == 1 || view.inner.stride == 1) &&
+         (view.channels == 1 || view.channel_stride == view.inner.size) &&
+         (view.outer_size == 1 ||
+          (view.outer_dims == 1 && view.outer[0].stride == view.channels * view.inner.size));
+}
+
 inline SourceKind vector_source(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -377,6 +385,7 @@ inline Plan make_plan(const Device& device, const UpdateParams& p, bool alone, i
   item.outer_size = view.outer_size;
   item.outer_dims = view.outer_dims;
   item.repeat = view.repeat;
+  item.dense = is_dense(view);
   const SourceKind wide = vector_source(p.dtype);
   if (view.channels > 1 && view.inner.size == 1) {
     plan.agent = AgentKind::kColumns;

@@ -63,7 +63,6 @@ struct Item {
   uint64_t* partials;        // [fields of Channel][splits][channels], if splits > 1
   uint32_t* block_counters;  // one per channel (or block of channels), if splits > 1
   int64_t channels, channel_stride;
-  int64_t channel_place;  // in logical order; see chosen.cuh
   int64_t inner_size, inner_stride;
   int64_t outer_size;
   int64_t repeat;
@@ -75,7 +74,7 @@ struct Item {
   int32_t groups;          // runs: cooperative groups per block: some lanes, a warp or the block
   int32_t first_block, blocks;
   int32_t outer_dims;
-  int32_t placed_dims;
+  bool dense;  // whether positions in core/sample.h are offsets in memory
 
   HOOKSTATS_HOST_DEVICE int64_t elements() const { return channels * outer_size * inner_size; }
   HOOKSTATS_HOST_DEVICE int32_t splits() const { return row_splits * inner_splits; }
@@ -95,7 +94,7 @@ struct Shared {
 // The mask of a tensor, for kernels that leave rows out; see kept.cuh.
 struct RowFlags {
   const uint8_t* flags = nullptr;  // of each row, not zero where it is kept
-  int64_t row_places = 1;          // elements of a row
+  int64_t row_positions = 1;       // elements of a row
   int64_t row_outer = 1;           // outer indices of a row
   Divisor by_row_outer;            // for indices below `kMostDivided`
 };
@@ -116,12 +115,10 @@ struct Common {
 template <int kItems>
 struct Table {
   static constexpr int kDims = kItems == 1 ? kMaxDims : 2;  // outer dimensions of an item
-  static constexpr int kPlaced = kItems == 1 ? kMaxDims : 1;
   Common common;
   int32_t count;
   Item items[kItems];
   Dim outer[kItems * kDims];
-  Dim placed[kPlaced];  // dimensions in logical order, of one item alone; see logical_order.h
 };
 
 constexpr int kMany = 150;

@@ -9,7 +9,6 @@
 
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
-#include "cuda/logical_order.h"
 #include "cuda/plan.h"
 
 namespace hookstats::cuda {
@@ -23,6 +22,23 @@ RowFlags row_flags(const ChannelView& view) {
   rows = {view.flags, view.row_positions(), view.row_outer, {}};
   rows.by_row_outer = make_divisor(static_cast<uint32_t>(std::min(view.row_outer, kMostDivided)));
   return rows;
+}
+
+// The view of a masked tensor with outer dimensions joined where memory allows. Outer indices keep
+// their order, and so the rows that they are of.
+ChannelView with_joined_rows(const ChannelView& view) {
+  ChannelView joined = view;
+  joined.outer_dims = 0;
+  for (int d = 0; d < view.outer_dims; ++d) {
+    const Dim& dim = view.outer[d];
+    Dim& last = joined.outer[joined.outer_dims > 0 ? joined.outer_dims - 1 : 0];
+    if (joined.outer_dims > 0 && last.stride == dim.stride * dim.size) {
+      last = {last.size * dim.size, dim.stride};
+    } else {
+      joined.outer[joined.outer_dims++] = dim;
+    }
+  }
+  return joined;
 }
 
 constexpr size_t kCounterBytes = kBlockCounters * sizeof(uint32_t);
@@ -69,8 +85,7 @@ struct Batch {
            blocks + plan.item.blocks <= kMostBlocks;
   }
 
-  // `order` is null where no histogram is sampled.
-  void add(const UpdateParams& p, const Plan& plan, const LogicalOrder* order) {
+  void add(const UpdateParams& p, const Plan& plan) {
     Item& item = table.items[table.count];
     item = plan.item;
     // From where the workspace begins, for now.
@@ -80,11 +95,6 @@ struct Batch {
                                                 static_cast<size_t>(partials) * sizeof(Channel));
     item.first_block = static_cast<int32_t>(blocks);
     std::copy_n(p.view.outer, p.view.outer_dims, table.outer + table.count * table.kDims);
-    if (order != nullptr) {
-      item.channel_place = order->channel_place;
-      item.placed_dims = order->count;
-      std::copy_n(order->dims, order->count, table.placed);
-    }
     ++table.count;
     partials += plan.partials;
     block_counters += plan.block_counters;
@@ -140,13 +150,13 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
       all += params[i].view.numel() * element_size(params[i].dtype);
     }
   }
-  const auto take = [&](const UpdateParams& p, const LogicalOrder* order) {
-    const bool alone = count == 1 || p.view.outer_dims > Table<kMany>::kDims ||
-                       p.view.flags != nullptr || (order != nullptr && order->count != 0);
+  const auto take = [&](const UpdateParams& p) {
+    const bool alone =
+        count == 1 || p.view.outer_dims > Table<kMany>::kDims || p.view.flags != nullptr;
     const Plan plan = make_plan(device, p, alone, all);
     if (alone) {
       single.begin(p, plan);
-      single.add(p, plan, order);
+      single.add(p, plan);
       f(single);
       return;
     }
@@ -160,23 +170,17 @@ void each_batch(const Device& device, const UpdateParams* params, int64_t count,
       f(**batch);
       (*batch)->begin(p, plan);
     }
-    (*batch)->add(p, plan, order);
+    (*batch)->add(p, plan);
   };
   for (int64_t i = 0; i < count; ++i) {
     if (params[i].view.numel() == 0) continue;
-    const bool sampled = params[i].sampling != nullptr, masked = params[i].view.flags != nullptr;
-    if (!sampled && !masked) {
-      take(params[i], nullptr);
+    if (params[i].view.flags == nullptr) {
+      take(params[i]);
       continue;
     }
     UpdateParams p = params[i];
-    p.view = masked ? with_joined_rows(p.view) : without_order(p.view);
-    if (!sampled) {
-      take(p, nullptr);
-      continue;
-    }
-    const LogicalOrder order(params[i].view);
-    take(p, &order);
+    p.view = with_joined_rows(p.view);
+    take(p);
   }
   for (const auto& batch : open) f(*batch);
 }

@@ -122,8 +122,6 @@ inline UpdateParams sampled_params(const Case& c, State& state, const Bins& tens
                                    const Bins& channel, const int64_t* sampling) {
   UpdateParams params = params_of(c, state, tensor, channel);
   params.sampling = sampling;
-  params.view = channel_view(c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
-                             c.channel_dim);
   return params;
 }
 

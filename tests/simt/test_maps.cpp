@@ -121,7 +121,7 @@ void test_plans() {
   }
 }
 
-// Samples of maps have the units that they have on the CPU; what is summed is as without one.
+// Samples of maps have the blocks that they have on the CPU; what is summed is as without one.
 void test_samples() {
   uint64_t seed = 0;
   for (const DType dtype : kVectorTypes) {
