@@ -157,9 +157,7 @@ def test_every_step_has_its_own_choice() -> None:
     steps = [channel_stats(x, None, bins, step=step).hist for step in range(20)]
     found = {tuple(hist.slot_counts[0].tolist()) for hist in steps if hist is not None}
     assert len(found) == 20
-    assert all(
-        hist is not None and hist.counted == 160_000 and hist.count == 64_000 for hist in steps
-    )
+    assert all(hist is not None and hist.counted == 160_000 for hist in steps)
 
 
 def test_auto_leaves_small_tensors_whole() -> None:
