@@ -160,6 +160,7 @@ def test_calls_are_counted_as_in_eager_mode(backend: str) -> None:
 
 
 @needs_gradients
+@pytest.mark.check
 @pytest.mark.parametrize(
     "around",
     [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
@@ -219,8 +220,9 @@ def test_a_site_that_fails_while_traced_is_disabled(monkeypatch: pytest.MonkeyPa
         assert w.coverage()["linear", "output"].skipped == {"disabled": 1}
 
 
+@pytest.mark.check
 @needs_gradients
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.check)])
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_dynamic_shapes(dynamic: bool | None) -> None:
     def inputs() -> Callable[[], Tensor]:
         sizes = itertools.count(5)
@@ -255,7 +257,7 @@ class Breaking(nn.Module):
 
 
 @needs_gradients
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.check)])
 def test_graph_breaks(backend: str) -> None:
     torch.manual_seed(0)
     model = Breaking()

@@ -17,7 +17,7 @@ from hookstats.watching.watch import watch
 
 pytestmark = MARKS
 
-BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.check)]
+BACKENDS = ["eager", *(pytest.param(b, marks=pytest.mark.check) for b in ("aot_eager", "inductor"))]
 
 
 class Checkpointed(nn.Module):
