@@ -6,14 +6,14 @@ thread; `replay` checks the steps of a stored run. A rule of your own is a subcl
 
 from hookstats.records.alerts import Alert, Incident
 from hookstats.rules.beginnings import Initialisation, Untrained
-from hookstats.rules.channels import DeadChannels, Dropout, Saturation
+from hookstats.rules.channels import DeadChannels, Dropout
 from hookstats.rules.defaults import Rules, advice_of, as_rules, default_rules
 from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.history import History
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
 from hookstats.rules.monitor import Monitor
-from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
+from hookstats.rules.peers import Collapse, Depth, LinearRange
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.replaying import replay
 from hookstats.rules.rule import Rule, RuleError, RuleWarning
@@ -41,14 +41,12 @@ __all__ = [
     "LossScale",
     "Monitor",
     "NonFinite",
-    "Peers",
     "RepeatedInputs",
     "Rounding",
     "Rule",
     "RuleError",
     "RuleWarning",
     "Rules",
-    "Saturation",
     "Setup",
     "SuddenShift",
     "Targets",

@@ -1,4 +1,4 @@
-"""Rules about channels: dead ones, and saturated activations."""
+"""Rules about channels: dead ones, and dropouts that leave few alive."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from hookstats.insight.channels import MARGIN, saturation
-from hookstats.insight.layers import per_tensor
 from hookstats.records.alerts import Alert
 from hookstats.records.record import StepRecord
 from hookstats.records.sparse import Int64
 from hookstats.rules.history import Flags, History, Sites
 from hookstats.rules.rule import Rule, at_least, fraction
-from hookstats.stats.derived import amax
 from hookstats.stats.merge import reduce_runs
 
 
@@ -137,54 +134,3 @@ class Dropout(Rule):
             site = history.sites.at.get((name, "output"))
             if share >= self.share and site is not None:
                 yield self.alert(record, site, f"drops {share:.0%} of what enters it", share)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saturation(Rule):
-    """An output sits at its bounds from the start, where a tanh passes hardly any gradient on.
-
-    At least `share` of the output's values are within 1/16 of its greatest magnitude
-    (`insight.saturation`), and there are such values of both signs. With one bound only, such as a
-    sigmoid's, a saturated layer cannot be told from a classifier that is sure of itself; and units
-    of a sound model may saturate as they learn, so the rule looks at the first `first` steps, and
-    not at the last output, which the loss may want at its bounds. The alert's value is the share,
-    its channel the one with the greatest rms.
-    """
-
-    name: ClassVar[str] = "saturation"
-    advice: ClassVar[str] = "scale inputs and weights down, normalise before it"
-
-    share: float = 0.8
-    first: int = 20
-    patience: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(self, "share")
-        at_least(self, 1, "first")
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        if history.pushed > self.first:
-            return
-        magnitude = amax(history.columns)
-        near = (1 - MARGIN) * magnitude
-        both = (-history.columns("min") >= near) & (history.columns("max") >= near)
-        # Below this rms no histogram can show so large a share.
-        possible = both & (history.rms >= near * self.share**0.5) & history.sites.of_kind("output")
-        sites = [site for site in np.flatnonzero(possible).tolist() if site != history.last_output]
-        if not sites:
-            return
-        for site, share in zip(sites, saturation(per_tensor(record, sites)).tolist(), strict=True):
-            if share < self.share:
-                continue
-            info = record.sites[site]
-            channel = int(record[info.name, info.kind].rms.nan_to_num(0.0).argmax())
-            yield self.alert(
-                record,
-                site,
-                f"is saturated: {share:.1%} of its values are within 1/16 of "
-                f"{magnitude[site]:.3g} or {-magnitude[site]:.3g}, "
-                f"most of all in channel {channel}",
-                share,
-                channel,
-            )

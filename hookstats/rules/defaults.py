@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookstats.rules.beginnings import Initialisation, Untrained
-from hookstats.rules.channels import DeadChannels, Dropout, Saturation
+from hookstats.rules.channels import DeadChannels, Dropout
 from hookstats.rules.half import LossScale, Underflow
 from hookstats.rules.inputs import Inputs, RepeatedInputs
 from hookstats.rules.loss import Loss
-from hookstats.rules.peers import Collapse, Depth, LinearRange, Peers
+from hookstats.rules.peers import Collapse, Depth, LinearRange
 from hookstats.rules.rates import Clipping, LearningRate, Rounding, UpdateSize, WeightDecay
 from hookstats.rules.rule import Rule
 from hookstats.rules.targets import Accumulation, Logits, Targets
@@ -33,8 +33,6 @@ _DEFAULT: tuple[type[Rule], ...] = (
     Logits,
     Targets,
     Dropout,
-    Saturation,
-    Peers,
     Depth,
     LinearRange,
     Collapse,

@@ -1,4 +1,4 @@
-"""Rules that compare layers with each other: peers of one role, signal through depth."""
+"""Rules that compare layers with each other: signal through depth, and what is lost on the way."""
 
 from __future__ import annotations
 
@@ -65,73 +65,16 @@ def _sizes(history: History, group: tuple[int, ...]) -> Float64:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peers(Rule):
-    """A tensor is far from its peers: those of the same role, kind and width, at other depths.
-
-    The rms is `octaves` (factors of two) or more away from the nearest of them, above all or below
-    all, and twice as far as they are from each other. So it is for outputs in the first `patience`
-    recorded steps, when layers are as they were initialised; later, when they have learned
-    different things at different times, it has to be `later` octaves away. Gradients are left out:
-    a branch whose gain begins at zero has hardly any, and sound models learn so. Peers have the
-    same name but for one number, "h.0.attn.c_attn" and "h.1.attn.c_attn", and modules of one type.
-    Of several in a step, the first in execution order counts. The alert's value is the signed
-    number of octaves to the nearest peer.
-    """
-
-    name: ClassVar[str] = "peers"
-    advice: ClassVar[str] = "compare it with its peer"
-    scope: ClassVar[Literal["site", "kind", "run"]] = "kind"
-
-    octaves: float = 4.0
-    later: float = 6.0
-    patience: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "octaves", "later")
-
-    def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        found: list[tuple[int, float, int]] = []
-        for group in _of_one_type(history):
-            if plain_kind(record.sites[group[0]].kind) != "output":
-                continue
-            size = _sizes(history, group)
-            if np.isnan(size).any():
-                continue
-            least = self.octaves if history.pushed <= self.patience else self.later
-            order = np.argsort(size)
-            ranked = size[order]
-            for place, near, others in (
-                (order[-1], ranked[-2], ranked[:-1]),
-                (order[0], ranked[1], ranked[1:]),
-            ):
-                gap = float(size[place] - near)
-                if abs(gap) >= max(least, 2 * float(np.ptp(others))):
-                    peer = group[int(np.flatnonzero(size == near)[0])]
-                    found.append((group[int(place)], gap, peer))
-        seen: set[str] = set()
-        for site, gap, peer in sorted(found):
-            kind = plain_kind(record.sites[site].kind)
-            if kind in seen:
-                continue
-            seen.add(kind)
-            rms, name = history.rms[[site, peer]], record.sites[peer].name
-            says = (
-                f"has an rms of {rms[0]:.3g}; the nearest of its peers, {name!r}, has {rms[1]:.3g}"
-            )
-            yield self.alert(record, site, says, gap)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Depth(Rule):
     """Activations or gradients grow or shrink from each layer to the next.
 
-    Over four or more peers (see `Peers`), the rms changes in one direction from each to the next,
-    by `step` octaves or more, and by `growth` octaves in all if it grows, `decay` if it shrinks, in
-    the direction of the signal: forwards for outputs, backwards for gradients. A signal that keeps
-    its size is what initialisations aim at (He et al., 2015), and norms give. The rule looks at the
-    first three recorded steps. The alert is about the last tensor in that direction; its value is
-    the signed number of octaves from the first to the last.
+    Over four or more peers, of one type of module, width, and name but for one number
+    ("h.0.attn.c_attn" and "h.1.attn.c_attn"), the rms changes in one direction from each to the
+    next, by `step` octaves or more, and by `growth` octaves in all if it grows, `decay` if it
+    shrinks, in the direction of the signal: forwards for outputs, backwards for gradients. A signal
+    that keeps its size is what initialisations aim at (He et al., 2015), and norms give. The rule
+    looks at the first three recorded steps. The alert is about the last tensor in that direction;
+    its value is the signed number of octaves from the first to the last.
     """
 
     name: ClassVar[str] = "depth"

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from hookstats.records.record import StepRecord
 from hookstats.rules import (
     Alert,
+    Exploding,
     History,
     Monitor,
     NonFinite,
     Rule,
     RuleError,
     RuleWarning,
-    Saturation,
     replay,
 )
 from hookstats.runs.run import open_run
@@ -249,7 +249,7 @@ def test_replay_gives_the_alerts_of_a_stored_run(tmp_path: Path) -> None:
         w = trained(broken_model(), 5, "default", out=tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert tuple(replay(run)) == w.alerts != ()
-    assert replay(run, [Saturation()]) == []
+    assert replay(run, [Exploding()]) == []
     with pytest.raises(ValueError, match="rules = 'none'"):
         replay(run, "none")
 

@@ -13,7 +13,6 @@ from support.alerts import alerts
 from support.samples import record_of, sample
 from torch import Tensor, nn
 
-from hookstats.kernels.of_tensor import channel_stats
 from hookstats.rules import (
     Alert,
     DeadChannels,
@@ -22,14 +21,12 @@ from hookstats.rules import (
     Monitor,
     NonFinite,
     Rule,
-    Saturation,
     SuddenShift,
     Vanishing,
     as_rules,
     default_rules,
 )
 from hookstats.rules.history import WINDOW
-from hookstats.stats.bins import LinearBins, LogBins
 from hookstats.watching.watch import watch
 
 NAN, INF = torch.nan, torch.inf
@@ -179,27 +176,6 @@ def test_outputs_without_a_gradient_may_have_constant_zeros() -> None:
     assert not alerts(DeadChannels(), [parameters | gradients] * 30)
 
 
-@pytest.mark.parametrize("bins", [None, LogBins(), LogBins(0), LinearBins(64, -2.0, 2.0)])
-def test_saturation_is_at_both_bounds(bins: Any) -> None:
-    torch.manual_seed(0)
-    z = torch.randn(2000, 4)
-    gains = torch.tensor([100.0, 50.0, 200.0, 100.0])
-    kwargs: dict[str, Any] = {"bins": bins}
-    head = {("head", "output"): z}
-    (alert,) = alerts(Saturation(), [{("a", "output"): (z * gains).tanh(), **head}] * 12, **kwargs)
-    assert (alert.step, alert.site, alert.kind, alert.channel) == (9, "a", "output", 2)
-    true = ((z * gains).tanh().abs() >= 15 / 16).double().mean().item()
-    assert 0.8 <= alert.value <= true
-    for fine in (z.tanh(), z, (50 * z).sigmoid(), z.relu(), torch.full_like(z, 2.0), 0 * z):
-        assert not alerts(Saturation(), [{("a", "output"): fine, **head}] * 12, **kwargs)
-    # The loss may want the last output at its bounds, and units may saturate as they learn.
-    assert not alerts(Saturation(), [{("a", "output"): (z * gains).tanh()}] * 12, **kwargs)
-    learned = [{("a", "output"): (z * (1 if i < 20 else gains)).tanh(), **head} for i in range(40)]
-    assert not alerts(Saturation(), learned, **kwargs)
-    weights = {("a", "param"): (100 * z).tanh(), ("a", "grad_output"): (100 * z).tanh()}
-    assert not alerts(Saturation(), [weights] * 12, **kwargs)
-
-
 def test_sudden_shift_is_beyond_what_is_usual() -> None:
     def steps(
         *last: float, spread: float = 1.1, n: int = 25, kind: str = "output"
@@ -254,7 +230,6 @@ def test_rules_take_odd_records(rule: Rule) -> None:
         (lambda: Vanishing(ratio=2), "ratio = 2: expected a fraction above 0, up to 1"),
         (lambda: DeadChannels(share=0), "share = 0: expected a fraction above 0, up to 1"),
         (lambda: DeadChannels(steps=0), "steps = 0: expected 1 or more"),
-        (lambda: Saturation(share=NAN), "share = nan: expected a fraction above 0, up to 1"),
         (lambda: SuddenShift(octaves=-1), "octaves = -1: expected 0 or more"),
         (lambda: Monitor("defualt"), "rules = 'defualt': .*; did you mean 'default'?"),
         (lambda: Monitor(["nonfinite"]), r"rules = \['nonfinite'\]: .*; did you mean 'NonFinite'?"),
@@ -299,16 +274,6 @@ def test_history_counts_steps_of_zeros() -> None:
         history.push(record_of({("a", "output"): (x, 1)}, step))
         assert history.dead_steps.tolist() == dead_steps
         assert history.dead_values.tolist() == [5 * n for n in dead_steps]
-
-
-def test_saturation_agrees_with_the_values() -> None:
-    x = (5 * torch.randn(500, 2)).tanh()
-    alert, *_ = alerts(
-        Saturation(share=0.5, patience=1), [{("a", "output"): x, ("b", "output"): x}]
-    )
-    stats = channel_stats(x)
-    true = (x.abs() >= 15 / 16 * stats.amax.float()).double().mean().item()
-    assert alert.value == pytest.approx(true, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.alerts import alerts, records
+from support.alerts import alerts
 from support.samples import record_of
 from torch import Tensor, nn
 
-from hookstats.records.record import StepRecord
 from hookstats.rules import (
     Alert,
     Collapse,
@@ -20,7 +19,6 @@ from hookstats.rules import (
     Inputs,
     LossScale,
     Monitor,
-    Peers,
     RepeatedInputs,
     Rounding,
     Rule,
@@ -36,36 +34,6 @@ Key = tuple[str, str]
 def layers(sizes: list[float], kind: str = "output") -> dict[Key, Tensor]:
     """Layers "h.0.fc", "h.1.fc", ... with an rms each."""
     return {(f"h.{i}.fc", kind): size * torch.randn(64, 16) for i, size in enumerate(sizes)}
-
-
-def test_a_layer_far_from_its_peers() -> None:
-    (alert,) = alerts(Peers(), [layers([1, 1.2, 40, 0.9])] * 3)
-    assert (alert.step, alert.site, alert.kind) == (1, "h.2.fc", "output")
-    assert "the nearest of its peers, 'h.1.fc'" in alert.message
-    (alert,) = alerts(Peers(), [layers([1, 1.2, 0, 0.9])] * 3)
-    assert alert.site == "h.2.fc"
-    assert not alerts(Peers(), [layers([1, 1.2, 10, 0.9])] * 3)
-    assert not alerts(Peers(), [layers([1, 8, 64, 512])] * 3)  # no outlier, but a trend
-    assert not alerts(Peers(), [layers([1, 40])] * 3)
-    # After some steps, layers have learned different things, and not all of them the same.
-    learned = [layers([1, 1.2, 1, 0.9])] * 2 + [layers([1, 1.2, 40, 0.9])] * 6
-    assert not alerts(Peers(), learned)
-    learned = [layers([1, 1.2, 1, 0.9])] * 2 + [layers([1, 1.2, 400, 0.9])] * 6
-    assert [alert.step for alert in alerts(Peers(), learned)] == [3]
-
-
-@pytest.mark.parametrize("form", [lambda record: record, StepRecord.without_channels])
-def test_peers_have_one_width_where_steps_have_whole_tensors_too(
-    form: Callable[[StepRecord], StepRecord],
-) -> None:
-    def said(values: dict[Key, Tensor]) -> list[str]:
-        monitor = Monitor([Peers()])
-        for record in records([values] * 3):
-            monitor.examine(form(record))
-        return [alert.site for alert in monitor.alerts]
-
-    assert said(layers([1, 1.2, 40, 0.9])) == ["h.2.fc"]
-    assert said({**layers([1, 1.2, 0.9]), ("h.3.fc", "output"): 40 * torch.randn(64, 8)}) == []
 
 
 def test_a_signal_that_grows_with_depth() -> None:

@@ -240,19 +240,6 @@ def test_a_deep_sigmoid_network_vanishes() -> None:
     assert {site for site, _ in vanished}.isdisjoint({"17", "18", "19", "20", "21"})
 
 
-def test_a_saturated_tanh() -> None:
-    model = mlp(nn.Tanh)
-    with torch.no_grad():
-        model[3].weight *= 200
-    alerts, _ = digits(model, Adam(model.parameters(), lr=1e-3), 20)
-    # First the layer whose weight is wrong, then what follows from it.
-    assert (alerts[0].rule, alerts[0].site) == ("peers", "3")
-    (saturated,) = [alert for alert in alerts if alert.rule == "saturation"]
-    assert (saturated.site, saturated.kind) == ("4", "output")
-    assert saturated.value > 0.9
-    assert "output of '4' is saturated" in saturated.message
-
-
 def test_a_sudden_shift_of_the_data() -> None:
     model = mlp(nn.ReLU)
 
