@@ -18,7 +18,7 @@ from pathlib import Path
 
 REGISTERS = 128
 """Of a thread: with more, a multiprocessor holds no two blocks of 256."""
-STACK = 576
+STACK = 600
 """Bytes of local memory of a thread. Loops that read the tensor use none of it: what is rarely
 needed is there, and more means that something else has been spilled."""
 

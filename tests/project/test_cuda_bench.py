@@ -184,7 +184,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 def test_what_ptxas_made_is_checked() -> None:
     """What cuobjdump says, with -res-usage and with -sass."""
     used = "arch = sm_90\n Function good:\n REG:128 STACK:64 SHARED:0\n"
-    worse = used + " Function bad:\n REG:129 STACK:600 SHARED:0\n"
+    worse = used + " Function bad:\n REG:129 STACK:608 SHARED:0\n"
     code = "\n".join(
         [
             "Function : good",
