@@ -79,8 +79,8 @@ def test_opcheck_warns_of_no_more_than_of_another_operator() -> None:
 def test_the_states_that_graphs_fill_join_no_graph() -> None:
     training = train(dropout_network(), "aot_eager")
     assert training.watch is not None
-    (shelf,) = training.watch._arena.devices.values()
-    states = [tensor for graph in shelf.graphs._states.values() for tensor in graph.state]
+    (buffer,) = training.watch._arena.devices.values()
+    states = [tensor for graph in buffer.graphs._states.values() for tensor in graph.state]
     assert len(states) > 20
     for tensor in states:
         assert tensor is None or (tensor.grad_fn is None and not tensor.requires_grad)

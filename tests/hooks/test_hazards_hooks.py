@@ -186,7 +186,7 @@ def test_forked_workers_run_the_model_and_change_nothing_here() -> None:
     model = network()
     with hs.watch(model, kinds=("output",)) as w:
         model(torch.randn(2, 3))
-        w.step()  # starts the flush thread, which the workers do not have
+        w.step()  # starts the recorder, which the workers do not have
         assert w.latest.step == 0
         loader = DataLoader(
             Features(model), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=60

@@ -128,7 +128,7 @@ def test_hooks_do_not_synchronise() -> None:
     with hs.watch(model, kinds=KINDS) as w:
         model(x).sum().backward()
         w.step()
-        assert w.latest.step == 0  # the flush thread, which does wait, has nothing to do
+        assert w.latest.step == 0  # the recorder, which does wait, has nothing to do
         with no_synchronisation():
             for _ in range(100):
                 model(x).sum().backward()
@@ -158,7 +158,7 @@ def test_masks_do_not_synchronise() -> None:
 
 @needs_kernel
 def test_steps_close_without_synchronising() -> None:
-    """Nor does the flush thread, for which the mode holds as well."""
+    """Nor does the recorder, for which the mode holds as well."""
     model = network_on()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     x = torch.randn(256, 64, device="cuda")

@@ -85,7 +85,7 @@ def test_a_captured_step_closes_none(side_stream: torch.cuda.Stream) -> None:
 
 @needs_kernel
 def test_a_capture_goes_on_while_a_step_is_read_out() -> None:
-    """The flush thread asks the device whether it is done, which a capture forbids by default."""
+    """The recorder asks the device whether it is done, which a capture forbids by default."""
     model = network_on()
     x = torch.randn(256, 64, device="cuda")
     captured = torch.zeros(1000, device="cuda")

@@ -81,7 +81,7 @@ class Training:
             self.watch.step()
 
     def settle(self) -> None:
-        """Wait until the flush thread has all steps: training copies out what it is late for."""
+        """Wait until all steps are recorded."""
         if self.watch is not None:
             self.watch._recorder.drain(disk=False)
 

@@ -1,4 +1,4 @@
-"""Rules on the flush thread: each step has their patience, and what they raise comes soon."""
+"""Rules on the recorder: slow ones lose nothing, and what they raise comes soon."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_slow_rules_lose_nothing() -> None:
     model = small()
     w = watch(*model, rules=[Slow()])
     w._recorder.patience = 0.5
-    for _ in range(2):  # which the flush thread begins with; those after it come together
+    for _ in range(2):  # which the recorder begins with; those after it come together
         train_a_step(*model)
     assert w.alerts == ()
     for _ in range(12):

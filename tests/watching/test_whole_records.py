@@ -38,7 +38,7 @@ def test_rules_sinks_and_a_writer_merge_nothing(tmp_path: Path) -> None:
 
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    threading.setprofile(profile)  # of the flush thread, which starts now
+    threading.setprofile(profile)  # of the recorder, which starts now
     try:
         w = hs.watch(
             model,
