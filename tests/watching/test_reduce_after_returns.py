@@ -25,7 +25,7 @@ def go_back(rank: int) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
 
     def keep(record: StepRecord) -> None:
-        merged.append((record.step, int(record["", "output"].count[0])))
+        merged.append((record.step, int(record["", "output"].count[0]) // 2))  # channels
 
     def train(steps: int, rows: int) -> None:
         for _ in range(steps):
