@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 
 from hookstats.stats.printable import printable
@@ -13,15 +14,37 @@ from hookstats.stats.printable import printable
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn; if a filter turns the warning into an error, which nobody could catch, log an error.
 
-    The message may hold names and errors from anywhere: it is made `printable`. Where neither can
-    be shown, as where stderr is closed, nothing is said.
+    It is printed as "hookstats: warning: ...", under pytest and in notebooks, too. The message may
+    hold names and errors from anywhere: it is made `printable`. Where neither can be shown, as
+    where stderr is closed, nothing is said.
     """
     message = printable(message, lines=True)
     try:
-        warnings.warn(message, category, stacklevel=2)
+        if not _others:
+            _others.append(warnings.formatwarning)
+            warnings.formatwarning = _formatted
+        warnings.warn_explicit(message, category, _PLACE, 1)
     except Exception:  # the filter's, or that of whoever shows warnings
         with suppress(Exception):
             logging.getLogger("hookstats").error(message)
+
+
+_PLACE = "hookstats"
+_others: list[Callable[..., str]] = []
+"""How warnings of others are formatted; empty before the first warning of ours."""
+
+
+def _formatted(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning as it is printed: of ours without the path and the line of our sources."""
+    if filename != _PLACE:
+        return _others[0](message, category, filename, lineno, line)
+    return f"hookstats: warning: {str(message).removeprefix('hookstats: ')}\n"
 
 
 def notify(failures: dict[str, str], what: str, why: str) -> None:
