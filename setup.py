@@ -74,7 +74,7 @@ def library(name: str, files: list[Path], flags: list[str], **options: Any) -> E
 def operators() -> Extension:
     """The operator library: no Python module, loaded by torch.ops.load_library.
 
-    setuptools sorts the files by name: those that take longest, cpu/kernel_avx*.cpp, come first.
+    setuptools sorts the files by name: the longest, cpu/kernel_avx*.cpp, are among the first.
     """
     files = [file for file in sources("ops/*.cpp", "cpu/*.cpp") if not is_of_cuda(file)]
     return library("_C", files, STABLE_ABI_FLAGS, py_limited_api=True)

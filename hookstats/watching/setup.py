@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -13,6 +13,14 @@ from hookstats._torch import is_plain
 from hookstats.hooks.selection import Selection
 from hookstats.rules.setup import UNLIKE, Group, Rows, Setup, Weight
 
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 _MANY = 8
 """Of how many values a row is at least whose size is not large or small by chance."""
 
@@ -44,7 +52,7 @@ def setup_of(selection: Selection, optimizers: Sequence[Optimizer]) -> Setup:
         {
             name: _number(getattr(module, "p", 0.0))
             for name, module in selection.modules.items()
-            if isinstance(module, torch.nn.modules.dropout._DropoutNd)
+            if isinstance(module, _DROPOUTS)
         },
     )
 

@@ -173,7 +173,7 @@ def test_a_late_error_is_not_hidden_behind_notes(tmp_path: Path) -> None:
 
 def test_the_first_alerts_are_shown_as_they_have_the_cause(tmp_path: Path) -> None:
     died = [
-        {(f"layer{i}", "output"): (torch.full((128, 3), float(step < i)), 1) for i in range(9)}
+        {(f"layer{i}", "output"): (torch.full((128, 8), float(step < i)), 1) for i in range(9)}
         for step in range(40)
     ]
     records = [record_of(layers, step) for step, layers in enumerate(died)]

@@ -204,8 +204,8 @@ def extensions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Extension]:
 
 
 def test_what_takes_longest_to_compile_comes_first(extensions: dict[str, Extension]) -> None:
-    first = ROOT / min(extensions["hookstats._C"].sources)  # setuptools sorts them
-    assert "#define HOOKSTATS_VECTOR_BYTES 32\n" in first.read_text()
+    first = sorted(extensions["hookstats._C"].sources)[:3]  # setuptools sorts them
+    assert {"csrc/cpu/kernel_avx2.cpp", "csrc/cpu/kernel_avx512.cpp"} < set(first)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")

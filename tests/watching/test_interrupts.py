@@ -28,6 +28,8 @@ from hookstats.watching.watch import watch
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "frozen", "hooks_in"),
     pytest.mark.filterwarnings("ignore:hookstats:RuntimeWarning"),  # that steps are lost
+    # Python swallows an interrupt that arrives in a callback of the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 KINDS = ("input", "output", "grad_output", "param_grad", "update", "optimizer_state")
