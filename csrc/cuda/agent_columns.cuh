@@ -64,10 +64,7 @@ class Columns : ColumnsSum<Source, kCounts> {
     // All rows of a channel have one shift, and are summed up as they are, unless sums have to be
     // made again.
     const bool again = any_in_block(!trusts(sums, least));
-    double wide_shift[kOwned];
-    HOOKSTATS_UNROLL
-    for (int c = 0; c < kOwned; ++c) wide_shift[c] = static_cast<double>(shift[c]);
-    if (again && !trusts(sums, least)) make_again(sums, wide_shift, least);
+    if (again && !trusts(sums, least)) make_again(sums, shift, least);
     HOOKSTATS_NO_UNROLL
     for (int step = 0; step < kOwned; ++step) {
       // Of one channel in four at a time: which of its own that is differs with a thread's skew.
@@ -84,11 +81,11 @@ class Columns : ColumnsSum<Source, kCounts> {
         Totals<Real> all;
         if (row == 0) all = entry<Totals<Real>>(scratch, column);
         apart = any_in_block(!all.trusted(least));
-        if (!apart) seen = all.channel(pick(wide_shift, c));
+        if (!apart) seen = all.channel(static_cast<double>(pick(shift, c)));
       }
       if (apart) {
-        merge_rows(scratch, mine.channel(pick(wide_shift, c)), row, column, Sum::width() / kOwned,
-                   place_.down);
+        merge_rows(scratch, mine.channel(static_cast<double>(pick(shift, c))), row, column,
+                   Sum::width() / kOwned, place_.down);
         if (row == 0) seen = entry<Channel>(scratch, column);
         sync_block();  // entries of sums, which may come next, begin elsewhere
       }
@@ -166,11 +163,12 @@ class Columns : ColumnsSum<Source, kCounts> {
   }
 
   // Makes sums that cannot be trusted again, in fp64 about the means.
-  HOOKSTATS_DEVICE void make_again(Totals<Real> (&sums)[kOwned], double (&shift)[kOwned],
+  HOOKSTATS_DEVICE void make_again(Totals<Real> (&sums)[kOwned], Real (&shift)[kOwned],
                                    double least) const {
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) {
-      if (!sums[c].trusted(least)) shift[c] = sums[c].mean(shift[c]);
+      const double before = static_cast<double>(shift[c]);
+      if (!sums[c].trusted(least)) shift[c] = static_cast<Real>(sums[c].mean(before));
     }
     WideSums wide[kOwned];
     sum_again(shift, wide);

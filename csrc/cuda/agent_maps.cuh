@@ -136,10 +136,10 @@ class Maps : ColumnsSum<Source, kCounts> {
 
   // Makes what cannot be trusted of the thread's channels again, in fp64 about the means.
   HOOKSTATS_DEVICE void make_again(const About (&mine)[2], Channel (&seen)[2], double least) const {
-    double mean[2], shift[kOwned];
+    Real mean[2], shift[kOwned];
     HOOKSTATS_UNROLL
     for (int map = 0; map < 2; ++map) {
-      mean[map] = mine[map].mean(static_cast<double>(mine[map].shift));
+      mean[map] = static_cast<Real>(mine[map].mean(static_cast<double>(mine[map].shift)));
     }
     HOOKSTATS_UNROLL
     for (int c = 0; c < kOwned; ++c) shift[c] = (place_.next >> c & 1) != 0 ? mean[1] : mean[0];
@@ -155,7 +155,7 @@ class Maps : ColumnsSum<Source, kCounts> {
       }
       About again = mine[map];
       all.replace(again);
-      seen[map] = again.channel(mean[map]);
+      seen[map] = again.channel(static_cast<double>(mean[map]));
     }
   }
 

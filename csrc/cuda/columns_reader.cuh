@@ -19,9 +19,8 @@ struct ColumnsPlace {
   uint32_t rows = 0, exist = 0;
   uint32_t kept = 0;  // rows, of a mask
   // Of rows that begin anywhere: how many elements its vectors begin before the thread's channels
-  // do, what of a vector is the thread's, and which rows are read whole.
+  // do, and which rows are read whole.
   int skew = 0;
-  typename Source::template Values<kOwned> keeps{};
   uint32_t whole_from = 0, whole_to = 0;
   // Of maps: the block's elements of a row, and of one map; see begin_elements and find_maps.
   int elements = 0, map = 0, channel = 0;
@@ -212,7 +211,6 @@ class ColumnsReader {
   // Which of this thread's rows have their vectors within the tensor: all but the tensor's first or
   // last one.
   HOOKSTATS_DEVICE void find_whole_rows() {
-    Source::keep_elements(place_.exist, place_.keeps);
     place_.whole_from = is_inside(place_.address) ? 0 : 1;
     place_.whole_to = place_.rows;
     const uint32_t row = static_cast<uint32_t>(place_.row);
@@ -243,6 +241,13 @@ class ColumnsReader {
                                  has_row(row) ? place_.exist : 0);
   }
 
+  // Of rows that begin anywhere, the bits of a vector that are the thread's.
+  HOOKSTATS_DEVICE Values own_elements() const {
+    Values keeps{};
+    if constexpr (Source::kSkewed) Source::keep_elements(place_.exist, keeps);
+    return keeps;
+  }
+
   // Of the first of this thread's rows in the tile from row `first` on.
   HOOKSTATS_DEVICE uintptr_t row_address(uint32_t first) const {
     return place_.address + uint64_t{first} * static_cast<uint64_t>(row_bytes());
@@ -264,7 +269,7 @@ class ColumnsReader {
     if constexpr (Source::kVectors && !Source::kMasked) {
       const uint32_t to = Source::kSkewed ? place_.whole_to : place_.rows;
       if (first >= place_.whole_from && first + static_cast<uint32_t>(kRows * place_.down) <= to) {
-        read_whole(row_address(first), place_.down_bytes, place_.keeps, values);
+        read_whole(row_address(first), place_.down_bytes, own_elements(), values);
         return;
       }
     }

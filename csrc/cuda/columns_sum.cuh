@@ -123,7 +123,7 @@ class ColumnsSum : protected ColumnsReader<Source> {
   }
 
   // Sums the thread's rows again, of each channel about its shift: what fp32 could not hold.
-  HOOKSTATS_DEVICE void sum_again(const double (&shift)[kOwned], WideSums (&sums)[kOwned]) const {
+  HOOKSTATS_DEVICE void sum_again(const Real (&shift)[kOwned], WideSums (&sums)[kOwned]) const {
     const uint32_t step = static_cast<uint32_t>(place_.down * kRows);
     HOOKSTATS_NO_UNROLL
     for (uint32_t first = 0; first < place_.rows; first += step) {
@@ -136,7 +136,9 @@ class ColumnsSum : protected ColumnsReader<Source> {
         move_up(values, some);
         widen_all(some[0], x);
         HOOKSTATS_UNROLL
-        for (int c = 0; c < kOwned; ++c) sums[c].add(static_cast<double>(x[c]), shift[c]);
+        for (int c = 0; c < kOwned; ++c) {
+          sums[c].add(static_cast<double>(x[c]), static_cast<double>(shift[c]));
+        }
       }
     }
   }
@@ -171,7 +173,7 @@ class ColumnsSum : protected ColumnsReader<Source> {
     typename Source::template Extremes<kWords> extremes;
     typename Source::template Zeros<kWords> zeros;
     const uintptr_t down_bytes = place_.down_bytes;
-    const Values keeps = place_.keeps;
+    const Values keeps = Reader::own_elements();
     uintptr_t at = Reader::row_address(first);
     if constexpr (kReadsAhead) {
       if (ahead.first == first) {
