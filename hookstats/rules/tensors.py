@@ -168,6 +168,7 @@ class SuddenShift(Rule):
     In this step and in the one before, the rms lies beyond all values of the last steps, by
     `octaves` (factors of two) and by `spans` times what lies between the least and the greatest of
     these, in octaves, too. The rule needs `steps` earlier steps, 30 at most, to know what is usual.
+    Where more steps than ever before were left out in between, a change need not be sudden.
     Gradients shrink as training converges, and gradients of activations leap in sound training
     runs, too: both are left out. If several tensors of a kind shift in a step, the alert is about
     the first in execution order. The alert's value is the signed number of octaves from the median.
@@ -187,6 +188,8 @@ class SuddenShift(Rule):
         at_least(self, 1, "steps")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
+        if _is_far(list(history.past_steps)):
+            return
         rms, factor = history.rms, np.exp2(self.octaves)
         last, before = history.past_rms[:, -1], history.past_rms[:, :-1]
         most, least = np.fmax.reduce(before, 1), np.fmin.reduce(before, 1)
@@ -203,6 +206,16 @@ class SuddenShift(Rule):
             yield self.alert(
                 record, site, says, octaves, since=history.before, advice=_helps(history)
             )
+
+
+def _is_far(steps: list[int]) -> bool:
+    """Whether the last of these steps is much farther from the one before than any others are.
+
+    A trend goes on in steps that are not recorded, so that only as long a way as one that the
+    values before it span too tells a sudden change from a trend.
+    """
+    ways = np.diff(steps)
+    return len(ways) > 1 and bool(ways[-1] > 2 * ways[:-1].max())
 
 
 def _helps(history: History) -> str:

@@ -199,6 +199,26 @@ def test_sudden_shift_is_beyond_what_is_usual() -> None:
     assert not alerts(SuddenShift(), steps(40.0, 40.0, kind="grad_output"))
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([*range(40), 41, 42], [42]),
+        ([*range(0, 1280, 32), 1280, 1312], [1312]),
+        ([*range(40), 72, 104], []),  # a trend of 32 steps looks like this
+        ([*range(40), 72, *range(104, 400, 32), 400, 432], []),
+    ],
+    ids=["each step", "every 32nd", "a longer way", "of which the shift is the first"],
+)
+def test_a_shift_is_sudden_where_steps_are_recorded_as_before(
+    steps: list[int], expected: list[int]
+) -> None:
+    monitor = Monitor([SuddenShift()])
+    for i, step in enumerate(steps):
+        scale = 40.0 if i >= 40 else 1.0
+        monitor.examine(record_of({("a", "output"): (normal(shape=(64, 64)) * scale, 1)}, step))
+    assert [alert.step for alert in monitor.alerts] == expected
+
+
 @pytest.mark.parametrize("rule", default_rules(), ids=lambda rule: rule.name)
 def test_rules_take_odd_records(rule: Rule) -> None:
     odd = [sample(step) for step in range(15)]

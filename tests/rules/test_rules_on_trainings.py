@@ -188,10 +188,7 @@ def test_dead_channels_of_the_demo() -> None:
     model = DigitsNet()
     plant_fault(model)
     alerts, _ = digits(model, Adam(model.parameters(), lr=3e-3), 20)
-    assert found(alerts, "dead channels") == [
-        (BAD_LAYER.replace("conv", "relu"), "output"),
-        (BAD_LAYER, "grad_output"),
-    ]
+    assert found(alerts, "dead channels") == [(BAD_LAYER.replace("conv", "relu"), "output")]
     for alert in alerts:
         assert (alert.channel, alert.value) == (0, 0.75)
         assert "has 24 dead channels of 32, the first is channel 0" in alert.message
@@ -245,10 +242,10 @@ def test_a_sudden_shift_of_the_data() -> None:
 
     def loss_of(step: int) -> Tensor:
         chosen = torch.randint(len(images()), (64,))
-        x = images()[chosen] * (50 if step == 30 else 1)  # one batch was not normalised
+        x = images()[chosen] * (50 if step >= 30 else 1)  # not normalised any more
         return nn.functional.cross_entropy(model(x), labels()[chosen])
 
-    alerts, _ = train(model, Adam(model.parameters(), lr=1e-4), loss_of, 32)
+    alerts, _ = train(model, Adam(model.parameters(), lr=1e-4), loss_of, 34)
     shift = next(alert for alert in alerts if alert.rule == "sudden shift")
-    assert (shift.step, shift.site, shift.kind) == (30, "0", "output")
+    assert (shift.step, shift.since, shift.site, shift.kind) == (31, 30, "0", "output")
     assert shift.value == pytest.approx(math.log2(50), abs=0.5)
