@@ -221,8 +221,7 @@ Drained drain_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies,
   }
   const TensorRows tensors(offsets, moments, rows);
   const int64_t histograms = check_blocks(counts, "counts", ScalarType::Long, -1);
-  const int64_t channel_histograms =
-      check_blocks(channel_counts, "channel_counts", ScalarType::Long, -1);
+  check_blocks(channel_counts, "channel_counts", ScalarType::Long, -1);
   check_blocks(marks, "marks", ScalarType::Long, -1);
   check_marks(counts, marks);
   STD_TORCH_CHECK(folds.is_cpu() && folds.scalar_type() == ScalarType::Long && folds.dim() == 1 &&
