@@ -49,9 +49,17 @@ def died(step: int, x: torch.Tensor) -> torch.Tensor:
     return x * (torch.arange(8) >= (6 if step >= FAULT else 0))
 
 
+def broke(step: int, x: torch.Tensor) -> torch.Tensor:
+    return x.index_fill(1, torch.tensor([2]), torch.nan) if step >= FAULT else x
+
+
 @pytest.mark.parametrize(
     ("change", "rule", "statistic"),
-    [(shifted, "sudden shift", "rms"), (died, "dead channels", "dead")],
+    [
+        (shifted, "sudden shift", "rms"),
+        (died, "dead channels", "dead"),
+        (broke, "non-finite", "nonfinite"),
+    ],
 )
 def test_the_incident_decides_the_first_view(
     browser: Any, tmp_path: Path, change: Any, rule: str, statistic: str

@@ -39,7 +39,6 @@ _STATISTICS = {
     "non-finite": "nonfinite",
     "collapse": "std",
     "underflow": "zero",
-    "fp8 risk": "amax",
 }
 """The statistic in which the page shows what a rule found; that of all others is the rms."""
 

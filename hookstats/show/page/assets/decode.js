@@ -2,8 +2,14 @@
 
 const CODES = { missing: 0, dead: 1, nonfinite: 2, firstLevel: 3 }; // bytes of a channel image
 
-// What the heatmap of rms and its readout need; what else there is, is inflated after the first frame.
-const FIRST = new Set(["seen", "nan", "posinf", "neginf", "dead", "rms"]);
+// What the first heatmap and its readout need, which are of the rms, or of the statistic of the worst
+// incident; what else there is, is inflated after the first frame.
+const FIRST = ["seen", "nan", "posinf", "neginf", "dead", "rms"];
+
+function firstOf({ alerts, incidents }) {
+  const statistic = incidents.length ? alerts[incidents[0].alerts[0]].statistic : "rms";
+  return new Set([...FIRST, statistic === "nonfinite" ? "count" : statistic]); // a share, of the counts
+}
 
 // With `whole` all numbers are there at once, else once `data.rest()` is kept.
 async function unpack(text, whole) {
@@ -29,8 +35,9 @@ async function unpack(text, whole) {
     } };
   });
   const add = (isWanted) => Promise.all(arrays.filter(({ name }) => isWanted(name)).map((array) => array.add()));
-  await add((name) => whole || FIRST.has(name));
-  data.rest = () => (whole ? null : add((name) => !FIRST.has(name)));
+  const first = firstOf(data);
+  await add((name) => whole || first.has(name));
+  data.rest = () => (whole ? null : add((name) => !first.has(name)));
   for (const one of data.statistics) one.of = SHARES[one.id] ?? ((d, i) => d[one.id][i]);
   placeSamples(data);
   return data;
