@@ -216,6 +216,7 @@ def test_not_finite_zero_and_missing_are_told_from_values(page: Page) -> None:
         places = ((x + dx, (row + dy) / rows) for dx in (0, 0.001, 0.002) for dy in (0.4, 0.5, 0.6))
         return {tuple(page.pixel("#heatmap canvas", *place)) for place in places}
 
+    page.choose("rms")  # the incident showed the share of what is not finite
     page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
     value, bad = shown(0, 0.5), shown(0, 0.97)
     assert len(value) == 1  # no hatch
@@ -309,6 +310,8 @@ def test_nothing_is_wider_than_the_screen(browser: Any, path: Path, width: int) 
 def test_two_runs_beside_each_other(browser: Any, run: hs.Run, tmp_path: Path) -> None:
     screen(browser, 1280, 800)
     page = Page(browser, report.write(run, tmp_path / "page.html", other=run))
+    page.choose("rms")  # the incident showed one run, and another statistic
+    page.script("document.querySelector('#beside [value=ratio]').click()")
     page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
     assert page["readout"].text.endswith("rms, B \u00f7 A \u00d71")
     tiles = page.all("#tiles > div")[0].text.split("\n")
@@ -360,6 +363,7 @@ def test_a_drag_over_the_steps_zooms_and_a_double_click_goes_back(page: Page) ->
 
 
 def test_numbers_are_saved_as_they_are_shown(page: Page, run: hs.Run) -> None:
+    page.choose("rms")
     page.press(page.heatmap, page.keys.CONTROL, page.keys.HOME)
     page.script(
         """

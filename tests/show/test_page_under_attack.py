@@ -17,7 +17,7 @@ from support.samples import BINS, CHANNEL_BINS, record_of
 
 from hookstats.records.alerts import SCALAR, SEVERITIES, Alert
 from hookstats.runs.alerts import Told
-from hookstats.runs.format import PART_KEY
+from hookstats.runs.format import PART_KEY, PartName
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.show import page
@@ -99,7 +99,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     types = pa.array([texts[i % len(texts)] for i in range(table.num_rows)]).dictionary_encode()
     about = pq.read_metadata(part).metadata[PART_KEY].decode()
     part.write_bytes(rewritten(table.set_column(at, field, types.cast(field.type)), about))
-    (part.parent / "00000-000001-000000000009.parquet").write_text(EVIL[1])  # named as damaged
+    damaged = PartName(rank=0, number=1, session=0, step=9)
+    (part.parent / str(damaged)).write_text(EVIL[1])
     with pytest.warns(RuntimeWarning, match="left out"):
         return page.write(open_run(out, skip_damaged=True), scratch / "report.html")
 
