@@ -37,12 +37,14 @@ LOGS := build/logs
 CXX_FILES := $(shell find csrc tests/cpp tests/simt bench/cuda -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 BUILD_FILES := setup.py pyproject.toml $(wildcard _build/*.py) $(filter csrc/%,$(CXX_FILES))
 PRESETS := default races asan tsan races-whole asan-whole tsan-whole
-WHOLE := races-whole asan-whole tsan tsan-whole
+WHOLE := races races-whole asan-whole tsan tsan-whole
 # Three minutes of one core each.
 CUDA_ARCHITECTURES = $(if $(filter full,$(MAKECMDGOALS)),8.0;9.0;10.0,9.0)
 # Parts that fail soon come first, then those that take longest.
 TEST_PARTS := lint pytest
-CHECK_PARTS := docs pytest-check cuda-compile ctest-races ctest-asan bench-smoke
+CHECK_PARTS := docs pytest-check cuda-compile ctest-default ctest-asan bench-smoke
+# The rooms whose slower tests check runs; full runs all of them.
+CHECK_ROOMS := arena insight kernels records rules runs sinks stats
 # The output of a part comes in one piece, when the part ends; a make that cannot do this runs the
 # parts one by one.
 PARALLEL := $(if $(filter output-sync,$(.FEATURES)),--jobs=$(JOBS) --output-sync=target)
@@ -81,16 +83,16 @@ test: | $(LOGS)  ## Install, build, lint, quick tests: at most 5 minutes on 2 co
 	$(call run_parts,test,test,$(TEST_PARTS))
 	@echo "pytest: $$(tail -n 1 $(LOGS)/pytest.log)" | tee $(LOGS)/test.txt
 
-check: | $(LOGS)  ## Slower tests, C++ tests, a sanitizer, nvcc, docs, small benchmarks: at most 15 minutes
+check: | $(LOGS)  ## Slower tests of some rooms, C++ tests, a sanitizer, nvcc, docs, small benchmarks: at most 15 minutes
 	$(call run_parts,check,dev,$(CHECK_PARTS))
-	@{ for preset in default races asan; do \
+	@{ for preset in default asan; do \
 	  echo "ctest ($$preset): $$(grep 'tests passed' $(LOGS)/ctest-$$preset.log)"; done; \
 	  grep '^hookstats: .*CUDA' $(LOGS)/cuda-compile.log; \
 	  echo "small benchmarks: $$(tail -n 1 $(LOGS)/bench-smoke.log)"; \
 	  echo "pytest, the rest: $$(tail -n 1 $(LOGS)/pytest-check.log)"; } | tee $(LOGS)/check.txt
 
-pytest-full: $(STAMPS)/dev | $(LOGS)  ## The tests that only make full runs, and more examples of Hypothesis
-	HOOKSTATS_EXAMPLES=200 $(PYTEST) -m full 2>&1 | tee $(LOGS)/pytest-full.log
+pytest-full: $(STAMPS)/dev | $(LOGS)  ## All slower tests of all rooms, and more examples of Hypothesis
+	HOOKSTATS_EXAMPLES=200 $(PYTEST) -m "check or slow or full" 2>&1 | tee $(LOGS)/pytest-full.log
 
 soak: $(STAMPS)/test  ## Train STEPS (100000) steps for at most MINUTES (30), with faults, kills and restarts
 	rm -rf build/soak
@@ -126,7 +128,7 @@ pytest: $(STAMPS)/test | $(LOGS)
 # One more than there are cores: of these tests many wait for disks, ranks and other processes.
 pytest-check: WORKERS := $(shell echo $$(( $(JOBS) + 1 )))
 pytest-check: $(STAMPS)/dev | $(LOGS)
-	$(PYTEST) -m "(check or slow) and not full" --durations=30 --durations-min=5 2>&1 | tee $(LOGS)/pytest-check.log
+	$(PYTEST) -m "(check or slow) and not full" --durations=30 --durations-min=5 $(CHECK_ROOMS:%=tests/%) 2>&1 | tee $(LOGS)/pytest-check.log
 
 # The plain presets link the kernels that setup.py compiled, those that users get.
 OBJECTS = $(if $(filter default races races-whole,$*),-DHOOKSTATS_OBJECTS="$$(ls -dt $(CURDIR)/build/temp.*/_C/csrc/cpu | head -n 1)")
