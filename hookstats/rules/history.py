@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -91,8 +91,8 @@ class History:
         """The number of this step."""
         self.before = 0
         """The number of the step that was pushed before it."""
-        self.past_steps: deque[int] = deque(maxlen=WINDOW + 1)
-        """The numbers of the steps that were pushed before it, oldest first."""
+        self.past_steps: list[int] = []
+        """The steps that were pushed before it, oldest first, `WINDOW` + 1 at most."""
         self.unclosed = 0
         """How many iterations, of those whose scalars are checked, closed no step in a row, each of
         as many micro-batches as any step had. 0 where scalars are those of a closed step."""
@@ -222,7 +222,7 @@ class History:
         self._record = record
         self.pushed += 1
         if self.pushed > 1:
-            self.past_steps.append(self.step)
+            self.past_steps = [*self.past_steps[-WINDOW:], self.step]
         self.before, self.step = self.step, record.step
         self.columns = columns_of(*record.whole_state)
         self.channels = columns_of(record.moments, record.tallies)

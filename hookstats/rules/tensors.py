@@ -188,7 +188,7 @@ class SuddenShift(Rule):
         at_least(self, 1, "steps")
 
     def check(self, record: StepRecord, history: History) -> Iterator[Alert]:
-        if _is_far(list(history.past_steps)):
+        if _is_far(history.past_steps):
             return
         rms, factor = history.rms, np.exp2(self.octaves)
         last, before = history.past_rms[:, -1], history.past_rms[:, :-1]
