@@ -10,7 +10,7 @@ from hookstats.stats.state import State
 PARAMS_SIZE: int
 REASONS: dict[str, str]
 
-class Arena:
+class DoubleBuffer:
     recording: bool
     skips_evaluation: bool
     phase: int
@@ -28,7 +28,7 @@ class Site:
     backwards: int
     missing: int
     disabled: bool
-    def __init__(self, arena: Arena, owner: object) -> None: ...
+    def __init__(self, buffers: DoubleBuffer, owner: object) -> None: ...
     @property
     def forwards(self) -> int: ...
     @property
@@ -36,30 +36,30 @@ class Site:
     @property
     def unmasked(self) -> int: ...
     def skip(self, reason: str) -> None: ...
-    def settle(self, reason: str | None, whole: bool = False) -> None: ...
-    def arrive(self, first: bool, reason: str | None, whole: bool = False) -> None: ...
-    def expect(self, sizes: Sequence[int]) -> None: ...
-    def bind(
+    def count(self, reason: str | None, whole: bool = False) -> None: ...
+    def count_gradient(self, first: bool, reason: str | None, whole: bool = False) -> None: ...
+    def set_expected_sizes(self, sizes: Sequence[int]) -> None: ...
+    def set_plan(
         self,
         x: Tensor,
         channel_dim: int | None,
         states: tuple[State, State],
         calls: tuple[Tensor, Tensor],
-        marks: tuple[Tensor, Tensor] | None,
+        occupancy: tuple[Tensor, Tensor] | None,
     ) -> None: ...
 
 class OutputHook:
     def __init__(
-        self, arena: Arena, python: object, values: Any, gradients: Any, phase: int
+        self, buffers: DoubleBuffer, python: object, values: Any, gradients: Any, phase: int
     ) -> None: ...
 
 class InputHook:
     def __init__(
-        self, arena: Arena, python: object, values: Any, gradients: Any, phase: int
+        self, buffers: DoubleBuffer, python: object, values: Any, gradients: Any, phase: int
     ) -> None: ...
 
 class Parameters:
-    def __init__(self, arena: Arena) -> None: ...
+    def __init__(self, buffers: DoubleBuffer) -> None: ...
     def add(self, parameter: Tensor) -> None: ...
     def add_watched(
         self,

@@ -183,7 +183,7 @@ def verdict(tool: str, code: int | None, said: str) -> Outcome:
     if "Device not supported" in said:
         return Outcome(None, f"{tool} does not work here: Device not supported")
     summary = re.search(r"(ERROR|RACECHECK) SUMMARY: (\d+) (errors?|hazards?)", said)
-    agreed = "folds agree with the CPU" in said
+    agreed = "updates agree with the CPU" in said
     if summary is None or not (agreed or int(summary[2])):
         reason = next((line for line in said.splitlines() if "rror" in line), last_line(said))
         return Outcome(None, f"{tool} does not work here: {reason.strip()}")

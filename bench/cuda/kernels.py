@@ -54,7 +54,7 @@ def tensors(dtype: torch.dtype) -> Iterator[tuple[Tensor, int | None]]:
 
 def main() -> None:
     """Run them."""
-    folds = 0
+    accumulated = 0
     for dtype in DTYPES:
         for what in WHATS:
             cases = list(tensors(dtype))
@@ -67,14 +67,14 @@ def main() -> None:
                 ops.update_(there, dim, *given.arguments, _on_gpu(how), _on_gpu(mask))
                 ops.update_(x, dim, *expected.arguments, how, mask)
                 _compare(given, expected)
-                folds += 1
+                accumulated += 1
             rows = [x for x, dim in cases if dim == 0 or x.dim() > 1]
             several = _by_one_call([_moved(x) for x in rows], what)
             for given, expected in zip(several, _by_one_call(rows, what), strict=True):
                 _compare(given, expected)
-                folds += 1
+                accumulated += 1
     torch.cuda.synchronize()
-    print(f"bench.cuda.kernels: {folds} folds agree with the CPU")
+    print(f"bench.cuda.kernels: {accumulated} updates agree with the CPU")
 
 
 def _by_one_call(xs: list[Tensor], what: What) -> list[State]:

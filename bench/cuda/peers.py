@@ -22,7 +22,7 @@ from bench.states import BINS, CHANNEL_BINS, EVERYTHING, State, What, empty_list
 from hookstats.kernels import ops
 from hookstats.stats import reference
 
-FOLDED = replace(HOOKSTATS, cancellation=1e-18)
+ACCUMULATED = replace(HOOKSTATS, cancellation=1e-18)
 """A constant's deviations are the rounding of its mean."""
 PLAIN = replace(FLOAT32, mean=1e-3, misplaced=1e-4)
 """What torch's own operations are held to."""
@@ -80,8 +80,8 @@ class Update:
         """Assert that all that was timed is in the state."""
         same = ("mean", "var", "min", "max")
         expected = self._sample.expected.items()
-        folded = {name: v if name in same else v * self._calls for name, v in expected}
-        check(self._state.statistics(), folded, FOLDED)
+        accumulated = {name: v if name in same else v * self._calls for name, v in expected}
+        check(self._state.statistics(), accumulated, ACCUMULATED)
 
 
 class UpdateMany:

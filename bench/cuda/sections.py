@@ -200,7 +200,7 @@ def host(scale: Scale) -> Iterator[Case]:
         peers.need_gpu(device)
         return Calls(lambda: torch.cuda._sleep(1), calls, device)
 
-    def folded(times: int) -> None:
+    def accumulated(times: int) -> None:
         assert int(made.statistics()["count"].sum()) == x.numel() * times, "calls"
 
     with hs.watch(watched, kinds=("output",), every=1, bins=BINS) as w:
@@ -214,7 +214,7 @@ def host(scale: Scale) -> Iterator[Case]:
             "watch": lambda: Calls(lambda: watched(x), calls, device, observed),
             tables.LAUNCH: launch,
             "update_": lambda: Calls(
-                lambda: ops.update_(x, 1, *made.arguments), calls, device, folded
+                lambda: ops.update_(x, 1, *made.arguments), calls, device, accumulated
             ),
         }
         yield _on_host(tables.HOST, "64 x 64 fp32", calls, makers)

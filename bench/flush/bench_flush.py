@@ -20,7 +20,7 @@ from bench.measure import Measured, Table, measure
 from bench.smoke import SMOKE, pick
 from bench.turns import Rounds
 from hookstats import LogBins, open_run
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.runs.writer import RunWriter
 from hookstats.stats.state import MOMENTS, TALLIES
@@ -33,12 +33,12 @@ ROUNDS = pick(15, 1)
 
 
 class Recording:
-    """An arena with a recorder; a round is one step, of the same tensors each time."""
+    """A double buffer with a recorder; a round is one step, of the same tensors each time."""
 
     def __init__(self, recorder: Recorder, bins: LogBins) -> None:
         self.recorder = recorder
         self.step = 0
-        self._arena = Arena(bins, None)
+        self._buffers = DoubleBuffer(bins, None)
         generator = torch.Generator().manual_seed(0)
         self._tensors = []
         for i in range(SITES):
@@ -46,17 +46,17 @@ class Recording:
             info = SiteInfo(f"layer{i // 2}", kind, CHANNELS, 1, (BATCH, CHANNELS), "float32")
             x = torch.randn(BATCH, CHANNELS, generator=generator) * 10.0 ** -(i % 7)
             x = x.relu() if i % 4 == 0 else x
-            self._tensors.append((self._arena.accumulator(info, x.device), x))
+            self._tensors.append((self._buffers.accumulator(info, x.device), x))
 
     def prepare(self) -> None:
         """Fill a step, with nothing in the background."""
         self.recorder.drain()
         for accumulator, x in self._tensors:
-            accumulator.fold(x, 1)
+            accumulator.accumulate(x, 1)
 
     def close_step(self) -> None:
         """What the training does at the end of a step."""
-        closed = self._arena.close()
+        closed = self._buffers.close()
         assert closed is not None
         self.recorder.submit(closed, self.step)
         self.step += 1

@@ -16,7 +16,7 @@ import hookstats as hs
 from bench.measure import Measured, Table, measure
 from bench.smoke import SMOKE, pick
 from bench.turns import Rounds
-from hookstats.arena import arena as accumulators
+from hookstats.buffers import double_buffer as accumulators
 from hookstats.kernels import native
 
 MODULES = pick(200, 20)

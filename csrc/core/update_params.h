@@ -1,4 +1,4 @@
-// The arguments of one update: a tensor, and the state into which it is folded.
+// The arguments of one update: a tensor, and the state into which it is accumulated.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct UpdateParams {
   int64_t* channel_counts;  // [channels, channel_bins.slots()]
   float scale = 1.0f;       // what values are divided by, as wide as core/dtype.h widens them
   const float* device_scale = nullptr;  // the scale if the host cannot read it, else null
-  // A row of marks of tensor_counts (core/marks.h), or null. Only CPU kernels mark.
-  int64_t* tensor_marks = nullptr;
+  // A row of occupancy of tensor_counts (core/occupancy.h), or null. Only CPU kernels mark.
+  int64_t* tensor_occupancy = nullptr;
   // [kSamplingColumns] if histograms may be sampled (core/sample.h), else null; the view is ordered
   // then.
   const int64_t* sampling = nullptr;

@@ -171,7 +171,8 @@ class Histogram {
         const int64_t block = n - i < kCountBlock ? n - i : kCountBlock;
         if (counters_ == nullptr) {
           find_counters<1, Real>(slots, p + i, block, set(0), which);
-          for (int64_t j = 0; target_.marks != nullptr && j < block; ++j) target_.mark(which[j]);
+          for (int64_t j = 0; target_.occupancy != nullptr && j < block; ++j)
+            target_.mark(which[j]);
           for (int64_t j = 0; j < block; ++j) target_.add(which[j], 1);
           continue;
         }
@@ -211,7 +212,7 @@ class Histogram {
       take_each([&](int64_t key, const Lanes<uint64_t>& sums) { add_keys(key, sums); });
     } else {
       take_each([&](int64_t slot, const Lanes<uint64_t>& sums) {
-        target_.mark(slot);  // kMarkSlots of them
+        target_.mark(slot);  // kOccupancySlots of them
         target_.add_lanes(slot, slots, sums);
       });
     }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/marks.h"
+#include "core/occupancy.h"
 #include "core/state.h"
 
 // Processors that lack the instruction ignore it.
@@ -32,14 +32,14 @@ bool any_nonzero(const int64_t* counts, int64_t n) {
   return any != 0;
 }
 
-void mark_nonzero(const int64_t* counts, int64_t width, int64_t* marks) {
-  int64_t* bits = marks + 1;
+void mark_nonzero(const int64_t* counts, int64_t width, int64_t* occupancy) {
+  int64_t* bits = occupancy + 1;
   for (int64_t begin = 0; begin < width; begin += kWordSlots) {
     const int64_t end = std::min(begin + kWordSlots, width);
     uint64_t word = 0, bit = 1;
     int64_t slot = begin;
-    for (; slot + kMarkSlots <= end; slot += kMarkSlots, bit <<= 1) {
-      if (any_nonzero(counts + slot, kMarkSlots)) word |= bit;
+    for (; slot + kOccupancySlots <= end; slot += kOccupancySlots, bit <<= 1) {
+      if (any_nonzero(counts + slot, kOccupancySlots)) word |= bit;
     }
     if (any_nonzero(counts + slot, end - slot)) word |= bit;
     *bits++ |= static_cast<int64_t>(word);
@@ -60,13 +60,14 @@ void drain_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t fir
   drain_columns(tallies, rows, empty, columns + first, total);
 }
 
-int64_t complete_marks(const Histograms& histograms, const int64_t* folds) {
-  const auto& [counts, marks, rows, width] = histograms;
+int64_t complete_occupancy(const Histograms& histograms, const int64_t* accumulated) {
+  const auto& [counts, occupancy, rows, width] = histograms;
   const int64_t columns = mark_columns(width);
   int64_t entries = 0;
   for (int64_t r = 0; r < rows; ++r) {
-    int64_t* const row = marks + r * columns;
-    if (folds == nullptr || folds[r] != row[0]) mark_nonzero(counts + r * width, width, row);
+    int64_t* const row = occupancy + r * columns;
+    if (accumulated == nullptr || accumulated[r] != row[0])
+      mark_nonzero(counts + r * width, width, row);
     each_marked(row, width, [&](int64_t begin, int64_t end) { entries += end - begin; });
   }
   return entries;
@@ -74,7 +75,7 @@ int64_t complete_marks(const Histograms& histograms, const int64_t* folds) {
 
 HOOKSTATS_PREFETCHES_TO_WRITE
 void drain_counts(const Histograms& histograms, SparseCounts& into) {
-  const auto& [counts, marks, rows, width] = histograms;
+  const auto& [counts, occupancy, rows, width] = histograms;
   const int64_t columns = mark_columns(width);
   int32_t* const slots = into.slots;
   int64_t* const values = into.counts;
@@ -82,13 +83,13 @@ void drain_counts(const Histograms& histograms, SparseCounts& into) {
   for (int64_t r = 0; r < rows; ++r) {
     int64_t* const row = counts + r * width;
     if (r + 1 < rows) {  // it is in no cache, and far from this one
-      each_marked(marks + (r + 1) * columns, width,
+      each_marked(occupancy + (r + 1) * columns, width,
                   [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
                     for (int64_t slot = begin; slot < end; slot += 8)
                       __builtin_prefetch(row + width + slot, 1);
                   });
     }
-    each_marked(marks + r * columns, width, [&](int64_t begin, int64_t end) {
+    each_marked(occupancy + r * columns, width, [&](int64_t begin, int64_t end) {
       for (int64_t slot = begin; slot < end; ++slot) {
         slots[entries] = static_cast<int32_t>(slot);
         values[entries] = row[slot];
@@ -96,7 +97,7 @@ void drain_counts(const Histograms& histograms, SparseCounts& into) {
         row[slot] = 0;
       }
     });
-    std::memset(marks + r * columns, 0, static_cast<size_t>(columns) * sizeof(int64_t));
+    std::memset(occupancy + r * columns, 0, static_cast<size_t>(columns) * sizeof(int64_t));
     into.offsets[++into.rows] = entries;
   }
   into.entries = entries;

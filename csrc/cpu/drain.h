@@ -12,14 +12,14 @@ void drain_tallies(int64_t* tallies, int64_t rows, int64_t* columns, int64_t fir
 
 // Histograms, and which of their slots were counted in.
 struct Histograms {
-  int64_t* counts;  // [rows, width]
-  int64_t* marks;   // [rows, mark_columns(width)], see core/marks.h
+  int64_t* counts;     // [rows, width]
+  int64_t* occupancy;  // [rows, mark_columns(width)], see core/occupancy.h
   int64_t rows, width;
 };
 
-// Completes the marks: looks at a whole histogram if not all of its tensors (`folds`, by row) are
-// marked, or if `folds` is null. Returns the most entries that there may be.
-int64_t complete_marks(const Histograms& histograms, const int64_t* folds);
+// Completes the occupancy: looks at a whole histogram if not all of its tensors (`accumulated`, by
+// row) are marked, or if `accumulated` is null. Returns the most entries that there may be.
+int64_t complete_occupancy(const Histograms& histograms, const int64_t* accumulated);
 
 // Histograms as sparse rows, as most of their counts are zero: row r has the entries
 // offsets[r]..offsets[r + 1] of `slots`, which ascend, and `counts`.
@@ -30,8 +30,8 @@ struct SparseCounts {
   int64_t rows = 0, entries = 0;
 };
 
-// Appends the rows of `histograms`, whose marks are complete. Entries need as much room as
-// `complete_marks` said.
+// Appends the rows of `histograms`, whose occupancy is complete. Entries need as much room as
+// `complete_occupancy` said.
 void drain_counts(const Histograms& histograms, SparseCounts& into);
 
 }  // namespace hookstats::cpu

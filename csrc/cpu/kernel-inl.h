@@ -32,7 +32,7 @@ void run_with(const Job& job, int64_t begin, int64_t end) {
   uint16_t* counters =
       zero_counters(thread_scratch().tensor_counters, Histogram::counters(p.tensor_bins));
   Histogram histogram(p.tensor_bins, counters,
-                      {p.tensor_counts, p.view.repeat, shared, p.tensor_marks}, p.view.numel(),
+                      {p.tensor_counts, p.view.repeat, shared, p.tensor_occupancy}, p.view.numel(),
                       job.plan.tensor_sample, Worker::kFloats, job.plan.by_key);
   run(&histogram);
   histogram.empty();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/marks.h"
+#include "core/occupancy.h"
 #include "cpu/plan.h"
 #include "cpu/update.h"
 

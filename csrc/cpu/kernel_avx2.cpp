@@ -12,7 +12,7 @@
 #include "core/bins.h"
 #include "core/dtype.h"
 #include "core/state.h"
-#include "cpu/fold.h"
+#include "cpu/accumulate.h"
 #include "cpu/kernel.h"
 #include "cpu/plan.h"
 

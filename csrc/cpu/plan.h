@@ -39,8 +39,8 @@ struct Plan {
   int64_t row_splits;
   int64_t inner_step;  // elements of a run per task
   int64_t inner_splits;
-  // A channel is one task's, which folds it into the state itself. What expanded dimensions repeat
-  // is left to the merge.
+  // A channel is one task's, which accumulates it into the state itself. What expanded dimensions
+  // repeat is left to the merge.
   bool direct;
   Sample tensor_sample, channel_sample;  // of the histograms
   // All of the tensor's elements are counted by the upper bits of floats, which leaves non-finite

@@ -33,7 +33,7 @@ class Reader {
       for (int i = 0; i < count; ++i) partials[i] = rows.at(i);
       return;
     }
-    for (int i = 0; i < count; ++i) fold_channel(p_, first + i, rows.at(i));
+    for (int i = 0; i < count; ++i) accumulate_channel(p_, first + i, rows.at(i));
     if (!any(sums.nan | sums.posinf | sums.neginf)) return;
     // Perhaps before these elements are counted: threads add their counts when they end.
     int64_t nan = 0, posinf = 0, neginf = 0;

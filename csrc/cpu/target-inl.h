@@ -6,7 +6,7 @@ struct Target {
   int64_t* counts;
   int64_t times;  // how often each element is counted
   bool shared;
-  int64_t* marks = nullptr;  // see core/marks.h; or null
+  int64_t* occupancy = nullptr;  // see core/occupancy.h; or null
 
   void add(int64_t slot, int64_t count) const {
     if (shared) {
@@ -18,10 +18,10 @@ struct Target {
 
   // Marks `slot` and its neighbours, before or after it is counted in.
   HOOKSTATS_INLINE void mark(int64_t slot) const {
-    if (marks == nullptr) return;
-    int64_t* const word = marks + 1 + slot / kWordSlots;
+    if (occupancy == nullptr) return;
+    int64_t* const word = occupancy + 1 + slot / kWordSlots;
     const int64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
-    const auto bit = static_cast<int64_t>(uint64_t{1} << (slot / kMarkSlots % 64));
+    const auto bit = static_cast<int64_t>(uint64_t{1} << (slot / kOccupancySlots % 64));
     if ((old & bit) != 0) return;
     if (shared) {
       __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
@@ -32,8 +32,8 @@ struct Target {
 
   // Marks those of the slots from `slot` on that are not zero in `sums`.
   HOOKSTATS_INLINE void mark_lanes(int64_t slot, const Lanes<uint64_t>& sums) const {
-    static_assert(kLanes == kMarkSlots);
-    const Mask<int64_t> head = lt(iota<int64_t>(), set(kMarkSlots - slot % kMarkSlots));
+    static_assert(kLanes == kOccupancySlots);
+    const Mask<int64_t> head = lt(iota<int64_t>(), set(kOccupancySlots - slot % kOccupancySlots));
     const Lanes<int64_t> values = bit_cast_lanes<int64_t>(sums);
     if (any(values & head)) mark(slot);
     if (any(values & (head ^ set(int64_t{-1})))) mark(slot + kLanes - 1);

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cpu/fold.h"
+#include "cpu/accumulate.h"
 #include "cpu/kernel.h"
 #include "cpu/plan.h"
 
@@ -73,7 +73,7 @@ struct Merge {
     int64_t nan = 0, posinf = 0, neginf = 0;
     for (int64_t c = begin; c < end; ++c) {
       const Channel seen = total(c);
-      fold_channel(params, c, seen);
+      accumulate_channel(params, c, seen);
       discount_channel(params, plan, c, seen);
       nan += seen.nan;
       posinf += seen.posinf;

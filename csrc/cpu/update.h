@@ -1,4 +1,4 @@
-// Entry points of the CPU kernels: fold tensors' statistics into the state of their channels.
+// Entry points of the CPU kernels: accumulate tensors' statistics into the state of their channels.
 #pragma once
 
 #include <cstdint>

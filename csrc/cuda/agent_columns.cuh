@@ -3,8 +3,8 @@
 // wide.
 #pragma once
 
+#include "cuda/accumulate.cuh"
 #include "cuda/columns_sum.cuh"
-#include "cuda/fold.cuh"
 
 namespace hookstats::cuda {
 
@@ -146,7 +146,7 @@ class Columns : ColumnsSum<Source, kCounts> {
     seen.nan =
         (Source::kMasked ? place_.kept : place_.rows) - seen.count - seen.posinf - seen.neginf;
     if (item_.row_splits == 1) {
-      fold(item_, channel, seen);
+      accumulate(item_, channel, seen);
     } else {
       store_partial(item_, split, channel, seen);
     }
@@ -157,8 +157,8 @@ class Columns : ColumnsSum<Source, kCounts> {
     if (item_.row_splits == 1) return;
     if (is_last_block(item_.block_counters + channel_block, item_.row_splits)) {
       const int64_t left = item_.channels - place_.begin;
-      fold_partials(item_, place_.begin,
-                    left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);
+      accumulate_partials(item_, place_.begin,
+                          left < Sum::width() ? static_cast<int>(left) : Sum::width(), scratch);
     }
   }
 

@@ -3,8 +3,8 @@
 // is merged. A block has the maps of several channels, or a part of a larger one.
 #pragma once
 
+#include "cuda/accumulate.cuh"
 #include "cuda/columns_sum.cuh"
-#include "cuda/fold.cuh"
 
 namespace hookstats::cuda {
 
@@ -94,7 +94,7 @@ class Maps : ColumnsSum<Source, kCounts> {
       const int64_t size = place_.map < place_.elements ? place_.map : place_.elements;
       seen.nan = place_.rows * size - seen.count - seen.posinf - seen.neginf;
       if (item_.splits() == 1) {
-        fold(item_, channel, seen);
+        accumulate(item_, channel, seen);
       } else {
         store_partial(item_, split, channel, seen);
       }
@@ -103,8 +103,8 @@ class Maps : ColumnsSum<Source, kCounts> {
     if (item_.splits() == 1) return;
     if (is_last_block(item_.block_counters + channel_block, item_.splits())) {
       const int64_t left = item_.channels - place_.first_channel;
-      fold_partials(item_, place_.first_channel, left < maps ? static_cast<int>(left) : maps,
-                    scratch);
+      accumulate_partials(item_, place_.first_channel, left < maps ? static_cast<int>(left) : maps,
+                          scratch);
     }
   }
 

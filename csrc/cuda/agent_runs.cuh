@@ -3,8 +3,8 @@
 // time.
 #pragma once
 
+#include "cuda/accumulate.cuh"
 #include "cuda/counting.cuh"
-#include "cuda/fold.cuh"
 #include "cuda/runs_reader.cuh"
 
 namespace hookstats::cuda {
@@ -340,7 +340,7 @@ class Runs : RunsReader<Source> {
     add_channel_table(p);
     sync_warp();
     count_nan(p, seen);
-    if (exists && lane() % kGroup == 0) fold(item_, p.channel, seen);
+    if (exists && lane() % kGroup == 0) accumulate(item_, p.channel, seen);
   }
 
   HOOKSTATS_DEVICE void run_block(const Split& p, void* scratch) {
@@ -352,14 +352,14 @@ class Runs : RunsReader<Source> {
       Channel seen = entry<Channel>(scratch, 0);
       count_nan(p, seen);
       if (item_.splits() == 1) {
-        fold(item_, p.channel, seen);
+        accumulate(item_, p.channel, seen);
       } else {
         store_partial(item_, p.index, p.channel, seen);
       }
     }
     if (item_.splits() > 1) {
       if (is_last_block(item_.block_counters + p.channel, item_.splits())) {
-        fold_partials(item_, p.channel, 1, scratch);
+        accumulate_partials(item_, p.channel, 1, scratch);
       }
     }
     sync_block();

@@ -1,4 +1,5 @@
-// Entry points of the CUDA kernels: fold tensors' statistics into the state of their channels.
+// Entry points of the CUDA kernels: accumulate tensors' statistics into the state of their
+// channels.
 #pragma once
 
 #include <cstddef>

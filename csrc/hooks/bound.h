@@ -1,4 +1,4 @@
-// Where a site folds in tensors of one shape, dtype and device.
+// Where a site accumulates tensors of one shape, dtype and device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,14 +33,14 @@ struct Bound {
   // Owns the memory that `params` points into.
   std::array<State, 2> states;
   std::array<at::Tensor, 2> calls;
-  std::optional<std::array<at::Tensor, 2>> marks;
+  std::optional<std::array<at::Tensor, 2>> occupancy;
   std::array<int64_t*, 2> call_counts{};
   std::vector<float> tensor_edges{}, channel_edges{};
   bool masked = false;  // whether the views in `params` are of a mask
 
-  void count_fold(size_t front) {
+  void count_accumulated(size_t front) {
     ++*call_counts[front];
-    if (int64_t* const marks_of = params[front].tensor_marks) ++marks_of[0];
+    if (int64_t* const occupancy_of = params[front].tensor_occupancy) ++occupancy_of[0];
   }
 };
 

@@ -19,7 +19,7 @@ namespace {
 // State that the hooks of one tensor share.
 struct Awaited {
   explicit Awaited(std::shared_ptr<Site> site)
-      : site(std::move(site)), mask(this->site->arena().mask()) {}
+      : site(std::move(site)), mask(this->site->buffers().mask()) {}
 
   std::shared_ptr<Site> site;
   std::shared_ptr<const Mask> mask;  // of the tensor's call, or null

@@ -1,4 +1,4 @@
-// Hooks in the autograd graph, which fold the gradient of one tensor into its site.
+// Hooks in the autograd graph, which accumulate the gradient of one tensor into its site.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 namespace hookstats::hooks {
 
 // Registers the hooks on a tensor that requires grad. Backward runs them without the GIL. Under the
-// arena's lock, as the gradient gets the mask that the arena has now.
+// double buffer's lock, as the gradient gets the mask that the double buffer has now.
 //
 // A view that is changed in place later is replaced in the graph, and the view's hook then gets
 // part of the gradient or none. The gradient of the base has all of it, so a hook on the base takes

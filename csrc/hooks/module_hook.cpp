@@ -1,4 +1,4 @@
-// A forward hook's call: decide, find the tensors, fold them in, await their gradients.
+// A forward hook's call: decide, find the tensors, accumulate them, await their gradients.
 #include "hooks/module_hook.h"
 
 #include <ATen/core/grad_mode.h>
@@ -30,21 +30,21 @@ bool is_odd_call() {
          torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
 
-void fold(Site& site, const at::Tensor& x) {
-  const std::shared_ptr<const Mask> mask = site.arena().mask();
+void accumulate(Site& site, const at::Tensor& x) {
+  const std::shared_ptr<const Mask> mask = site.buffers().mask();
   const bool whole = site.is_whole(x, mask.get());
-  const bool folded = site.attempt([&] {
-    const UpdateParams& params = site.aim(x, mask.get());
+  const bool accumulated = site.attempt([&] {
+    const UpdateParams& params = site.prepare(x, mask.get());
     std::optional<c10::Storage> memory;  // other threads may change x, which is not read then
     std::optional<py::gil_scoped_release> released;
     if (x.numel() >= kReleaseGil) {
       memory = x.storage();
       released.emplace();
     }
-    site.fold(params);
+    site.accumulate(params);
   });
-  if (folded) {
-    site.settle(std::nullopt, whole);
+  if (accumulated) {
+    site.count(std::nullopt, whole);
   } else {
     site.skip(kDisabled);
   }
@@ -69,9 +69,9 @@ void await(const std::shared_ptr<Site>& site, const at::Tensor& x) {
 
 }  // namespace
 
-ModuleHook::ModuleHook(std::shared_ptr<Arena> arena, py::object python, py::object values,
+ModuleHook::ModuleHook(std::shared_ptr<DoubleBuffer> buffers, py::object python, py::object values,
                        py::object gradients, int phase)
-    : arena_(std::move(arena)),
+    : buffer_(std::move(buffers)),
       python_(std::move(python)),
       values_(std::move(values)),
       gradients_(std::move(gradients)),
@@ -81,14 +81,14 @@ PyObject* ModuleHook::call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   auto* hook = static_cast<ModuleHook*>(instance->simple_value_holder[0]);
   // Before the macro, which sets up a handler of warnings: a hook that is off must cost nothing.
-  const Arena& arena = *hook->arena_;
-  if (!arena.recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
-  if (arena.phase.load(std::memory_order_relaxed) != hook->phase_) Py_RETURN_NONE;
+  const DoubleBuffer& buffers = *hook->buffer_;
+  if (!buffers.recording.load(std::memory_order_relaxed)) Py_RETURN_NONE;
+  if (buffers.phase.load(std::memory_order_relaxed) != hook->phase_) Py_RETURN_NONE;
   HANDLE_TH_ERRORS
   bool done = false;
   try {
     const bool is_for_python =
-        hook->phase_ == 0 && arena.skips_evaluation && !at::GradMode::is_enabled();
+        hook->phase_ == 0 && buffers.skips_evaluation && !at::GradMode::is_enabled();
     done = !is_for_python && PyTuple_GET_SIZE(args) == 3 && hook->observe(args);
   } catch (const py::error_already_set& error) {
     // A container raised it. The Python hook meets it again and copes; an interrupt comes only
@@ -107,7 +107,7 @@ bool ModuleHook::observe(PyObject* args) {
   add_leaves(args, leaves);
   if (leaves.empty()) return false;
 
-  const LockWithGil lock(*arena_);
+  const LockWithGil lock(*buffer_);
   const bool recomputation = torch::autograd::get_current_graph_task_id() != -1;
   if (outdated_) places_.clear();
   outdated_ = false;
@@ -117,7 +117,7 @@ bool ModuleHook::observe(PyObject* args) {
   c10::SmallVector<Place::Found, 4> found(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& x = leaves[i].tensor();
-    if (!Site::is_plain(x) || arena_->kernels(x) == nullptr) return false;
+    if (!Site::is_plain(x) || buffer_->kernels(x) == nullptr) return false;
     if (!place(i, leaves[i].path)->find(x, recomputation, found[i])) return false;
   }
   for (size_t i = 0; i < leaves.size(); ++i) {
@@ -129,9 +129,9 @@ bool ModuleHook::observe(PyObject* args) {
       continue;
     }
     if (value != nullptr && i > 0 && !value->fits(leaves[i].tensor())) {
-      value->skip(kChangedByThread);  // while the tensor before was folded in
+      value->skip(kChangedByThread);  // while the tensor before was accumulated
     } else if (value != nullptr) {
-      fold(*value, leaves[i].tensor());
+      accumulate(*value, leaves[i].tensor());
     }
     if (gradient != nullptr) await(*gradient, leaves[i].tensor());
   }

@@ -18,8 +18,8 @@ namespace hookstats::hooks {
 class ModuleHook {
  public:
   // `values` and `gradients`: a Python `Sites`, or None. `phase`: the one whose calls it handles.
-  ModuleHook(std::shared_ptr<Arena> arena, pybind11::object python, pybind11::object values,
-             pybind11::object gradients, int phase);
+  ModuleHook(std::shared_ptr<DoubleBuffer> buffers, pybind11::object python,
+             pybind11::object values, pybind11::object gradients, int phase);
   virtual ~ModuleHook() = default;
 
   // The slot that Python calls; always returns None.
@@ -53,7 +53,7 @@ class ModuleHook {
   // The place of a path, which is the i-th of its call; null where there are too many paths.
   const Place* place(size_t i, const std::string& path);
 
-  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<DoubleBuffer> buffer_;
   pybind11::object python_, values_, gradients_;
   const int phase_;
   std::vector<Place> places_;

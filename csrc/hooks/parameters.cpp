@@ -58,7 +58,7 @@ bool Parameters::observe(const py::list& groups, const py::object& divisor) {
   const c10::Storage scale_memory = scale ? scale->storage() : c10::Storage();
   count(scale);
   for (Batch& batch : batches_) {
-    if (!batch.params.empty()) fold(batch);
+    if (!batch.params.empty()) accumulate(batch);
   }
   return true;
 }
@@ -67,11 +67,11 @@ bool Parameters::collect(const py::list& groups, const std::optional<at::Tensor>
   const bool divides = !scale || (scale->scalar_type() == at::kFloat && scale->dim() == 0);
   if (!divides || (scale && !Site::is_plain(*scale))) return false;
   std::optional<c10::Device> asked;  // the last device that kernels were asked for
-  const auto folds = [&](const Site& site, const at::Tensor& x) {
+  const auto accumulated = [&](const Site& site, const at::Tensor& x) {
     if (!site.fits(x)) return false;
     if (asked == x.device()) return true;
     asked = x.device();
-    return arena_->kernels(x) != nullptr;
+    return buffer_->kernels(x) != nullptr;
   };
   for (const py::handle group : groups) {
     if (!PyList_Check(group.ptr())) return false;
@@ -82,9 +82,9 @@ bool Parameters::collect(const py::list& groups, const std::optional<at::Tensor>
       if (!is_still(entry, parameter)) return false;
       const at::Tensor& value = THPVariable_Unpack(parameter);
       at::Tensor gradient = entry.gradient ? value.grad() : at::Tensor();
-      if (entry.value && !entry.value->disabled && !folds(*entry.value, value)) return false;
+      if (entry.value && !entry.value->disabled && !accumulated(*entry.value, value)) return false;
       if (gradient.defined() && !entry.gradient->disabled) {
-        if (!folds(*entry.gradient, gradient)) return false;
+        if (!accumulated(*entry.gradient, gradient)) return false;
         if (scale && scale->device() != gradient.device()) return false;
       }
       parameters_.push_back(py::reinterpret_borrow<py::object>(parameter));
@@ -132,10 +132,10 @@ void Parameters::add_to_batch(Site& site, const at::Tensor& x, const at::Tensor*
     if (each.device == device) batch = &each;
   }
   if (batch == nullptr) {
-    batches_.push_back({arena_->kernels(x), device, {}, {}, {}});
+    batches_.push_back({buffer_->kernels(x), device, {}, {}, {}});
     batch = &batches_.back();
   }
-  UpdateParams& params = batch->params.emplace_back(site.aim(x));
+  UpdateParams& params = batch->params.emplace_back(site.prepare(x));
   batch->sites.push_back(&site);
   batch->memory.push_back(x.storage());
   if (scale != nullptr && scale->is_cpu()) {
@@ -145,7 +145,7 @@ void Parameters::add_to_batch(Site& site, const at::Tensor& x, const at::Tensor*
   }
 }
 
-void Parameters::fold(Batch& batch) {
+void Parameters::accumulate(Batch& batch) {
   try {
     const py::gil_scoped_release released;
     batch.kernels->update(batch.params.data(), static_cast<int64_t>(batch.params.size()),
@@ -162,7 +162,7 @@ void Parameters::fold(Batch& batch) {
   }
   for (Site* site : batch.sites) {
     ++site->observed;
-    site->count_fold();
+    site->count_accumulated();
   }
 }
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/update_params.h"
-#include "hooks/arena.h"
+#include "hooks/double_buffer.h"
 #include "hooks/site.h"
 #include "ops/kernels.h"
 
@@ -24,7 +24,7 @@ namespace hookstats::hooks {
 // All methods need the GIL.
 class Parameters {
  public:
-  explicit Parameters(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+  explicit Parameters(std::shared_ptr<DoubleBuffer> buffers) : buffer_(std::move(buffers)) {}
 
   // Adds the next parameter in the optimizer's order, which is not watched.
   void add(PyObject* parameter);
@@ -33,10 +33,10 @@ class Parameters {
   void add_watched(PyObject* parameter, pybind11::object owner, pybind11::str key,
                    std::shared_ptr<Site> value, std::shared_ptr<Site> gradient);
 
-  // Counts the parameters in the lists `groups` and folds them in, by one call per device;
+  // Counts the parameters in the lists `groups` and accumulates them, by one call per device;
   // gradients are divided by `scale` unless `scale` is None. Returns false, and has done nothing,
   // if the parameters are not those that were added, or if Python has to look at one of their
-  // tensors. Under the arena's lock.
+  // tensors. Under the double buffer's lock.
   bool observe(const pybind11::list& groups, const pybind11::object& scale);
 
  private:
@@ -46,13 +46,14 @@ class Parameters {
     std::shared_ptr<Site> value, gradient;
   };
 
-  // The tensors that one call folds in.
+  // The tensors that one call accumulates.
   struct Batch {
     const Kernels* kernels;
     c10::Device device;
     std::vector<UpdateParams> params;
     std::vector<Site*> sites;
-    // Owns what `params` point to: other threads may give a tensor other memory during a fold.
+    // Owns what `params` point to: other threads may give a tensor other memory during an
+    // accumulation.
     std::vector<c10::Storage> memory;
   };
 
@@ -60,9 +61,9 @@ class Parameters {
   bool is_still(const Entry& entry, PyObject* parameter) const;
   void count(const std::optional<at::Tensor>& scale);
   void add_to_batch(Site& site, const at::Tensor& x, const at::Tensor* scale);
-  void fold(Batch& batch);
+  void accumulate(Batch& batch);
 
-  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<DoubleBuffer> buffer_;
   std::vector<Entry> entries_;
   // The tensors of the call under way; the vectors keep their capacity. Parameters are Python
   // objects, since a first reference from C++ to their tensors takes the GIL.

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "hooks/arena.h"
+#include "hooks/double_buffer.h"
 #include "hooks/gradient.h"
 #include "hooks/module_hook.h"
 #include "hooks/parameters.h"
@@ -61,8 +61,8 @@ void set_traced(py::type type, const py::function& traced) {
 template <class Hook>
 void define_hook(py::module_& m, const char* name) {
   py::class_<Hook>(m, name, py::dynamic_attr())
-      .def(py::init<std::shared_ptr<Arena>, py::object, py::object, py::object, int>(),
-           py::arg("arena"), py::arg("python"), py::arg("values"), py::arg("gradients"),
+      .def(py::init<std::shared_ptr<DoubleBuffer>, py::object, py::object, py::object, int>(),
+           py::arg("buffers"), py::arg("python"), py::arg("values"), py::arg("gradients"),
            py::arg("phase"));
 }
 
@@ -75,42 +75,42 @@ PYBIND11_MODULE(_hooks, m) {
   m.attr("PARAMS_SIZE") = sizeof(UpdateParams);
   m.attr("REASONS") = reasons();
 
-  py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
+  py::class_<DoubleBuffer, std::shared_ptr<DoubleBuffer>>(m, "DoubleBuffer")
       .def(py::init([](const std::map<std::string, size_t>& kernels) {
-             return std::make_shared<Arena>(to_table(kernels));
+             return std::make_shared<DoubleBuffer>(to_table(kernels));
            }),
            py::arg("kernels"))
       .def_property(
-          "recording", [](const Arena& a) { return a.recording.load(); },
-          [](Arena& a, bool recording) { a.recording = recording; })
+          "recording", [](const DoubleBuffer& a) { return a.recording.load(); },
+          [](DoubleBuffer& a, bool recording) { a.recording = recording; })
       .def_property(
-          "skips_evaluation", [](const Arena& a) { return a.skips_evaluation.load(); },
-          [](Arena& a, bool skips) { a.skips_evaluation = skips; })
+          "skips_evaluation", [](const DoubleBuffer& a) { return a.skips_evaluation.load(); },
+          [](DoubleBuffer& a, bool skips) { a.skips_evaluation = skips; })
       .def_property(
-          "phase", [](const Arena& a) { return a.phase.load(); },
-          [](Arena& a, int phase) { a.phase = phase; })
-      .def_property_readonly("seconds", [](const Arena& a) { return a.mutex.seconds(); })
+          "phase", [](const DoubleBuffer& a) { return a.phase.load(); },
+          [](DoubleBuffer& a, int phase) { a.phase = phase; })
+      .def_property_readonly("seconds", [](const DoubleBuffer& a) { return a.mutex.seconds(); })
       .def_property(
-          "front", [](const Arena& a) { return a.front; },
-          [](Arena& a, int front) { a.front = front; })
+          "front", [](const DoubleBuffer& a) { return a.front; },
+          [](DoubleBuffer& a, int front) { a.front = front; })
       .def(
           "set_mask",
-          [](Arena& a, const std::optional<at::Tensor>& mask) {
+          [](DoubleBuffer& a, const std::optional<at::Tensor>& mask) {
             const auto made = mask ? std::make_shared<const Mask>(*mask) : nullptr;
             const LockWithGil lock(a);
             a.set_mask(made);
           },
           py::arg("mask"))
-      .def("depth", [](Arena& a) { return a.mutex.depth(); })
-      // Python uses an arena as it would use a threading.RLock.
-      .def("__enter__", [](Arena& a) { LockWithGil::lock(a); })
-      .def("__exit__", [](Arena& a, const py::args&) { a.mutex.unlock(); });
+      .def("depth", [](DoubleBuffer& a) { return a.mutex.depth(); })
+      // Python uses a double buffer as it would use a threading.RLock.
+      .def("__enter__", [](DoubleBuffer& a) { LockWithGil::lock(a); })
+      .def("__exit__", [](DoubleBuffer& a, const py::args&) { a.mutex.unlock(); });
 
   py::class_<Site, std::shared_ptr<Site>>(m, "Site")
-      .def(py::init([](std::shared_ptr<Arena> arena, const py::object& owner) {
-             return std::make_shared<Site>(std::move(arena), owner.ptr());
+      .def(py::init([](std::shared_ptr<DoubleBuffer> buffers, const py::object& owner) {
+             return std::make_shared<Site>(std::move(buffers), owner.ptr());
            }),
-           py::arg("arena"), py::arg("owner"))
+           py::arg("buffers"), py::arg("owner"))
       .def_property_readonly("forwards", &Site::forwards)
       .def_readonly("observed", &Site::observed)
       .def_readonly("unmasked", &Site::unmasked)
@@ -121,21 +121,23 @@ PYBIND11_MODULE(_hooks, m) {
       .def(
           "skip", [](Site& s, const std::string& reason) { ++s.skipped[reason]; },
           py::arg("reason"))
-      .def("settle", &Site::settle, py::arg("reason"), py::arg("whole") = false)
-      .def("arrive", &Site::arrive, py::arg("first"), py::arg("reason"), py::arg("whole") = false)
-      .def("expect", &Site::expect, py::arg("sizes"))
+      .def("count", &Site::count, py::arg("reason"), py::arg("whole") = false)
+      .def("count_gradient", &Site::count_gradient, py::arg("first"), py::arg("reason"),
+           py::arg("whole") = false)
+      .def("set_expected_sizes", &Site::set_expected_sizes, py::arg("sizes"))
       .def(
-          "bind",
+          "set_plan",
           [](Site& s, const at::Tensor& x, std::optional<int64_t> channel_dim,
              const std::array<py::object, 2>& states, const std::array<at::Tensor, 2>& calls,
-             const std::optional<std::array<at::Tensor, 2>>& marks) {
-            s.bind(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls, marks);
+             const std::optional<std::array<at::Tensor, 2>>& occupancy) {
+            s.set_plan(x, channel_dim, {to_state(states[0]), to_state(states[1])}, calls,
+                       occupancy);
           },
           py::arg("x"), py::arg("channel_dim"), py::arg("states"), py::arg("calls"),
-          py::arg("marks"));
+          py::arg("occupancy"));
 
   py::class_<Parameters>(m, "Parameters")
-      .def(py::init<std::shared_ptr<Arena>>(), py::arg("arena"))
+      .def(py::init<std::shared_ptr<DoubleBuffer>>(), py::arg("buffers"))
       .def(
           "add", [](Parameters& p, const py::handle& parameter) { p.add(parameter.ptr()); },
           py::arg("parameter"))

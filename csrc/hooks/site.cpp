@@ -1,4 +1,4 @@
-// Site: counts and folds the tensors of one place in a model.
+// Site: counts and accumulates the tensors of one place in a model.
 #include "hooks/site.h"
 
 #include <c10/core/DispatchKeySet.h>
@@ -68,8 +68,8 @@ void call_owner(PyObject* owner, const char* method, Call call) {
 
 }  // namespace
 
-Site::Site(std::shared_ptr<Arena> arena, PyObject* owner)
-    : arena_(std::move(arena)), owner_(PyWeakref_NewRef(owner, nullptr)) {
+Site::Site(std::shared_ptr<DoubleBuffer> buffers, PyObject* owner)
+    : buffer_(std::move(buffers)), owner_(PyWeakref_NewRef(owner, nullptr)) {
   if (owner_ == nullptr) throw py::error_already_set();
 }
 
@@ -92,12 +92,12 @@ bool Site::is_strided(const at::Tensor& x) {
   return has_only(x, kPlainKeys | lazy) && x.layout() == at::kStrided;
 }
 
-void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
-                std::array<State, 2> states, std::array<at::Tensor, 2> calls,
-                const std::optional<std::array<at::Tensor, 2>>& marks) {
+void Site::set_plan(const at::Tensor& x, std::optional<int64_t> channel_dim,
+                    std::array<State, 2> states, std::array<at::Tensor, 2> calls,
+                    const std::optional<std::array<at::Tensor, 2>>& occupancy) {
   bound_.reset();
   const std::optional<DType> dtype = dtype_of(x.scalar_type());
-  const Kernels* const kernels = arena_->kernels(x);
+  const Kernels* const kernels = buffer_->kernels(x);
   if (!dtype || kernels == nullptr) return;
   int dim = -1;
   if (channel_dim) dim = static_cast<int>(*channel_dim < 0 ? *channel_dim + x.dim() : *channel_dim);
@@ -109,7 +109,7 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
                                       .channel_dim = dim,
                                       .states = std::move(states),
                                       .calls = std::move(calls),
-                                      .marks = marks});
+                                      .occupancy = occupancy});
   UpdateParams params{};
   params.dtype = *dtype;
   const State& first = bound.states[0];
@@ -123,8 +123,8 @@ void Site::bind(const at::Tensor& x, std::optional<int64_t> channel_dim,
     params.tallies = state.tallies.mutable_data_ptr<int64_t>();
     params.tensor_counts = counts_of(state.counts);
     params.channel_counts = counts_of(state.channel_counts);
-    params.tensor_marks =
-        bound.marks ? (*bound.marks)[buffer].mutable_data_ptr<int64_t>() : nullptr;
+    params.tensor_occupancy =
+        bound.occupancy ? (*bound.occupancy)[buffer].mutable_data_ptr<int64_t>() : nullptr;
     bound.params[buffer] = params;
     bound.call_counts[buffer] = bound.calls[buffer].mutable_data_ptr<int64_t>();
   }
@@ -136,11 +136,11 @@ int64_t Site::forwards() const {
   return calls;
 }
 
-void Site::arrive(bool first, const std::optional<std::string>& reason, bool whole) {
+void Site::count_gradient(bool first, const std::optional<std::string>& reason, bool whole) {
   ++backwards;
   if (!first) return;
   --missing;
-  settle(reason, whole);
+  count(reason, whole);
 }
 
 int Site::covered(const at::Tensor& x, const Mask* mask) const {
@@ -149,9 +149,9 @@ int Site::covered(const at::Tensor& x, const Mask* mask) const {
                       bound_->channel_dim);
 }
 
-const UpdateParams& Site::aim(const at::Tensor& x, const Mask* mask) {
+const UpdateParams& Site::prepare(const at::Tensor& x, const Mask* mask) {
   Bound& bound = *bound_;
-  UpdateParams& params = bound.params[arena_->front];
+  UpdateParams& params = bound.params[buffer_->front];
   const int masked = covered(x, mask);
   if (masked > 0 || bound.masked || x.strides() != bound.strides) {
     bound.strides = x.strides().vec();
@@ -165,24 +165,25 @@ const UpdateParams& Site::aim(const at::Tensor& x, const Mask* mask) {
   return params;
 }
 
-void Site::fold(const UpdateParams& aimed) {
-  bound_->kernels->update(&aimed, 1, bound_->device.index());
-  count_fold();
+void Site::accumulate(const UpdateParams& prepared) {
+  bound_->kernels->update(&prepared, 1, bound_->device.index());
+  count_accumulated();
 }
 
 void Site::receive(const at::Tensor& gradient, bool first,
                    const std::shared_ptr<const Mask>& mask) {
   {
-    std::lock_guard<TimedMutex> lock(arena_->mutex);
-    const bool recording = arena_->recording;
+    std::lock_guard<TimedMutex> lock(buffer_->mutex);
+    const bool recording = buffer_->recording;
     if (!recording || takes(gradient)) {
       const Reason* reason = &kNotRecorded;
       if (recording) {
-        const bool folded = attempt([&] { fold(gradient, mask.get()); });
-        reason = folded ? nullptr : &kDisabled;
+        const bool accumulated = attempt([&] { accumulate(gradient, mask.get()); });
+        reason = accumulated ? nullptr : &kDisabled;
       }
-      arrive(first, reason == nullptr ? std::nullopt : std::optional<std::string>(reason->text),
-             recording && is_whole(gradient, mask.get()));
+      count_gradient(first,
+                     reason == nullptr ? std::nullopt : std::optional<std::string>(reason->text),
+                     recording && is_whole(gradient, mask.get()));
       return;
     }
   }

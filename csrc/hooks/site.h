@@ -1,4 +1,4 @@
-// The C++ half of a Python `Site`: the site's counts, and what it takes to fold in a tensor like
+// The C++ half of a Python `Site`: the site's counts, and what it takes to accumulate a tensor like
 // the last one without asking Python.
 #pragma once
 
@@ -17,19 +17,20 @@
 #include <vector>
 
 #include "core/update_params.h"
-#include "hooks/arena.h"
 #include "hooks/bound.h"
+#include "hooks/double_buffer.h"
 #include "hooks/reasons.h"
 #include "ops/kernels.h"
 
 namespace hookstats::hooks {
 
-// Every method but the constructor and destructor needs the arena's lock, unless it says otherwise.
+// Every method but the constructor and destructor needs the double buffer's lock, unless it says
+// otherwise.
 class Site {
  public:
   // `owner` is the Python Site, which this half does not keep alive. Constructor and destructor
   // need the GIL.
-  Site(std::shared_ptr<Arena> arena, PyObject* owner);
+  Site(std::shared_ptr<DoubleBuffer> buffers, PyObject* owner);
   ~Site();
   Site(const Site&) = delete;
   Site& operator=(const Site&) = delete;
@@ -43,28 +44,30 @@ class Site {
   // no call half counted.
   int64_t forwards() const;
   void skip(const Reason& reason) { ++skipped[reason.text]; }
-  // Counts the outcome of a call: it was folded in, with all rows though there is a mask if
+  // Counts the outcome of a call: it was accumulated, with all rows though there is a mask if
   // `whole`, or skipped for a reason.
-  void settle(const std::optional<std::string>& reason, bool whole) {
+  void count(const std::optional<std::string>& reason, bool whole) {
     ++(reason ? skipped[*reason] : observed);
     if (!reason && whole) ++unmasked;
   }
   // Counts a gradient that arrived; if it is the first of its tensor, with the outcome of the call.
-  void arrive(bool first, const std::optional<std::string>& reason, bool whole);
+  void count_gradient(bool first, const std::optional<std::string>& reason, bool whole);
 
   // From now on, tensors of this shape, dtype and device go into `states` (by buffer), and `calls`,
-  // int64 [1] by buffer, counts them. Python keeps tensors of devices without kernels. `marks` are
-  // the rows of marks (core/marks.h) of the counts in `states`, by buffer, if there are any.
-  void bind(const at::Tensor& x, std::optional<int64_t> channel_dim, std::array<State, 2> states,
-            std::array<at::Tensor, 2> calls, const std::optional<std::array<at::Tensor, 2>>& marks);
+  // int64 [1] by buffer, counts them. Python keeps tensors of devices without kernels. `occupancy`
+  // has the rows of the bitmap (core/occupancy.h) of the counts in `states`, by buffer, if there
+  // are any.
+  void set_plan(const at::Tensor& x, std::optional<int64_t> channel_dim,
+                std::array<State, 2> states, std::array<at::Tensor, 2> calls,
+                const std::optional<std::array<at::Tensor, 2>>& occupancy);
 
   // Python decides by the number of channels which tensors belong to the site: from now on those of
   // these sizes do, whether the site can observe them or not.
-  void expect(std::vector<int64_t> sizes) { expected_ = std::move(sizes); }
+  void set_expected_sizes(std::vector<int64_t> sizes) { expected_ = std::move(sizes); }
   bool expects(const at::Tensor& x) const { return expected_ && x.sizes() == *expected_; }
 
-  // Whether `fold` takes this tensor; Python folds in all others.
-  bool takes(const at::Tensor& x) const { return fits(x) && arena_->kernels(x) != nullptr; }
+  // Whether `accumulate` takes this tensor; Python accumulates all others.
+  bool takes(const at::Tensor& x) const { return fits(x) && buffer_->kernels(x) != nullptr; }
   // The same, if the tensor's device has kernels now.
   bool fits(const at::Tensor& x) const { return is_plain(x) && matches(x); }
   // The same, if the tensor is plain and its device has kernels now.
@@ -76,16 +79,17 @@ class Site {
   bool is_whole(const at::Tensor& x, const Mask* mask) const {
     return mask != nullptr && covered(x, mask) == 0;
   }
-  // Folds a tensor that `takes` accepted into the open step; of its rows, those that `mask` keeps,
-  // if there is one that fits. Needs no GIL.
-  void fold(const at::Tensor& x, const Mask* mask) { fold(aim(x, mask)); }
-  // The same in two parts, for callers that release the GIL in between or fold many tensors by one
-  // call. Only `aim` reads the tensor; the caller keeps the memory of tensor and mask alive.
-  const UpdateParams& aim(const at::Tensor& x, const Mask* mask = nullptr);
-  void fold(const UpdateParams& aimed);
-  void count_fold() { bound_->count_fold(static_cast<size_t>(arena_->front)); }
+  // Accumulates a tensor that `takes` accepted into the open step; of its rows, those that `mask`
+  // keeps, if there is one that fits. Needs no GIL.
+  void accumulate(const at::Tensor& x, const Mask* mask) { accumulate(prepare(x, mask)); }
+  // The same in two parts, for callers that release the GIL in between or accumulate many tensors
+  // by one call. Only `prepare` reads the tensor; the caller keeps the memory of tensor and mask
+  // alive.
+  const UpdateParams& prepare(const at::Tensor& x, const Mask* mask = nullptr);
+  void accumulate(const UpdateParams& prepared);
+  void count_accumulated() { bound_->count_accumulated(static_cast<size_t>(buffer_->front)); }
 
-  // Counts a gradient that arrived and folds it in; `first`: no other gradient arrived for its
+  // Counts a gradient that arrived and accumulates it; `first`: no other gradient arrived for its
   // tensor; `mask`: that of the call which had the tensor, or null. Call it without the lock and
   // without the GIL, which it takes only where `takes` refuses.
   void receive(const at::Tensor& gradient, bool first, const std::shared_ptr<const Mask>& mask);
@@ -99,7 +103,7 @@ class Site {
   // Disables the site, with a warning. With or without the GIL.
   void fail(const std::exception& error);
 
-  Arena& arena() const { return *arena_; }
+  DoubleBuffer& buffers() const { return *buffer_; }
 
   // Whether a tensor's memory holds its values: no wrapper, no lazy bit, no special layout.
   static bool is_plain(const at::Tensor& x);
@@ -110,7 +114,7 @@ class Site {
   // How many dimensions of the tensor a mask covers; 0: it does not fit, or there is none.
   int covered(const at::Tensor& x, const Mask* mask) const;
 
-  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<DoubleBuffer> buffer_;
   std::optional<Bound> bound_;
   std::optional<std::vector<int64_t>> expected_;
   PyObject* owner_;  // a weak reference

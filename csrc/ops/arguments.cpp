@@ -82,10 +82,10 @@ std::string shape_of(const Tensor& t) {
   return shape_of(t.sizes().data(), static_cast<int>(t.dim()));
 }
 
-UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> channel_dim,
+UpdateParams check(const Accumulation& one, const Place& place, std::optional<int64_t> channel_dim,
                    const Counting& counting, int64_t index, const KeptRows* kept) {
   const Bins &bins = counting.bins, &channel_bins = counting.channel_bins;
-  const Tensor& x = fold.x;
+  const Tensor& x = one.x;
   const Name name{index < 0 ? "x" : "xs", index};
   STD_TORCH_CHECK(place.has(x), name, " is not on ", place, ", the device of the first tensor");
   const int64_t dims = x.dim();
@@ -110,51 +110,50 @@ UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> 
   params.view = channel_view(x.sizes().data(), x.strides().data(), rank, along, kept, masked);
   params.sampling = counting.sampling;
   const int64_t channels = params.view.channels;
-  check_state(fold.moments, {"moments", index}, place, ScalarType::Double, channels,
-              kMomentColumns);
-  check_state(fold.tallies, {"tallies", index}, place, ScalarType::Long, channels, kTallyColumns);
+  check_state(one.moments, {"moments", index}, place, ScalarType::Double, channels, kMomentColumns);
+  check_state(one.tallies, {"tallies", index}, place, ScalarType::Long, channels, kTallyColumns);
   params.tensor_bins = bins;
   params.channel_bins = channel_bins;
-  if (fold.counts != nullptr) {
-    check_state(*fold.counts, {"counts", index}, place, ScalarType::Long, -1, bins.slots());
-    params.tensor_counts = static_cast<int64_t*>(fold.counts->mutable_data_ptr());
+  if (one.counts != nullptr) {
+    check_state(*one.counts, {"counts", index}, place, ScalarType::Long, -1, bins.slots());
+    params.tensor_counts = static_cast<int64_t*>(one.counts->mutable_data_ptr());
   }
-  if (fold.channel_counts != nullptr) {
-    check_state(*fold.channel_counts, {"channel_counts", index}, place, ScalarType::Long, channels,
+  if (one.channel_counts != nullptr) {
+    check_state(*one.channel_counts, {"channel_counts", index}, place, ScalarType::Long, channels,
                 channel_bins.slots());
-    params.channel_counts = static_cast<int64_t*>(fold.channel_counts->mutable_data_ptr());
+    params.channel_counts = static_cast<int64_t*>(one.channel_counts->mutable_data_ptr());
   }
   params.data = x.const_data_ptr();
   STD_TORCH_CHECK(params.data != nullptr || params.view.numel() == 0, name, " has shape ",
                   shape_of(x), " and no memory; expected a tensor whose storage is not freed");
-  params.moments = static_cast<double*>(fold.moments.mutable_data_ptr());
-  params.tallies = static_cast<int64_t*>(fold.tallies.mutable_data_ptr());
+  params.moments = static_cast<double*>(one.moments.mutable_data_ptr());
+  params.tallies = static_cast<int64_t*>(one.tallies.mutable_data_ptr());
   return params;
 }
 
-std::vector<UpdateParams> check(const Folds& folds, const Place& place,
+std::vector<UpdateParams> check(const Accumulations& all, const Place& place,
                                 std::optional<int64_t> channel_dim, const Counting& counting) {
   std::vector<UpdateParams> params;
-  params.reserve(folds.xs.size());
-  for (size_t i = 0; i < folds.xs.size(); ++i) {
-    const Fold fold{folds.xs[i], folds.moments[i], folds.tallies[i],
-                    folds.counts.empty() ? nullptr : &folds.counts[i],
-                    folds.channel_counts.empty() ? nullptr : &folds.channel_counts[i]};
-    params.push_back(check(fold, place, channel_dim, counting, static_cast<int64_t>(i)));
+  params.reserve(all.xs.size());
+  for (size_t i = 0; i < all.xs.size(); ++i) {
+    const Accumulation one{all.xs[i], all.moments[i], all.tallies[i],
+                           all.counts.empty() ? nullptr : &all.counts[i],
+                           all.channel_counts.empty() ? nullptr : &all.channel_counts[i]};
+    params.push_back(check(one, place, channel_dim, counting, static_cast<int64_t>(i)));
   }
-  check_apart(folds.moments, "moments");
-  check_apart(folds.tallies, "tallies");
-  check_apart(folds.counts, "counts");
-  check_apart(folds.channel_counts, "channel_counts");
+  check_apart(all.moments, "moments");
+  check_apart(all.tallies, "tallies");
+  check_apart(all.counts, "counts");
+  check_apart(all.channel_counts, "channel_counts");
   return params;
 }
 
-void check_lengths(const Folds& folds, bool bins, bool channel_bins) {
-  const size_t expected = folds.xs.size();
-  check_length(folds.moments, "moments", expected);
-  check_length(folds.tallies, "tallies", expected);
-  check_length(folds.counts, "counts", bins ? expected : 0);
-  check_length(folds.channel_counts, "channel_counts", channel_bins ? expected : 0);
+void check_lengths(const Accumulations& all, bool bins, bool channel_bins) {
+  const size_t expected = all.xs.size();
+  check_length(all.moments, "moments", expected);
+  check_length(all.tallies, "tallies", expected);
+  check_length(all.counts, "counts", bins ? expected : 0);
+  check_length(all.channel_counts, "channel_counts", channel_bins ? expected : 0);
 }
 
 void check_pairs(bool counts, bool bins, bool channel_counts, bool channel_bins) {

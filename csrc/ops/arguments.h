@@ -44,7 +44,7 @@ std::ostream& operator<<(std::ostream& out, const Name& name);
 std::string shape_of(const torch::stable::Tensor& t);
 
 // One tensor and the state that takes it; a pointer is null where there is no such histogram.
-struct Fold {
+struct Accumulation {
   const torch::stable::Tensor& x;
   const torch::stable::Tensor& moments;
   const torch::stable::Tensor& tallies;
@@ -52,8 +52,8 @@ struct Fold {
   const torch::stable::Tensor* channel_counts;
 };
 
-// The lists that update_many_ takes: the i-th entries of all lists are one fold.
-struct Folds {
+// The lists that update_many_ takes: the i-th entries of all lists are one accumulation.
+struct Accumulations {
   const std::vector<torch::stable::Tensor>& xs;
   const std::vector<torch::stable::Tensor>& moments;
   const std::vector<torch::stable::Tensor>& tallies;
@@ -68,17 +68,17 @@ struct Counting {
   const int64_t* sampling;
 };
 
-// Checks one fold. `index` is the fold's place in the lists, or -1 where there are no lists; `kept`
-// are the rows that a mask keeps, or null.
-UpdateParams check(const Fold& fold, const Place& place, std::optional<int64_t> channel_dim,
+// Checks one accumulation. `index` is the accumulation's place in the lists, or -1 where there are
+// no lists; `kept` are the rows that a mask keeps, or null.
+UpdateParams check(const Accumulation& one, const Place& place, std::optional<int64_t> channel_dim,
                    const Counting& counting, int64_t index = -1, const KeptRows* kept = nullptr);
 
-// Checks all folds, and that their states share no memory.
-std::vector<UpdateParams> check(const Folds& folds, const Place& place,
+// Checks all accumulations, and that their states share no memory.
+std::vector<UpdateParams> check(const Accumulations& all, const Place& place,
                                 std::optional<int64_t> channel_dim, const Counting& counting);
 
 // Checks the lists' lengths, which depend on whether there are bins, before any entry is read.
-void check_lengths(const Folds& folds, bool bins, bool channel_bins);
+void check_lengths(const Accumulations& all, bool bins, bool channel_bins);
 
 // Checks that each histogram has both counts and bins, or neither.
 void check_pairs(bool counts, bool bins, bool channel_counts, bool channel_bins);

@@ -17,7 +17,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/marks.h"
+#include "core/occupancy.h"
 #include "core/state.h"
 #include "cpu/drain.h"
 #include "cpu/wholes.h"
@@ -45,15 +45,15 @@ int64_t check_blocks(const std::vector<Tensor>& blocks, const char* name, Scalar
   return rows;
 }
 
-// Checks that every block of counts has a block of marks.
-void check_marks(const std::vector<Tensor>& counts, const std::vector<Tensor>& marks) {
-  STD_TORCH_CHECK(marks.size() == counts.size(), "marks has ", marks.size(), " blocks; expected ",
-                  counts.size(), ", as many as counts");
-  for (size_t i = 0; i < marks.size(); ++i) {
+// Checks that every block of counts has a block of occupancy.
+void check_occupancy(const std::vector<Tensor>& counts, const std::vector<Tensor>& occupancy) {
+  STD_TORCH_CHECK(occupancy.size() == counts.size(), "occupancy has ", occupancy.size(),
+                  " blocks; expected ", counts.size(), ", as many as counts");
+  for (size_t i = 0; i < occupancy.size(); ++i) {
     const int64_t rows = counts[i].size(0), columns = mark_columns(counts[i].size(1));
-    STD_TORCH_CHECK(marks[i].size(0) == rows && marks[i].size(1) == columns, "marks[", i, "] is ",
-                    shape_of(marks[i]), "; expected [", rows, ", ", columns, "] for counts of ",
-                    shape_of(counts[i]));
+    STD_TORCH_CHECK(occupancy[i].size(0) == rows && occupancy[i].size(1) == columns, "occupancy[",
+                    i, "] is ", shape_of(occupancy[i]), "; expected [", rows, ", ", columns,
+                    "] for counts of ", shape_of(counts[i]));
   }
 }
 
@@ -121,29 +121,29 @@ class TensorRows {
   std::vector<int64_t> firsts_;  // the first tensor of each block, and of none
 };
 
-// Histograms whose marks are complete.
+// Histograms whose occupancy is complete.
 struct Dense {
   std::vector<cpu::Histograms> blocks;
-  std::vector<std::vector<int64_t>> own_marks;
+  std::vector<std::vector<int64_t>> own_occupancy;
   int64_t rows = 0, most = 0;  // entries
 };
 
-// `marks` and `folds` are null where all counts must be looked at.
-Dense marked(const std::vector<Tensor>& blocks, const std::vector<Tensor>* marks,
-             const int64_t* folds) {
+// `occupancy` and `accumulated` are null where all counts must be looked at.
+Dense marked(const std::vector<Tensor>& blocks, const std::vector<Tensor>* occupancy,
+             const int64_t* accumulated) {
   Dense dense;
-  dense.own_marks.resize(marks == nullptr ? blocks.size() : 0);
+  dense.own_occupancy.resize(occupancy == nullptr ? blocks.size() : 0);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const int64_t count = blocks[i].size(0), width = blocks[i].size(1);
-    if (marks == nullptr)
-      dense.own_marks[i].resize(static_cast<size_t>(count * mark_columns(width)));
+    if (occupancy == nullptr)
+      dense.own_occupancy[i].resize(static_cast<size_t>(count * mark_columns(width)));
     dense.blocks.push_back({static_cast<int64_t*>(blocks[i].mutable_data_ptr()),
-                            marks == nullptr
-                                ? dense.own_marks[i].data()
-                                : static_cast<int64_t*>((*marks)[i].mutable_data_ptr()),
+                            occupancy == nullptr
+                                ? dense.own_occupancy[i].data()
+                                : static_cast<int64_t*>((*occupancy)[i].mutable_data_ptr()),
                             count, width});
-    dense.most +=
-        cpu::complete_marks(dense.blocks[i], folds == nullptr ? nullptr : folds + dense.rows);
+    dense.most += cpu::complete_occupancy(
+        dense.blocks[i], accumulated == nullptr ? nullptr : accumulated + dense.rows);
     dense.rows += count;
   }
   return dense;
@@ -208,7 +208,7 @@ using Drained =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Drained drain_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies,
-                  std::vector<Tensor> counts, std::vector<Tensor> marks, Tensor folds,
+                  std::vector<Tensor> counts, std::vector<Tensor> occupancy, Tensor accumulated,
                   std::vector<Tensor> channel_counts, Tensor offsets) {
   STD_TORCH_CHECK(!moments.empty(), "moments has no blocks; expected one or more");
   const int64_t rows = check_blocks(moments, "moments", ScalarType::Double, kMomentColumns);
@@ -222,14 +222,16 @@ Drained drain_cpu(std::vector<Tensor> moments, std::vector<Tensor> tallies,
   const TensorRows tensors(offsets, moments, rows);
   const int64_t histograms = check_blocks(counts, "counts", ScalarType::Long, -1);
   check_blocks(channel_counts, "channel_counts", ScalarType::Long, -1);
-  check_blocks(marks, "marks", ScalarType::Long, -1);
-  check_marks(counts, marks);
-  STD_TORCH_CHECK(folds.is_cpu() && folds.scalar_type() == ScalarType::Long && folds.dim() == 1 &&
-                      folds.is_contiguous() && (counts.empty() || folds.size(0) == histograms),
-                  "folds is ", folds.scalar_type(), " ", shape_of(folds),
+  check_blocks(occupancy, "occupancy", ScalarType::Long, -1);
+  check_occupancy(counts, occupancy);
+  STD_TORCH_CHECK(accumulated.is_cpu() && accumulated.scalar_type() == ScalarType::Long &&
+                      accumulated.dim() == 1 && accumulated.is_contiguous() &&
+                      (counts.empty() || accumulated.size(0) == histograms),
+                  "accumulated is ", accumulated.scalar_type(), " ", shape_of(accumulated),
                   "; expected a contiguous CPU tensor of ", ScalarType::Long, " [", histograms,
                   "], one per histogram of counts");
-  const Dense tensor = marked(counts, &marks, static_cast<const int64_t*>(folds.const_data_ptr()));
+  const Dense tensor =
+      marked(counts, &occupancy, static_cast<const int64_t*>(accumulated.const_data_ptr()));
   const Dense channel = marked(channel_counts, nullptr, nullptr);
   // All memory comes before the first row is moved, so that running out of memory loses nothing.
   const Tensor& like = moments.front();

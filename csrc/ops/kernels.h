@@ -10,7 +10,8 @@
 namespace hookstats {
 
 struct Kernels {
-  // Folds `count` tensors of one device into states that share no memory; `device` is its index.
+  // Accumulates `count` tensors of one device into states that share no memory; `device` is its
+  // index.
   void (*update)(const UpdateParams* params, int64_t count, int32_t device);
   // Whether work that is submitted to the device now becomes part of a graph: replays of the graph
   // run its kernels but no hooks. Null for devices without graphs.

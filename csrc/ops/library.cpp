@@ -2,7 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(hookstats, m) {
-  // Folds the statistics of `x` into the state of its channels. Shapes, columns and
+  // Accumulates the statistics of `x` into the state of its channels. Shapes, columns and
   // dtypes of the state are those of core/state.h, where the columns of `moments` say whether there
   // are third and fourth moments; `bins` is described in core/bins.h. `sampling`, where
   // histograms may be sampled, is described in core/sample.h. `mask`, bool or integers, is not zero
@@ -23,11 +23,11 @@ STABLE_TORCH_LIBRARY(hookstats, m) {
   // two tables by column, of channels and of whole tensors: moments [columns, rows], tallies
   // [columns, rows], those of tensors [columns, tensors] each, where tensor t has the rows
   // offsets[t] to offsets[t + 1], all in one block; and the histograms of tensors, then of
-  // channels, as sparse rows: offsets, slots and counts (cpu/drain.h). Where all `folds` of a
-  // histogram are marked, `marks` say which of its counts to look at (core/marks.h).
+  // channels, as sparse rows: offsets, slots and counts (cpu/drain.h). Where all `accumulated` of a
+  // histogram are marked, `occupancy` says which of its counts to look at (core/occupancy.h).
   m.def(
       "drain_(Tensor(a!)[] moments, Tensor(b!)[] tallies, Tensor(c!)[] counts, "
-      "Tensor(d!)[] marks, Tensor folds, Tensor(e!)[] channel_counts, Tensor offsets) -> "
+      "Tensor(d!)[] occupancy, Tensor accumulated, Tensor(e!)[] channel_counts, Tensor offsets) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The instruction set of the CPU kernels: "AVX512", "AVX2" or "DEFAULT".
   m.def("cpu_capability() -> str");

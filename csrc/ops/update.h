@@ -65,11 +65,11 @@ void update(const torch::stable::Tensor& x, std::optional<int64_t> channel_dim,
   KeptRows kept;
   std::optional<torch::stable::Tensor> copy;
   if (mask.has_value()) kept = Backend::keep(*mask, check_mask(*mask, place), copy);
-  const Fold fold{x, moments, tallies, counts ? &*counts : nullptr,
-                  channel_counts ? &*channel_counts : nullptr};
+  const Accumulation one{x, moments, tallies, counts ? &*counts : nullptr,
+                         channel_counts ? &*channel_counts : nullptr};
   const Counting counting = read_counting<Backend>(bins, channel_bins, sampling, place);
   const UpdateParams params =
-      check(fold, place, channel_dim, counting, -1, mask.has_value() ? &kept : nullptr);
+      check(one, place, channel_dim, counting, -1, mask.has_value() ? &kept : nullptr);
   Backend::kernels.update(&params, 1, place.index);
 }
 
@@ -83,13 +83,13 @@ void update_many(std::vector<torch::stable::Tensor> xs, std::optional<int64_t> c
                  std::optional<torch::stable::Tensor> channel_bins,
                  std::optional<torch::stable::Tensor> scale,
                  std::optional<torch::stable::Tensor> sampling) {
-  const Folds folds{xs, moments, tallies, counts, channel_counts};
-  check_lengths(folds, bins.has_value(), channel_bins.has_value());
+  const Accumulations all{xs, moments, tallies, counts, channel_counts};
+  check_lengths(all, bins.has_value(), channel_bins.has_value());
   if (xs.empty()) return;
   const Place place = Backend::place(xs[0]);
   const Counting counting = read_counting<Backend>(bins, channel_bins, sampling, place);
   if (scale.has_value()) check_scale(*scale, place);
-  std::vector<UpdateParams> params = check(folds, place, channel_dim, counting);
+  std::vector<UpdateParams> params = check(all, place, channel_dim, counting);
   if (scale.has_value()) {
     for (UpdateParams& each : params) Backend::divide(each, *scale);
   }

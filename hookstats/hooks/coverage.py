@@ -31,8 +31,8 @@ class Counts:
         """Count a tensor that was left out."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
-    def settle(self, reason: str | None, whole: bool = False) -> None:
-        """Count a tensor, and why it was left out; None: it was folded in, `whole` with all its
+    def count(self, reason: str | None, whole: bool = False) -> None:
+        """Count a tensor, and why it was left out; None: it was accumulated, `whole` with all its
         rows, though there is a mask."""
         if reason is None:
             self.observed += 1
@@ -40,11 +40,11 @@ class Counts:
         else:
             self.skip(reason)
 
-    def arrive(self, first: bool, reason: str | None, whole: bool = False) -> None:
+    def count_gradient(self, first: bool, reason: str | None, whole: bool = False) -> None:
         """Count a gradient that arrived; if it is the first of its tensor, with its outcome."""
         self.backwards += 1
         if first:
-            self.settle(reason, whole)
+            self.count(reason, whole)
             self.missing -= 1
 
 

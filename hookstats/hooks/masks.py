@@ -25,7 +25,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
 from hookstats._torch import has_storage, mark_constant
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.readable import detour, unreadable, without_torch_function
@@ -56,13 +56,13 @@ class _OfThread(threading.local):
 class Masks:
     """The masks of a watch: that of the innermost call or context of a thread holds."""
 
-    def __init__(self, arena: Arena, name: str | None) -> None:
+    def __init__(self, buffers: DoubleBuffer, name: str | None) -> None:
         """name: the argument of the models' forward that has the mask; None where none has."""
-        self.arena = arena
+        self.buffers = buffers
         self.key = str(next(_keys))  # constant functions take no objects before torch 2.12
         _masks_by_key[self.key] = self
         self._name = name
-        arena.mask.expected = name is not None
+        buffers.mask.expected = name is not None
         self._of_thread = _OfThread()
         self._warned = False
 
@@ -101,7 +101,7 @@ class Masks:
             raise ValueError(f"mask = {type(mask).__name__}: expected {EXPECTED}")
         if reason := unreadable(mask) or _unfit(mask):
             raise ValueError(f"mask has {reason}: expected {EXPECTED}")
-        self.arena.mask.expected = True
+        self.buffers.mask.expected = True
         return _Within(self, _copied(mask))
 
     def begin_call(self, model: nn.Module, given: object) -> None:
@@ -126,9 +126,9 @@ class Masks:
     def _choose(self) -> None:
         """Have the mask of the innermost call or context hold."""
         if begun := self._of_thread.begun:
-            self.arena.mask.set(begun[-1].mask)
+            self.buffers.mask.set(begun[-1].mask)
         else:
-            self.arena.mask.clear()
+            self.buffers.mask.clear()
 
     def step_closed(self) -> None:
         """A step was closed on this thread: no call is under way any more."""
@@ -136,7 +136,7 @@ class Masks:
         if begun:
             begun[:] = [one for one in begun if not one.is_call]
             self._choose()
-        self.arena.mask.traced = None
+        self.buffers.mask.traced = None
 
     def of_call(self, given: object) -> Tensor | None:
         """The mask of a call, as `CurrentMask.now`: what the model was given, or if that is None,
@@ -145,9 +145,9 @@ class Masks:
         Where hooks leave calls out, as in a trace or a transform, this adds no operation to them.
         """
         if given is None:
-            traced = self.arena.mask.traced
-            return self.arena.mask.now if traced is None else traced[0]
-        if not self.arena.recording or detour() is not None:
+            traced = self.buffers.mask.traced
+            return self.buffers.mask.now if traced is None else traced[0]
+        if not self.buffers.recording or detour() is not None:
             return None
         with without_torch_function():
             return self._of_given(given)
@@ -159,12 +159,12 @@ class Masks:
                 assert isinstance(given, Tensor)
                 made = None if unreadable(given) else _copied(given)
                 if made is None or unreadable(made):  # as under fake tensors
-                    return self.arena.mask.mismatch
+                    return self.buffers.mask.mismatch
                 return made
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         self.refuse(reason)
-        return self.arena.mask.mismatch
+        return self.buffers.mask.mismatch
 
     def refuse(self, reason: str) -> None:
         """Warn once that an argument is no mask."""
@@ -179,9 +179,9 @@ class Masks:
 
     def begin_traced(self, given: object) -> None:
         """A call of a compiled model begins; dynamo traces this."""
-        if not self.arena.recording or hookstats_leaves_out():
+        if not self.buffers.recording or hookstats_leaves_out():
             return
-        masks = self.arena.mask
+        masks = self.buffers.mask
         mask = masks.in_trace() if given is None else self._of_traced(given)
         masks.traced = (mask, masks.traced)
 
@@ -189,21 +189,21 @@ class Masks:
         if not isinstance(given, Tensor):
             why = f"type {type(given).__name__}"
         elif type(given).__name__ != "Tensor":
-            return self.arena.mask.mismatch
+            return self.buffers.mask.mismatch
         else:
             found = unfit(given)
             if found is None:
                 return (given.detach() != 0).contiguous()
             why = found
         hookstats_refuses_mask(self.key, why)
-        return self.arena.mask.mismatch
+        return self.buffers.mask.mismatch
 
     def end_traced(self) -> None:
         """The call of a compiled model ends; dynamo traces this."""
-        if not self.arena.recording or hookstats_leaves_out():
+        if not self.buffers.recording or hookstats_leaves_out():
             return
         hookstats_tells_of_breaks(self.key)
-        masks = self.arena.mask
+        masks = self.buffers.mask
         if masks.traced is not None:
             masks.traced = masks.traced[1]
 
@@ -220,7 +220,7 @@ def hookstats_refuses_mask(key: str, why: str) -> None:
 def hookstats_tells_of_breaks(key: str) -> None:
     """Warn once that the graph of a call with a mask broke; runs while dynamo traces."""
     masks = _masks_by_key[key]
-    traced = masks.arena.mask.traced  # as it was when the graph began
+    traced = masks.buffers.mask.traced  # as it was when the graph began
     if traced is not None and traced[0] is not None:
         masks.warn_once("a graph of compiled code breaks in a call, and parts run uncompiled")
 

@@ -1,7 +1,7 @@
 """The hooks of modules: thin callables that feed sites.
 
 A hook returns nothing, raises nothing and holds no tensor with values. It first asks whether its
-arena is recording, and calls of the hook's phase: that is its whole cost otherwise.
+buffers is recording, and calls of the hook's phase: that is its whole cost otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import run_untraced
 from hookstats.hooks.gradients import register, why_no_gradient
 from hookstats.hooks.inert import Hook
@@ -26,27 +26,27 @@ from hookstats.records import reasons
 
 
 class _ModuleHook(Hook):
-    """Folds in the tensors of one module's calls, and has their gradients folded in."""
+    """Accumulates the tensors of one module's calls, and has their gradients accumulated."""
 
-    __slots__ = ("arena", "gradients", "phase", "traced", "values")
+    __slots__ = ("buffers", "gradients", "phase", "traced", "values")
 
     def __init__(
-        self, arena: Arena, values: Sites | None, gradients: Sites | None, phase: int = 0
+        self, buffers: DoubleBuffer, values: Sites | None, gradients: Sites | None, phase: int = 0
     ) -> None:
-        self.arena = arena
+        self.buffers = buffers
         self.values = values
         self.gradients = gradients
         self.phase = phase
-        self.traced = TracedHook(arena, values, gradients, phase)
+        self.traced = TracedHook(buffers, values, gradients, phase)
 
     def _observe(self, found: Iterable[Leaf]) -> None:
-        """Count and fold in the tensors of a call, and await their gradients."""
-        with self.arena.lock, self.arena.guard, own_dispatch():
+        """Count and accumulate the tensors of a call, and await their gradients."""
+        with self.buffers.lock, self.buffers.guard, own_dispatch():
             self._walk(found)
 
     def _walk(self, found: Iterable[Leaf]) -> None:
         values, gradients = self.values, self.gradients
-        is_evaluation = self.phase == 0 and self.arena.is_evaluation()
+        is_evaluation = self.phase == 0 and self.buffers.is_evaluation()
         reason = detour() or (reasons.EVALUATION if is_evaluation else None)
         empty = True
         try:
@@ -81,7 +81,7 @@ class OutputHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if self.arena.recording and self.arena.phase == self.phase:
+        if self.buffers.recording and self.buffers.phase == self.phase:
             if is_dynamo_compiling():
                 self.traced.observe(module, leaves(output))
             else:
@@ -102,7 +102,7 @@ class InputHook(_ModuleHook):
         args: tuple[object, ...],
         kwargs: Mapping[str, object] | None = None,  # `calls` tells when there are none
     ) -> None:
-        if kwargs is not None and self.arena.recording and self.arena.phase == self.phase:
+        if kwargs is not None and self.buffers.recording and self.buffers.phase == self.phase:
             if is_dynamo_compiling():
                 self.traced.observe(module, argument_leaves(args, kwargs))
             else:
@@ -114,10 +114,10 @@ for _hook in (OutputHook, InputHook):
 
 
 def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
-    """Register the hooks that fold in the gradient of `tensor`, or count why not."""
+    """Register the hooks that accumulate the gradient of `tensor`, or count why not."""
     try:
         if reason is None:
-            site.locate(tensor)
+            site.note_sharding(tensor)
         if reason is None and site.counts.disabled:
             reason = reasons.DISABLED
         reason = reason or why_no_gradient(tensor)
@@ -136,11 +136,11 @@ def _await_gradient(site: Site, tensor: Tensor, reason: str | None) -> None:
 
 def fastest(hook: OutputHook | InputHook) -> Callable[..., Any]:
     """The callable that does what `hook` does: the C++ hook for it, or `hook` itself."""
-    arena = hook.arena.native
-    if native.hooks is None or arena is None:
+    buffers = hook.buffers.native
+    if native.hooks is None or buffers is None:
         return hook
     kind = native.hooks.OutputHook if isinstance(hook, OutputHook) else native.hooks.InputHook
-    front = kind(arena, hook, hook.values, hook.gradients, hook.phase)
+    front = kind(buffers, hook, hook.values, hook.gradients, hook.phase)
     front.python = hook
     return cast(Callable[..., Any], front)
 

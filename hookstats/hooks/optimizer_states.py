@@ -8,7 +8,7 @@ from itertools import chain
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.parameters import Batches, WatchedParameter, own_length
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.widths import Sites, Widths
@@ -21,8 +21,8 @@ class OptimizerStates:
     out.
     """
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, buffers: DoubleBuffer) -> None:
+        self._buffers = buffers
         self._watched: list[tuple[WatchedParameter, Sites]] = []
         self._batches = Batches()
 
@@ -42,12 +42,12 @@ class OptimizerStates:
     def keep(self, optimizer: Optimizer) -> None:
         """States are observed after the step alone."""
 
-    def fold(self, optimizer: Optimizer) -> None:
-        """Fold in the states that `optimizer` has for its watched parameters."""
-        with self._arena.lock, self._arena.guard, own_dispatch():
-            self._fold(optimizer)
+    def accumulate(self, optimizer: Optimizer) -> None:
+        """Accumulate the states that `optimizer` has for its watched parameters."""
+        with self._buffers.lock, self._buffers.guard, own_dispatch():
+            self._accumulate(optimizer)
 
-    def _fold(self, optimizer: Optimizer) -> None:
+    def _accumulate(self, optimizer: Optimizer) -> None:
         by_id = {id(watched.tensor()): sites for watched, sites in self._watched}
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         self._batches.let_go()  # of what an interrupt of the last call left
@@ -59,7 +59,7 @@ class OptimizerStates:
                 for name, state in optimizer.state[parameter].items():
                     if isinstance(state, Tensor) and state.dim():
                         self._add(parameter, state, sites[f".{name}"])
-            self._batches.fold(self._arena.front, None)
+            self._batches.accumulate(self._buffers.front, None)
         finally:
             self._batches.let_go()
 

@@ -2,7 +2,7 @@
 
 A hook before the optimizer's step sees what no hook of the backward sees: the gradient that was
 accumulated over micro-batches and reduced over ranks, whatever computed it and however often. One
-call of `update_many_` folds in the gradients of all parameters of the optimizer.
+call of `update_many_` accumulates the gradients of all parameters of the optimizer.
 
 - A gradient counts once per step of its optimizer. A gradient that is None is missing, or skipped
   if the parameter is frozen; a sparse gradient is skipped.
@@ -10,13 +10,13 @@ call of `update_many_` folds in the gradients of all parameters of the optimizer
   the scaler does not call their `step` if a gradient is not finite. This step then stays open, and
   the next one has the outputs and their gradients of both iterations, unless `Watch.step` closes
   it. Optimizers that unscale by themselves, as the fused ones do, have the scale in their attribute
-  `grad_scale`: their gradients are divided by it when they are folded in. The scaler always calls
+  `grad_scale`: their gradients are divided by it when they are accumulated. The scaler always calls
   the `step` of these, and gradients that are not finite are counted as such.
 - With a closure, an optimizer computes the gradients itself, possibly several times: the hook after
   its step observes the last ones.
-- Optimizers that step inside the backward, one per parameter, each fold in their own parameter, and
-  free its gradient afterwards. As with any number of optimizers, the last one that has not stepped
-  yet closes the step. If some do not step in every iteration, `Watch.step` closes it.
+- Optimizers that step inside the backward, one per parameter, each accumulate their own parameter,
+  and free its gradient afterwards. As with any number of optimizers, the last one that has not
+  stepped yet closes the step. If some do not step in every iteration, `Watch.step` closes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from hookstats._torch import flat_padding, is_flattened
-from hookstats.arena.arena import Accumulator, Arena
+from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Widths
@@ -51,8 +51,8 @@ class Parameters:
     that have any.
     """
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, buffers: DoubleBuffer) -> None:
+        self._buffers = buffers
         self._watched: list[WatchedParameter] = []
         self._by_id: dict[int, WatchedParameter] | None = None
         self._batches = Batches()
@@ -67,11 +67,11 @@ class Parameters:
     def observe(
         self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None = None
     ) -> None:
-        """Fold in the watched ones of the parameters, with their gradients divided by `scale`.
+        """Accumulate the watched ones of the parameters, with their gradients divided by `scale`.
 
         groups: lists of parameters. batches: the batches of these parameters in the last step.
         """
-        with self._arena.lock, self._arena.guard, own_dispatch():
+        with self._buffers.lock, self._buffers.guard, own_dispatch():
             if batches.native is None or not batches.native.observe(groups, scale):
                 self._observe(groups, batches, scale)
 
@@ -82,7 +82,7 @@ class Parameters:
                 watched.check()
         batches.let_go()  # of what an interrupt of the last call left
         try:
-            batches.native = self._arena.native_parameters()
+            batches.native = self._buffers.native_parameters()
             for parameter in chain.from_iterable(groups):
                 found = self._by_id.get(id(parameter))
                 if found is not None and found.tensor() is parameter:
@@ -93,12 +93,12 @@ class Parameters:
                     batches.native = None  # it knows of no padding
                 if batches.native is not None:
                     _hand_on(found, parameter, batches.native)
-            batches.fold(self._arena.front, scale)
+            batches.accumulate(self._buffers.front, scale)
         finally:
             batches.let_go()
 
     def observe_all(self) -> None:
-        """Fold in all watched parameters."""
+        """Accumulate all watched parameters."""
         found = [watched.tensor() for watched in self._watched]
         self.observe([[p for p in found if p is not None]], self._batches)
 
@@ -171,7 +171,7 @@ def own_length(parameter: Tensor, of: Iterable[Widths]) -> int | None:
     length = parameter.numel() - flat_padding(parameter)
     for widths in of:
         site = widths.at(parameter) if length else widths.first
-        site.locate(parameter)
+        site.note_sharding(parameter)
         if not length:
             site.counts.skip(reasons.EMPTY_SHARD)
     return length
@@ -208,13 +208,13 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
         return batch
 
     def add(self, site: Site, tensor: Tensor, *, scaled: bool, length: int | None = None) -> None:
-        """Have `fold` fold `tensor` in and count it, or skip it; `length`: of its elements, the
+        """Have `accumulate` take `tensor` and count it, or skip it; `length`: of its elements, the
         first ones alone."""
         if length is not None and length < tensor.numel():
             tensor = tensor.detach()[:length]
         found = site.prepare(tensor)
         if isinstance(found, str):
-            site.counts.settle(found)
+            site.counts.count(found)
             return
         x, accumulator, channel_dim = found
         batch = self[x.device, channel_dim, scaled]
@@ -222,11 +222,11 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
         batch.accumulators.append(accumulator)
         batch.tensors.append(x)
 
-    def fold(self, front: int, scale: Tensor | None) -> None:
-        """Fold the added tensors into the buffer `front`."""
+    def accumulate(self, front: int, scale: Tensor | None) -> None:
+        """Accumulate the added tensors into the buffer `front`."""
         for (device, channel_dim, scaled), batch in self.items():
             if batch.tensors:
-                batch.fold(front, channel_dim, device, scale if scaled else None)
+                batch.accumulate(front, channel_dim, device, scale if scaled else None)
 
     def let_go(self) -> None:
         """Forget the tensors."""
@@ -235,7 +235,7 @@ class Batches(dict[tuple[torch.device, int | None, bool], "_Batch"]):
 
 
 class _Batch:
-    """Tensors that one call folds in, each with its site."""
+    """Tensors that one call accumulates, each with its site."""
 
     __slots__ = ("_prepared", "accumulators", "sites", "tensors")
 
@@ -249,10 +249,10 @@ class _Batch:
         self.accumulators: list[Accumulator] = []
         self.tensors: list[Tensor] = []
 
-    def fold(
+    def accumulate(
         self, front: int, channel_dim: int | None, device: torch.device, scale: Tensor | None
     ) -> None:
-        """Fold the tensors in."""
+        """Accumulate the tensors."""
         if self._prepared is None or self._prepared[0] != self.accumulators:
             first, second = zip(*(a.states for a in self.accumulators), strict=True)
             self._prepared = self.accumulators, (_by_argument(first), _by_argument(second))
@@ -268,19 +268,23 @@ class _Batch:
             # A refused call changes no state. One by one, the tensors show which was refused.
             for site, accumulator, x in self._entries():
                 state = _by_argument([accumulator.states[front]])
-                reason = _fold_alone(site, accumulator, x, channel_dim, *state, scale, sampling)
-                site.counts.settle(reason)
+                reason = _accumulate_alone(
+                    site, accumulator, x, channel_dim, *state, scale, sampling
+                )
+                site.counts.count(reason)
         else:
             for site, accumulator in zip(self.sites, self.accumulators, strict=True):
                 accumulator.count()
-                site.counts.settle(None)
+                site.counts.count(None)
 
     def _entries(self) -> Iterator[tuple[Site, Accumulator, Tensor]]:
         return zip(self.sites, self.accumulators, self.tensors, strict=True)
 
 
-def _fold_alone(site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any) -> str | None:
-    """Fold in one tensor of a batch, or return the reason not to."""
+def _accumulate_alone(
+    site: Site, accumulator: Accumulator, x: Tensor, *arguments: Any
+) -> str | None:
+    """Accumulate one tensor of a batch, or return the reason not to."""
     try:
         update_many_([x], *arguments)
     except Exception as error:

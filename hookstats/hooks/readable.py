@@ -28,7 +28,7 @@ from hookstats._torch import (
     local_shard,
     wait_for,
 )
-from hookstats.arena.lock import IS_NEEDED, Whole
+from hookstats.buffers.lock import IS_NEEDED, Whole
 from hookstats.kernels.backends import backend_of
 from hookstats.records import reasons
 

@@ -1,4 +1,4 @@
-"""Site: one watched tensor of a model, its place in the arena and what became of it."""
+"""Site: one watched tensor of a model, its place in the double buffer and what became of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hookstats._torch import Placed, has_storage, is_dtensor, is_plain
-from hookstats.arena.arena import Accumulator, Arena
-from hookstats.arena.graph_states import AWAITED, FOLDED, GraphSite, GraphState
+from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
+from hookstats.buffers.graph_states import ACCUMULATED, AWAITED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
 from hookstats.hooks.readable import local_part, own_dispatch, short, unreadable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _Place(NamedTuple):
-    """Where the last tensor was folded in; a tensor like it needs no further look."""
+    """Where the last tensor was accumulated; a tensor like it needs no further look."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -42,16 +42,16 @@ class _Place(NamedTuple):
 
 
 class Site:
-    """One tensor that a model computes or owns, in one width: folds it in, or skips it with a
+    """One tensor that a model computes or owns, in one width: accumulates it, or skips it with a
     reason.
 
-    Callers hold the arena's lock, except for `receive` and `refuse`.
+    Callers hold the double buffer's lock, except for `receive` and `refuse`.
     """
 
     __slots__ = (
         "__weakref__",
         "_accumulators",
-        "_arena",
+        "_buffers",
         "_last",
         "_located",
         "_sharding",
@@ -67,7 +67,7 @@ class Site:
 
     def __init__(
         self,
-        arena: Arena,
+        buffers: DoubleBuffer,
         name: str,
         kind: str,
         rule: Rule,
@@ -80,13 +80,13 @@ class Site:
         """
         self.name = name
         self.kind = kind
-        self.native = arena.native_site(self)
-        """The C++ half, which folds in tensors like the last one; None without C++ hooks."""
+        self.native = buffers.native_site(self)
+        """The C++ half, which accumulates tensors like the last one; None without C++ hooks."""
         self.counts: Counts | _hooks.Site = self.native or Counts()
         self.error: str | None = None
         self.graph = GraphSite()
         """The counts of compiled graphs, which `counts` does not include."""
-        self._arena = arena
+        self._buffers = buffers
         self.rule = rule
         """For the channel dimension."""
         self._widths = widths
@@ -96,29 +96,29 @@ class Site:
         self._accumulators: dict[torch.device, Accumulator] = {}
 
     def observe(self, tensor: Tensor) -> None:
-        """Fold a tensor of the call under way in, and count it."""
-        self.counts.settle(*self.fold(tensor, self._arena.mask.now))
+        """Accumulate a tensor of the call under way, and count it."""
+        self.counts.count(*self.accumulate(tensor, self._buffers.mask.now))
 
     def receive(self, gradient: Tensor, first: bool, mask: Tensor | None = None) -> None:
-        """Count a gradient that arrived and fold it in.
+        """Count a gradient that arrived and accumulate it.
 
         first: no other gradient arrived for its tensor.
         mask: that of the call which had the tensor, as in `CurrentMask.now`.
         """
-        with self._arena.lock, self._arena.guard, own_dispatch():
+        with self._buffers.lock, self._buffers.guard, own_dispatch():
             site = self._of_width(gradient)
             if first and site is not self:  # as where a gradient's shard is not like its tensor's
                 self.counts.missing -= 1
                 site.counts.missing += 1
             site.counts.disabled = site.error is not None
-            if self._arena.recording:
-                site.counts.arrive(first, *site.fold(gradient, mask))
+            if self._buffers.recording:
+                site.counts.count_gradient(first, *site.accumulate(gradient, mask))
             else:
-                site.counts.arrive(first, reasons.NOT_RECORDED)
+                site.counts.count_gradient(first, reasons.NOT_RECORDED)
 
     def receiver(self) -> Site | Masked:
         """What takes the gradients of a tensor of the call under way, with the call's mask."""
-        mask = self._arena.mask.now
+        mask = self._buffers.mask.now
         return self if mask is None else Masked(self, mask)
 
     def _of_width(self, gradient: Tensor) -> Site:
@@ -132,13 +132,13 @@ class Site:
 
     def refuse(self, gradient: Tensor, first: bool) -> None:
         """Count the gradient of a view's base if the view's part cannot be taken out of it."""
-        with self._arena.lock, self._arena.guard, own_dispatch():
+        with self._buffers.lock, self._buffers.guard, own_dispatch():
             # The memory of shards has no part that is the view.
             reason = unreadable(gradient) or reasons.CHANGED_VIEW
-            recording = self._arena.recording
-            self.counts.arrive(first, reason if recording else reasons.NOT_RECORDED)
+            recording = self._buffers.recording
+            self.counts.count_gradient(first, reason if recording else reasons.NOT_RECORDED)
 
-    def locate(self, tensor: Tensor) -> None:
+    def note_sharding(self, tensor: Tensor) -> None:
         """Await gradients, and note where `tensor` is among those of all ranks, which its gradient
         cannot tell."""
         self.counts.disabled = self.error is not None
@@ -164,10 +164,10 @@ class Site:
             self._sharding = None
             return None
 
-    def fold(self, tensor: Tensor, mask: Tensor | None) -> tuple[str | None, bool]:
-        """Fold `tensor` into the open step, or its rows that a mask keeps: all if it does not fit.
+    def accumulate(self, tensor: Tensor, mask: Tensor | None) -> tuple[str | None, bool]:
+        """Accumulate `tensor`, or the rows of it that a mask keeps: all if the mask does not fit.
 
-        Returns the reason if it is not folded in, and whether all rows are in though there is a
+        Returns the reason if it is not accumulated, and whether all rows are in though there is a
         mask. Raises nothing but torch.AcceleratorError, after which the device is lost.
 
         mask: as in `CurrentMask.now`.
@@ -178,13 +178,13 @@ class Site:
         x, accumulator, channel_dim = found
         try:
             fits = mask is not None and _fits(mask, x, channel_dim)
-            accumulator.fold(x.detach(), channel_dim, mask if fits else None)
+            accumulator.accumulate(x.detach(), channel_dim, mask if fits else None)
         except Exception as error:
             return self._fail(tensor, error), False
         return None, mask is not None and not fits
 
     def prepare(self, tensor: Tensor) -> tuple[Tensor, Accumulator, int | None] | str:
-        """What to fold in, `tensor` or this rank's part of it, into which state, and the channel
+        """What to accumulate, `tensor` or this rank's part of it, into which state, and the channel
         dimension. Or the reason to skip the tensor."""
         if self.counts.disabled:
             return reasons.DISABLED
@@ -218,7 +218,7 @@ class Site:
         return self.disable(error)
 
     def disable(self, error: Exception) -> str:
-        """Fold in no more tensors because of `error`, and warn once; returns the reason to skip."""
+        """Stop accumulating because of `error`, and warn once; returns the reason to skip."""
         if isinstance(error, torch.AcceleratorError):
             raise error
         is_first = self.error is None
@@ -236,7 +236,7 @@ class Site:
         device: torch.device,
         placed: Placed | None = None,
     ) -> GraphState | str:
-        """The state into which graphs fold such tensors, or the reason to skip them.
+        """The state into which graphs accumulate such tensors, or the reason to skip them.
 
         shape: -1 for sizes that vary; the number of channels must not vary. placed: of DTensors.
         """
@@ -266,7 +266,7 @@ class Site:
             return found
         channel_dim = found.info.channel_dim
         if self.native is not None:
-            found.bind(self.native, x, channel_dim)
+            found.set_plan(self.native, x, channel_dim)
         self._last = _Place(x.shape, x.dtype, x.device, found, channel_dim, placements)
         return self._last
 
@@ -285,7 +285,7 @@ class Site:
         info = SiteInfo(self.name, self.kind, channels, dim, shape, short(dtype), layout)
         accumulator = self._accumulators.get(device)
         if accumulator is None:
-            accumulator = self._accumulators[device] = self._arena.accumulator(info, device)
+            accumulator = self._accumulators[device] = self._buffers.accumulator(info, device)
         accumulator.info = info
         return accumulator
 
@@ -296,7 +296,7 @@ class Site:
     def row(self) -> SiteCoverage:
         """The site's row of the coverage."""
         skipped = self.graph.totals()
-        came, late = skipped.pop(FOLDED, 0), skipped.pop(reasons.NOT_RECORDED, 0)
+        came, late = skipped.pop(ACCUMULATED, 0), skipped.pop(reasons.NOT_RECORDED, 0)
         unmasked = self.counts.unmasked + skipped.pop(reasons.MASK_UNFIT, 0)
         of_gradients = AWAITED in skipped
         calls = skipped.pop(AWAITED) if of_gradients else came

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch.optim import Optimizer
 
 from hookstats._torch import makes_optimizer_state
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.parameters import Batches, Parameters
 
@@ -19,7 +19,7 @@ class Follower(Protocol):
     def keep(self, optimizer: Optimizer) -> None:
         """Called before the step."""
 
-    def fold(self, optimizer: Optimizer) -> None:
+    def accumulate(self, optimizer: Optimizer) -> None:
         """Called after the step, which is still open."""
 
 
@@ -30,18 +30,18 @@ class StepHook(Hook):
     Where there are followers, all steps are reported after they are done.
     """
 
-    __slots__ = ("_after", "_arena", "_batches", "_followers", "_parameters", "_then")
+    __slots__ = ("_after", "_batches", "_buffers", "_followers", "_parameters", "_then")
 
     def __init__(
         self,
-        arena: Arena,
+        buffers: DoubleBuffer,
         parameters: Parameters,
         followers: Sequence[Follower],
         then: Callable[[], None],
         *,
         after: bool,
     ) -> None:
-        self._arena = arena
+        self._buffers = buffers
         self._parameters = parameters
         self._followers = [follower for follower in followers if follower]
         self._then = then
@@ -56,7 +56,7 @@ class StepHook(Hook):
         followers = self._followers
         if not (is_its_time or followers) or makes_optimizer_state():
             return  # the other hook has this step, or it is no step of the training
-        if self._arena.recording:
+        if self._buffers.recording:
             if is_its_time:
                 self._parameters.observe(
                     [group["params"] for group in optimizer.param_groups],
@@ -64,6 +64,6 @@ class StepHook(Hook):
                     getattr(optimizer, "grad_scale", None),
                 )
             for follower in followers:
-                (follower.fold if self._after else follower.keep)(optimizer)
+                (follower.accumulate if self._after else follower.keep)(optimizer)
         if self._after if followers else is_its_time:
             self._then()

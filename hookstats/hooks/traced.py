@@ -31,8 +31,8 @@ from hookstats._torch import (
     top_saved_tensors_hooks,
     traced_operators,
 )
-from hookstats.arena.arena import Arena
-from hookstats.arena.graph_states import AWAITED, of_backward
+from hookstats.buffers.double_buffer import DoubleBuffer
+from hookstats.buffers.graph_states import AWAITED, of_backward
 from hookstats.hooks.dynamo import look_at_tracer
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
@@ -84,13 +84,13 @@ class TracedHook:
     """The part of one module hook in compiled code."""
 
     def __init__(
-        self, arena: Arena, values: Sites | None, gradients: Sites | None, phase: int = 0
+        self, buffers: DoubleBuffer, values: Sites | None, gradients: Sites | None, phase: int = 0
     ) -> None:
         # Constant functions take no objects before torch 2.12. Dynamo guards on the key's value,
         # so that no graph of one hook serves another.
         self.key = str(next(_keys))
         _traced_hooks[self.key] = self
-        self.arena = arena
+        self.buffers = buffers
         self.values = values
         self.gradients = gradients
         self.phase = phase
@@ -100,13 +100,13 @@ class TracedHook:
         return [sites for sites in (self.values, self.gradients) if sites is not None]
 
     def observe(self, module: nn.Module, found: Iterable[Leaf]) -> None:
-        """Put into the graph the calls that fold in the tensors `found`, and their gradients."""
+        """Put into the graph the calls that accumulate the tensors `found`, and their gradients."""
         if _hookstats_leaves_call_out(self.key):
             return
         # Dynamo guards on what this reads; in training it reads no `training`.
         may_evaluate = not torch.is_grad_enabled() and not module.training
         key = self.key
-        mask = self.arena.mask.in_trace()
+        mask = self.buffers.mask.in_trace()
         for path, tensor in found:
             is_sharded = _is_dtensor(tensor)
             dtensor: Any = tensor
@@ -134,7 +134,7 @@ class TracedHook:
             for counter, recomputed in plan.skipped:
                 _count(counter, recomputed)
             if plan.value is not None:
-                _fold(tensor, mask, *plan.value)
+                _accumulate(tensor, mask, *plan.value)
             if plan.gradient is not None:
                 _await_gradient(tensor, mask, *plan.gradient)
 
@@ -167,7 +167,7 @@ _traced_hooks: WeakValueDictionary[str, TracedHook] = WeakValueDictionary()
 
 _PURE = {"cond", "switch", "while_loop", "while_loop_stack_output", "scan", "associative_scan"}
 _PURE |= {"map_impl", "invoke_subgraph", "local_map_hop"}
-"""The operators whose bodies may not fold anything into states outside of them."""
+"""The operators whose bodies may not accumulate anything into states outside of them."""
 
 
 @_while_tracing
@@ -199,7 +199,7 @@ def _note_trace(hook: TracedHook) -> None:
 def _hookstats_fixed_dim(key: str, path: str, ndim: int, dtype: torch.dtype) -> int | None:
     hook = _traced_hooks[key]
     sites = hook.gradients if hook.values is None else hook.values
-    with hook.arena.lock:
+    with hook.buffers.lock:
         return None if sites is None else sites[path].fixed_dim(ndim, dtype)
 
 
@@ -227,14 +227,14 @@ def _hookstats_plan(
     dtensor = None if whole is None else Placed(mesh, tuple(placements), whole)
     if whole is not None and unreadable is None and 0 in shape and 0 not in whole:
         unreadable = EMPTY_SHARD
-    if may_evaluate and hook.phase == 0 and hook.arena.is_evaluation():
+    if may_evaluate and hook.phase == 0 and hook.buffers.is_evaluation():
         unreadable = EVALUATION
     # A checkpoint will run the graph again in the backward. A reentrant checkpoint ran the code
     # without gradients before, and compiles another graph for the backward now.
     in_checkpoint = top_saved_tensors_hooks(True) is not None
     in_backward = current_graph_task_id() != -1
 
-    with hook.arena.lock:
+    with hook.buffers.lock:
         if hook.values is not None:
             site = _site(hook.values[path], shape, dtype, device)
             recomputed = (
@@ -246,7 +246,7 @@ def _hookstats_plan(
             else:
                 dim = site.channel_dim(len(shape), dtype)
                 unmasked = site.graph.counter(MASK_UNFIT, device) if masked else None
-                plan.value = dim, found.state, found.folded, unmasked, recomputed
+                plan.value = dim, found.state, found.accumulated, unmasked, recomputed
         if hook.gradients is not None:
             site = _site(hook.gradients[path], shape, dtype, device)
             recomputed = site.graph.counter(RECOMPUTATION, device) if in_checkpoint else None
@@ -259,7 +259,7 @@ def _hookstats_plan(
                 dim = site.channel_dim(len(shape), dtype)
                 partial = None if dtensor is None else site.graph.counter(PARTIAL, device)
                 unmasked = site.graph.counter(MASK_UNFIT, device) if masked else None
-                counters = found.folded, unmasked, awaited, partial, recomputed
+                counters = found.accumulated, unmasked, awaited, partial, recomputed
                 plan.gradient = dim, of_backward(found.state), *counters
     return plan
 
@@ -298,26 +298,26 @@ def _count(counter: Tensor, recomputed: Tensor | None) -> None:
 
 
 @_in_graph
-def _fold(
+def _accumulate(
     x: Tensor,
     mask: Tensor | None,
     dim: int | None,
     state: State,
-    folded: Tensor,
+    accumulated: Tensor,
     unmasked: Tensor | None,
     recomputed: Tensor | None,
 ) -> None:
-    _count(folded, recomputed)
+    _count(accumulated, recomputed)
     x = _local(x.detach())
     fitting = _fitting(mask, x, dim)
     if unmasked is not None and fitting is None:
         _count_unmasked(unmasked, recomputed)
-    once = recomputed is not None or _is_run(folded)
+    once = recomputed is not None or _is_run(accumulated)
     (update_once_ if once else update_)(x, dim, *state, fitting)
 
 
 def _count_unmasked(counter: Tensor, recomputed: Tensor | None) -> None:
-    """Count a tensor that is folded in with all its rows; a recomputation is no such tensor."""
+    """Count a tensor that is accumulated with all its rows; a recomputation is no such tensor."""
     if recomputed is not None or _is_run(counter):
         count_once_(counter)
     else:
@@ -383,8 +383,8 @@ class _Into(NamedTuple):
     unmasked: Tensor | None
     """How many gradients the mask does not fit."""
 
-    def fold(self, gradient: Tensor) -> None:
-        """Fold a gradient in, and count it."""
+    def accumulate(self, gradient: Tensor) -> None:
+        """Accumulate a gradient, and count it."""
         fitting = _fitting(self.mask, gradient, self.dim)
         update_(gradient, self.dim, *self.state, fitting)
         _add(self.came, 1)
@@ -425,7 +425,7 @@ class _Gradient(Hook):
             for counter, change in zip(self._refused, (-1, 1), strict=True):
                 _add(counter, change)
             return
-        self._into.fold(_local(gradient))
+        self._into.accumulate(_local(gradient))
 
 
 def _add(counter: Tensor, change: int) -> None:

@@ -14,7 +14,7 @@ from itertools import chain
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.parameters import Batches, WatchedParameter, own_length
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.widths import Widths
@@ -26,8 +26,8 @@ _Kept = tuple[WatchedParameter, Tensor, Tensor]
 class Updates:
     """The watched parameters, for the kind "update"."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, buffers: DoubleBuffer) -> None:
+        self._buffers = buffers
         self._watched: list[WatchedParameter] = []
         self._kept: dict[int, list[_Kept]] = {}
         self._batches = Batches()
@@ -45,7 +45,7 @@ class Updates:
 
     def keep(self, optimizer: Optimizer) -> None:
         """Copy the watched ones of the parameters that `optimizer` is about to change."""
-        with self._arena.lock, self._arena.guard, own_dispatch():
+        with self._buffers.lock, self._buffers.guard, own_dispatch():
             by_id = {id(watched.tensor()): watched for watched in self._watched}
             kept = self._kept[id(optimizer)] = []
             parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -54,13 +54,13 @@ class Updates:
                 if watched is not None:
                     _keep(watched, parameter, kept)
 
-    def fold(self, optimizer: Optimizer) -> None:
-        """Fold in what `optimizer` changed since `keep`."""
+    def accumulate(self, optimizer: Optimizer) -> None:
+        """Accumulate what `optimizer` changed since `keep`."""
         kept = self._kept.pop(id(optimizer), [])
-        with self._arena.lock, self._arena.guard, own_dispatch():
-            self._fold(kept)
+        with self._buffers.lock, self._buffers.guard, own_dispatch():
+            self._accumulate(kept)
 
-    def _fold(self, kept: list[_Kept]) -> None:
+    def _accumulate(self, kept: list[_Kept]) -> None:
         self._batches.let_go()  # of what an interrupt of the last call left
         try:
             for watched, parameter, before in kept:
@@ -75,7 +75,7 @@ class Updates:
                 else:
                     site = watched.value.at(change)
                     self._batches.add(site, change, scaled=False, length=length)
-            self._batches.fold(self._arena.front, None)
+            self._batches.accumulate(self._buffers.front, None)
         finally:
             self._batches.let_go()
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from hookstats._torch import jit_tracing_state
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.channels import Rule, WithIntegers, whole
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.readable import local_shape, unreadable
@@ -64,12 +64,12 @@ class Widths:
     """The sites of one tensor of a module, or of one parameter.
 
     `first` is there from the beginning, and counts what cannot be observed. The others come with
-    the first tensor of their width. Callers hold the arena's lock.
+    the first tensor of their width. Callers hold the double buffer's lock.
     """
 
     __slots__ = (
         "__weakref__",
-        "_arena",
+        "_buffers",
         "_kind",
         "_name",
         "_rule",
@@ -81,14 +81,14 @@ class Widths:
 
     def __init__(
         self,
-        arena: Arena,
+        buffers: DoubleBuffer,
         name: str,
         kind: str,
         rule: Rule,
         suffixes: Suffixes | None = None,
         sharding: Sharding | None = None,
     ) -> None:
-        self._arena = arena
+        self._buffers = buffers
         self._name = name
         self._kind = kind
         self._rule = rule
@@ -108,7 +108,7 @@ class Widths:
         shape = local_shape(tensor)
         site = self.find_like(shape, tensor.dtype, tensor.device)
         if site is not None and site.native is not None:
-            site.native.expect(shape)
+            site.native.set_expected_sizes(shape)
         return site
 
     def find_like(
@@ -134,9 +134,9 @@ class Widths:
         if suffix == WHOLE:
             rule = WithIntegers(whole) if isinstance(rule, WithIntegers) else whole
         name, widths = self._name + suffix, weakref.ref(self)
-        site = Site(self._arena, name, self._kind, rule, widths, self._sharding)
+        site = Site(self._buffers, name, self._kind, rule, widths, self._sharding)
         if plain_kind(self._kind) in ("grad_input", "grad_output"):
-            # Until `locate` has seen a tensor that awaits a gradient, which C++ shows to Python.
+            # Until `note_sharding` sees a tensor that awaits a gradient, which C++ shows to Python.
             site.counts.disabled = True
         self._sites[suffix] = site
         return site
@@ -160,7 +160,7 @@ class Sites(dict[str, Widths]):
 
     def __init__(
         self,
-        arena: Arena,
+        buffers: DoubleBuffer,
         name: str,
         kind: str,
         rule: Rule,
@@ -169,7 +169,7 @@ class Sites(dict[str, Widths]):
     ) -> None:
         """suffixes: by path; the kinds of values and of their gradients share them."""
         super().__init__()
-        self.arena = arena
+        self.buffers = buffers
         self.name = name
         self.kind = kind
         self.rule = rule
@@ -193,7 +193,7 @@ class Sites(dict[str, Widths]):
 
     def _make(self, path: str) -> Widths:
         kind, suffixes = self.kind + path, self._suffixes[path]
-        return Widths(self.arena, self.name, kind, self.rule, suffixes, self._sharding)
+        return Widths(self.buffers, self.name, kind, self.rule, suffixes, self._sharding)
 
     def sites(self) -> list[Site]:
         """The sites of all tensors."""

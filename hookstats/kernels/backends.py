@@ -22,7 +22,7 @@ class Backend(NamedTuple):
     """Why this torch cannot load the library; None where it can."""
     states_on_host: bool = False
     """Whether states are on the CPU, to which the fallback then brings the values."""
-    marks: bool = False
+    occupancy: bool = False
     """Whether the kernels mark the slots of a histogram that they counted in."""
     is_capturing: Callable[[], bool] = lambda: False
     """Whether the work that is asked for now becomes part of a graph; must not start the device."""
@@ -35,7 +35,7 @@ def _why_no_cuda() -> str | None:
     return None
 
 
-CPU = Backend("cpu", library="_C.*so", states_on_host=True, marks=True)
+CPU = Backend("cpu", library="_C.*so", states_on_host=True, occupancy=True)
 CUDA = Backend(
     "cuda",
     library="_cuda.*so",

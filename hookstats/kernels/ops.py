@@ -69,8 +69,8 @@ def _operator(name: str) -> Callable[..., Any]:
 
 update_: Callable[..., None] = _operator("update_")
 """update_(x, channel_dim, moments, tallies, counts=None, bins=None, channel_counts=None,
-channel_bins=None, sampling=None, mask=None) -> None: folds the statistics of `x` into the state of
-its channels, in place.
+channel_bins=None, sampling=None, mask=None) -> None: accumulates the statistics of `x` into the
+state of its channels, in place.
 
 x: any strides; a dtype of `reference.DTYPES`. The caller detaches x, which is never changed.
 channel_dim: the dimension of x that has the C channels, or None for C = 1.
@@ -96,25 +96,25 @@ a call that is refused changes no state, and the error names the argument and it
 """
 
 
-_WORD_SLOTS = 64 * 16  # an int64 has 64 marks, each of 16 slots
+_WORD_SLOTS = 64 * 16  # an int64 has 64 bits, each of 16 slots
 
 
 def mark_columns(slots: int) -> int:
-    """How many int64 mark the slots of a histogram that were counted in (csrc/core/marks.h)."""
+    """How many int64 mark the slots of a histogram that were counted in (csrc/core/occupancy.h)."""
     return 1 + -(-slots // _WORD_SLOTS)
 
 
 drain_: Callable[..., tuple[Tensor, ...]] = _operator("drain_")
-"""drain_(moments, tallies, counts, marks, folds, channel_counts, offsets) -> moments, tallies,
-tensor_moments, tensor_tallies, offsets, slots, counts, channel_offsets, channel_slots,
+"""drain_(moments, tallies, counts, occupancy, accumulated, channel_counts, offsets) -> moments,
+tallies, tensor_moments, tensor_tallies, offsets, slots, counts, channel_offsets, channel_slots,
 channel_counts: moves the states out of their rows and leaves the rows empty; needs no GIL.
 
 moments, tallies: one or more blocks [rows, 5] and [rows, 5] on the CPU, as many rows in all.
 counts, channel_counts: blocks int64 [histograms, slots]; none where there are no such bins.
-marks: for each block of counts int64 [histograms, `mark_columns`]: the number of tensors that
-    writers with marks counted, then the marks.
-folds: int64 [histograms]: the number of tensors that were folded into each row of counts, -1 if
-    unknown. All slots of a histogram are looked at unless all its folds are marked.
+occupancy: for each block of counts int64 [histograms, `mark_columns`]: the number of tensors that
+    marking writers counted, then the occupancy bitmap.
+accumulated: int64 [histograms]: the number of tensors that were accumulated into each row of
+    counts, -1 if unknown. All slots of a histogram are looked at unless all tensors are marked.
 offsets: int64 [tensors + 1]: tensor t has the rows offsets[t]:offsets[t + 1] of all blocks, and
     those in one block.
 Returns two tables by column, of channels and of tensors with their channels merged: moments

@@ -31,7 +31,7 @@ class Sampling:
         return self._tensors[device]
 
     def set_step(self, step: int) -> None:
-        """The number of the step whose tensors are folded in from now on."""
+        """The number of the step whose tensors are accumulated from now on."""
         self._values[0] = step
         for tensor in self._tensors.values():
             tensor.data[0] = step  # no new version: graphs may still wait for their backward

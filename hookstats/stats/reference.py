@@ -121,7 +121,7 @@ def update_(
     sampling: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> None:
-    """Fold the statistics of `x` into the state of its channels, in place.
+    """Accumulate the statistics of `x` into the state of its channels, in place.
 
     The arguments are those of the operator `hookstats::update_`. If the device of `x` has no
     float64, the state may be on the CPU. The rows that a mask keeps are copied.
@@ -131,7 +131,7 @@ def update_(
     """
     arguments = moments, tallies, counts, bins, channel_counts, channel_bins, sampling
     check(x, channel_dim, *arguments, mask)
-    _fold(x, channel_dim, *arguments, None, mask)
+    _accumulate(x, channel_dim, *arguments, None, mask)
 
 
 def update_many_(
@@ -186,7 +186,7 @@ def update_many_(
     for i, arguments in enumerate(one_by_one):
         _check_nth(i, xs, *arguments)
     for arguments in one_by_one:
-        _fold(*arguments, scale)
+        _accumulate(*arguments, scale)
 
 
 def merge_(moments: Tensor, tallies: Tensor, other_moments: Tensor, other_tallies: Tensor) -> None:
@@ -209,7 +209,7 @@ def merge_(moments: Tensor, tallies: Tensor, other_moments: Tensor, other_tallie
     tallies += other_tallies
 
 
-def _fold(
+def _accumulate(
     x: Tensor,
     channel_dim: int | None,
     moments: Tensor,

@@ -59,7 +59,7 @@ IDENTITY = tuple(c.identity for c in MOMENT_COLUMNS)
 
 
 class State(NamedTuple):
-    """The state that `hookstats::update_` folds tensors into: C channels of one site.
+    """The state that `hookstats::update_` accumulates tensors into: C channels of one site.
 
     The fields are in the order in which the operators take them.
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookstats._torch import DisableTorchDispatch, has_storage, is_plain
-from hookstats.arena.lock import lock
+from hookstats.buffers.lock import lock
 from hookstats.hooks.readable import local_part, unreadable
 from hookstats.records.reasons import DISABLED, MAX_BYTES, NO_STORAGE, NOT_SAMPLED
 from hookstats.tensors.captured import CapturedCall

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.masks import Masks
 from hookstats.hooks.toggle import HookToggle
@@ -20,7 +20,7 @@ class Contexts:
     """The part of a `Watch` that makes contexts."""
 
     _closed = True  # until it is open
-    _arena: Arena
+    _buffers: DoubleBuffer
     _masks: Masks
     _observers: Observers
     _phases: dict[str, int]
@@ -50,7 +50,7 @@ class Contexts:
             for module, handles in self._observers.attach_phase(name, number):
                 self._keep(module, handles)
             self._phases[name] = number
-        return _Phase(self._arena, self._phases[name])
+        return _Phase(self._buffers, self._phases[name])
 
     def _keep(self, module: nn.Module, handles: Sequence[RemovableHandle]) -> None:
         """Remove these hooks of a module at the end, and take them off while nothing is due."""
@@ -86,17 +86,17 @@ class Contexts:
 class _Phase(AbstractContextManager[None]):
     """The context of a phase. No generator: dynamo cannot end its graph in one."""
 
-    def __init__(self, arena: Arena, phase: int) -> None:
-        self._arena = arena
+    def __init__(self, buffers: DoubleBuffer, phase: int) -> None:
+        self._buffers = buffers
         self._phase = phase
         self._before: list[int] = []
 
     def __enter__(self) -> None:
-        self._before.append(self._arena.phase)
-        self._arena.enter(self._phase)
+        self._before.append(self._buffers.phase)
+        self._buffers.enter(self._phase)
 
     def __exit__(self, *exc: object) -> None:
-        self._arena.enter(self._before.pop())
+        self._buffers.enter(self._before.pop())
 
 
 for _function in (_Phase.__enter__, _Phase.__exit__):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookstats.arena.arena import Arena, Stuck
+from hookstats.buffers.double_buffer import DoubleBuffer, Stuck
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.masks import Masks
@@ -72,8 +72,8 @@ class Watch(Contexts):
         """The run directory; None where `out` was not given."""
         self._settings = settings
         self._header = header
-        self._arena = arena = Arena(settings.bins, settings.channel_bins)
-        arena.while_waiting, arena.has_room = recorder.hurry, recorder.has_room
+        self._buffers = buffers = DoubleBuffer(settings.bins, settings.channel_bins)
+        buffers.while_waiting, buffers.has_room = recorder.hurry, recorder.has_room
         if settings.every not in (1, AUTO):
             recorder.rest = 0.0  # steps are few, and `after` wants to know early
         self._recorder = recorder
@@ -90,13 +90,13 @@ class Watch(Contexts):
         self._phases: dict[str, int] = {}
         models = list(models)
         self._roots = RootModules(models)
-        self._masks = Masks(arena, settings.mask)
-        self._observers = Observers(arena, settings, sharding)
-        self._log = ScalarLog(partial(_has_begun, self._roots, arena), recorder.submit_scalars)
+        self._masks = Masks(buffers, settings.mask)
+        self._observers = Observers(buffers, settings, sharding)
+        self._log = ScalarLog(partial(_has_begun, self._roots, buffers), recorder.submit_scalars)
         recorder.before_exit = self._log.end
-        self._cost = Cost(arena)
+        self._cost = Cost(buffers)
         self._when = Schedule(
-            *(settings.every, settings.budget, monitor, arena),
+            *(settings.every, settings.budget, monitor, buffers),
             *(lambda: recorder.spent, lambda: recorder.exchange),
         )
         self._optimizers = Optimizers()
@@ -130,14 +130,14 @@ class Watch(Contexts):
         keeps = self if self._recorder.has_readers else None
         then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
         seen = self._observers
-        step = partial(StepHook, self._arena, seen.parameters, (seen.updates, seen.states), then)
+        step = partial(StepHook, self._buffers, seen.parameters, (seen.updates, seen.states), then)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
         )
         self._optimizers.add(optimizer)
         self._roots.skips_evaluation = True
-        self._arena.leave_out(self._roots.is_evaluation)
+        self._buffers.leave_out(self._roots.is_evaluation)
 
     def step(self) -> None:
         """Close a step by hand: once per iteration if `watch` was given no optimizer.
@@ -150,7 +150,7 @@ class Watch(Contexts):
             RuntimeError: a sink or a rule's action calls it.
         """
         self._check_open()
-        if not self._optimizers and self._arena.recording:
+        if not self._optimizers and self._buffers.recording:
             self._observers.parameters.observe_all()
         self._close_step()
 
@@ -169,7 +169,7 @@ class Watch(Contexts):
             ValueError: a value is something else, or the watch is closed.
         """
         self._check_open()
-        if not self._arena.is_captured():
+        if not self._buffers.is_captured():
             given = {**(values or {}), **more}
             self._log.log(as_scalars(given))
 
@@ -252,7 +252,7 @@ class Watch(Contexts):
             rows=tuple(self._observers.rows()),
             steps=self._step,
             discarded=self._discarded,
-            stalls=self._arena.stalls,
+            stalls=self._buffers.stalls,
             failures=self._uncounted | (self._recorder.failures | self._monitor.failures),
             budget=self._when.report(),
         )
@@ -313,7 +313,7 @@ class Watch(Contexts):
         self._toggle.end()
         while self._handles:
             self._handles.pop().remove()
-        self._discarded = self._arena.pending()
+        self._discarded = self._buffers.pending()
         self._tell_uncounted()
         self._log.end()
         self._recorder.close(self.coverage().to_dict())
@@ -335,10 +335,10 @@ class Watch(Contexts):
         # On any thread, at any time: what is closed here waits for nothing and raises nothing.
         with suppress(Exception):
             self._closed = True
-            self._arena.record(False)
+            self._buffers.record(False)
             while self._handles:
                 self._handles.pop().remove()
-                self._discarded = self._arena.pending()
+                self._discarded = self._buffers.pending()
             self._log.end()
             self._recorder.leave(self.coverage().to_dict())
 
@@ -355,7 +355,7 @@ class Watch(Contexts):
 
     def _stepped_by(self, optimizer: int) -> None:
         """Note that an optimizer steps; the last one closes the step."""
-        with self._arena.lock:
+        with self._buffers.lock:
             is_last = self._optimizers.note(optimizer)
         if is_last:
             self._close_step()
@@ -368,7 +368,7 @@ class Watch(Contexts):
             raise RuntimeError(
                 "step: called by a sink or by a rule's action, expected a call by the training"
             )
-        if self._arena.is_captured():
+        if self._buffers.is_captured():
             return  # replays of the graph will close no steps
         step = self._step
         try:
@@ -378,7 +378,7 @@ class Watch(Contexts):
             self._when.close(step, recorded, self._rates)
             self._schedule()
             if self._recorded and not recorded:
-                self._arena.discard_late()
+                self._buffers.discard_late()
         except BaseException as error:  # such as a full memory, or Ctrl-C
             self._lose(step, error)
             if not isinstance(error, Exception):
@@ -392,7 +392,7 @@ class Watch(Contexts):
         """
         with suppress(Exception):
             if self._step == step:
-                self._arena.discard(lent=True)
+                self._buffers.discard(lent=True)
                 self._step += 1
                 if self._log.next <= step:
                     self._log.close(step, {}, is_shown=False)
@@ -415,7 +415,7 @@ class Watch(Contexts):
         self._optimizers.begin()
         self._masks.step_closed()
         self._observers.parameters.look_again()
-        recorded = self._arena.recording or (self._recorded and self._arena.has_content())
+        recorded = self._buffers.recording or (self._recorded and self._buffers.has_content())
         self._rates = rates = learning_rates(self._optimizers)
         values = {**rates, **self._cost.since()}
         scalars = self._log.close(step, values, is_shown=recorded and self._recorder.shows(step))
@@ -427,10 +427,12 @@ class Watch(Contexts):
 
     def _record(self, step: int, scalars: StepScalars) -> None:
         try:
-            closed = self._arena.close()
+            closed = self._buffers.close()
         except Stuck:
-            self._arena.discard()
-            why = f"no step was taken for {self._arena.patience:g} s; steps from {step} on are lost"
+            self._buffers.discard()
+            why = (
+                f"no step was taken for {self._buffers.patience:g} s; steps from {step} on are lost"
+            )
             self._recorder.skip(step, "stall", "keeping up", why)
             return
         if closed is None:
@@ -440,17 +442,17 @@ class Watch(Contexts):
 
     def _schedule(self) -> None:
         tidy()
-        self._arena.sampling.set_step(self._step)
+        self._buffers.sampling.set_step(self._step)
         due = self._when.is_due(self._step)
-        self._arena.record(due and not self._paused and not self._closed)
-        self._recorded |= self._arena.recording
+        self._buffers.record(due and not self._paused and not self._closed)
+        self._recorded |= self._buffers.recording
         seldom = self._paused or self._when.is_seldom
-        self._toggle.set(self._arena.recording or not seldom)
+        self._toggle.set(self._buffers.recording or not seldom)
 
 
-def _has_begun(roots: RootModules, arena: Arena) -> bool:
+def _has_begun(roots: RootModules, buffers: DoubleBuffer) -> bool:
     """Whether the open step has begun: the model was called, or one of its parts."""
-    return roots.called or (arena.recording and arena.has_calls())
+    return roots.called or (buffers.recording and buffers.has_calls())
 
 
 def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
@@ -43,23 +43,23 @@ class _Watched(NamedTuple):
 class Observers:
     """What feeds the sites of a watch."""
 
-    def __init__(self, arena: Arena, settings: Settings, sharding: Sharding) -> None:
-        self._arena = arena
+    def __init__(self, buffers: DoubleBuffer, settings: Settings, sharding: Sharding) -> None:
+        self._buffers = buffers
         self._settings = settings
         self._sharding = sharding
         self._watched: list[_Watched] = []
         self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
         self._of_phases: list[Sites] = []
-        self.parameters = Parameters(arena)
-        self.updates = Updates(arena)
-        self.states = OptimizerStates(arena)
+        self.parameters = Parameters(buffers)
+        self.updates = Updates(buffers)
+        self.states = OptimizerStates(buffers)
 
     def add_parameter(self, selection: Selection, name: str) -> None:
         """Have a parameter observed, as the settings say."""
         rule = parameter_rule(selection.parameters[name])
         suffixes = Suffixes()
         sites = {
-            kind: Widths(self._arena, name, kind, rule, suffixes, self._sharding)
+            kind: Widths(self._buffers, name, kind, rule, suffixes, self._sharding)
             for kind in PARAMETER_KINDS
             if kind in self._settings.kinds
         }
@@ -69,7 +69,7 @@ class Observers:
         if "update" in sites:
             self.updates.add(owner, key, sites["update"])
         if OPTIMIZER_STATE in self._settings.kinds:
-            states = Sites(self._arena, name, OPTIMIZER_STATE, rule, sharding=self._sharding)
+            states = Sites(self._buffers, name, OPTIMIZER_STATE, rule, sharding=self._sharding)
             self._sites.append([states])
             self.states.add(owner, key, states)
 
@@ -135,7 +135,7 @@ class Observers:
         of_values = "output" if type is OutputHook else "input"
         values, gradients = (
             Sites(
-                self._arena,
+                self._buffers,
                 watched.name,
                 in_phase(phase, kind),
                 watched.rule,
@@ -149,7 +149,7 @@ class Observers:
         if values is None and gradients is None:
             return None
         sites += [one for one in (values, gradients) if one is not None]
-        return fastest(type(self._arena, values, gradients, number))
+        return fastest(type(self._buffers, values, gradients, number))
 
     def uncounted(self) -> list[str]:
         """The names of the modules that compiled code calls, of which no call was counted; waits
@@ -169,7 +169,7 @@ class Observers:
 
     def rows(self) -> list[SiteCoverage]:
         """The rows of the coverage."""
-        with self._arena.lock:
+        with self._buffers.lock:
             return [row for sites in self._with_rows() for row in sites.rows()]
 
     def __len__(self) -> int:

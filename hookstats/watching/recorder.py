@@ -12,8 +12,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from hookstats.arena.arena import PATIENCE
-from hookstats.arena.closed import ClosedStep
+from hookstats.buffers.closed import ClosedStep
+from hookstats.buffers.double_buffer import PATIENCE
 from hookstats.records.norms import GRADIENT_NORM, GradientNorm
 from hookstats.records.record import StepRecord
 from hookstats.rules.monitor import Monitor
@@ -73,9 +73,9 @@ class Recorder:
     the step: so steps are recorded many at once. Whoever waits for the recorder wakes it.
 
     If the disk or a sink is slow, closed steps wait in the queue, up to `MOST_WAITING` of them.
-    Then training waits, too, which counts as a stall; after `Arena.patience` seconds in which no
-    step was taken, steps are lost: the run has them as gaps, and a RuntimeWarning says so. Nobody
-    waits for longer than `disk_patience` for a disk that hangs.
+    Then training waits, too, which counts as a stall; after `DoubleBuffer.patience` seconds in
+    which no step was taken, steps are lost: the run has them as gaps, and a RuntimeWarning says so.
+    Nobody waits for longer than `disk_patience` for a disk that hangs.
 
     A forked child has no recorder: its steps are released and not recorded.
     """

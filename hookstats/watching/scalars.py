@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookstats._torch import is_dtensor, is_plain, local_shard
-from hookstats.arena.staging import event
+from hookstats.buffers.staging import event
 from hookstats.kernels.ops import ignore_captures
 from hookstats.records.speeds import RATE
 from hookstats.stats.messages import warn

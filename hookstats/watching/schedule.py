@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from hookstats.arena.arena import Arena
-from hookstats.arena.staging import event
+from hookstats.buffers.double_buffer import DoubleBuffer
+from hookstats.buffers.staging import event
 from hookstats.rules import Monitor
 from hookstats.watching.reduce import Exchange
 
@@ -51,7 +51,7 @@ class Schedule:
         every: int | str,
         budget: float,
         monitor: Monitor,
-        arena: Arena,
+        buffers: DoubleBuffer,
         background: Callable[[], float],
         exchange: Callable[[], Exchange | None],
     ) -> None:
@@ -60,7 +60,7 @@ class Schedule:
         self._fixed = every if isinstance(every, int) else None
         self._budget = budget
         self._monitor = monitor
-        self._arena = arena
+        self._buffers = buffers
         self._background = background
         self._exchange = exchange
         self._urgent = 0  # how many of the monitor's urgent alerts were acted on
@@ -136,7 +136,7 @@ class Schedule:
     def _measured(self, recorded: bool) -> Iterator[tuple[bool, float]]:
         """The seconds of the step that was closed, and whether it is recorded; on a device those of
         the steps that it has done, by its own events. Nothing waits for the device."""
-        device = next((d for d in self._arena.devices if d.type != "cpu"), None)
+        device = next((d for d in self._buffers.devices if d.type != "cpu"), None)
         if device is None:
             before, self._before = self._before, time.perf_counter()
             if before is not None:

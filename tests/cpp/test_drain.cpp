@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/marks.h"
+#include "core/occupancy.h"
 #include "core/state.h"
 #include "cpu/drain.h"
 
@@ -15,31 +15,31 @@ using namespace hookstats;
 
 struct Sample {
   int64_t rows, width;
-  std::vector<int64_t> counts, marks, folds;
+  std::vector<int64_t> counts, occupancy, accumulated;
 };
 
 bool is_empty(const std::vector<int64_t>& values) {
   return std::all_of(values.begin(), values.end(), [](int64_t value) { return value == 0; });
 }
 
-// One count in `every` slots. Row r is of r folds; of every third, one is not marked. A mark may
+// One count in `every` slots. Row r is of r tensors; of every third, one is not marked. A mark may
 // be of slots that are empty again.
 Sample sample(int64_t rows, int64_t width, int64_t every) {
   Sample made{rows, width, {}, {}, {}};
   for (int64_t r = 0; r < rows; ++r) {
     const bool lacks = r % 3 == 2;
-    std::vector<int64_t> marks(static_cast<size_t>(mark_columns(width)));
-    marks[0] = r - lacks;
+    std::vector<int64_t> occupancy(static_cast<size_t>(mark_columns(width)));
+    occupancy[0] = r - lacks;
     for (int64_t slot = 0; slot < width; ++slot) {
       const int64_t n = r * width + slot;
       made.counts.push_back(n % every == 0 ? (n + 1) << 33 : 0);
       if ((n % every == 0 && !(lacks && slot % 5 == 0)) || slot == width / 2) {
-        marks[static_cast<size_t>(1 + slot / kWordSlots)] |=
-            static_cast<int64_t>(uint64_t{1} << (slot / kMarkSlots % 64));
+        occupancy[static_cast<size_t>(1 + slot / kWordSlots)] |=
+            static_cast<int64_t>(uint64_t{1} << (slot / kOccupancySlots % 64));
       }
     }
-    made.marks.insert(made.marks.end(), marks.begin(), marks.end());
-    made.folds.push_back(r);
+    made.occupancy.insert(made.occupancy.end(), occupancy.begin(), occupancy.end());
+    made.accumulated.push_back(r);
   }
   return made;
 }
@@ -48,8 +48,8 @@ Sample sample(int64_t rows, int64_t width, int64_t every) {
 int64_t most_entries(const Sample& of) {
   int64_t most = 0;
   for (int64_t r = 0; r < of.rows; ++r) {
-    for (int64_t begin = 0; begin < of.width; begin += kMarkSlots) {
-      const int64_t end = std::min(begin + kMarkSlots, of.width);
+    for (int64_t begin = 0; begin < of.width; begin += kOccupancySlots) {
+      const int64_t end = std::min(begin + kOccupancySlots, of.width);
       bool any = begin <= of.width / 2 && of.width / 2 < end;
       for (int64_t slot = begin; slot < end; ++slot) {
         any = any || of.counts[static_cast<size_t>(r * of.width + slot)] != 0;
@@ -63,8 +63,9 @@ int64_t most_entries(const Sample& of) {
 void test_counts(int64_t rows, int64_t width, int64_t every, bool tell) {
   const Sample before = sample(rows, width, every);
   Sample left = before;
-  const cpu::Histograms histograms{left.counts.data(), left.marks.data(), rows, width};
-  const int64_t room = cpu::complete_marks(histograms, tell ? before.folds.data() : nullptr);
+  const cpu::Histograms histograms{left.counts.data(), left.occupancy.data(), rows, width};
+  const int64_t room =
+      cpu::complete_occupancy(histograms, tell ? before.accumulated.data() : nullptr);
   std::vector<int64_t> offsets(static_cast<size_t>(rows) + 1);
   std::vector<int32_t> slots(static_cast<size_t>(room));
   std::vector<int64_t> counts(static_cast<size_t>(room)), back(before.counts.size());
@@ -86,21 +87,21 @@ void test_counts(int64_t rows, int64_t width, int64_t every, bool tell) {
   CHECK(ascending, "%s", label);
   CHECK(room <= most_entries(before), "%s: room for %d", label, int(room));
   CHECK(sparse.rows == rows && sparse.entries == offsets.back(), "%s", label);
-  CHECK(is_empty(left.counts) && is_empty(left.marks), "%s", label);
+  CHECK(is_empty(left.counts) && is_empty(left.occupancy), "%s", label);
 }
 
-void test_marks_past_the_width(int64_t width) {
+void test_occupancy_past_the_width(int64_t width) {
   std::vector<int64_t> left(static_cast<size_t>(width), 1);
-  std::vector<int64_t> marks(static_cast<size_t>(mark_columns(width)), -1);
-  const cpu::Histograms histograms{left.data(), marks.data(), 1, width};
-  const int64_t folds = -1;
-  const int64_t room = cpu::complete_marks(histograms, &folds);
+  std::vector<int64_t> occupancy(static_cast<size_t>(mark_columns(width)), -1);
+  const cpu::Histograms histograms{left.data(), occupancy.data(), 1, width};
+  const int64_t accumulated = -1;
+  const int64_t room = cpu::complete_occupancy(histograms, &accumulated);
   CHECK(room == width, "width %d: room for %d", int(width), int(room));
   std::vector<int64_t> offsets(2), counts(static_cast<size_t>(width));
   std::vector<int32_t> slots(static_cast<size_t>(width));
   cpu::SparseCounts sparse{offsets.data(), slots.data(), counts.data()};
   cpu::drain_counts(histograms, sparse);
-  CHECK(sparse.entries == width && is_empty(left) && is_empty(marks), "width %d", int(width));
+  CHECK(sparse.entries == width && is_empty(left) && is_empty(occupancy), "width %d", int(width));
 }
 
 void test_rows(int64_t rows) {
@@ -148,7 +149,7 @@ int main() {
       }
     }
   }
-  for (int64_t width : {1, 17, 997, 1024, 1025}) test_marks_past_the_width(width);
+  for (int64_t width : {1, 17, 997, 1024, 1025}) test_occupancy_past_the_width(width);
   for (int64_t rows : {0, 1, 31, 33}) test_rows(rows);
   return check::finish("take");
 }

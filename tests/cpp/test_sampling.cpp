@@ -1,5 +1,5 @@
 // Sampled histograms against their definition, element by element, in every layout; and the same
-// counts from any number of threads, beside marks and sums that are those of whole histograms.
+// counts from any number of threads, beside occupancy and sums that are those of whole histograms.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "core/marks.h"
+#include "core/occupancy.h"
 #include "core/sample.h"
 #include "cpu/update.h"
 #include "parallel.h"
@@ -76,32 +76,32 @@ std::vector<int64_t> expected_counts(const Case& c, const Bins& bins, int64_t ev
 }
 
 State run(const Case& c, const Bins& tensor_bins, const Bins& channel_bins, const int64_t* sampling,
-          cpu::ParallelFor parallel_for, std::vector<int64_t>& marks) {
+          cpu::ParallelFor parallel_for, std::vector<int64_t>& occupancy) {
   State state(channels_of(c), tensor_bins, channel_bins);
   UpdateParams params = params_of(c, state, tensor_bins, channel_bins);
   params.view = channel_view(c.sizes.data(), c.strides.data(), static_cast<int>(c.sizes.size()),
                              c.channel_dim);
   params.sampling = sampling;
-  marks.assign(static_cast<size_t>(mark_columns(tensor_bins.slots())), 0);
-  params.tensor_marks = marks.data();
+  occupancy.assign(static_cast<size_t>(mark_columns(tensor_bins.slots())), 0);
+  params.tensor_occupancy = occupancy.data();
   cpu::update(params, parallel_for);
   return state;
 }
 
-void check_marked(const Case& c, const State& state, const std::vector<int64_t>& marks) {
+void check_marked(const Case& c, const State& state, const std::vector<int64_t>& occupancy) {
   for (size_t s = 0; s < state.tensor_counts.size(); ++s) {
     const auto at = static_cast<int64_t>(s);
-    const int64_t word = marks[static_cast<size_t>(1 + at / kWordSlots)];
-    const bool marked = (static_cast<uint64_t>(word) >> (at / kMarkSlots % 64) & 1) != 0;
+    const int64_t word = occupancy[static_cast<size_t>(1 + at / kWordSlots)];
+    const bool marked = (static_cast<uint64_t>(word) >> (at / kOccupancySlots % 64) & 1) != 0;
     CHECK(state.tensor_counts[s] == 0 || marked, "%s: slot %zu has no mark", c.name.c_str(), s);
   }
 }
 
 void check_case(const Case& c, const Bins& tensor_bins, const Bins& channel_bins,
                 const int64_t (&sampling)[kSamplingColumns]) {
-  std::vector<int64_t> marks;
-  const State state = run(c, tensor_bins, channel_bins, sampling, serial, marks);
-  check_marked(c, state, marks);
+  std::vector<int64_t> occupancy;
+  const State state = run(c, tensor_bins, channel_bins, sampling, serial, occupancy);
+  check_marked(c, state, occupancy);
   const auto tensor =
       expected_counts(c, tensor_bins, sampling[kTensorEvery], sampling[kStep], false);
   const auto channel =
@@ -109,9 +109,9 @@ void check_case(const Case& c, const Bins& tensor_bins, const Bins& channel_bins
   CHECK(state.tensor_counts == tensor, "%s: tensor's histogram", c.name.c_str());
   CHECK(state.channel_counts == channel, "%s: channels' histograms", c.name.c_str());
   for (const cpu::ParallelFor parallel_for : {threads<2>, threads<5>}) {
-    const State again = run(c, tensor_bins, channel_bins, sampling, parallel_for, marks);
+    const State again = run(c, tensor_bins, channel_bins, sampling, parallel_for, occupancy);
     CHECK(again == state, "%s: threads", c.name.c_str());
-    check_marked(c, again, marks);
+    check_marked(c, again, occupancy);
   }
 }
 

@@ -10,7 +10,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "core/marks.h"
+#include "core/occupancy.h"
 #include "cpu/plan.h"
 #include "cpu/update.h"
 #include "parallel.h"
@@ -19,20 +19,22 @@ using namespace cases;
 
 namespace {
 
-using Marks = std::vector<int64_t>;
+using Occupancy = std::vector<int64_t>;
 
 const Bins kAllFinite = log_bins(3, -127, 127);  // counted by the upper bits of floats
 
-Marks no_marks(const Bins& bins) { return Marks(static_cast<size_t>(mark_columns(bins.slots()))); }
+Occupancy no_occupancy(const Bins& bins) {
+  return Occupancy(static_cast<size_t>(mark_columns(bins.slots())));
+}
 
-// Returns the marks of the tensor's histogram.
-Marks run(const Case& c, State& state, const Bins& tensor_bins, const Bins& channel_bins,
-          cpu::ParallelFor parallel_for) {
-  Marks marks = no_marks(tensor_bins);
+// Returns the occupancy of the tensor's histogram.
+Occupancy run(const Case& c, State& state, const Bins& tensor_bins, const Bins& channel_bins,
+              cpu::ParallelFor parallel_for) {
+  Occupancy occupancy = no_occupancy(tensor_bins);
   UpdateParams params = params_of(c, state, tensor_bins, channel_bins);
-  params.tensor_marks = marks.data();
+  params.tensor_occupancy = occupancy.data();
   cpu::update(params, parallel_for);
-  return marks;
+  return occupancy;
 }
 
 bool counts_by_key(const Case& c, const Bins& bins) {
@@ -43,32 +45,32 @@ bool counts_by_key(const Case& c, const Bins& bins) {
 
 // Of the slots of all elements, and of no others; those of NaN and infinity are zero again. Where
 // elements are counted by keys, those of finite ones alone.
-Marks expected_marks(const Case& c, const Bins& bins) {
-  Marks marks = no_marks(bins);
-  if (bins.kind == BinKind::kNone) return marks;
+Occupancy expected_occupancy(const Case& c, const Bins& bins) {
+  Occupancy occupancy = no_occupancy(bins);
+  if (bins.kind == BinKind::kNone) return occupancy;
   const bool finite_alone = counts_by_key(c, bins);
   each_element(c, [&](int64_t, double x) {
     if (finite_alone && !std::isfinite(x)) return;
     const int64_t at = slot(bins, x);
-    marks[static_cast<size_t>(1 + at / kWordSlots)] |=
-        static_cast<int64_t>(uint64_t{1} << (at / kMarkSlots % 64));
+    occupancy[static_cast<size_t>(1 + at / kWordSlots)] |=
+        static_cast<int64_t>(uint64_t{1} << (at / kOccupancySlots % 64));
   });
-  return marks;
+  return occupancy;
 }
 
 void check_case(const Case& c, const Bins& tensor_bins, const Bins& channel_bins) {
   const int64_t channels = channels_of(c);
   State state(channels, tensor_bins, channel_bins);
-  const Marks marks = run(c, state, tensor_bins, channel_bins, serial);
-  CHECK(marks == expected_marks(c, tensor_bins), "%s: marks", c.name.c_str());
+  const Occupancy occupancy = run(c, state, tensor_bins, channel_bins, serial);
+  CHECK(occupancy == expected_occupancy(c, tensor_bins), "%s: occupancy", c.name.c_str());
   check_state(c, state, tensor_bins, channel_bins);
 
   State two(channels, tensor_bins, channel_bins);
   State five(channels, tensor_bins, channel_bins);
-  const Marks of_two = run(c, two, tensor_bins, channel_bins, threads<2>);
-  const Marks of_five = run(c, five, tensor_bins, channel_bins, threads<5>);
+  const Occupancy of_two = run(c, two, tensor_bins, channel_bins, threads<2>);
+  const Occupancy of_five = run(c, five, tensor_bins, channel_bins, threads<5>);
   CHECK(state == two && state == five, "%s: threads", c.name.c_str());
-  CHECK(marks == of_two && marks == of_five, "%s: marks of threads", c.name.c_str());
+  CHECK(occupancy == of_two && occupancy == of_five, "%s: occupancy of threads", c.name.c_str());
 }
 
 // A tensor in any two parts is the tensor: the states of the parts merge.
@@ -141,16 +143,17 @@ void check_many(const Bins& log) {
   for (const cpu::ParallelFor parallel_for : {serial, threads<2>, threads<5>}) {
     std::vector<State> states;
     for (const Case& c : cases) states.emplace_back(channels_of(c), log, linear);
-    std::vector<Marks> marks(cases.size(), no_marks(log));
+    std::vector<Occupancy> occupancy(cases.size(), no_occupancy(log));
     std::vector<UpdateParams> params;
     for (size_t i = 0; i < cases.size(); ++i) {
       params.push_back(params_of(cases[i], states[i], log, linear));
-      params.back().tensor_marks = marks[i].data();
+      params.back().tensor_occupancy = occupancy[i].data();
     }
     cpu::update_many(params.data(), static_cast<int64_t>(params.size()), parallel_for);
     for (size_t i = 0; i < cases.size(); ++i) {
       CHECK(states[i] == expected[i], "many at once: %s", cases[i].name.c_str());
-      CHECK(marks[i] == expected_marks(cases[i], log), "many: marks of %s", cases[i].name.c_str());
+      CHECK(occupancy[i] == expected_occupancy(cases[i], log), "many: occupancy of %s",
+            cases[i].name.c_str());
     }
     cpu::update_many(nullptr, 0, parallel_for);
   }

@@ -30,21 +30,23 @@ def test_devices_of_two_types_with_the_same_index_have_batches_of_their_own() ->
         device: Kernels(UPDATE(lambda _, count, __, device=device: calls.append((device, count))))
         for device in ("cpu", "meta")
     }
-    arena = native.hooks.Arena({device: ctypes.addressof(table[device]) for device in table})
-    parameters = native.hooks.Parameters(arena)
+    buffers = native.hooks.DoubleBuffer(
+        {device: ctypes.addressof(table[device]) for device in table}
+    )
+    parameters = native.hooks.Parameters(buffers)
     model = nn.ParameterDict(
         {f"on_{device}": nn.Parameter(torch.empty(3, 0, device=device)) for device in table}
     )
     assert len({parameter.get_device() for parameter in model.values()}) == 1
     sites = []
     for key, parameter in model.items():
-        site = native.hooks.Site(arena, model)
+        site = native.hooks.Site(buffers, model)
         state = State(identity_moments(3), identity_tallies(3), None, None, None, None)
         counter = torch.zeros(1, dtype=torch.int64)
-        site.bind(parameter.detach(), 0, (state, state), (counter, counter), None)
+        site.set_plan(parameter.detach(), 0, (state, state), (counter, counter), None)
         parameters.add_watched(parameter, weakref.ref(model), key, site, None)
         sites.append(site)
-    with arena:
+    with buffers:
         assert parameters.observe([list(model.values())], None)
     assert sorted(calls) == [("cpu", 1), ("meta", 1)]
     assert [site.observed for site in sites] == [1, 1]

@@ -212,7 +212,7 @@ def test_a_site_that_fails_while_traced_is_disabled(monkeypatch: pytest.MonkeyPa
     def fail(*args: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("hookstats.arena.arena.Arena.accumulator", fail)
+    monkeypatch.setattr("hookstats.buffers.double_buffer.DoubleBuffer.accumulator", fail)
     model = Small()
     with watch(model, kinds=("output",)) as w:
         with pytest.warns(RuntimeWarning, match="no longer records output of 'linear'.*no memory"):

@@ -38,7 +38,7 @@ def arguments(operator: Any, x: Tensor) -> list[Any]:
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=str)
 def test_operators(operator: Any) -> None:
-    """opcheck, and what it misses: whether the state joins the graph of what is folded in."""
+    """opcheck, and what it misses: whether the state joins the graph of what is accumulated."""
     leaf = torch.randn(4, 3, requires_grad=True)
     torch.library.opcheck(operator, tuple(arguments(operator, leaf)))
     for function in (operator, torch.compile(operator, fullgraph=True, backend="aot_eager")):
@@ -79,7 +79,7 @@ def test_opcheck_warns_of_no_more_than_of_another_operator() -> None:
 def test_the_states_that_graphs_fill_join_no_graph() -> None:
     training = train(dropout_network(), "aot_eager")
     assert training.watch is not None
-    (buffer,) = training.watch._arena.devices.values()
+    (buffer,) = training.watch._buffers.devices.values()
     states = [tensor for graph in buffer.graphs._states.values() for tensor in graph.state]
     assert len(states) > 20
     for tensor in states:

@@ -1,4 +1,4 @@
-"""Masks of a watched model: padding is left out of values and gradients, whoever folds them in."""
+"""Masks of a watched model: padding is left out of values and gradients in every path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.masks import Masks
 from hookstats.records.reasons import MASK_UNFIT
 from hookstats.runs.run import open_run
@@ -248,9 +248,9 @@ def test_traces_and_transforms_see_no_mask() -> None:
 
 
 def test_a_copy_without_values_is_no_mask() -> None:
-    arena = Arena(None, None)
-    arena.record(True)
-    masks = Masks(arena, "padding")
+    buffers = DoubleBuffer(None, None)
+    buffers.record(True)
+    masks = Masks(buffers, "padding")
     with FakeTensorMode(allow_non_fake_inputs=True):
         made = masks.of_call(MASK)
     assert made is not None

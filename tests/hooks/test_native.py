@@ -149,7 +149,7 @@ def test_python_is_left_alone_once_the_sites_are_known(monkeypatch: pytest.Monke
         def forbidden(*args: object, **kwargs: object) -> None:
             raise AssertionError("Python was asked")
 
-        for name in ("receive", "refuse", "observe", "fold", "_adapt"):
+        for name in ("receive", "refuse", "observe", "accumulate", "_adapt"):
             monkeypatch.setattr(Site, name, forbidden)
         for kind in (hooks.OutputHook, hooks.InputHook):
             monkeypatch.setattr(kind, "_observe", forbidden)
@@ -291,7 +291,7 @@ def test_a_tensor_may_change_while_a_hook_waits_for_the_lock(
     with watch(model, kinds=("output", "grad_output"), include="", channel_dim=None) as w:
         model(torch.ones(9))
         x = torch.ones(9)
-        holds, lock = threading.Event(), w._arena.lock
+        holds, lock = threading.Event(), w._buffers.lock
 
         def hold() -> None:
             with lock:

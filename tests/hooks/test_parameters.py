@@ -385,7 +385,7 @@ def test_a_lost_device_is_not_hushed_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @in_python
-def test_steps_that_are_not_recorded_fold_nothing_in() -> None:
+def test_steps_that_are_not_recorded_accumulate_nothing() -> None:
     model = tanh_network()
     optimizer = Idle(model.parameters())
     model(batch(0)).sum().backward()

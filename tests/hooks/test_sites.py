@@ -1,4 +1,4 @@
-"""Sites: what they fold in, what they skip and why, and that their counts add up."""
+"""Sites: what they accumulate, what they skip and why, and that their counts add up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from support.expected import assert_stats
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hookstats.arena import arena as accumulators
-from hookstats.arena.arena import Arena
+from hookstats.buffers import double_buffer as accumulators
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.readable import unreadable
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Sites
@@ -20,16 +20,16 @@ pytestmark = pytest.mark.usefixtures("hooks_in")
 
 
 @pytest.fixture
-def arena() -> Arena:
-    return Arena(LogBins(), None)
+def buffers() -> DoubleBuffer:
+    return DoubleBuffer(LogBins(), None)
 
 
 def last(ndim: int) -> int | None:
     return ndim - 1 if ndim else None
 
 
-def close(arena: Arena) -> StepRecord:
-    closed = arena.close()
+def close(buffers: DoubleBuffer) -> StepRecord:
+    closed = buffers.close()
     assert closed is not None
     return closed.to_record(0, 0)
 
@@ -40,12 +40,12 @@ def assert_adds_up(site: Site) -> None:
     )
 
 
-def test_observe(arena: Arena) -> None:
-    site = Site(arena, "fc", "output", last)
+def test_observe(buffers: DoubleBuffer) -> None:
+    site = Site(buffers, "fc", "output", last)
     x, y = torch.randn(4, 3), torch.randn(2, 5, 3, dtype=torch.float64)
     site.observe(x)
     site.observe(y)
-    record = close(arena)
+    record = close(buffers)
     assert record.sites == (SiteInfo("fc", "output", 3, 2, (2, 5, 3), "float64"),)
     assert_stats(record["fc", "output"], [x.double(), y], -1)
     assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (2, 2, {})
@@ -66,17 +66,19 @@ def test_observe(arena: Arena) -> None:
         torch.full((2, 3), torch.nan),
     ],
 )
-def test_odd_tensors_are_observed(arena: Arena, x: Tensor) -> None:
-    site = Site(arena, "", "output", last)
+def test_odd_tensors_are_observed(buffers: DoubleBuffer, x: Tensor) -> None:
+    site = Site(buffers, "", "output", last)
     version = x._version
     site.observe(x)
     assert site.counts.observed == 1
-    assert_stats(close(arena)["", "output"], [x], last(x.dim()))
+    assert_stats(close(buffers)["", "output"], [x], last(x.dim()))
     assert x._version == version
 
 
-def test_the_state_of_a_tensor_that_requires_grad_is_outside_of_autograd(arena: Arena) -> None:
-    site = Site(arena, "", "output", last)
+def test_the_state_of_a_tensor_that_requires_grad_is_outside_of_autograd(
+    buffers: DoubleBuffer,
+) -> None:
+    site = Site(buffers, "", "output", last)
     found = site.prepare(torch.randn(2, 3, requires_grad=True) * 2)
     assert not isinstance(found, str)
     parts = [part for state in found[1].states for part in state if part is not None]
@@ -84,11 +86,13 @@ def test_the_state_of_a_tensor_that_requires_grad_is_outside_of_autograd(arena: 
     assert all(part.grad_fn is None and not part.requires_grad for part in parts)
 
 
-def test_the_operator_gets_detached_tensors(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_gets_detached_tensors(
+    buffers: DoubleBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Tensor] = []
     monkeypatch.setattr(accumulators, "update_", lambda x, *others: given.append(x))
     x = torch.randn(2, 3, requires_grad=True) * 2
-    Site(arena, "", "output", last).observe(x)
+    Site(buffers, "", "output", last).observe(x)
     assert not given[0].requires_grad
     assert given[0].data_ptr() == x.data_ptr()
 
@@ -138,15 +142,15 @@ def fake() -> Tensor:
     ],
 )
 def test_what_cannot_be_read_is_skipped_and_counted(
-    arena: Arena, make: object, reason: str
+    buffers: DoubleBuffer, make: object, reason: str
 ) -> None:
     assert callable(make)
-    site = Site(arena, "fc", "output", last)
+    site = Site(buffers, "fc", "output", last)
     site.observe(make())
     site.observe(torch.ones(2, 3))
     assert (site.counts.forwards, site.counts.observed, site.counts.skipped) == (2, 1, {reason: 1})
     assert site.error is None
-    assert len(close(arena)) == 1
+    assert len(close(buffers)) == 1
 
 
 def test_tensors_of_functorch_are_unreadable() -> None:
@@ -162,30 +166,30 @@ def test_tensors_of_functorch_are_unreadable() -> None:
     assert unreadable(torch.ones(3)) is None
 
 
-def test_a_dimension_that_is_not_there_is_skipped(arena: Arena) -> None:
-    site = Site(arena, "fc", "output", lambda ndim: 2)
+def test_a_dimension_that_is_not_there_is_skipped(buffers: DoubleBuffer) -> None:
+    site = Site(buffers, "fc", "output", lambda ndim: 2)
     site.observe(torch.randn(4, 3))
     site.observe(torch.randn(4, 3, 2))
     assert (site.counts.observed, site.counts.skipped) == (1, {"no dimension 2": 1})
 
 
-def test_the_channel_dimension_follows_the_number_of_dimensions(arena: Arena) -> None:
-    site = Site(arena, "", "output", lambda ndim: 1 if ndim == 4 else ndim - 1)
+def test_the_channel_dimension_follows_the_number_of_dimensions(buffers: DoubleBuffer) -> None:
+    site = Site(buffers, "", "output", lambda ndim: 1 if ndim == 4 else ndim - 1)
     x, y = torch.randn(2, 3, 5, 5), torch.randn(7, 3)
     site.observe(x)
     site.observe(y)
     together = torch.cat((x.movedim(1, -1).reshape(-1, 3), y))
-    assert_stats(close(arena)["", "output"], [together], 1)
+    assert_stats(close(buffers)["", "output"], [together], 1)
 
 
 def test_warnings_made_errors_do_not_reach_the_training(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    buffers: DoubleBuffer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*args: object) -> None:
         raise RuntimeError("out of order")
 
     monkeypatch.setattr(accumulators, "update_", broken)
-    site = Site(arena, "fc", "output", last)
+    site = Site(buffers, "fc", "output", last)
     for _ in range(2):
         site.observe(torch.ones(2, 3))
     message = "hookstats no longer records output of 'fc': RuntimeError: out of order"
@@ -194,12 +198,12 @@ def test_warnings_made_errors_do_not_reach_the_training(
 
 
 def test_a_site_that_fails_is_disabled_and_warned_of_once(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    buffers: DoubleBuffer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*args: object) -> None:
         raise RuntimeError("out of order")
 
-    site = Site(arena, "fc", "output[1]", last)
+    site = Site(buffers, "fc", "output[1]", last)
     site.observe(torch.ones(2, 3))
     monkeypatch.setattr(accumulators, "update_", broken)
     message = r"output\[1\] of 'fc'.*RuntimeError: out of order"
@@ -217,18 +221,20 @@ def test_a_site_that_fails_is_disabled_and_warned_of_once(
     assert site.row().error == "RuntimeError: out of order"
 
 
-def test_a_lost_device_is_not_hushed_up(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_is_not_hushed_up(
+    buffers: DoubleBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object) -> None:
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
-    site = Site(arena, "fc", "output", last)
+    site = Site(buffers, "fc", "output", last)
     monkeypatch.setattr(accumulators, "update_", broken)
     with pytest.raises(torch.AcceleratorError):
         site.observe(torch.ones(2, 3))
 
 
-def test_rows(arena: Arena) -> None:
-    sites = Sites(arena, "fc", "output", last)
+def test_rows(buffers: DoubleBuffer) -> None:
+    sites = Sites(buffers, "fc", "output", last)
     (row,) = sites.rows()
     assert (row.name, row.kind, row.forwards, row.skipped) == ("fc", "output", 0, {})
     sites["[1]"].first.observe(torch.ones(2, 3))
@@ -240,14 +246,14 @@ def test_rows(arena: Arena) -> None:
     assert sites.rows()[1].skipped == {"recomputation": 1}
 
 
-def test_a_tensor_with_torch_function_is_read_without_calling_it(arena: Arena) -> None:
+def test_a_tensor_with_torch_function_is_read_without_calling_it(buffers: DoubleBuffer) -> None:
     class Talking(Tensor):
         @classmethod
         def __torch_function__(cls, *args: object, **kwargs: object) -> object:
             raise AssertionError("called")
 
-    site = Site(arena, "fc", "output", last)
+    site = Site(buffers, "fc", "output", last)
     x = torch.randn(2, 3)
     with torch._C.DisableTorchFunction():  # as hooks do
         site.observe(x.as_subclass(Talking))
-    assert_stats(close(arena)["fc", "output"], [x], -1)
+    assert_stats(close(buffers)["fc", "output"], [x], -1)

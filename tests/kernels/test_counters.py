@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.devices import on_cuda, on_gpu
-from support.oracle import check, fold
+from support.oracle import accumulate, check
 
 from hookstats.kernels import ops
 from hookstats.stats import reference
@@ -17,7 +17,7 @@ from hookstats.stats.bins import LogBins
 
 UPDATES = [
     pytest.param(ops.update_, id="op"),
-    pytest.param(on_cuda(ops.update_), id="cuda", marks=on_gpu),
+    pytest.param(on_cuda(ops.update_), id="cuda", occupancy=on_gpu),
     pytest.param(reference.update_, id="reference"),
 ]
 
@@ -34,7 +34,7 @@ def test_patterns_of_neighbouring_slots(
     its counters are, may be of two."""
     bins = LogBins()
     x = torch.tensor(zeros * [0.0] + 1000 * [*pattern])
-    check(fold(update, x, None, bins), x, None, bins)
+    check(accumulate(update, x, None, bins), x, None, bins)
 
 
 @pytest.mark.parametrize("zeros", [0, 1, 15])
@@ -45,7 +45,9 @@ def test_more_of_a_slot_than_16_bits_count(update: Update, zeros: int) -> None:
     x = torch.ones(300_000)
     x[: 16 * zeros : 16] = 0
     for shape, channel_dim in (((300_000,), None), ((100, 3000), 1), ((4, 3, 25_000), 1)):
-        check(fold(update, x.view(shape), channel_dim, bins), x.view(shape), channel_dim, bins)
+        check(
+            accumulate(update, x.view(shape), channel_dim, bins), x.view(shape), channel_dim, bins
+        )
 
 
 @pytest.mark.parametrize("bits", range(8))
@@ -57,7 +59,7 @@ def test_values_that_are_not_finite_have_no_slot(update: Update, bits: int) -> N
     values = [3.4e38, -3.4e38, math.inf, -math.inf, math.nan, negative_nan, 1.0, 0.0]
     x = torch.tensor(4000 * values)
     assert x[5::8].signbit().all()
-    check(fold(update, x, None, bins), x, None, bins)
+    check(accumulate(update, x, None, bins), x, None, bins)
 
 
 KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -84,4 +86,4 @@ def test_two_elements_share_an_increment(update: Update, kind: str, dtype: torch
     x = KINDS[kind](torch.randn(700_007)).to(dtype)
     for shape, channel_dim in (((700_007,), None), ((21, 33_333), 0), ((1001, 699), 1)):
         values = x[: math.prod(shape)].view(shape)
-        check(fold(update, values, channel_dim, bins), values, channel_dim, bins)
+        check(accumulate(update, values, channel_dim, bins), values, channel_dim, bins)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import hookstats as hs
-from hookstats.arena.staging import Staging, event
+from hookstats.buffers.staging import Staging, event
 from hookstats.hooks.sites import Site
 from hookstats.kernels import native
 from hookstats.watching.settings import KINDS

@@ -12,7 +12,7 @@ from support.expected import assert_stats
 from torch.optim import SGD
 
 import hookstats as hs
-from hookstats.arena.staging import Staging
+from hookstats.buffers.staging import Staging
 from hookstats.hooks.attach import MODULE_KINDS
 from hookstats.watching.settings import KINDS
 

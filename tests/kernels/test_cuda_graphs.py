@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 import hookstats as hs
-from hookstats.arena.graph_states import of_backward
+from hookstats.buffers.graph_states import of_backward
 from hookstats.stats.state import State, identity_moments, identity_tallies
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from support.devices import moved, no_synchronisation
-from support.oracle import DTYPES, INTEGERS, State, check, fold
-from support.sampled import fold_sampled, sampling
+from support.oracle import DTYPES, INTEGERS, State, accumulate, check
+from support.sampled import accumulate_sampled, sampling
 from torch import Tensor
 
 from hookstats.kernels import ops
@@ -97,7 +97,7 @@ def test_integers_are_those_of_the_cpu(
     for x, dim in layouts(300_000, dtype):
         arguments = empty(there := moved(x), dim, *bins)
         ops.update_(there, dim, *arguments)
-        expected = fold(ops.update_, x, dim, *bins)
+        expected = accumulate(ops.update_, x, dim, *bins)
         got = on_cpu(arguments)
         assert_same_integers(got, expected)
         assert torch.equal(got.moments[:, 2:4], expected.moments[:, 2:4])  # min and max
@@ -110,7 +110,7 @@ def test_samples_are_those_of_the_cpu(dtype: torch.dtype) -> None:
         for how in (sampling(7, 4, 3), sampling(1 << 40, 0, 1)):
             arguments = empty(there := moved(x), dim)
             ops.update_(there, dim, *arguments, moved(how))
-            expected = fold_sampled(ops.update_, x, dim, LOG, LINEAR, how)
+            expected = accumulate_sampled(ops.update_, x, dim, LOG, LINEAR, how)
             assert_same_integers(on_cpu(arguments), expected)
 
 
@@ -122,7 +122,7 @@ def test_wide_data_has_the_moments_of_the_cpu(dtype: torch.dtype) -> None:
         given = x.view(shape)
         arguments = empty(there := moved(given), dim)
         ops.update_(there, dim, *arguments)
-        expected = fold(ops.update_, given.double(), dim, LOG, LINEAR)
+        expected = accumulate(ops.update_, given.double(), dim, LOG, LINEAR)
         torch.testing.assert_close(
             on_cpu(arguments).moments, expected.moments, rtol=1e-12, atol=1e-12
         )
@@ -250,7 +250,7 @@ def test_a_captured_update_is_replayed() -> None:
     check(on_cpu(beside), whole, 1, LOG, LINEAR)
     thrice = torch.cat([whole] * 3)
     got = on_cpu(captured)
-    assert torch.equal(got.counts, fold(ops.update_, thrice, 1, LOG).counts)
+    assert torch.equal(got.counts, accumulate(ops.update_, thrice, 1, LOG).counts)
     assert got.tallies[:, state.COUNT].tolist() == [4 * len(whole)] * 300
 
 
@@ -306,7 +306,7 @@ def test_threads_on_one_stream_do_not_meet() -> None:
     for thread in threads:
         thread.join()
     for x, arguments in zip(xs, states, strict=True):
-        got, once = on_cpu(arguments), fold(ops.update_, x.cpu(), 1, LOG, None)
+        got, once = on_cpu(arguments), accumulate(ops.update_, x.cpu(), 1, LOG, None)
         assert torch.equal(got.tallies, 20 * once.tallies)
         assert got.counts is not None
         assert once.counts is not None

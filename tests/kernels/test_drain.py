@@ -39,10 +39,10 @@ def test_rows_come_out_and_nothing_is_left(
     expected = torch.cat(moments).numpy(), torch.cat(tallies).numpy()
     dense = [torch.tensor(block) for block in counts]
     channel_dense = [torch.tensor(block) for block in channel_counts]
-    marks = [torch.zeros(len(block), mark_columns(19), dtype=int) for block in dense]
-    folds = torch.ones(sum(len(block) for block in dense), dtype=int)
+    occupancy = [torch.zeros(len(block), mark_columns(19), dtype=int) for block in dense]
+    accumulated = torch.ones(sum(len(block) for block in dense), dtype=int)
     offsets = torch.tensor([0, *np.cumsum(sizes)])
-    found = drain_(moments, tallies, dense, marks, folds, channel_dense, offsets)
+    found = drain_(moments, tallies, dense, occupancy, accumulated, channel_dense, offsets)
     drained = [tensor.numpy() for tensor in found]
     np.testing.assert_array_equal(drained[0].T, expected[0])
     np.testing.assert_array_equal(drained[1].T, expected[1])
@@ -65,8 +65,8 @@ GOOD: dict[str, Any] = {
     "moments": [torch.zeros(3, 5, dtype=torch.float64)],
     "tallies": [torch.zeros(3, 5, dtype=torch.int64)],
     "counts": [torch.zeros(2, 4, dtype=torch.int64)],
-    "marks": [torch.zeros(2, 2, dtype=torch.int64)],
-    "folds": torch.zeros(2, dtype=torch.int64),
+    "occupancy": [torch.zeros(2, 2, dtype=torch.int64)],
+    "accumulated": torch.zeros(2, dtype=torch.int64),
     "channel_counts": [],
     "offsets": torch.tensor([0, 1, 1, 3]),
 }
@@ -80,10 +80,16 @@ GOOD: dict[str, Any] = {
         ({"tallies": [torch.zeros(2, 5, dtype=int)]}, "tallies have 2 rows; expected 3"),
         ({"tallies": [torch.zeros(3, 4, dtype=int)]}, r"expected .* Long \[rows, 5\]"),
         ({"counts": [torch.zeros(2, dtype=int)]}, r"counts has .* 1 dimensions; expected .* slots"),
-        ({"marks": []}, "marks has 0 blocks; expected 1, as many as counts"),
-        ({"marks": [torch.zeros(2, 3, dtype=int)]}, r"marks\[0\] is \[2, 3\]; expected \[2, 2\]"),
-        ({"folds": torch.zeros(3, dtype=int)}, r"folds is Long \[3\]; expected .* Long \[2\]"),
-        ({"folds": torch.zeros(2)}, r"folds is Float \[2\]"),
+        ({"occupancy": []}, "occupancy has 0 blocks; expected 1, as many as counts"),
+        (
+            {"occupancy": [torch.zeros(2, 3, dtype=int)]},
+            r"occupancy\[0\] is \[2, 3\]; expected \[2, 2\]",
+        ),
+        (
+            {"accumulated": torch.zeros(3, dtype=int)},
+            r"accumulated is Long \[3\]; expected .* Long \[2\]",
+        ),
+        ({"accumulated": torch.zeros(2)}, r"accumulated is Float \[2\]"),
         ({"channel_counts": [torch.zeros(4, 2, dtype=int).T]}, "channel_counts has a block"),
         ({"offsets": torch.zeros(2)}, r"offsets is Float \[2\]; expected .* Long"),
         ({"offsets": torch.zeros(0, dtype=int)}, r"offsets is \[0\]; expected \[tensors \+ 1\]"),
@@ -108,16 +114,16 @@ def test_other_blocks_are_refused(bad: dict[str, Any], message: str) -> None:
         drain_(**{**GOOD, **bad})
 
 
-def test_marks_past_the_slots_mean_nothing() -> None:
+def test_occupancy_past_the_slots_mean_nothing() -> None:
     counts = torch.ones(3, 17, dtype=torch.int64)
-    marks = torch.tensor([[1, -1]]).repeat(3, 1)  # room for 64 marks, of which 2 are of slots
-    channels, folds = rows(1, 0), torch.ones(3, dtype=torch.int64)
-    states = [channels[0]], [channels[1]], [counts], [marks], folds, []
+    occupancy = torch.tensor([[1, -1]]).repeat(3, 1)  # room for 64 bits, of which 2 are of slots
+    channels, accumulated = rows(1, 0), torch.ones(3, dtype=torch.int64)
+    states = [channels[0]], [channels[1]], [counts], [occupancy], accumulated, []
     found = drain_(*states, torch.tensor([0, 1]))
     assert found[5].tolist() == [*range(17)] * 3
     assert found[6].tolist() == [1] * 51
     assert not counts.any()
-    assert not marks.any()
+    assert not occupancy.any()
 
 
 def test_opcheck() -> None:

@@ -10,8 +10,15 @@ import pytest
 import torch
 from support.capabilities import compare_capabilities
 from support.devices import moved, on_cuda, on_gpu
-from support.masked import check_masked, digest_of_masked, expanded, fold_masked, layouts, masks
-from support.oracle import DTYPES, State, fold
+from support.masked import (
+    accumulate_masked,
+    check_masked,
+    digest_of_masked,
+    expanded,
+    layouts,
+    masks,
+)
+from support.oracle import DTYPES, State, accumulate
 from support.sampled import sampling
 from support.values import LINEAR, LOG, normal, of_dtype
 from torch import Tensor
@@ -51,7 +58,7 @@ def test_keeps_the_rows_of_the_mask(update: Update, dtype: torch.dtype) -> None:
         for i, mask in enumerate(masks(*shape[:2]).values()):
             bins = (LOG, LINEAR) if i % 2 else (LINEAR, LOG)
             for x, channel_dim in layouts(values):
-                got = fold_masked(update, x, channel_dim, mask, *bins)
+                got = accumulate_masked(update, x, channel_dim, mask, *bins)
                 check_masked(got, x, channel_dim, mask, *bins)
 
 
@@ -64,7 +71,7 @@ def test_large_tensors(shape: tuple[int, int, int]) -> None:
     values = normal(*shape).float()
     for mask in map(masks(*shape[:2]).__getitem__, ("right", "random", "all")):
         for x, channel_dim in layouts(values):
-            got = fold_masked(ops.update_, x, channel_dim, mask, LOG, LINEAR)
+            got = accumulate_masked(ops.update_, x, channel_dim, mask, LOG, LINEAR)
             check_masked(got, x, channel_dim, mask, LOG, LINEAR)
 
 
@@ -73,7 +80,7 @@ def test_expanded_rows_count_where_they_are_kept(update: Update) -> None:
     values = normal(3, 5, 33).float()
     for mask in masks(3, 5).values():
         for x, channel_dim in expanded(values):
-            got = fold_masked(update, x, channel_dim, mask, LOG, LINEAR)
+            got = accumulate_masked(update, x, channel_dim, mask, LOG, LINEAR)
             check_masked(got, x, channel_dim, mask, LOG, LINEAR)
 
 
@@ -85,7 +92,7 @@ def test_samples_count_what_the_hash_says_of_all_rows(update: Update) -> None:
         for i, mask in enumerate(masks(*shape[:2]).values()):
             for x, channel_dim in layouts(values):
                 how = sampling(i, 2 + i % 7, 3)
-                got = fold_masked(update, x, channel_dim, mask, LOG, LINEAR, how)
+                got = accumulate_masked(update, x, channel_dim, mask, LOG, LINEAR, how)
                 check_masked(got, x, channel_dim, mask, LOG, LINEAR, how)
 
 
@@ -99,7 +106,7 @@ def test_what_is_not_finite(update: Update, dtype: torch.dtype) -> None:
         values[torch.rand(values.shape, generator=generator) < 0.1] = special
     for mask in masks(4, 30).values():
         for x, channel_dim in layouts(values):
-            got = fold_masked(update, x, channel_dim, mask, LINEAR, LOG)
+            got = accumulate_masked(update, x, channel_dim, mask, LINEAR, LOG)
             check_masked(got, x, channel_dim, mask, LINEAR, LOG)
     clean = torch.where(masks(4, 30)["right"][..., None], normal(4, 30, 6).to(dtype), torch.nan)
     assert not channel_stats(clean, 2, mask=masks(4, 30)["right"]).nan.any()
@@ -111,7 +118,7 @@ def test_a_mean_that_is_large(update: Update) -> None:
         values = (normal(4, 60, 18) * std + mean).float()
         for mask in masks(4, 60).values():
             for x, channel_dim in layouts(values):
-                got = fold_masked(update, x, channel_dim, mask)
+                got = accumulate_masked(update, x, channel_dim, mask)
                 check_masked(got, x, channel_dim, mask)
 
 
@@ -137,7 +144,7 @@ def test_threads_change_no_bit() -> None:
             results = []
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
-                results.append(fold_masked(ops.update_, x, channel_dim, mask, LOG, LOG))
+                results.append(accumulate_masked(ops.update_, x, channel_dim, mask, LOG, LOG))
             torch.set_num_threads(1)
             for other in results[1:]:
                 assert all(map(same_bits, results[0], other))
@@ -150,17 +157,17 @@ def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
 def test_one_row_alone_gives_the_bits_of_that_row() -> None:
     values = normal(3, 4, 70).float()
     mask = masks(3, 4)["last"]
-    got = fold_masked(ops.update_, values, 2, mask, LOG, LINEAR)
-    assert all(map(same_bits, got, fold(ops.update_, values[2, 3][None], 1, LOG, LINEAR)))
+    got = accumulate_masked(ops.update_, values, 2, mask, LOG, LINEAR)
+    assert all(map(same_bits, got, accumulate(ops.update_, values[2, 3][None], 1, LOG, LINEAR)))
 
 
 def test_a_mask_that_keeps_nothing_changes_no_state() -> None:
     values = normal(3, 4, 70).float()
-    into = fold(ops.update_, values, 2, LOG, LINEAR)
+    into = accumulate(ops.update_, values, 2, LOG, LINEAR)
     before = State(*(None if t is None else t.clone() for t in into))
     mask = torch.zeros(3, 4, dtype=torch.bool)
     for update in (ops.update_, reference.update_):
-        fold(lambda *a, u=update: u(*a, None, mask), values, 2, LOG, LINEAR, into)
+        accumulate(lambda *a, u=update: u(*a, None, mask), values, 2, LOG, LINEAR, into)
         assert all(map(same_bits, into, before))
 
 
@@ -181,10 +188,10 @@ def test_masks_of_every_dtype_and_strides(update: Update, dtype: torch.dtype) ->
         mask[:1].expand(6, -1),
         mask[:, :1].expand(-1, 10),
     ):
-        check_masked(fold_masked(update, values, 2, one), values, 2, one)
+        check_masked(accumulate_masked(update, values, 2, one), values, 2, one)
     flat = mask.reshape(-1)
     rows = values.view(60, 5)
-    check_masked(fold_masked(update, rows, 1, flat), rows, 1, flat)
+    check_masked(accumulate_masked(update, rows, 1, flat), rows, 1, flat)
 
 
 def test_where_masks_fit() -> None:
@@ -217,7 +224,7 @@ def test_where_masks_fit() -> None:
         with pytest.raises(ValueError, match="mask has shape"):
             channel_stats(x, channel_dim, mask=ones)
         with pytest.raises(RuntimeError, match="mask has shape"):
-            fold_masked(ops.update_, x, channel_dim, ones)
+            accumulate_masked(ops.update_, x, channel_dim, ones)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +249,7 @@ def test_refuses_what_is_no_mask(bad: Any, match: str) -> None:
 @pytest.mark.parametrize("bad", [torch.ones(2, 5), torch.ones(2, 5, 7, dtype=torch.bool)], ids=str)
 def test_operators_refuse_what_is_no_mask(update: Update, bad: Tensor) -> None:
     with pytest.raises((ValueError, RuntimeError), match="mask"):
-        fold_masked(update, torch.ones(2, 5, 7), 2, bad)
+        accumulate_masked(update, torch.ones(2, 5, 7), 2, bad)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.capabilities import CAPABILITIES
 from support.devices import on_cuda, on_gpu
-from support.oracle import DTYPES, FLOATS, INTEGERS, State, check, fold
+from support.oracle import DTYPES, FLOATS, INTEGERS, State, accumulate, check
 from support.paths import python_path
 from support.values import LINEAR, LOG, MEANS, STDS, check_sample, layouts, normal, of_dtype
 from torch import Tensor
@@ -62,7 +62,7 @@ def test_accuracy(update: Update, dtype: torch.dtype, mean: float, std: float) -
     """Where a dtype cannot hold the values, they are infinities or NaN, and counted."""
     for n in SIZES if update is not reference.update_ else SIZES[:-1]:
         for x, channel_dim in layouts((normal(2, n, seed=n) * std + mean).to(dtype)):
-            check(fold(update, x, channel_dim), x, channel_dim)
+            check(accumulate(update, x, channel_dim), x, channel_dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -70,9 +70,9 @@ def test_accuracy(update: Update, dtype: torch.dtype, mean: float, std: float) -
 def test_every_dtype_in_every_layout(update: Update, dtype: torch.dtype) -> None:
     for n in (1, 33, 1000):
         for x, channel_dim in layouts(of_dtype(dtype, 5, n)):
-            got = fold(update, x, channel_dim, LINEAR, LOG)
+            got = accumulate(update, x, channel_dim, LINEAR, LOG)
             check(got, x, channel_dim, LINEAR, LOG)
-            got = fold(update, x, channel_dim, LOG, LINEAR)
+            got = accumulate(update, x, channel_dim, LOG, LINEAR)
             check(got, x, channel_dim, LOG, LINEAR)
 
 
@@ -91,9 +91,9 @@ def test_every_value_of_the_small_floats(
     update: Update, dtype: torch.dtype, bits: torch.dtype
 ) -> None:
     x = torch.arange(2 ** (8 * dtype.itemsize)).to(bits).view(dtype)
-    check(fold(update, x, None, LOG), x, None, LOG)
+    check(accumulate(update, x, None, LOG), x, None, LOG)
     channels = x.view(-1, 256) if x.numel() > 256 else x.view(-1, 16)
-    check(fold(update, channels, 0, LINEAR, LOG), channels, 0, LINEAR, LOG)
+    check(accumulate(update, channels, 0, LINEAR, LOG), channels, 0, LINEAR, LOG)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
@@ -102,7 +102,7 @@ def test_extreme_integers(update: Update, dtype: torch.dtype) -> None:
     limits = np.iinfo(str(dtype).removeprefix("torch."))
     array = np.array([limits.min, limits.max, 0, 1, limits.max - 1] * 7, dtype=limits.dtype)
     x = torch.from_numpy(array)
-    check(fold(update, x, None, LOG), x, None, LOG)
+    check(accumulate(update, x, None, LOG), x, None, LOG)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -114,13 +114,13 @@ def test_extreme_floats(update: Update, dtype: torch.dtype) -> None:
     largest, tiny = (single.max, single.smallest_normal) if float32 else (1e150, 1e-150)
     for values in ([largest], [largest, -largest], [tiny, -tiny], [tiny / 4], [largest, tiny, 1.0]):
         x = torch.tensor(values * 11, dtype=dtype)
-        check(fold(update, x, None, LOG, LINEAR), x, None, LOG, LINEAR)
+        check(accumulate(update, x, None, LOG, LINEAR), x, None, LOG, LINEAR)
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_float64_too_huge_to_square_keeps_its_mean(update: Update) -> None:
     x = torch.tensor([1e300, -1e300, 1e300, 1e300], dtype=torch.float64)
-    moments = fold(update, x, None).moments[0].tolist()
+    moments = accumulate(update, x, None).moments[0].tolist()
     assert moments[state.MEAN] == pytest.approx(5e299)
     assert moments[state.M2] == math.inf
     assert moments[state.MIN : state.L1] == [-1e300, 1e300]
@@ -138,7 +138,7 @@ def test_nan_and_infinities_are_counted_and_left_out(update: Update, dtype: torc
         hit[3] = True  # a channel of no finite values
         x = torch.where(hit, special[which].to(dtype), values)
         for shaped, channel_dim in layouts(x):
-            got = fold(update, shaped, channel_dim, LINEAR, LOG)
+            got = accumulate(update, shaped, channel_dim, LINEAR, LOG)
             check(got, shaped, channel_dim, LINEAR, LOG)
 
 
@@ -180,7 +180,7 @@ def test_every_stride_and_dimension(update: Update, view: str) -> None:
     x = views()[view].detach()
     before = x.clone()
     for channel_dim in (None, *range(-x.dim(), x.dim())):
-        got = fold(update, x, channel_dim, LOG, LINEAR)
+        got = accumulate(update, x, channel_dim, LOG, LINEAR)
         check(got, x, channel_dim, LOG, LINEAR)
     assert torch.equal(x, before)
 
@@ -192,17 +192,17 @@ def test_strides_of_narrow_dtypes(view: str, dtype: torch.dtype) -> None:
     whole = floats.as_strided((floats.untyped_storage().nbytes() // 4,), (1,), 0).to(dtype)
     x = whole.as_strided(floats.shape, floats.stride(), floats.storage_offset())
     for channel_dim in (None, *range(x.dim())):
-        check(fold(ops.update_, x, channel_dim, LINEAR, LOG), x, channel_dim, LINEAR, LOG)
+        check(accumulate(ops.update_, x, channel_dim, LINEAR, LOG), x, channel_dim, LINEAR, LOG)
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_updates_accumulate(update: Update) -> None:
-    """Folding pieces into one state is folding the whole; nothing folded changes nothing."""
+    """Accumulating pieces into one state is accumulating the whole; empty ones change nothing."""
     x = normal(50, 3)
-    got = fold(update, x[:20], 1, LOG, LINEAR)
-    fold(update, x[:0], 1, LOG, LINEAR, into=got)
-    fold(update, x[20:21], 1, LOG, LINEAR, into=got)
-    fold(update, x[21:], 1, LOG, LINEAR, into=got)
+    got = accumulate(update, x[:20], 1, LOG, LINEAR)
+    accumulate(update, x[:0], 1, LOG, LINEAR, into=got)
+    accumulate(update, x[20:21], 1, LOG, LINEAR, into=got)
+    accumulate(update, x[21:], 1, LOG, LINEAR, into=got)
     check(got, x, 1, LOG, LINEAR)
 
 
@@ -219,13 +219,13 @@ def test_edges_further_apart_than_float32_can_tell(update: Update) -> None:
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_the_state_may_be_rows_of_a_larger_one(update: Update) -> None:
-    """As in an arena: nothing outside the rows given is touched."""
+    """As in a double buffer: nothing outside the rows given is touched."""
     x = normal(100, 3)
     moments, tallies = state.identity_moments(9), state.identity_tallies(9)
     counts = torch.zeros(9, LOG.slots, dtype=torch.int64)
     rows = slice(4, 7)
     into = State(moments[rows], tallies[rows], None, counts[rows])
-    check(fold(update, x, 1, None, LOG, into=into), x, 1, None, LOG)
+    check(accumulate(update, x, 1, None, LOG, into=into), x, 1, None, LOG)
     outside = [0, 1, 2, 3, 7, 8]
     assert torch.equal(moments[outside], state.identity_moments(6))
     assert not tallies[outside].any()
@@ -246,7 +246,7 @@ def test_threads_change_no_bit(update: Update, dtype: torch.dtype) -> None:
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(fold(update, x, channel_dim, LOG, LINEAR))
+            results.append(accumulate(update, x, channel_dim, LOG, LINEAR))
         check(results[-1], x, channel_dim, LOG, LINEAR)
         assert same_bits(results[0], results[1])
         assert same_bits(results[0], results[2])
@@ -272,7 +272,7 @@ def test_more_elements_than_int32_counts(channels: int | None) -> None:
     values = torch.from_numpy(np.zeros(2**31 + 64, np.int8))
     values[-1] = 7
     x, channel_dim = (values, None) if channels is None else (values.view(-1, channels), 1)
-    got = fold(ops.update_, x, channel_dim)
+    got = accumulate(ops.update_, x, channel_dim)
     assert got.tallies[:, state.COUNT].sum() == values.numel()
     assert got.tallies[:, state.ZERO].sum() == values.numel() - 1
     assert got.moments[-1, state.MAX] == 7
@@ -286,7 +286,7 @@ def test_autograd_sees_nothing(update: Update) -> None:
     x = leaf * 2
     version = x._version
     for given in (x.detach(), x, leaf):
-        got = fold(update, given, 1, LOG, LINEAR)
+        got = accumulate(update, given, 1, LOG, LINEAR)
         check(got, given, 1, LOG, LINEAR)
         for tensor in got:
             assert tensor is not None
@@ -301,17 +301,17 @@ def test_autograd_sees_nothing(update: Update) -> None:
 def test_surroundings_change_nothing(update: Update) -> None:
     """autocast, grad modes, the default dtype and the generator: neither heeded nor touched."""
     x = normal(40, 3).float()
-    plain = fold(update, x, 1, LOG, LINEAR)
+    plain = accumulate(update, x, 1, LOG, LINEAR)
     before = torch.get_rng_state()
     with torch.autocast("cpu", torch.bfloat16):
-        assert same_bits(plain, fold(update, x, 1, LOG, LINEAR))
+        assert same_bits(plain, accumulate(update, x, 1, LOG, LINEAR))
     with torch.no_grad():
-        assert same_bits(plain, fold(update, x, 1, LOG, LINEAR))
+        assert same_bits(plain, accumulate(update, x, 1, LOG, LINEAR))
     with torch.inference_mode():
-        assert same_bits(plain, fold(update, x, 1, LOG, LINEAR))
+        assert same_bits(plain, accumulate(update, x, 1, LOG, LINEAR))
     torch.set_default_dtype(torch.float64)
     try:
-        assert same_bits(plain, fold(update, x, 1, LOG, LINEAR))
+        assert same_bits(plain, accumulate(update, x, 1, LOG, LINEAR))
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(torch.get_rng_state(), before)
@@ -328,17 +328,17 @@ def test_opcheck(
     """Schema, fake kernel, autograd registration and tracing."""
     x = normal(4, 3, 5).float().requires_grad_(requires_grad)
     arguments: list[Any] = []
-    fold(lambda *given: arguments.extend(given), x, channel_dim, *bins)
+    accumulate(lambda *given: arguments.extend(given), x, channel_dim, *bins)
     torch.library.opcheck(ops.update_, tuple(arguments))
 
 
 def test_compiled_graphs_keep_the_update() -> None:
-    got = fold(lambda *_: None, normal(4, 3), 1, LOG, LINEAR)
+    got = accumulate(lambda *_: None, normal(4, 3), 1, LOG, LINEAR)
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(x: Tensor) -> Tensor:
         y = x * 2
-        fold(ops.update_, y, 1, LOG, LINEAR, into=got)
+        accumulate(ops.update_, y, 1, LOG, LINEAR, into=got)
         return y + 1
 
     first, second = normal(4, 3, seed=1), normal(4, 3, seed=2)
@@ -359,10 +359,10 @@ def test_the_fallback_warns_once_a_device_type(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ops, "_warned", set())
     x = normal(10, 3)
     with pytest.warns(RuntimeWarning, match="no kernel for device type 'cpu': the slow PyTorch"):
-        check(fold(ops._fallback, x, 1, LOG, LINEAR), x, 1, LOG, LINEAR)
+        check(accumulate(ops._fallback, x, 1, LOG, LINEAR), x, 1, LOG, LINEAR)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check(fold(ops._fallback, x, 1), x, 1)
+        check(accumulate(ops._fallback, x, 1), x, 1)
 
 
 def good() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.devices import on_cuda, on_gpu
-from support.oracle import DTYPES, State, check, fold
+from support.oracle import DTYPES, State, accumulate, check
 from torch import Tensor
 
 from hookstats.kernels import ops
@@ -61,7 +61,7 @@ def tensors() -> list[Tensor]:
 def empty_states(
     xs: list[Tensor], dim: int | None, bins: Bins | None, channel_bins: Bins | None
 ) -> list[State]:
-    return [fold(lambda *_: None, x, dim, bins, channel_bins) for x in xs]
+    return [accumulate(lambda *_: None, x, dim, bins, channel_bins) for x in xs]
 
 
 def arguments(
@@ -72,7 +72,7 @@ def arguments(
     channel_bins: Bins | None = None,
     scale: Tensor | None = None,
 ) -> tuple[Any, ...]:
-    """What update_many_ takes to fold `xs` into `states`."""
+    """What update_many_ takes to accumulate `xs` into `states`."""
     return (
         xs,
         dim,
@@ -86,7 +86,7 @@ def arguments(
     )
 
 
-def fold_many(
+def accumulate_many(
     update: Update,
     xs: list[Tensor],
     dim: int | None,
@@ -120,18 +120,18 @@ def test_the_bits_are_those_of_one_by_one(
     xs = tensors()
     if many is ops.update_many_:  # enough elements to be shared by threads
         xs[2:2] = [torch.randn(3, 500, 400)]
-    expected = [fold(one, x, dim, bins, channel_bins) for x in xs]
+    expected = [accumulate(one, x, dim, bins, channel_bins) for x in xs]
     versions = [x._version for x in xs]
     for threads in (1, 2, 3) if many is ops.update_many_ else (1,):
         torch.set_num_threads(threads)
-        assert_same_bits(fold_many(many, xs, dim, bins, channel_bins), expected)
+        assert_same_bits(accumulate_many(many, xs, dim, bins, channel_bins), expected)
     assert [x._version for x in xs] == versions
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_every_tensor_is_held_to_the_oracle(update: Update) -> None:
     xs = tensors()
-    for got, x in zip(fold_many(update, xs, 0, LOG, LINEAR), xs, strict=True):
+    for got, x in zip(accumulate_many(update, xs, 0, LOG, LINEAR), xs, strict=True):
         check(got, x, 0, LOG, LINEAR)
 
 
@@ -174,19 +174,19 @@ def test_a_scale_divides_the_values(
     """The bits are those of the quotients, laid out as the tensors are."""
     xs = tensors()
     divided = [quotients(x.detach(), scale) for x in xs]
-    expected = [fold(one, x, dim, LOG, LINEAR) for x in divided]
+    expected = [accumulate(one, x, dim, LOG, LINEAR) for x in divided]
     for got, x in zip(expected, divided, strict=True):
         check(got, x, dim, LOG, LINEAR)
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        assert_same_bits(fold_many(many, xs, dim, LOG, LINEAR, scale), expected)
+        assert_same_bits(accumulate_many(many, xs, dim, LOG, LINEAR, scale), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_scale_divides_every_dtype(dtype: torch.dtype) -> None:
     x = (torch.randn(7, 100).abs() * 20).to(dtype)
     for update in (ops.update_many_, reference.update_many_):
-        (got,) = fold_many(update, [x], 0, LOG, LINEAR, 3.0)
+        (got,) = accumulate_many(update, [x], 0, LOG, LINEAR, 3.0)
         check(got, quotients(x, 3.0), 0, LOG, LINEAR)
 
 
@@ -196,14 +196,14 @@ def test_a_power_of_two_scales_back_to_the_same_bits(update: Update) -> None:
         xs = [torch.randn(64, 33).to(dtype), torch.randn(5, 3, 7).to(dtype)]
         scaled = [x * 2.0**16 for x in xs]
         for dim in (None, 0, -1):
-            plain = fold_many(update, xs, dim, LOG, LINEAR)
-            assert_same_bits(fold_many(update, scaled, dim, LOG, LINEAR, 2.0**16), plain)
+            plain = accumulate_many(update, xs, dim, LOG, LINEAR)
+            assert_same_bits(accumulate_many(update, scaled, dim, LOG, LINEAR, 2.0**16), plain)
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_autograd_sees_nothing(update: Update) -> None:
     leaf = torch.randn(4, 3, requires_grad=True)
-    states = fold_many(update, [leaf, leaf * 2], 0, LOG, LINEAR, 2.0)
+    states = accumulate_many(update, [leaf, leaf * 2], 0, LOG, LINEAR, 2.0)
     for tensor in chain(*states):
         assert tensor is not None
         assert tensor.grad_fn is None
@@ -256,11 +256,11 @@ def test_the_fallback_warns_once_a_device_type(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ops, "_warned", set())
     xs = [torch.randn(10, 3), torch.randn(4)]
     with pytest.warns(RuntimeWarning, match="no kernel for device type 'cpu': the slow PyTorch"):
-        got = fold_many(ops._fallback_many, xs, 0, LOG)
+        got = accumulate_many(ops._fallback_many, xs, 0, LOG)
     check(got[1], xs[1], 0, LOG)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fold_many(ops._fallback_many, xs, 0)
+        accumulate_many(ops._fallback_many, xs, 0)
         ops._fallback_many([], 0, [], [], [], None, [], None)
 
 

@@ -145,10 +145,18 @@ def test_another_call_measures_what_the_first_had_no_time_for(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("code", "said", "well"),
     [
-        (0, "24 folds agree with the CPU\n========= ERROR SUMMARY: 0 errors\n", True),
+        (0, "24 accumulates agree with the CPU\n========= ERROR SUMMARY: 0 errors\n", True),
         (9, "========= Invalid read\n========= ERROR SUMMARY: 3 errors\n", False),
-        (0, "4 folds agree with the CPU\nRACECHECK SUMMARY: 0 hazards displayed (0 errors)", True),
-        (0, "4 folds agree with the CPU\nRACECHECK SUMMARY: 2 hazards displayed (2 errors)", False),
+        (
+            0,
+            "4 accumulates agree with the CPU\nRACECHECK SUMMARY: 0 hazards displayed (0 errors)",
+            True,
+        ),
+        (
+            0,
+            "4 accumulates agree with the CPU\nRACECHECK SUMMARY: 2 hazards displayed (2 errors)",
+            False,
+        ),
         (1, "Error: Device not supported\n========= ERROR SUMMARY: 0 errors\n", None),
         (1, "Error: Device not supported\n========= ERROR SUMMARY: 1 error\n", None),
         (1, "Error: no such tool\n", None),

@@ -28,7 +28,7 @@ def tensors(seed: int) -> Tensors:
 
 
 def one_after_the_other(first: StepRecord, second: StepRecord) -> StepRecord:
-    """As an arena with two devices has them."""
+    """As a double buffer with two devices has them."""
 
     def table(one: Table | None, other: Table | None) -> Table:
         assert one is not None

@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import SGD
 
 from hookstats import open_run, watch
-from hookstats.arena.arena import Arena
+from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.records.record import SiteInfo, StepRecord
 from hookstats.runs import files, part_writer, writer
 from hookstats.runs.writer import RunWriter
@@ -248,19 +248,19 @@ def test_a_slow_disk_slows_the_training_and_bounds_the_memory(
             super().write(record)
 
     monkeypatch.setattr("hookstats.watching.recorder.MOST_WAITING", 4)
-    arena = Arena(BINS, None)
+    buffers = DoubleBuffer(BINS, None)
     info = SiteInfo("a", "output", 4, 1, (2, 4), "float32")
-    accumulator = arena.accumulator(info, torch.device("cpu"))
+    accumulator = buffers.accumulator(info, torch.device("cpu"))
     recorder = Recorder(SlowWriter(tmp_path, {"bins": BINS}, seconds_per_part=0))
-    arena.has_room, arena.while_waiting = recorder.has_room, recorder.hurry
+    buffers.has_room, buffers.while_waiting = recorder.has_room, recorder.hurry
     for step in range(30):
-        accumulator.fold(torch.full((2, 4), float(step)), 1)
-        closed = arena.close()
+        accumulator.accumulate(torch.full((2, 4), float(step)), 1)
+        closed = buffers.close()
         assert closed is not None
         recorder.submit(closed, step)
         assert recorder._waiting()[0] <= 4
     recorder.close()
-    assert arena.stalls >= 5
+    assert buffers.stalls >= 5
     assert most <= 2  # one that is written, and the one before on its way out
     run = open_run(tmp_path)
     assert run.steps == list(range(30))

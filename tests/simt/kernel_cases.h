@@ -126,9 +126,9 @@ inline UpdateParams sampled_params(const Case& c, State& state, const Bins& tens
 }
 
 // The state after `times` updates of an empty one.
-inline State folded(const Case& c, const TestBins& tensor, const TestBins& channel,
-                    const cuda::Device& device, uint64_t seed, int times = 1,
-                    const float* device_scale = nullptr, const int64_t* sampling = nullptr) {
+inline State accumulated(const Case& c, const TestBins& tensor, const TestBins& channel,
+                         const cuda::Device& device, uint64_t seed, int times = 1,
+                         const float* device_scale = nullptr, const int64_t* sampling = nullptr) {
   simt::shared_limit = device.shared_bytes;
   simt::seed(seed);
   State state(channels_of(c), tensor.host, channel.host);
@@ -150,9 +150,9 @@ inline void check_case(Case c, const TestBins& tensor, const TestBins& channel,
             std::to_string(channel.host.bins) + ", multiprocessors " +
             std::to_string(device.multiprocessors);
   try {
-    const State state = folded(c, tensor, channel, device, seed);
+    const State state = accumulated(c, tensor, channel, device, seed);
     check_state(c, state, tensor.host, channel.host, bounds_of(c.dtype));
-    CHECK(folded(c, tensor, channel, device, ~seed) == state, "%s: order", c.name.c_str());
+    CHECK(accumulated(c, tensor, channel, device, ~seed) == state, "%s: order", c.name.c_str());
 
     State on_cpu(channels_of(c), tensor.host, channel.host);
     cpu::update(params_of(c, on_cpu, tensor.host, channel.host), serial);
@@ -160,7 +160,7 @@ inline void check_case(Case c, const TestBins& tensor, const TestBins& channel,
               state.channel_counts == on_cpu.channel_counts,
           "%s: unlike the CPU", c.name.c_str());
     if (seed % 4 == 0 || seed % 4 == 1) {
-      const State three = folded(c, tensor, channel, device, seed, 3);
+      const State three = accumulated(c, tensor, channel, device, seed, 3);
       check_state(c, three, tensor.host, channel.host, bounds_of(c.dtype), 3);
     }
   } catch (const std::exception& error) {

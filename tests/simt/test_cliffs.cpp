@@ -51,7 +51,7 @@ uint64_t blocks_of(const Shape& shape, DType dtype, Awkward data, const TestBins
   }
   simt::seed(1);
   const uint64_t before = simt::basic_blocks;
-  folded(c, tensor, channel, kDevices[1], 1);
+  accumulated(c, tensor, channel, kDevices[1], 1);
   return simt::basic_blocks - before;
 }
 

@@ -107,10 +107,10 @@ void test_orders() {
   for (const Shape& shape : shapes) {
     const Case c = make_case(shape, DType::kBFloat16, Data::kNonFinite, 1.0, 1.0, 1.0f, 0, 1);
     const TestBins tensor = TestBins::log(3, -127, 127), channel = TestBins::uniform(64, -4.0, 4.0);
-    const State first = folded(c, tensor, channel, kDevices[3], 0, 2);
+    const State first = accumulated(c, tensor, channel, kDevices[3], 0, 2);
     for (uint64_t seed = 1; seed < 100; seed += every()) {
-      CHECK(folded(c, tensor, channel, kDevices[3], seed, 2) == first, "%s, order %lu", shape.name,
-            static_cast<unsigned long>(seed));
+      CHECK(accumulated(c, tensor, channel, kDevices[3], seed, 2) == first, "%s, order %lu",
+            shape.name, static_cast<unsigned long>(seed));
     }
   }
 }
@@ -122,8 +122,8 @@ void test_device_scale() {
       const Case c = make_case({"rows", {31, 333}, {333, 1}, 0}, dtype, Data::kNonFinite, 3.0, 2.0,
                                scale, 0, 1);
       const TestBins &tensor = tensor_bins()[1], &channel = channel_bins()[0];
-      const State by_host = folded(c, tensor, channel, kDevices[0], 1);
-      CHECK(by_host == folded(c, tensor, channel, kDevices[0], 1, 1, &scale), "scale %g",
+      const State by_host = accumulated(c, tensor, channel, kDevices[0], 1);
+      CHECK(by_host == accumulated(c, tensor, channel, kDevices[0], 1, 1, &scale), "scale %g",
             static_cast<double>(scale));
       check_state(c, by_host, tensor.host, channel.host, bounds_of(dtype));
     }
@@ -257,7 +257,7 @@ void test_expanded_beyond_32_bits() {
   expanded.channel_dim = 1;
   for (const cuda::Device& device : kDevices) {
     const TestBins &tensor = tensor_bins()[1], &channel = channel_bins()[3];
-    check_state(c, folded(expanded, tensor, channel, device, 1), tensor.host, channel.host, {},
+    check_state(c, accumulated(expanded, tensor, channel, device, 1), tensor.host, channel.host, {},
                 kTimes);
   }
 }
@@ -328,7 +328,7 @@ void test_zeros() {
 void check_sample(const Case& c, const TestBins& tensor, const TestBins& channel,
                   const cuda::Device& device, const int64_t (&sampling)[kSamplingColumns]) {
   const auto with = [&](uint64_t seed, const int64_t* given) {
-    return folded(c, tensor, channel, device, seed, 1, nullptr, given);
+    return accumulated(c, tensor, channel, device, seed, 1, nullptr, given);
   };
   const State got = with(1, sampling), whole = with(1, nullptr);
   CHECK(got == with(2, sampling), "%s: order", c.name.c_str());
@@ -399,7 +399,7 @@ void test_samples_of_many() {
   TestLender lender;
   cuda::update_many(kDevices[0], params.data(), count, lender, nullptr);
   for (size_t i = 0; i < all.size(); ++i) {
-    const State alone = folded(all[i], tensor, channel, kDevices[0], 1, 1, nullptr, sampling);
+    const State alone = accumulated(all[i], tensor, channel, kDevices[0], 1, 1, nullptr, sampling);
     CHECK(states[i] == alone, "samples of many: %s", all[i].name.c_str());
   }
 }

@@ -130,8 +130,8 @@ void test_samples() {
       const Case c = make_case(shape, dtype, Data::kNonFinite, 0.5, 1.0, 1.0f, 4, ++seed);
       const TestBins &tensor = tensor_bins()[2], &channel = channel_bins()[0];
       const int64_t sampling[kSamplingColumns] = {static_cast<int64_t>(seed) * 1000003, 3, 2};
-      const State got = folded(c, tensor, channel, kDevices[0], 1, 1, nullptr, sampling);
-      const State whole = folded(c, tensor, channel, kDevices[0], 2);
+      const State got = accumulated(c, tensor, channel, kDevices[0], 1, 1, nullptr, sampling);
+      const State whole = accumulated(c, tensor, channel, kDevices[0], 2);
       State on_cpu(channels_of(c), tensor.host, channel.host);
       cpu::update(sampled_params(c, on_cpu, tensor.host, channel.host, sampling), serial);
       CHECK(

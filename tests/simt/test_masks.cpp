@@ -101,7 +101,7 @@ Case unpadded(const Case& c, const std::vector<uint8_t>& flags, size_t masked) {
   return copy;
 }
 
-// What a case and its mask are folded with.
+// What a case and its mask are accumulated with.
 struct Setting {
   const TestBins& tensor;
   const TestBins& channel;
@@ -325,7 +325,7 @@ void test_masks_of_many() {
   cuda::update_many(device, params.data(), count, lender, nullptr);
   for (size_t i = 0; i < all.size(); ++i) {
     const Setting with{tensor, channel, device, nullptr};
-    const State alone = i % 2 == 0 ? folded(all[i], tensor, channel, device, 1)
+    const State alone = i % 2 == 0 ? accumulated(all[i], tensor, channel, device, 1)
                                    : on_device(all[i], kept, flags[i], with, 1);
     CHECK(states[i] == alone, "masks of many: %zu", i);
   }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.oracle import fold, log_slots, slot_counts
+from support.oracle import accumulate, log_slots, slot_counts
 from torch import Tensor
 
 from hookstats.kernels import ops
@@ -69,7 +69,7 @@ def test_linear_counts_are_bitwise_those_of_searchsorted(
     slots = torch.searchsorted(edges, finite, right=True)
     slots[finite == edges[-1]] = bins.bins
     expected = torch.bincount(slots, minlength=bins.slots)
-    got = fold(update, values, None, bins, bins)
+    got = accumulate(update, values, None, bins, bins)
     assert got.counts is not None
     assert got.channel_counts is not None
     assert torch.equal(got.counts, expected)
@@ -81,7 +81,7 @@ def test_linear_counts_are_bitwise_those_of_searchsorted(
 def test_every_edge_by_itself(update: Callable[..., None], bins: LinearBins) -> None:
     """A channel for each edge and each neighbour: no two errors can cancel."""
     values = neighbours(torch.linspace(bins.lo, bins.hi, bins.bins + 1))
-    got = fold(update, values[:, None], 0, channel_bins=bins).channel_counts
+    got = accumulate(update, values[:, None], 0, channel_bins=bins).channel_counts
     assert got is not None
     expected = np.stack([slot_counts(v, bins) for v in values.double()[:, None].numpy()])
     np.testing.assert_array_equal(got.numpy(), expected)
@@ -98,7 +98,7 @@ def test_linear_bins_of_other_dtypes_compare_exactly(
         values = torch.cat((edges, edges * (1 + 1e-15), edges * (1 - 1e-15)))
     else:
         values = torch.arange(-5, 6).to(dtype)
-    got = fold(update, values, None, bins).counts
+    got = accumulate(update, values, None, bins).counts
     assert got is not None
     np.testing.assert_array_equal(got.numpy(), slot_counts(values.double().numpy(), bins))
 
@@ -109,7 +109,7 @@ def test_log_counts_are_those_of_frexp(update: Callable[..., None], bins: LogBin
     edges = bins.edges().to(torch.float32)
     zeros = torch.tensor([0.0, -0.0])
     values = torch.cat((neighbours(edges), zeros, any_float32(50_000)))
-    got = fold(update, values, None, bins, bins)
+    got = accumulate(update, values, None, bins, bins)
     expected = slot_counts(values.double().numpy(), bins)
     assert got.counts is not None
     assert got.channel_counts is not None
@@ -126,7 +126,7 @@ def test_log_bins_of_float64_round_toward_zero(update: Callable[..., None], bins
         [1e-320, 1e-46, 2.0**-150, largest, largest * (1 + 1e-9), 1e300], dtype=torch.float64
     )
     values = torch.cat((edges, edges * (1 + 1e-15), edges * (1 - 1e-15), special, -special))
-    got = fold(update, values[:, None], 0, channel_bins=bins).channel_counts
+    got = accumulate(update, values[:, None], 0, channel_bins=bins).channel_counts
     assert got is not None
     slots = got.argmax(1).numpy()
     np.testing.assert_array_equal(slots, log_slots(values.numpy(), bins))
@@ -146,7 +146,7 @@ def test_log_slots_lie_between_their_edges(bins: LogBins) -> None:
         torch.searchsorted(edges, values, right=False),
     )
     slots[values == 0] = bins.bins // 2 + 1
-    got = fold(ops.update_, values.float(), None, bins).counts
+    got = accumulate(ops.update_, values.float(), None, bins).counts
     assert got is not None
     assert torch.equal(got, torch.bincount(slots, minlength=bins.slots))
 
@@ -154,7 +154,7 @@ def test_log_slots_lie_between_their_edges(bins: LogBins) -> None:
 def test_integers_have_log_bins() -> None:
     values = torch.tensor([0, 1, 2, 3, -1, 2**24 + 1, 2**63 - 1, -(2**63)])
     bins = LogBins(3)
-    got = fold(ops.update_, values, None, bins).counts
+    got = accumulate(ops.update_, values, None, bins).counts
     assert got is not None
     np.testing.assert_array_equal(got.numpy(), slot_counts(values.double().numpy(), bins))
 

@@ -8,7 +8,7 @@ import random
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.oracle import State, check, fold
+from support.oracle import State, accumulate, check
 from torch import Tensor
 
 from hookstats.kernels import ops
@@ -110,14 +110,14 @@ def test_integers_in_float32_merge_exactly(
     values=st.lists(st.tuples(any_float64, any_float64), max_size=40),
     shuffle=st.randoms(use_true_random=False),
 )
-def test_folding_in_place_is_merging(
+def test_accumulating_in_place_is_merging(
     values: list[tuple[float, float]], shuffle: random.Random
 ) -> None:
     """As over the micro-batches of a step: one state, many updates."""
     x = torch.tensor(values, dtype=torch.float64).view(-1, 2).T
-    into: State = fold(ops.update_, x[:, :0], 0, channel_bins=LOG)
+    into: State = accumulate(ops.update_, x[:, :0], 0, channel_bins=LOG)
     for piece in pieces(x, shuffle):
-        fold(ops.update_, piece, 0, channel_bins=LOG, into=into)
+        accumulate(ops.update_, piece, 0, channel_bins=LOG, into=into)
     got = ChannelStats(
         into.moments, into.tallies, channel_counts=into.channel_counts, channel_bins=LOG
     )

@@ -64,7 +64,7 @@ both = pytest.mark.parametrize("merge_runs", [merged, drained])
 
 
 def _rows(rng: np.random.Generator, rows: int) -> States:
-    """Channels of one to forty values, or of none: as an arena's records have them."""
+    """Channels of one to forty values, or of none: as a double buffer's records have them."""
     moments, tallies = np.empty((5, rows)), rng.integers(0, 3, (5, rows))
     moments[:] = np.array(IDENTITY)[:, None]
     tallies[COUNT] = rng.integers(0, 41, rows) * (rng.random(rows) < 0.7)

@@ -6,12 +6,12 @@ import threading
 
 from support.samples import sample
 
-from hookstats.arena.closed import Loan
+from hookstats.buffers.closed import Loan
 from hookstats.records.record import StepRecord
 
 
 class Closed:
-    """A closed step, as an arena would hand out; counts how often it is released."""
+    """A closed step, as a double buffer would hand out; counts how often it is released."""
 
     def __init__(self, wait: threading.Event | None = None, error: Exception | None = None) -> None:
         self.wait = wait

@@ -163,7 +163,7 @@ def left_by_close() -> list[str]:
     left += ["hooks"] * bool(linear._forward_hooks)
     alive: dict[str, weakref.ref[Any]] = {
         "watch": weakref.ref(w),
-        "arena": weakref.ref(w._arena),
+        "buffers": weakref.ref(w._buffers),
         "model": weakref.ref(model),
     }
     del w, model, linear, call

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support.oracle import DTYPES, State, check_channel, fold, rows, slot_counts
+from support.oracle import DTYPES, State, accumulate, check_channel, rows, slot_counts
 from support.sampled import mask_of
 from support.values import LINEAR, LOG, of_dtype
 from torch import Tensor
@@ -78,7 +78,7 @@ def expanded(values: Tensor) -> Iterator[Case]:
     yield values[:, :, :1, None].expand(-1, -1, 3, channels), 2
 
 
-def fold_masked(
+def accumulate_masked(
     update: Callable[..., None],
     x: Tensor,
     channel_dim: int | None,
@@ -87,12 +87,12 @@ def fold_masked(
     channel_bins: Bins | None = None,
     how: Tensor | None = None,
 ) -> State:
-    """An empty state into which the kept rows of `x` were folded, with the sampling `how`."""
+    """An empty state into which the kept rows of `x` were accumulated, with the sampling `how`."""
 
     def masked(*arguments: object) -> None:
         update(*arguments, how, mask)
 
-    return fold(masked, x, channel_dim, bins, channel_bins)
+    return accumulate(masked, x, channel_dim, bins, channel_bins)
 
 
 def check_masked(
@@ -145,7 +145,7 @@ def digest_of_masked() -> str:
         for values in (of_dtype(dtype, 3, 5, 33), of_dtype(dtype, 2, 40, 6)):
             for mask in masks(*values.shape[:2]).values():
                 for x, channel_dim in layouts(values):
-                    got = fold_masked(ops.update_, x, channel_dim, mask, LINEAR, LOG)
+                    got = accumulate_masked(ops.update_, x, channel_dim, mask, LINEAR, LOG)
                     for integers in got[1:]:
                         assert integers is not None
                         found.update(integers.numpy().tobytes())

@@ -45,7 +45,7 @@ class State(NamedTuple):
     channel_counts: Tensor | None
 
 
-def fold(
+def accumulate(
     update: Callable[..., None],
     x: Tensor,
     channel_dim: int | None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from support.oracle import DTYPES, State, fold, rows, slot_counts
+from support.oracle import DTYPES, State, accumulate, rows, slot_counts
 from support.values import LINEAR, LOG, normal, of_dtype
 from torch import Tensor
 
@@ -66,7 +66,7 @@ def sampling(step: int, every: int, channel_every: int) -> Tensor:
     return torch.tensor([step, every, channel_every])
 
 
-def fold_sampled(
+def accumulate_sampled(
     update: Callable[..., None],
     x: Tensor,
     channel_dim: int | None,
@@ -74,12 +74,12 @@ def fold_sampled(
     channel_bins: Bins | None,
     how: Tensor,
 ) -> State:
-    """An empty state into which `x` was folded, with the sampling `how`."""
+    """An empty state into which `x` was accumulated, with the sampling `how`."""
 
     def sampled(*arguments: object) -> None:
         update(*arguments, how)
 
-    return fold(sampled, x, channel_dim, bins, channel_bins)
+    return accumulate(sampled, x, channel_dim, bins, channel_bins)
 
 
 def check_counts(
@@ -130,12 +130,14 @@ def digest_of_sample() -> str:
     for dtype in DTYPES:
         for n in (31, 33, 997):
             for x, channel_dim in layouts(of_dtype(dtype, 5, n)):
-                got = fold_sampled(ops.update_, x, channel_dim, LINEAR, LOG, sampling(3, 2, 5))
+                got = accumulate_sampled(
+                    ops.update_, x, channel_dim, LINEAR, LOG, sampling(3, 2, 5)
+                )
                 for counts in (got.counts, got.channel_counts):
                     assert counts is not None
                     found.update(counts.numpy().tobytes())
     large = normal(300, 1000).float()
-    got = fold_sampled(ops.update_, large, 0, LINEAR, LOG, sampling(1 << 40, 0, 0))
+    got = accumulate_sampled(ops.update_, large, 0, LINEAR, LOG, sampling(1 << 40, 0, 0))
     for counts in (got.counts, got.channel_counts):
         assert counts is not None
         found.update(counts.numpy().tobytes())

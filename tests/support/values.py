@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from support.oracle import DTYPES, INTEGERS, check, fold
+from support.oracle import DTYPES, INTEGERS, accumulate, check
 from torch import Tensor
 
 from hookstats.kernels import ops
@@ -50,11 +50,17 @@ def check_sample(capability: str) -> None:
     for dtype in DTYPES:
         for n in (33, 1000):
             for x, channel_dim in layouts(of_dtype(dtype, 5, n)):
-                check(fold(ops.update_, x, channel_dim, LINEAR, LOG), x, channel_dim, LINEAR, LOG)
+                check(
+                    accumulate(ops.update_, x, channel_dim, LINEAR, LOG),
+                    x,
+                    channel_dim,
+                    LINEAR,
+                    LOG,
+                )
     for mean in MEANS:
         for std in STDS:
             for x, channel_dim in layouts((normal(3, 500) * std + mean).float()):
-                check(fold(ops.update_, x, channel_dim), x, channel_dim)
+                check(accumulate(ops.update_, x, channel_dim), x, channel_dim)
     x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, 3.0, -3.0]).repeat(40)
     for shaped, channel_dim in layouts(x.view(4, 80)):
-        check(fold(ops.update_, shaped, channel_dim, LINEAR), shaped, channel_dim, LINEAR)
+        check(accumulate(ops.update_, shaped, channel_dim, LINEAR), shaped, channel_dim, LINEAR)

@@ -19,7 +19,7 @@ from support.modules import Lambda
 from torch import nn
 
 from hookstats._torch import is_torch_function_enabled
-from hookstats.arena import device
+from hookstats.buffers import device
 from hookstats.records.record import StepRecord
 from hookstats.runs.run import open_run
 from hookstats.stats.bins import LinearBins

@@ -159,7 +159,7 @@ class Event:
 
 def test_a_device_is_never_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = Simulated(monkeypatch, lambda step: 0.0).schedule
-    schedule._arena.devices[torch.device("cuda", 0)] = None  # type: ignore[assignment]
+    schedule._buffers.devices[torch.device("cuda", 0)] = None  # type: ignore[assignment]
     monkeypatch.setattr(schedules, "event", lambda device, timed: Event(3.0))
     found: list[list[tuple[bool, float]]] = []
     for step in range(8):

@@ -119,7 +119,7 @@ def test_a_disk_that_hangs_costs_steps_and_no_training(
     ):
         warnings.simplefilter("always")
         monkeypatch.setattr("hookstats.watching.recorder.MOST_WAITING", 2)
-        w._arena.patience = w._recorder.patience = 0.2
+        w._buffers.patience = w._recorder.patience = 0.2
         for step in range(9):
             if step == 8:
                 go_on.set()

@@ -53,7 +53,7 @@ def lock() -> AbstractContextManager[object]:
 
 
 class Guard:
-    """Context, under the arena's lock, of what hooks do: says whether anything broke into it.
+    """Context of what hooks do, under the double buffer's lock: tells if anything broke into it.
 
     An interrupt at any line, `__enter__` and `__exit__` included, leaves it broken or untouched.
     """

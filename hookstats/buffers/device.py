@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookstats.arena.graph_states import GraphStates
-from hookstats.arena.rows import Rows, zeros
-from hookstats.arena.staging import Staging, event
+from hookstats.buffers.graph_states import GraphStates
+from hookstats.buffers.rows import Rows, zeros
+from hookstats.buffers.staging import Staging, event
 from hookstats.kernels.backends import backend_of
 from hookstats.kernels.ops import close_streams, drain_, mark_columns
 from hookstats.records.record import Table
@@ -29,7 +29,7 @@ class Ranges(NamedTuple):
 
     buffer: DeviceBuffer
     sites: Int64
-    """The sites by index in the arena, in the order of their rows."""
+    """The sites by index in the double buffer, in the order of their rows."""
     offsets: Int64
 
     @property
@@ -73,7 +73,7 @@ class DeviceBuffer:
         self.row_bytes = sum(row.nbytes for row in empty)
         """The bytes of a channel's states in one step."""
         columns = [] if bins is None else [bins.slots]
-        if bins is not None and backend.marks:
+        if bins is not None and backend.occupancy:
             columns.append(mark_columns(bins.slots))
         self._tensors = Rows([zeros(n, device) for n in columns], is_double=self.waits)
         self._bins = None if bins is None else bins.descriptor(device)
@@ -88,7 +88,7 @@ class DeviceBuffer:
     def states(
         self, sites: int, rows: int, channels: int
     ) -> tuple[tuple[State, State], tuple[Tensor, Tensor] | None]:
-        """The states of a new site and the marks of its histogram, both by buffer.
+        """The states of a new site and the occupancy of its histogram, both by buffer.
 
         sites, rows: the number of sites that the device has, and of their channels together.
 
@@ -103,7 +103,7 @@ class DeviceBuffer:
                 "channel_bins"
             )
         moments, tallies, *channel_counts = self._channels.after(rows, channels)
-        counts, marks = (*self._tensors.after(sites, 1), None, None)[:2]
+        counts, occupancy = (*self._tensors.after(sites, 1), None, None)[:2]
 
         def state(buffer: int) -> State:
             return State(
@@ -116,7 +116,10 @@ class DeviceBuffer:
                 sampling=self._sampling,
             )
 
-        return (state(0), state(1)), None if marks is None else (marks[0, 0], marks[1, 0])
+        return (state(0), state(1)), None if occupancy is None else (
+            occupancy[0, 0],
+            occupancy[1, 0],
+        )
 
     def ranges(self, sites: Int64, channels: Int64) -> Ranges:
         """The rows of these sites, which have so many channels each."""
@@ -125,7 +128,7 @@ class DeviceBuffer:
     def close(self, buffer: int, ranges: Ranges, calls: Int64) -> Part:
         """This device's part of the step in `buffer`, as it is now; waits for nothing.
 
-        calls: by index in the arena, the number of tensors that hooks folded in.
+        calls: by index in the double buffer, the number of tensors that hooks accumulated.
         """
         close_streams(self.device)
         in_graphs = self.graphs.collect(buffer, calls)
@@ -143,15 +146,23 @@ class DeviceBuffer:
                 groups = [[self._staging.copy(block) for block in group] for group in groups]
                 in_graphs = self._staging.copy(in_graphs)
                 self._clear(part.ranges, part.buffer)
-        moments, tallies, counts, marks, channel_counts = groups
-        if not marks:  # all counts are looked at
-            marks = [c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]
-        folds = part.calls
-        if part.graph_sites:  # graphs set no marks
-            folds = np.where(np.isin(part.ranges.sites, part.graph_sites), -1, folds)
+        moments, tallies, counts, occupancy, channel_counts = groups
+        if not occupancy:  # all counts are looked at
+            occupancy = [c.new_zeros(len(c), mark_columns(c.shape[1])) for c in counts]
+        accumulated = part.calls
+        if part.graph_sites:  # graphs set no occupancy
+            accumulated = np.where(np.isin(part.ranges.sites, part.graph_sites), -1, accumulated)
         offsets = torch.from_numpy(part.ranges.offsets)
         found = drain_(
-            *(moments, tallies, counts, marks, torch.from_numpy(folds), channel_counts, offsets)
+            *(
+                moments,
+                tallies,
+                counts,
+                occupancy,
+                torch.from_numpy(accumulated),
+                channel_counts,
+                offsets,
+            )
         )
         arrays = [tensor.numpy() for tensor in found]
         hists = SparseCounts(*arrays[4:7]), SparseCounts(*arrays[7:])
@@ -160,10 +171,10 @@ class DeviceBuffer:
         return Drained(tensors, channels), in_graphs
 
     def _groups(self, ranges: Ranges, buffer: int) -> list[list[Tensor]]:
-        """The blocks in use: moments, tallies, counts, marks and the counts of channels."""
+        """The blocks in use: moments, tallies, counts, occupancy and the counts of channels."""
         moments, tallies, *channel_counts = self._channels.first(ranges.rows, buffer)
-        counts, marks = (*self._tensors.first(len(ranges.sites), buffer), [], [])[:2]
-        return [moments, tallies, counts, marks, *(channel_counts or [[]])]
+        counts, occupancy = (*self._tensors.first(len(ranges.sites), buffer), [], [])[:2]
+        return [moments, tallies, counts, occupancy, *(channel_counts or [[]])]
 
     def clear(self, ranges: Ranges, buffer: int) -> None:
         """Make rows and sites empty again; waits for the device."""
@@ -184,15 +195,15 @@ class Part(NamedTuple):
     ranges: Ranges
     buffer: int
     calls: Int64
-    """int64 [S]: the number of tensors that hooks folded in, by site of `ranges`."""
+    """int64 [S]: the number of tensors that hooks accumulated, by site of `ranges`."""
     graph_sites: list[int]
-    """By index in the arena."""
+    """By index in the double buffer."""
     in_graphs: Tensor
-    """int64 [graph_sites]: the number of tensors that compiled graphs folded in."""
+    """int64 [graph_sites]: the number of tensors that compiled graphs accumulated."""
     event: torch.Event | None
 
     def observed(self, in_graphs: Tensor) -> Int64:
-        """int64 [S]: the number of tensors that were folded in.
+        """int64 [S]: the number of tensors that were accumulated.
 
         in_graphs: on the host.
         """

@@ -9,8 +9,8 @@
 
 namespace hookstats::cuda {
 
-// Folds the statistics of a channel in one tensor into the channel's state.
-HOOKSTATS_OUT_OF_LINE void fold(const Item& item, int64_t channel, Channel seen) {
+// Accumulates the statistics of a channel in one tensor into the channel's state.
+HOOKSTATS_OUT_OF_LINE void accumulate(const Item& item, int64_t channel, Channel seen) {
   repeat(seen, item.repeat);
   double* const moments = item.moments + channel * kMomentColumns;
   int64_t* const tallies = item.tallies + channel * kTallyColumns;
@@ -98,9 +98,10 @@ HOOKSTATS_DEVICE void merge_splits(const Item& item, int64_t channel, int split,
   merge(total, next);
 }
 
-// The block folds the partial results of the channels [begin, begin + width) into their state.
-HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int width,
-                                         void* scratch) {
+// The block accumulates the partial results of the channels [begin, begin + width) into their
+// state.
+HOOKSTATS_OUT_OF_LINE void accumulate_partials(const Item& item, int64_t begin, int width,
+                                               void* scratch) {
   const int most = width >= block_threads() ? 1 : block_threads() / width;
   const int rows = item.splits() < most ? item.splits() : most;
   for (int first = 0; first < width; first += block_threads()) {
@@ -112,7 +113,7 @@ HOOKSTATS_OUT_OF_LINE void fold_partials(const Item& item, int64_t begin, int wi
     Channel total;
     if (row < rows) merge_splits(item, begin + first + column, row, rows, total);
     merge_rows(scratch, total, row, column, columns, rows);
-    if (row == 0) fold(item, begin + first + column, entry<Channel>(scratch, column));
+    if (row == 0) accumulate(item, begin + first + column, entry<Channel>(scratch, column));
     sync_block();
   }
 }

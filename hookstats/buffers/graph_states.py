@@ -15,9 +15,9 @@ from hookstats.records.sparse import Int64
 from hookstats.stats.reference import merge_
 from hookstats.stats.state import State, identity_moments, identity_tallies
 
-FOLDED = "folded in"
+ACCUMULATED = "accumulated"
 AWAITED = "gradient awaited"
-"""Outcomes of a GraphSite beside the reasons to skip a tensor. FOLDED includes NOT_RECORDED."""
+"""Outcomes of a GraphSite beside reasons to skip a tensor. ACCUMULATED includes NOT_RECORDED."""
 
 
 class GraphSite:
@@ -51,12 +51,12 @@ class GraphSite:
 class GraphState:
     """The state of one site that compiled graphs change, in separate tensors.
 
-    The arena's rows would not do, as they are views of one block: AOTAutograd copies the whole
-    block for each view that a graph changes.
+    The double buffer's rows would not do, as they are views of one block: AOTAutograd copies the
+    whole block for each view that a graph changes.
     """
 
     def __init__(self, rows: tuple[State, State], site: GraphSite) -> None:
-        """rows: the site's rows in the arena, by buffer."""
+        """rows: the site's rows in the double buffer, by buffer."""
         row = rows[0]
         channels, device = len(row.moments), row.moments.device
         self.rows = rows
@@ -71,7 +71,7 @@ class GraphState:
         )
         # The same memory with separate version counters: graphs may still wait for their backward.
         self.memory = _alias(self.state)
-        self.folded = site.counter(FOLDED, device)
+        self.accumulated = site.counter(ACCUMULATED, device)
         self.late = site.counter(NOT_RECORDED, device)
 
 
@@ -95,30 +95,30 @@ class GraphStates:
     """The states of all traced sites on one device. No method waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._states: dict[int, GraphState] = {}  # by the index in the arena of the site
+        self._states: dict[int, GraphState] = {}  # by the index in the double buffer of the site
         self._seen = torch.zeros(0, dtype=torch.int64, device=device)
 
     def add(self, site: int, rows: tuple[State, State], counts: GraphSite) -> GraphState:
-        """Make the state of a site that has these rows in the arena; `collect` empties it."""
+        """Make the state of the site with these rows of the double buffer; `collect` empties it."""
         state = self._states[site] = GraphState(rows, counts)
         return state
 
     @property
     def sites(self) -> list[int]:
-        """The index in the arena of each site."""
+        """The index in the double buffer of each site."""
         return list(self._states)
 
-    def folded(self) -> Tensor:
-        """int64 [sites]: the number of tensors folded into each state since it was emptied."""
+    def accumulated(self) -> Tensor:
+        """int64 [sites]: the number of tensors accumulated into each state since it was emptied."""
         if not self._states:
             return self._seen
-        ever = torch.stack([graph.folded for graph in self._states.values()])
+        ever = torch.stack([graph.accumulated for graph in self._states.values()])
         return ever - pad(self._seen, (0, len(ever) - len(self._seen)))
 
     def collect(self, buffer: int, observed: Int64) -> Tensor:
-        """Move every state into its row of the arena's `buffer`; return what `folded` gave.
+        """Move every state into its row of `buffer`; return what `accumulated` gave.
 
-        observed: by index in the arena, the number of tensors that are in the row already.
+        observed: by index in the double buffer, the number of tensors that are in the row already.
         """
         if not self._states:
             return self._seen
@@ -143,10 +143,10 @@ class GraphStates:
             foreach_add_([graph.late for graph in self._states.values()], list(late))
 
     def empty(self) -> Tensor:
-        """Empty the states; return what `folded` gave."""
+        """Empty the states; return what `accumulated` gave."""
         if not self._states:
             return self._seen
-        new = self.folded()
+        new = self.accumulated()
         foreach_copy_(
             [graph.memory.moments for graph in self._states.values()],
             [graph.identity for graph in self._states.values()],

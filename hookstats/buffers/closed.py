@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookstats.arena.device import Drained, Part
-from hookstats.arena.lock import lock
+from hookstats.buffers.device import Drained, Part
+from hookstats.buffers.lock import lock
 from hookstats.records.merge import joined
 from hookstats.records.record import SiteInfo, StepRecord, Table
 from hookstats.records.sparse import Int64, SparseCounts
@@ -30,7 +30,7 @@ class Loan:
 
 
 class ClosedStep:
-    """One closed step of an arena: what the host has of it, and what devices still have.
+    """One closed step of a double buffer: what the host has of it, and what devices still have.
 
     The host's part is drained as the step is closed. Draining other devices waits for them, which
     the training never does: the recorder does it. Until then their buffers are lent to the step.
@@ -43,7 +43,7 @@ class ClosedStep:
         bins: Bins | None,
         channel_bins: Bins | None,
     ) -> None:
-        """infos: what is said of the arena's sites now; it may change later."""
+        """infos: what is said of the double buffer's sites now; it may change later."""
         self._infos = infos
         self._parts = parts
         self._bins = bins
@@ -53,7 +53,7 @@ class ClosedStep:
         self.loan = Loan(is_free=not any(part.ranges.buffer.waits for part in parts))
 
     def drain_host(self) -> None:
-        """Drain the host's part; called under the arena's lock."""
+        """Drain the host's part; called under the double buffer's lock."""
         for i, part in enumerate(self._parts):
             if not part.ranges.buffer.waits:
                 self._drained[i] = part.ranges.buffer.drain(part)
@@ -100,7 +100,10 @@ class ClosedStep:
         if len(parts) > 1:  # with one part, rows are in the order of `infos`
             infos = tuple([infos[site] for part in parts for site in part.ranges.sites])
         observed = _joined(
-            [part.observed(folds) for part, (_, folds) in zip(parts, found, strict=True)]
+            [
+                part.observed(accumulated)
+                for part, (_, accumulated) in zip(parts, found, strict=True)
+            ]
         )
         channels = _joined([np.diff(part.ranges.offsets) for part in parts])
         tensors = _together([drained.tensors for drained, _ in found])

@@ -1,4 +1,4 @@
-// Folds the statistics of a channel in one tensor into the channel's state.
+// Accumulates the statistics of a channel in one tensor into the channel's state.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace hookstats::cpu {
 
-inline void fold_channel(const UpdateParams& params, int64_t channel, const Channel& seen) {
+inline void accumulate_channel(const UpdateParams& params, int64_t channel, const Channel& seen) {
   double* moments = params.moments + channel * kMomentColumns;
   int64_t* tallies = params.tallies + channel * kTallyColumns;
   Channel state;
@@ -20,8 +20,8 @@ inline void fold_channel(const UpdateParams& params, int64_t channel, const Chan
 }
 
 // Subtract non-finite elements, of which as a rule there are none, from a channel's histogram and
-// from the tensor's, which other threads may count into. Marks stay: each slot was counted in. What
-// is sampled, or counted by keys, has only finite elements.
+// from the tensor's, which other threads may count into. The bitmap stays: each slot was counted
+// in. What is sampled, or counted by keys, has only finite elements.
 inline void discount_channel(const UpdateParams& params, const Plan& plan, int64_t channel,
                              const Channel& seen) {
   if (params.channel_bins.kind == BinKind::kNone || !plan.channel_sample.all()) return;

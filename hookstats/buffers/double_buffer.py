@@ -1,4 +1,4 @@
-"""Arena: the states of many sites, in two buffers: one is filled while the other is drained."""
+"""DoubleBuffer: the states of many sites; one buffer is filled while the other is drained."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookstats.arena.closed import ClosedStep, Loan
-from hookstats.arena.device import DeviceBuffer, Ranges
-from hookstats.arena.graph_states import GraphSite, GraphState
-from hookstats.arena.lock import Guard, lock, whole
-from hookstats.arena.mask import CurrentMask
-from hookstats.arena.rows import Rows, zeros
+from hookstats.buffers.closed import ClosedStep, Loan
+from hookstats.buffers.device import DeviceBuffer, Ranges
+from hookstats.buffers.graph_states import GraphSite, GraphState
+from hookstats.buffers.lock import Guard, lock, whole
+from hookstats.buffers.mask import CurrentMask
+from hookstats.buffers.rows import Rows, zeros
 from hookstats.kernels import native
 from hookstats.kernels.backends import backend_of, home
 from hookstats.kernels.ops import entries, update_
@@ -37,7 +37,7 @@ _HOST = torch.device("cpu")
 
 
 class _PythonHalf:
-    """What `_hooks.Arena` has for the Python hooks, too."""
+    """What `_hooks.DoubleBuffer` has for the Python hooks, too."""
 
     __slots__ = ("front",)
 
@@ -58,11 +58,11 @@ class _Placed:
         self.row = row
 
 
-class Arena:
+class DoubleBuffer:
     """The states of all sites of a watch, on the devices of their tensors.
 
-    Hooks fold into the front buffer while `recording` is true, and hold `lock` meanwhile, in a
-    block of `guard`. `close` ends a step. Only a site's first tensor on a device allocates memory.
+    Hooks accumulate into the front buffer while `recording` is true, in a block of `guard`, which
+    holds `lock`. `close` ends a step. Only a site's first tensor on a device allocates memory.
 
     A step is atomic or absent: where an interrupt (Ctrl-C) or an error breaks into a block of
     `guard`, `close` discards the step.
@@ -80,20 +80,20 @@ class Arena:
         """Whether hooks are to observe, which every hook asks first. `record` sets it."""
         self.phase = 0
         """Which hooks observe: those of training, 0, or of a phase. `enter` sets it."""
-        self.native: _hooks.Arena | None = None
-        """The half of the arena for the C++ hooks; None without C++ hooks."""
+        self.native: _hooks.DoubleBuffer | None = None
+        """The half of the double buffer for the C++ hooks; None without C++ hooks."""
         if native.hooks is not None:
-            self.native = native.hooks.Arena(entries(native.hooks.PARAMS_SIZE))
+            self.native = native.hooks.DoubleBuffer(entries(native.hooks.PARAMS_SIZE))
         self.mask = CurrentMask(self.native)
         self.lock = lock() if self.native is None else whole(self.native, self.native.depth)
-        """Held during a fold, which neither a close nor another thread may interrupt."""
+        """Held during an accumulation, which neither a close nor another thread may interrupt."""
         self.guard = Guard()
         """The block of whatever changes the open step, under the lock."""
-        self._half: _hooks.Arena | _PythonHalf = self.native or _PythonHalf()
+        self._half: _hooks.DoubleBuffer | _PythonHalf = self.native or _PythonHalf()
         self._placed: list[_Placed] = []
         self._infos: tuple[SiteInfo, ...] | None = None  # those of `_placed`, until one changes
         self._ranges: tuple[int, list[Ranges]] = 0, []  # of so many sites
-        # By site: the number of tensors that were folded in, not counting graphs.
+        # By site: the number of tensors that were accumulated, not counting graphs.
         self._calls = Rows([zeros(1, _HOST)], is_double=False)
         self.is_evaluation: Callable[[], bool] = lambda: False
         """Whether a module's call is one of an evaluation now, which is left out."""
@@ -122,9 +122,9 @@ class Arena:
                 buffer = DeviceBuffer(device, *counting)
                 self.devices[device] = buffer
             index, (place, row) = len(self._placed), self._end_of(buffer)
-            states, marks = buffer.states(place, row, info.channels)
+            states, occupancy = buffer.states(place, row, info.channels)
             calls = self._calls.after(index, 1)[0][0, 0]
-            made = Accumulator(self, index, states, calls, marks)
+            made = Accumulator(self, index, states, calls, occupancy)
             self._placed.append(_Placed(info, buffer, place, row))  # from now on there is the site
             return made
 
@@ -208,8 +208,10 @@ class Arena:
         return None if self.native is None else self.native.seconds
 
     def pending(self) -> int:
-        """How many tensors were folded into the open step; waits for the devices."""
-        graphs = [int(s.graphs.folded().sum()) for s in self.devices.values() if s.graphs.sites]
+        """How many tensors were accumulated into the open step; waits for the devices."""
+        graphs = [
+            int(s.graphs.accumulated().sum()) for s in self.devices.values() if s.graphs.sites
+        ]
         return int(self._counted().sum()) + sum(graphs)
 
     def has_content(self) -> bool:
@@ -217,11 +219,11 @@ class Arena:
         return self.guard.is_broken or self.pending() > 0
 
     def has_calls(self) -> bool:
-        """Whether any tensor was folded into the open step, graphs aside; waits for nothing."""
+        """Whether hooks accumulated any tensor into the open step; waits for nothing."""
         return bool(self._counted().any())
 
     def _counted(self) -> Int64:
-        """int64 [sites]: how many tensors were folded into the open step, graphs aside."""
+        """int64 [sites]: how many tensors were accumulated into the open step, graphs aside."""
         (blocks,) = self._calls.first(len(self._placed), 0)
         counted: Int64 = np.concatenate([block.numpy() for block in blocks] or [_NO_CALLS])[:, 0]
         return counted
@@ -232,7 +234,7 @@ class Arena:
         return any(backend_of(device).is_capturing() for device in self.devices)
 
     def discard_late(self) -> None:
-        """Discard the tensors that graphs folded in while no step was recorded."""
+        """Discard the tensors that graphs accumulated while no step was recorded."""
         with self.lock:
             for buffer in self.devices.values():
                 buffer.graphs.discard()
@@ -325,68 +327,68 @@ _NO_CALLS = np.zeros((0, 1), np.int64)
 
 
 class Stuck(Exception):
-    """The recorder has not taken a step for `Arena.patience` seconds."""
+    """The recorder has not taken a step for `DoubleBuffer.patience` seconds."""
 
 
 class Accumulator:
     """The state of one site on one device."""
 
-    __slots__ = ("_arena", "_calls", "_count", "_graph", "_index", "_marks", "_states")
+    __slots__ = ("_buffers", "_calls", "_count", "_graph", "_index", "_occupancy", "_states")
 
     def __init__(
         self,
-        arena: Arena,
+        buffers: DoubleBuffer,
         index: int,
         states: tuple[State, State],
         calls: Tensor,
-        marks: tuple[Tensor, Tensor] | None,
+        occupancy: tuple[Tensor, Tensor] | None,
     ) -> None:
         """calls: int64 [1], the site's count of tensors."""
-        self._arena = arena
+        self._buffers = buffers
         self._index = index
         self._states = states
         self._calls = calls
         self._count: Int64 = calls.numpy()
-        self._marks = marks
+        self._occupancy = occupancy
         self._graph: GraphState | None = None
 
-    def fold(self, x: Tensor, channel_dim: int | None, mask: Tensor | None = None) -> None:
-        """Fold the statistics of `x`, a detached tensor, into the open step, in a block of
-        `Arena.guard`. A call that raises changes no state."""
-        update_(x, channel_dim, *self._states[self._arena.front], mask)
+    def accumulate(self, x: Tensor, channel_dim: int | None, mask: Tensor | None = None) -> None:
+        """Accumulate the statistics of `x`, a detached tensor, into the open step, in a block of
+        `DoubleBuffer.guard`. A call that raises changes no state."""
+        update_(x, channel_dim, *self._states[self._buffers.front], mask)
         self.count()
 
-    def bind(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
-        """Have `site` fold in tensors like `x` without Python from now on."""
-        site.bind(x, channel_dim, self._states, (self._calls, self._calls), self._marks)
+    def set_plan(self, site: _hooks.Site, x: Tensor, channel_dim: int | None) -> None:
+        """Have `site` accumulate tensors like `x` without Python from now on."""
+        site.set_plan(x, channel_dim, self._states, (self._calls, self._calls), self._occupancy)
 
     @property
     def states(self) -> tuple[State, State]:
-        """The state by buffer, for external writers, in a block of `Arena.guard`; they `count`."""
+        """The state by buffer. External writers use it in a block of `guard`, and `count`."""
         return self._states
 
     def count(self) -> None:
-        """Count a tensor that was folded in."""
+        """Count a tensor that was accumulated."""
         self._count[0] += 1
 
     def graph_state(self, site: GraphSite) -> GraphState:
-        """The state that compiled graphs fold into; made at the first call."""
+        """The state that compiled graphs accumulate into; made at the first call."""
         if self._graph is None:
             rows = self._states
-            buffer = self._arena.devices[rows[0].moments.device]
+            buffer = self._buffers.devices[rows[0].moments.device]
             with torch.inference_mode(False):
                 self._graph = buffer.graphs.add(self._index, rows, site)
         return self._graph
 
     def is_traced(self) -> bool:
-        """Whether compiled graphs fold into it."""
+        """Whether compiled graphs accumulate into it."""
         return self._graph is not None
 
     @property
     def info(self) -> SiteInfo:
         """What records say of the site; `channels` cannot change."""
-        return self._arena.info(self._index)
+        return self._buffers.info(self._index)
 
     @info.setter
     def info(self, info: SiteInfo) -> None:
-        self._arena.set_info(self._index, info)
+        self._buffers.set_info(self._index, info)

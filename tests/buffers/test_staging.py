@@ -15,10 +15,10 @@ import torch
 from support.expected import assert_stats
 from torch import Tensor
 
-from hookstats.arena import device
-from hookstats.arena.arena import Accumulator, Arena
-from hookstats.arena.closed import ClosedStep
-from hookstats.arena.staging import Staging
+from hookstats.buffers import device
+from hookstats.buffers.closed import ClosedStep
+from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
+from hookstats.buffers.staging import Staging
 from hookstats.kernels.backends import backend_of
 from hookstats.records.record import SiteInfo
 from hookstats.stats.bins import LinearBins, LogBins
@@ -54,86 +54,86 @@ class Memory:
         return x.clone()
 
 
-def staged(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> tuple[Arena, Accumulator]:
-    """An arena whose steps must be staged, and a site of it."""
+def staged(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> tuple[DoubleBuffer, Accumulator]:
+    """A double buffer whose steps must be staged, and a site of it."""
     monkeypatch.setattr(device, "event", lambda device: None)
     monkeypatch.setattr(device, "Staging", lambda device: OnHost(memory.copy))
     backend = backend_of(CPU)._replace(states_on_host=False)
     monkeypatch.setattr(device, "backend_of", lambda device: backend)
-    arena = Arena(LogBins(), LinearBins(16, -2.0, 2.0))
+    buffers = DoubleBuffer(LogBins(), LinearBins(16, -2.0, 2.0))
     info = SiteInfo("a", "output", 3, 1, (4, 3), "float32")
-    return arena, arena.accumulator(info, CPU)
+    return buffers, buffers.accumulator(info, CPU)
 
 
-def close(arena: Arena) -> ClosedStep:
-    closed = arena.close()
+def close(buffers: DoubleBuffer) -> ClosedStep:
+    closed = buffers.close()
     assert closed is not None
     return closed
 
 
 def test_a_step_is_drained_while_the_next_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    arena, site = staged(Memory(0), monkeypatch)
+    buffers, site = staged(Memory(0), monkeypatch)
     tensors = [torch.randn(4, 3) for _ in range(5)]
-    site.fold(tensors[0], 1)
+    site.accumulate(tensors[0], 1)
     for i, x in enumerate(tensors[1:]):
-        closed = close(arena)
-        site.fold(x, 1)
+        closed = close(buffers)
+        site.accumulate(x, 1)
         assert not closed.loan.is_free
         assert_stats(closed.to_record(i, 0)["a", "output"], [tensors[i]], 1)
         assert closed.loan.is_free
-    assert arena.stalls == 0
+    assert buffers.stalls == 0
 
 
 def test_a_full_memory_at_any_copy_loses_the_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(0)
-    arena, site = staged(memory, monkeypatch)
-    close(arena).drain()
+    buffers, site = staged(memory, monkeypatch)
+    close(buffers).drain()
     assert memory.asked >= 5  # moments, tallies, two histograms and what graphs counted
     x = torch.randn(4, 3)
     for at in range(1, memory.asked + 1):
-        arena, site = staged(Memory(at), monkeypatch)
-        site.fold(x, 1)
-        closed = close(arena)
+        buffers, site = staged(Memory(at), monkeypatch)
+        site.accumulate(x, 1)
+        closed = close(buffers)
         with pytest.raises(MemoryError, match="pinned"):
             closed.to_record(0, 0)
         assert closed.loan.is_free
         for _ in range(2):
-            assert len(close(arena).to_record(1, 0)) == 0  # nothing is left of it
-        site.fold(x, 1)
-        assert_stats(close(arena).to_record(2, 0)["a", "output"], [x], 1)
+            assert len(close(buffers).to_record(1, 0)) == 0  # nothing is left of it
+        site.accumulate(x, 1)
+        assert_stats(close(buffers).to_record(2, 0)["a", "output"], [x], 1)
 
 
 def test_a_step_that_is_given_up_or_dropped_gives_its_buffer_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arena, site = staged(Memory(0), monkeypatch)
+    buffers, site = staged(Memory(0), monkeypatch)
     x = torch.randn(4, 3)
     for end in ("released", "discarded", "dropped"):
-        site.fold(x, 1)
-        closed = close(arena)
+        site.accumulate(x, 1)
+        closed = close(buffers)
         if end == "released":
             closed.release()
         elif end == "discarded":
-            arena.discard(lent=True)
+            buffers.discard(lent=True)
         if end != "dropped":
             with pytest.raises(RuntimeError, match="given up"):
                 closed.to_record(0, 0)
         del closed
         gc.collect()
         for _ in range(2):
-            assert len(close(arena).to_record(1, 0)) == 0
-        site.fold(x, 1)
-        assert_stats(close(arena).to_record(2, 0)["a", "output"], [x], 1)
-    assert arena.stalls == 0
+            assert len(close(buffers).to_record(1, 0)) == 0
+        site.accumulate(x, 1)
+        assert_stats(close(buffers).to_record(2, 0)["a", "output"], [x], 1)
+    assert buffers.stalls == 0
 
 
 def test_a_close_waits_until_the_step_before_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    arena, site = staged(Memory(0), monkeypatch)
-    first = close(arena)
+    buffers, site = staged(Memory(0), monkeypatch)
+    first = close(buffers)
     x = torch.randn(4, 3)
-    site.fold(x, 1)
+    site.accumulate(x, 1)
     timer = threading.Timer(0.1, first.drain)
     timer.start()
-    assert_stats(close(arena).to_record(1, 0)["a", "output"], [x], 1)
+    assert_stats(close(buffers).to_record(1, 0)["a", "output"], [x], 1)
     timer.join()
-    assert arena.stalls == 1
+    assert buffers.stalls == 1

@@ -11,8 +11,8 @@ import pytest
 from support.interrupts import Alarm
 
 from hookstats._torch import is_torch_function_enabled
-from hookstats.arena.arena import Arena
-from hookstats.arena.lock import Whole, lock
+from hookstats.buffers.double_buffer import DoubleBuffer
+from hookstats.buffers.lock import Whole, lock
 from hookstats.hooks.readable import without_torch_function
 from hookstats.kernels import native
 
@@ -42,7 +42,9 @@ def interrupt(enter: Callable[[], None]) -> None:
 
 
 @pytest.mark.usefixtures("hooks_in")
-@pytest.mark.parametrize("make", [lock, lambda: Arena(None, None).lock], ids=["own", "arena"])
+@pytest.mark.parametrize(
+    "make", [lock, lambda: DoubleBuffer(None, None).lock], ids=["own", "buffers"]
+)
 def test_interrupts_leave_no_lock_locked(
     make: Callable[[], AbstractContextManager[object]],
 ) -> None:
@@ -97,17 +99,17 @@ def test_what_an_interrupt_entered_is_left(now: str) -> None:
     assert context.depth == 0
 
 
-def test_the_arena_says_how_often_a_thread_holds_its_lock() -> None:
-    arena = Arena(None, None)
-    if arena.native is None:
+def test_the_double_buffer_says_how_often_a_thread_holds_its_lock() -> None:
+    buffers = DoubleBuffer(None, None)
+    if buffers.native is None:
         pytest.skip(f"no C++ hooks: {native.why_not}")
-    depths = [arena.native.depth()]
-    with arena.lock:
-        depths.append(arena.native.depth())
-        with arena.lock:
-            depths.append(arena.native.depth())
-        thread = threading.Thread(target=lambda: depths.append(arena.native.depth()))
+    depths = [buffers.native.depth()]
+    with buffers.lock:
+        depths.append(buffers.native.depth())
+        with buffers.lock:
+            depths.append(buffers.native.depth())
+        thread = threading.Thread(target=lambda: depths.append(buffers.native.depth()))
         thread.start()
         thread.join()
-    depths.append(arena.native.depth())
+    depths.append(buffers.native.depth())
     assert depths == [0, 1, 2, 0, 0]

@@ -1,4 +1,4 @@
-"""Marks of what was counted in: no count is lost, whoever wrote it, and they spare the reading."""
+"""The occupancy bitmap: no count is lost, whoever wrote it, and it spares the reading."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from support.forks import in_child
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from hookstats.arena.arena import Arena
-from hookstats.arena.graph_states import GraphSite
+from hookstats.buffers.double_buffer import DoubleBuffer
+from hookstats.buffers.graph_states import GraphSite
 from hookstats.kernels import native
 from hookstats.kernels.ops import update_, update_many_
 from hookstats.records.record import SiteInfo, StepRecord
@@ -30,37 +30,37 @@ pytestmark = pytest.mark.skipif(native.hooks is None, reason="only the C++ hooks
 
 
 class Site:
-    """One site of an arena, filled by any writer there is."""
+    """One site of a double buffer, filled by any writer there is."""
 
-    def __init__(self, arena: Arena, name: str) -> None:
+    def __init__(self, buffers: DoubleBuffer, name: str) -> None:
         info = SiteInfo(name, "output", CHANNELS, 1, (4, CHANNELS), "float32")
-        self.arena = arena
-        self.accumulator = arena.accumulator(info, CPU)
-        half = arena.native_site(self)
+        self.buffers = buffers
+        self.accumulator = buffers.accumulator(info, CPU)
+        half = buffers.native_site(self)
         assert half is not None
         self.native = half
         self.graph_site = GraphSite()
 
-    def fold(self, x: Tensor, writer: str) -> None:
-        """Fold `x` into the open step as `writer` does."""
-        arena, accumulator = self.arena, self.accumulator
+    def accumulate(self, x: Tensor, writer: str) -> None:
+        """Accumulate `x` into the open step as `writer` does."""
+        buffers, accumulator = self.buffers, self.accumulator
         if writer == "c++":
-            accumulator.bind(self.native, x, 1)
+            accumulator.set_plan(self.native, x, 1)
             awaits = torch.empty_like(x).requires_grad_() * 1
             assert native.hooks is not None
             native.hooks.await_gradient(self.native, awaits)
             awaits.backward(x)
         elif writer == "python":
-            with arena.lock, arena.guard:
-                accumulator.fold(x, 1)
+            with buffers.lock, buffers.guard:
+                accumulator.accumulate(x, 1)
         elif writer == "many":  # as the parameters' hooks in Python do
-            moments, tallies, counts, bins, *_ = accumulator.states[arena.front]
+            moments, tallies, counts, bins, *_ = accumulator.states[buffers.front]
             update_many_([x], 1, [moments], [tallies], [counts], bins, [], None)
             accumulator.count()
         else:
             state = accumulator.graph_state(self.graph_site)
             update_(x, 1, *state.state)
-            state.folded += 1
+            state.accumulated += 1
 
     def receive(self, gradient: Tensor, first: bool) -> None:
         raise AssertionError("the C++ half took it")
@@ -69,8 +69,8 @@ class Site:
         raise error
 
 
-def close(arena: Arena) -> StepRecord:
-    closed = arena.close()
+def close(buffers: DoubleBuffer) -> StepRecord:
+    closed = buffers.close()
     assert closed is not None
     return closed.to_record(0, 0)
 
@@ -85,7 +85,7 @@ def data(kind: str) -> Tensor:
 
 
 WRITERS = ["c++", "python", "many", "graph"]
-FOLD = st.tuples(
+ACCUMULATED = st.tuples(
     st.integers(0, 2),
     st.sampled_from(["c++", *WRITERS]),
     st.sampled_from(["normal", "normal", "non-finite", "extreme", "empty", "large"]),
@@ -94,20 +94,20 @@ FOLD = st.tuples(
 
 @pytest.mark.check
 @pytest.mark.parametrize("bins", [LogBins(), LogBins(0, -3, 3), LinearBins(5, -1.0, 1.0)])
-@given(st.lists(st.lists(FOLD, max_size=5), min_size=1, max_size=5))
+@given(st.lists(st.lists(ACCUMULATED, max_size=5), min_size=1, max_size=5))
 def test_no_count_is_lost_whoever_wrote_it(
     bins: Bins, steps: list[list[tuple[int, str, str]]]
 ) -> None:
-    arena = Arena(bins, None)
-    arena.record(True)
-    sites = [Site(arena, str(i)) for i in range(3)]
-    for folds in steps:
+    buffers = DoubleBuffer(bins, None)
+    buffers.record(True)
+    sites = [Site(buffers, str(i)) for i in range(3)]
+    for drawn in steps:
         seen: dict[int, list[Tensor]] = {}
-        for i, writer, kind in folds:
+        for i, writer, kind in drawn:
             x = data(kind)
-            sites[i].fold(x, writer)
+            sites[i].accumulate(x, writer)
             seen.setdefault(i, []).append(x)
-        record = close(arena)
+        record = close(buffers)
         assert list(record) == [(str(i), "output") for i in sorted(seen)]
         for i, tensors in seen.items():
             assert_stats(record[str(i), "output"], tensors, 1)
@@ -115,62 +115,62 @@ def test_no_count_is_lost_whoever_wrote_it(
 
 def test_only_what_is_marked_is_looked_at() -> None:
     """A count that nobody told of stays where it is, until a writer comes that marks nothing."""
-    arena = Arena(LogBins(), None)
-    arena.record(True)
-    site = Site(arena, "a")
+    buffers = DoubleBuffer(LogBins(), None)
+    buffers.record(True)
+    site = Site(buffers, "a")
     x = torch.ones(4, CHANNELS)
     counts = site.accumulator.states[0].counts
     assert counts is not None
     counts[5] = 7
     for _ in range(2):
-        site.fold(x, "c++")
-        assert close(arena).hist.slots.tolist() == [slot_of(x)]
+        site.accumulate(x, "c++")
+        assert close(buffers).hist.slots.tolist() == [slot_of(x)]
     assert counts.nonzero().tolist() == [[5]]
-    site.fold(x, "c++")
-    site.fold(x, "python")
-    record = close(arena)
+    site.accumulate(x, "c++")
+    site.accumulate(x, "python")
+    record = close(buffers)
     assert record.hist.slots.tolist() == [5, slot_of(x)]
     assert record.hist.counts.tolist() == [7, 2 * x.numel()]
 
 
 def slot_of(x: Tensor) -> int:
-    site = Arena(LogBins(), None)
-    site.accumulator(SiteInfo("", "", CHANNELS, 1, (), ""), CPU).fold(x, 1)
+    site = DoubleBuffer(LogBins(), None)
+    site.accumulator(SiteInfo("", "", CHANNELS, 1, (), ""), CPU).accumulate(x, 1)
     return int(close(site).hist.slots.item())
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_step_that_is_not_read_leaves_nothing(writer: str) -> None:
-    arena = Arena(LogBins(), None)
-    arena.record(True)
-    site = Site(arena, "a")
+    buffers = DoubleBuffer(LogBins(), None)
+    buffers.record(True)
+    site = Site(buffers, "a")
     for _ in range(2):
-        site.fold(data("extreme"), writer)
-        arena.close()
+        site.accumulate(data("extreme"), writer)
+        buffers.close()
     for _ in range(2):
         x = data("normal")
-        site.fold(x, "c++")
-        assert_stats(close(arena)["a", "output"], [x], 1)
+        site.accumulate(x, "c++")
+        assert_stats(close(buffers)["a", "output"], [x], 1)
 
 
 def test_a_step_that_fails_to_be_read_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    arena = Arena(LogBins(), None)
-    arena.record(True)
-    site = Site(arena, "a")
+    buffers = DoubleBuffer(LogBins(), None)
+    buffers.record(True)
+    site = Site(buffers, "a")
 
     def fail(*blocks: object) -> None:
         raise MemoryError
 
-    site.fold(data("extreme"), "c++")
+    site.accumulate(data("extreme"), "c++")
     with monkeypatch.context() as patch:
-        patch.setattr("hookstats.arena.device.drain_", fail)
+        patch.setattr("hookstats.buffers.device.drain_", fail)
         with pytest.raises(MemoryError):
-            arena.close()
-    arena.discard()
+            buffers.close()
+    buffers.discard()
     for _ in range(2):
         x = data("normal")
-        site.fold(x, "c++")
-        assert_stats(close(arena)["a", "output"], [x], 1)
+        site.accumulate(x, "c++")
+        assert_stats(close(buffers)["a", "output"], [x], 1)
 
 
 @contextmanager
@@ -193,26 +193,28 @@ def assert_counts_add_up(record: StepRecord) -> None:
     assert record.hist.counts.sum() == record.tallies[:, 0].sum() > 0
 
 
-def test_an_interrupted_fold_breaks_its_step_and_leaves_nothing_to_another(
+def test_an_interrupted_accumulation_breaks_its_step_and_leaves_nothing_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arena = Arena(LogBins(), None)
-    arena.record(True)
-    site = Site(arena, "a")
-    with interrupt_after(monkeypatch, "hookstats.arena.arena.update_"):
-        site.fold(torch.full((4, CHANNELS), 1e10), "python")
-    site.fold(torch.ones(4, CHANNELS), "c++")
-    assert arena.close() is None
+    buffers = DoubleBuffer(LogBins(), None)
+    buffers.record(True)
+    site = Site(buffers, "a")
+    with interrupt_after(monkeypatch, "hookstats.buffers.double_buffer.update_"):
+        site.accumulate(torch.full((4, CHANNELS), 1e10), "python")
+    site.accumulate(torch.ones(4, CHANNELS), "c++")
+    assert buffers.close() is None
     for writers in (["c++"], ["c++"], ["c++"], ["c++", "python"], ["c++", "python"]):
         for writer in writers:
             x = torch.ones(4, CHANNELS)
-            site.fold(x, writer)
-        record = close(arena)
+            site.accumulate(x, writer)
+        record = close(buffers)
         assert_counts_add_up(record)
         assert_stats(record["a", "output"], [x] * len(writers), 1)
 
 
-def test_an_interrupted_fold_of_parameters_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_accumulation_of_parameters_loses_no_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = nn.Linear(4, 3)
     optimizer = SGD(model.parameters(), lr=0.0)
     records: list[StepRecord] = []
@@ -230,30 +232,30 @@ def test_an_interrupted_fold_of_parameters_loses_no_counts(monkeypatch: pytest.M
         assert_counts_add_up(record)
 
 
-def test_a_fold_that_fails_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    arena = Arena(LogBins(), None)
-    arena.record(True)
-    site = Site(arena, "a")
+def test_an_accumulation_that_fails_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = DoubleBuffer(LogBins(), None)
+    buffers.record(True)
+    site = Site(buffers, "a")
     with pytest.raises(RuntimeError, match="dtype"):
-        site.fold(torch.ones(4, CHANNELS, dtype=torch.complex64), "python")
-    assert arena.pending() == 0
+        site.accumulate(torch.ones(4, CHANNELS, dtype=torch.complex64), "python")
+    assert buffers.pending() == 0
 
 
 def test_a_child_has_the_counts_of_its_own() -> None:
     """Forked with a step half filled."""
-    arena = Arena(LogBins(), None)
-    arena.record(True)
-    site = Site(arena, "a")
+    buffers = DoubleBuffer(LogBins(), None)
+    buffers.record(True)
+    site = Site(buffers, "a")
     before, after = data("normal"), data("extreme")
-    site.fold(before, "c++")
+    site.accumulate(before, "c++")
 
-    def fold() -> None:
+    def accumulate() -> None:
         # Not "c++": where a test before had autograd make threads, forks run no backward.
-        site.fold(after, "python")
-        assert_stats(close(arena)["a", "output"], [before, after], 1)
+        site.accumulate(after, "python")
+        assert_stats(close(buffers)["a", "output"], [before, after], 1)
 
-    in_child(fold)
-    assert_stats(close(arena)["a", "output"], [before], 1)
+    in_child(accumulate)
+    assert_stats(close(buffers)["a", "output"], [before], 1)
 
 
 def trained(change: Callable[[nn.Module, int], None]) -> list[StepRecord]:
@@ -294,7 +296,7 @@ def freeze(model: nn.Module, step: int) -> None:
 
 
 @pytest.mark.parametrize("change", [nothing, spoil, freeze])
-def test_a_training_is_counted_as_it_is_without_marks(
+def test_a_training_is_counted_as_it_is_without_occupancy(
     change: Callable[[nn.Module, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marked = trained(change)

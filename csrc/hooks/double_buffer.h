@@ -21,7 +21,7 @@
 
 namespace hookstats::hooks {
 
-// The kernels by device type; null for types whose tensors the Python hooks fold in.
+// The kernels by device type; null for types whose tensors the Python hooks accumulate.
 using KernelTable = std::array<const Kernels*, c10::COMPILE_TIME_MAX_DEVICE_TYPES>;
 
 // A recursive mutex that adds up how long it was held: what hooks cost the threads of the training.
@@ -96,8 +96,8 @@ class Mask {
 
 // Lock order: no thread waits for `mutex` while it holds the GIL. A thread that has the mutex may
 // therefore take the GIL and run Python, and backward threads need no GIL at all.
-struct Arena {
-  explicit Arena(const KernelTable& kernels) : kernels_(kernels) {}
+struct DoubleBuffer {
+  explicit DoubleBuffer(const KernelTable& kernels) : kernels_(kernels) {}
 
   // The kernels for a tensor; null where the Python hook has to look at it, as at any tensor while
   // its device captures a graph.
@@ -136,23 +136,23 @@ struct Arena {
   std::unordered_map<std::thread::id, std::shared_ptr<const Mask>> masks_;
 };
 
-// Locks an arena, on a thread that holds the GIL.
+// Locks a double buffer, on a thread that holds the GIL.
 class LockWithGil {
  public:
-  explicit LockWithGil(Arena& arena) : arena_(arena) { lock(arena); }
-  ~LockWithGil() { arena_.mutex.unlock(); }
+  explicit LockWithGil(DoubleBuffer& buffers) : buffer_(buffers) { lock(buffers); }
+  ~LockWithGil() { buffer_.mutex.unlock(); }
   LockWithGil(const LockWithGil&) = delete;
   LockWithGil& operator=(const LockWithGil&) = delete;
 
-  static void lock(Arena& arena) {
-    if (arena.mutex.try_lock()) return;
+  static void lock(DoubleBuffer& buffers) {
+    if (buffers.mutex.try_lock()) return;
     PyThreadState* const saved = PyEval_SaveThread();
-    arena.mutex.lock();
+    buffers.mutex.lock();
     PyEval_RestoreThread(saved);
   }
 
  private:
-  Arena& arena_;
+  DoubleBuffer& buffer_;
 };
 
 }  // namespace hookstats::hooks

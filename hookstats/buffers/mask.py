@@ -20,7 +20,7 @@ class CurrentMask:
 
     __slots__ = ("_by_thread", "_native", "expected", "mismatch", "outside", "traced")
 
-    def __init__(self, native: _hooks.Arena | None) -> None:
+    def __init__(self, native: _hooks.DoubleBuffer | None) -> None:
         self._native = native
         self._by_thread: dict[int, Tensor | None] = {}
         self.expected = False
