@@ -41,7 +41,7 @@ _SCRIPTS = (
         "alerts",
         "link",
     ),
-    *("views", "lines", "flow", "worst", "main", "live", "page"),
+    *("views", "lines", "flow", "worst", "main", "page"),
 )
 
 
@@ -81,15 +81,17 @@ def render(
         ValueError: the run has no steps, or none of these, or rules stands for no rules; or there
             is both another run and `ranks`.
     """
-    return fill(run, payload_of(run, rules, steps, other, ranks))
+    return Template(_asset("page.html")).substitute(
+        title=html.escape(printable(name_of(run))),
+        style=_asset("page.css"),
+        script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
+        payload=_payload(run, rules, steps, other, ranks).pack(),
+        fallback=about_html(run),
+    )
 
 
-def payload_of(
-    run: Run,
-    rules: Rules | None = None,
-    steps: Steps | None = None,
-    other: Run | None = None,
-    ranks: bool = False,
+def _payload(
+    run: Run, rules: Rules | None, steps: Steps | None, other: Run | None, ranks: bool
 ) -> Payload:
     """What the page of `render` shows."""
     others = _others(run, other, ranks)
@@ -149,19 +151,6 @@ def _others(run: Run, other: Run | None, ranks: bool) -> dict[str, Run]:
         return {other.path.resolve().name: other}
     several = ranks and run.rank is None and len(run.ranks) > 1
     return {f"rank {rank}": run.of_rank(rank) for rank in run.ranks} if several else {}
-
-
-def fill(run: Run, payload: Payload, version: int | None = None) -> str:
-    """The page that shows a payload; one with a version asks its server for what is newer."""
-    return Template(_asset("page.html")).substitute(
-        title=html.escape(printable(name_of(run))),
-        style=_asset("page.css"),
-        script="\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
-        payload=payload.pack(),
-        fallback=about_html(run),
-        live="" if version is None else f' data-live="{version}"',
-        connect="" if version is None else "; connect-src 'self'",
-    )
 
 
 def beside(run: Path) -> Path:

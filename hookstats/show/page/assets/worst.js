@@ -31,8 +31,8 @@ function outlierText(one) {
 
 function fillWorst() {
   data.deadLayers ??= deadLayers(data);
-  if (fillWorst.done === data) return;
-  fillWorst.done = data;
+  if (fillWorst.done) return;
+  fillWorst.done = true;
   const parts = [];
   if (data.deadLayers.length) {
     parts.push(element("div", {}, element("h3", {}, `Layers with dead channels (${data.deadLayers.length})`),
