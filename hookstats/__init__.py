@@ -17,6 +17,7 @@ from hookstats._version import __version__
 if TYPE_CHECKING:
     from hookstats import insight, rules, sinks
     from hookstats.hooks.coverage import Coverage
+    from hookstats.hooks.observe import observe
     from hookstats.insight.comparison import RunComparison, compare
     from hookstats.kernels.of_tensor import channel_stats
     from hookstats.records.record import StepRecord
@@ -66,6 +67,7 @@ __all__ = [
     "edit",
     "insight",
     "load_config",
+    "observe",
     "open_run",
     "pictures",
     "rules",
@@ -83,6 +85,7 @@ import_module("hookstats.records.display").on_first_use(
 # run needs no kernels.
 _HOMES = {
     "hooks.coverage": ("Coverage",),
+    "hooks.observe": ("observe",),
     "insight.comparison": ("RunComparison", "compare"),
     "kernels.of_tensor": ("channel_stats",),
     "records.record": ("StepRecord",),

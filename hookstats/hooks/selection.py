@@ -44,7 +44,7 @@ class Selection:
         self.parameters: dict[str, nn.Parameter] = {}
         self.owners: dict[str, tuple[nn.Module, str]] = {}
         """The module that has each chosen parameter, and the module's name for it."""
-        self._excluded = excluded
+        self._included, self._excluded = included, excluded
         self._names: list[str] = []
         self._module_names: list[str] = []
         seen: set[nn.Parameter] = set()
@@ -64,6 +64,11 @@ class Selection:
                 if wanted and not excluded.parameter(full, name, module):
                     self.parameters[full] = parameter
                     self.owners[full] = module, key
+
+    def wants(self, name: str, module: nn.Module) -> bool:
+        """Whether a module that is no part of the model is chosen: all are without `include`."""
+        included = self._included is None or self._included.module(name, module)
+        return included and not self.excludes(name, module)
 
     def excludes(self, name: str, module: nn.Module) -> bool:
         """Whether `exclude` matches a module."""

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import break_graphs
 from hookstats.hooks.masks import Masks
+from hookstats.hooks.observe import Point
 from hookstats.hooks.toggle import HookToggle
 from hookstats.records.keys import check_phase
 from hookstats.watching.observers import Observers
@@ -51,6 +52,10 @@ class Contexts:
                 self._keep(module, handles)
             self._phases[name] = number
         return _Phase(self._buffers, self._phases[name])
+
+    def attach_point(self, name: str, point: Point) -> None:
+        """Set the hooks of a point of `observe`, at its first call."""
+        self._keep(point, self._observers.attach_point(name, point, self._phases))
 
     def _keep(self, module: nn.Module, handles: Sequence[RemovableHandle]) -> None:
         """Remove these hooks of a module at the end, and take them off while nothing is due."""

@@ -19,6 +19,7 @@ from hookstats.buffers.double_buffer import DoubleBuffer, Stuck
 from hookstats.hooks.coverage import Coverage
 from hookstats.hooks.dynamo import tidy
 from hookstats.hooks.masks import Masks
+from hookstats.hooks.observe import Point, listen
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.root_modules import RootModules
 from hookstats.hooks.selection import Selection
@@ -125,6 +126,7 @@ class Watch(Contexts):
             self._observers.add_parameter(selection, name)
         for optimizer in optimizers:
             self._add_optimizer(optimizer)
+        self._handles.append(listen(partial(_attach_point, weakref.ref(self), selection)))
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         keeps = self if self._recorder.has_readers else None
@@ -453,6 +455,13 @@ class Watch(Contexts):
 def _has_begun(roots: RootModules, buffers: DoubleBuffer) -> bool:
     """Whether the open step has begun: the model was called, or one of its parts."""
     return roots.called or (buffers.recording and buffers.has_calls())
+
+
+def _attach_point(watch: weakref.ref[Watch], selection: Selection, name: str, point: Point) -> None:
+    """Have a watch, if there is still one, record a point of `observe`."""
+    found = watch()
+    if found is not None and selection.wants(name, point):
+        found.attach_point(name + "'" * selection.has(name, parameters=True), point)
 
 
 def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
+from hookstats.hooks.observe import Point
 from hookstats.hooks.optimizer_states import OptimizerStates
 from hookstats.hooks.parameters import Parameters
 from hookstats.hooks.selection import Selection
@@ -83,6 +84,20 @@ class Observers:
         """Register the hook of a model's inputs, integers included."""
         rule = WithIntegers(channel_rule(model, self._settings.channel_dim))
         return self._attach(name, model, ("input",), rule)
+
+    def attach_point(
+        self, name: str, point: Point, phases: Mapping[str, int]
+    ) -> list[RemovableHandle]:
+        """Register the hooks of a point of `observe`, those of the phases that there are, too."""
+        channel_dim = point.channel_dim
+        rule = channel_rule(
+            point, self._settings.channel_dim if channel_dim == "auto" else channel_dim
+        )
+        handles = self._attach(name, point, self._settings.kinds, rule)
+        watched = self._watched[-1]
+        for phase, number in phases.items():
+            handles += self._register(point, watched, self._of_phases, phase, number)
+        return handles
 
     def _attach(
         self, name: str, module: nn.Module, kinds: Collection[str], rule: Rule
