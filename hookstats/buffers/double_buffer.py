@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from hookstats.buffers.closed import ClosedStep, Loan
-from hookstats.buffers.device import DeviceBuffer, Ranges
+from hookstats.buffers.device import DeviceBuffer, Ranges, Rows, zeros
 from hookstats.buffers.graph_states import GraphSite, GraphState
 from hookstats.buffers.lock import Guard, lock, whole
 from hookstats.buffers.mask import CurrentMask
-from hookstats.buffers.rows import Rows, zeros
 from hookstats.kernels import native
 from hookstats.kernels.backends import backend_of, home
 from hookstats.kernels.ops import entries, update_

@@ -12,7 +12,7 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,18 +32,6 @@ OPTIONAL = {
 """The libraries that parts of hookstats need, and these parts."""
 
 _OPS, _NATIVE = "hookstats.kernels.ops", "hookstats.kernels.native"
-_REBUILD = "run `pip install .`, or `make clean build` in a checkout, to build it again"
-_IMPORT = """
-import importlib, sys
-sys.path[:0] = [sys.argv[1]]
-for name in sys.argv[2:]:
-    print(name, flush=True)
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        pass
-"""
-"""Imports modules; the last name that it prints is that of a module that ended the process."""
 
 
 class Finding(NamedTuple):
@@ -82,31 +70,10 @@ def _examine() -> Iterator[Finding]:
         yield Finding("torch", f"{describe(error)}; run `pip install torch`", broken=True)
         return
     yield Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
-    crashes = _crashes([name for name in (_OPS, _NATIVE) if name not in sys.modules])
-    yield _cpu(crashes.get(_OPS))
-    yield Finding("CUDA kernels", _cuda(crashes.get(_OPS)))
-    yield _native(crashes.get(_NATIVE))
-    yield _self_test(crashes.get(_OPS))
-
-
-def _crashes(modules: Sequence[str]) -> dict[str, str]:
-    """The modules whose import ends the process, as that of a truncated library does, and how."""
-    import signal
-    import subprocess
-
-    crashes: dict[str, str] = {}
-    while modules:
-        package = str(Path(__file__).parents[2])
-        command = [sys.executable, "-c", _IMPORT, package, *modules]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 0:
-            break
-        last = done.stdout.split()[-1] if done.stdout.split() else modules[0]
-        code = done.returncode
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        crashes[last] = f"importing {last} ends the process ({how}); {_REBUILD}"
-        modules = modules[modules.index(last) + 1 :]
-    return crashes
+    yield _cpu()
+    yield Finding("CUDA kernels", _cuda())
+    yield _native()
+    yield _self_test()
 
 
 def _version(distribution: str) -> str | None:
@@ -143,10 +110,8 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
 
 
-def _cpu(crash: str | None) -> Finding:
+def _cpu() -> Finding:
     """Whether the CPU kernels load, and which instruction set they use."""
-    if crash is not None:
-        return Finding("CPU kernels", crash, broken=True)
     try:
         ops = _import(_OPS)
     except ImportError as error:
@@ -160,13 +125,11 @@ def _cpu(crash: str | None) -> Finding:
     return Finding("CPU kernels", f"yes: {library.name} with {capability}{forced}")
 
 
-def _cuda(crash: str | None) -> str:
+def _cuda() -> str:
     """Whether CUDA tensors have kernels, or why not."""
     try:
-        ops = None if crash is not None else _import(_OPS)
+        ops = _import(_OPS)
     except ImportError:
-        ops = None
-    if ops is None:
         return "no: they need the library of the CPU kernels"
     import torch
 
@@ -177,18 +140,14 @@ def _cuda(crash: str | None) -> str:
     return f"yes, with {torch.cuda.device_count()} of {torch.cuda.get_device_name()}"
 
 
-def _native(crash: str | None) -> Finding:
+def _native() -> Finding:
     """Whether the C++ hooks are in use, or why not: then the Python hooks serve."""
-    if crash is not None:
-        return Finding("C++ hooks", crash, broken=True)
     native = _import(_NATIVE)
     return Finding("C++ hooks", "yes" if native.why_not is None else f"no: {native.why_not}")
 
 
-def _self_test(crash: str | None) -> Finding:
+def _self_test() -> Finding:
     """Compare one small update by the operator, with histograms, with the same by the reference."""
-    if crash is not None:
-        return Finding("self-test", "impossible without the CPU kernels", broken=True)
     import torch
 
     from hookstats.stats import reference, state

@@ -1,49 +1,93 @@
-"""StepHook: what happens when an optimizer steps."""
+"""Optimizers, StepHook: when the optimizers of a watch step, and when a step is over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
 from torch.optim import Optimizer
 
 from hookstats._torch import makes_optimizer_state
 from hookstats.buffers.double_buffer import DoubleBuffer
+from hookstats.hooks.after_step import AfterStep
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.parameters import Batches, Parameters
+from hookstats.stats.messages import warn
+
+_OPEN_FOR = 200  # steps of an optimizer; those of GANs have fewer for one of the other's
 
 
-class Follower(Protocol):
-    """What is observed around a step of an optimizer, if it is true."""
+class Optimizers:
+    """The optimizers of a watch, which are not kept alive, and those that stepped in the open step.
 
-    def keep(self, optimizer: Optimizer) -> None:
-        """Called before the step."""
+    In a backward, optimizers may step on several threads: `note` is called under a lock.
+    """
 
-    def accumulate(self, optimizer: Optimizer) -> None:
-        """Called after the step, which is still open."""
+    def __init__(self) -> None:
+        self._known: list[weakref.ref[Optimizer]] = []
+        self._stepped = Counter[int]()  # how often, in the open step
+
+    def __len__(self) -> int:
+        """How many there were."""
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Optimizer]:
+        """Those that are alive."""
+        return filter(None, [known() for known in self._known])
+
+    def add(self, optimizer: Optimizer) -> None:
+        self._known.append(weakref.ref(optimizer))
+
+    def note(self, optimizer: int) -> bool:
+        """Note that one of them steps, by its number; whether all have now."""
+        if len(self._known) == 1:
+            return True
+        self._stepped[optimizer] += 1
+        if all(i in self._stepped or known() is None for i, known in enumerate(self._known)):
+            self.begin()
+            return True
+        return False
+
+    def begin(self) -> None:
+        """Begin a step, in which none has stepped."""
+        self._stepped.clear()
+
+    def remind(self, optimizer: int, step: int) -> None:
+        """Warn if the open step, a number, has many steps of one of them, and none of others."""
+        times = self._stepped[optimizer]
+        if times != _OPEN_FOR:
+            return
+        others = [known() for i, known in enumerate(self._known) if i not in self._stepped]
+        missing = ", ".join(type(one).__name__ for one in others if one is not None)
+        warn(
+            f"hookstats: step {step} is still open after {times} steps of an optimizer, "
+            f"as {missing} has not stepped; expected all optimizers of a watch to step, or "
+            "Watch.step() to close steps"
+        )
 
 
 class StepHook(Hook):
     """Step hook of one optimizer: observes the parameters, then reports that the optimizer steps.
 
     It is registered twice: `after` the step for calls with a closure, before it for all others.
-    Where there are followers, all steps are reported after they are done.
+    Where something is observed after steps, all steps are reported after they are done.
     """
 
-    __slots__ = ("_after", "_batches", "_buffers", "_followers", "_parameters", "_then")
+    __slots__ = ("_after", "_after_step", "_batches", "_buffers", "_parameters", "_then")
 
     def __init__(
         self,
         buffers: DoubleBuffer,
         parameters: Parameters,
-        followers: Sequence[Follower],
+        after_step: AfterStep,
         then: Callable[[], None],
         *,
         after: bool,
     ) -> None:
         self._buffers = buffers
         self._parameters = parameters
-        self._followers = [follower for follower in followers if follower]
+        self._after_step = after_step
         self._then = then
         self._after = after
         self._batches = Batches()
@@ -53,8 +97,8 @@ class StepHook(Hook):
     ) -> None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         is_its_time = (closure is not None) is self._after
-        followers = self._followers
-        if not (is_its_time or followers) or makes_optimizer_state():
+        after_step = self._after_step
+        if not (is_its_time or after_step) or makes_optimizer_state():
             return  # the other hook has this step, or it is no step of the training
         if self._buffers.recording:
             if is_its_time:
@@ -63,7 +107,7 @@ class StepHook(Hook):
                     self._batches,
                     getattr(optimizer, "grad_scale", None),
                 )
-            for follower in followers:
-                (follower.accumulate if self._after else follower.keep)(optimizer)
-        if self._after if followers else is_its_time:
+            if after_step:
+                (after_step.observe if self._after else after_step.keep)(optimizer)
+        if self._after if after_step else is_its_time:
             self._then()

@@ -34,11 +34,11 @@ from hookstats._torch import (
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.buffers.graph_states import AWAITED, of_backward
 from hookstats.hooks.dynamo import look_at_tracer
+from hookstats.hooks.gradients import View, awaited_base
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
 from hookstats.hooks.readable import short
 from hookstats.hooks.sites import Site
-from hookstats.hooks.views import View, awaited_base
 from hookstats.hooks.widths import Sites, Widths
 from hookstats.kernels.once_ops import count_once_, update_once_
 from hookstats.kernels.ops import update_

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from hookstats.hooks.calls import after_call, before_call
 from hookstats.hooks.dynamo import break_graphs
+from hookstats.hooks.gradients import View, awaited_base
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf, argument_leaves, leaves
-from hookstats.hooks.views import View, awaited_base
 from hookstats.tensors.editor import Editor
 from hookstats.tensors.replace import with_leaves
 

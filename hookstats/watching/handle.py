@@ -6,44 +6,42 @@ import copy
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.buffers.double_buffer import DoubleBuffer, Stuck
 from hookstats.hooks.coverage import Coverage
-from hookstats.hooks.dynamo import tidy
+from hookstats.hooks.dynamo import break_graphs, tidy
 from hookstats.hooks.masks import Masks
 from hookstats.hooks.observe import Point, listen
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.root_modules import RootModules
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.sharding import Sharding
-from hookstats.hooks.steps import StepHook
+from hookstats.hooks.steps import Optimizers, StepHook
 from hookstats.hooks.toggle import HookToggle
+from hookstats.records.keys import check_phase
 from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
 from hookstats.stats.messages import warn
-from hookstats.watching.contexts import Contexts
-from hookstats.watching.cost import Cost
 from hookstats.watching.observers import Observers
-from hookstats.watching.optimizers import Optimizers
 from hookstats.watching.recorder import Recorder
 from hookstats.watching.scalars import ScalarLog, StepScalars, as_scalars, learning_rates
-from hookstats.watching.schedule import Schedule
+from hookstats.watching.schedule import Cost, Schedule
 from hookstats.watching.settings import AUTO, Settings, unwrapped
 
 _LAST_STEP = 2**62  # steps are int64 in run directories, and are counted on from here
 
 
-class Watch(Contexts):
+class Watch:
     """The recording of a model; `watch` makes it. As a context manager, it is closed at the end.
 
     A `closed` watch still has `latest`, `alerts` and `coverage`; everything else raises ValueError.
@@ -51,6 +49,8 @@ class Watch(Contexts):
     A watch that is dropped is closed when nothing can bring it another step or reads its records:
     its optimizers keep it alive as long as there are a run directory, sinks or rules.
     """
+
+    _closed = True  # until it is open
 
     def __init__(
         self,
@@ -128,11 +128,20 @@ class Watch(Contexts):
             self._add_optimizer(optimizer)
         self._handles.append(listen(partial(_attach_point, weakref.ref(self), selection)))
 
+    def attach_point(self, name: str, point: Point) -> None:
+        """Set the hooks of a point of `observe`, at its first call."""
+        self._keep(point, self._observers.attach_point(name, point, self._phases))
+
+    def _keep(self, module: nn.Module, handles: Sequence[RemovableHandle]) -> None:
+        """Remove these hooks of a module at the end, and take them off while nothing is due."""
+        self._handles += handles
+        self._toggle.add(module, handles)
+
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         keeps = self if self._recorder.has_readers else None
         then = partial(_stepped, weakref.ref(self), len(self._optimizers), keeps)
         seen = self._observers
-        step = partial(StepHook, self._buffers, seen.parameters, (seen.updates, seen.states), then)
+        step = partial(StepHook, self._buffers, seen.parameters, seen.after_step, then)
         self._handles += (
             optimizer.register_step_pre_hook(step(after=False)),
             optimizer.register_step_post_hook(step(after=True)),
@@ -188,6 +197,52 @@ class Watch(Contexts):
         if any(known is found for known in self._optimizers):
             raise ValueError("optimizer: the watch has it already, expected another one")
         self._add_optimizer(found)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """In this context, calls of modules are in a phase: ``with watch.phase("fake"): ...``.
+
+        Each phase has hooks and statistics of its own, whose kinds begin with its name:
+        "fake:output". So those of a module with several roles, such as the discriminator of a GAN,
+        stay apart, and so do those of an evaluation, ``with watch.phase("evaluation")``, or of the
+        time steps of a recurrent cell. Gradients belong to the phase of their forward, wherever the
+        backward runs. All calls count, also without gradients in eval mode. An inner phase replaces
+        the outer one. Parameters, their gradients and updates have no phases.
+
+        Args:
+            name: letters, digits, "_" and "-", a letter or "_" first.
+
+        Raises:
+            ValueError: the name has other characters, or the watch is closed.
+        """
+        self._check_open()
+        check_phase(name)
+        if name not in self._phases:
+            number = len(self._phases) + 1
+            for module, handles in self._observers.attach_phase(name, number):
+                self._keep(module, handles)
+            self._phases[name] = number
+        return _Phase(self._buffers, self._phases[name])
+
+    def mask(self, mask: Tensor) -> AbstractContextManager[None]:
+        """In this context, the statistics of calls leave padding out: ``with watch.mask(m): ...``.
+
+        They are those of the rows where the mask is not 0, of values and of their gradients,
+        wherever the backward runs; the calls are those of this thread. Rows are those of tensors
+        [batch, time, ...] and [batch * time, ...] whose channels are along a later dimension.
+        Others, such as the weights of attention [batch, heads, time, time], have all rows in the
+        statistics, and `coverage` counts them as `unmasked`. Parameters are never masked. An inner
+        mask replaces the outer one; the argument that ``watch(mask=...)`` names is within the
+        context.
+
+        Args:
+            mask: bool or integers [batch, time] or [rows], on the device of the tensors; copied
+                here.
+
+        Raises:
+            ValueError: it is something else, or the watch is closed.
+        """
+        self._check_open()
+        return self._masks.within(mask)
 
     @property
     def closed(self) -> bool:
@@ -355,6 +410,10 @@ class Watch(Contexts):
             if exc is None:  # the training's own error takes precedence
                 raise
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the watch is closed: expected an open one, from another watch()")
+
     def _stepped_by(self, optimizer: int) -> None:
         """Note that an optimizer steps; the last one closes the step."""
         with self._buffers.lock:
@@ -469,3 +528,25 @@ def _stepped(watch: weakref.ref[Watch], optimizer: int, keeps: Watch | None) -> 
     found = watch()
     if found is not None:
         found._stepped_by(optimizer)
+
+
+class _Phase(AbstractContextManager[None]):
+    """The context of a phase. No generator: dynamo cannot end its graph in one."""
+
+    def __init__(self, buffers: DoubleBuffer, phase: int) -> None:
+        self._buffers = buffers
+        self._phase = phase
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        self._before.append(self._buffers.phase)
+        self._buffers.enter(self._phase)
+
+    def __exit__(self, *exc: object) -> None:
+        self._buffers.enter(self._before.pop())
+
+
+for _function in (_Phase.__enter__, _Phase.__exit__):
+    break_graphs(_function, "a phase of hookstats begins or ends")
+break_graphs(Watch.phase, "a phase of hookstats is made")
+break_graphs(Watch.mask, "a mask of hookstats is made")

@@ -13,16 +13,15 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookstats.buffers.double_buffer import DoubleBuffer
+from hookstats.hooks.after_step import AfterStep
 from hookstats.hooks.channels import Rule, WithIntegers, channel_rule, parameter_rule
 from hookstats.hooks.coverage import SiteCoverage
 from hookstats.hooks.dynamo import compiled_callers, reset_compiled
 from hookstats.hooks.modules import InputHook, OutputHook, fastest
 from hookstats.hooks.observe import Point
-from hookstats.hooks.optimizer_states import OptimizerStates
 from hookstats.hooks.parameters import Parameters
 from hookstats.hooks.selection import Selection
 from hookstats.hooks.sharding import Sharding
-from hookstats.hooks.updates import Updates
 from hookstats.hooks.widths import Sites, Suffixes, Widths
 from hookstats.records.keys import in_phase, site_name
 from hookstats.watching.settings import OPTIMIZER_STATE, PARAMETER_KINDS, Settings
@@ -52,8 +51,7 @@ class Observers:
         self._sites: list[Sequence[Sites | Widths]] = []  # by module and parameter
         self._of_phases: list[Sites] = []
         self.parameters = Parameters(buffers)
-        self.updates = Updates(buffers)
-        self.states = OptimizerStates(buffers)
+        self.after_step = AfterStep(buffers)
 
     def add_parameter(self, selection: Selection, name: str) -> None:
         """Have a parameter observed, as the settings say."""
@@ -67,12 +65,12 @@ class Observers:
         self._sites.append(list(sites.values()))
         owner, key = selection.owners[name]
         self.parameters.add(owner, key, sites.get("param"), sites.get("param_grad"))
-        if "update" in sites:
-            self.updates.add(owner, key, sites["update"])
+        states = None
         if OPTIMIZER_STATE in self._settings.kinds:
             states = Sites(self._buffers, name, OPTIMIZER_STATE, rule, sharding=self._sharding)
             self._sites.append([states])
-            self.states.add(owner, key, states)
+        if "update" in sites or states is not None:
+            self.after_step.add(owner, key, sites.get("update"), states)
 
     def attach(self, selection: Selection, name: str) -> list[RemovableHandle]:
         """Register the hooks of a module, as the settings say; a ScriptModule takes none."""

@@ -1,4 +1,4 @@
-"""Schedule: which steps a watch records, and what recording them takes.
+"""Schedule, Cost: which steps a watch records, and what recording and watching take.
 
 With ``every="auto"`` the first 64 steps are recorded and the next 32 are not: the difference is
 what recording takes. Then every 2^k-th step is recorded, with the least k whose cost stays within
@@ -18,6 +18,7 @@ import torch
 
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.buffers.staging import event
+from hookstats.records.speeds import COST
 from hookstats.rules import Monitor
 from hookstats.watching.reduce import Exchange
 
@@ -195,3 +196,38 @@ def _leaps(before: float, now: float) -> bool:
     """Whether a learning rate changed by more than 2."""
     low, high = sorted((abs(before), abs(now)))
     return high > 2 * low
+
+
+class Cost:
+    """What hooks and closing steps cost; nothing is known without C++ hooks."""
+
+    def __init__(self, buffers: DoubleBuffer) -> None:
+        self._buffers = buffers
+        self._closing = 0.0  # outside of the lock
+        self._before = 0.0
+        self._began: tuple[float | None, float] = None, 0.0  # what the lock was held, and when
+
+    def __enter__(self) -> None:
+        """Begin to count the time of the block, that of closing a step."""
+        self._began = self._buffers.seconds(), time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        (held, start), now = self._began, time.perf_counter()
+        held_now = self._buffers.seconds()
+        if held is not None and held_now is not None:
+            self._closing += max(0.0, now - start - (held_now - held))
+
+    def total(self) -> float | None:
+        """The seconds that watching has cost so far; None where nothing is known."""
+        held = self._buffers.seconds()
+        return None if held is None else held + self._closing
+
+    def since(self) -> dict[str, float]:
+        """The cost since the last call of this until the block began, as a scalar by its name."""
+        held = self._began[0]
+        if held is None:
+            return {}
+        before, self._before = self._before, held + self._closing
+        return {COST: self._before - before}

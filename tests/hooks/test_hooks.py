@@ -15,7 +15,7 @@ from support.modules import Lambda
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from hookstats.hooks import gradients, views
+from hookstats.hooks import gradients
 from hookstats.watching.settings import KINDS
 from hookstats.watching.watch import watch
 
@@ -305,7 +305,7 @@ def test_a_gradient_that_fails_leaves_the_backward_alone(monkeypatch: pytest.Mon
 
     model = Lambda(view_of_product)
     x = torch.randn(2, 4, 3, requires_grad=True)
-    monkeypatch.setattr(views.View, "part_of", broken)
+    monkeypatch.setattr(gradients.View, "part_of", broken)
     with watch(model, kinds=("grad_output",)) as w:
         with pytest.warns(RuntimeWarning, match="grad_output of ''.*no part"):
             model(x).relu_().sum().backward()

@@ -40,7 +40,7 @@ def test_the_update_of_a_step_is_in_its_record(foreach: bool) -> None:
             w.log(loss=step)
             assert w.latest.step == step // 2 * 2
             if step % 2:
-                assert not w._observers.updates._kept
+                assert not w._observers.after_step._kept
                 continue
             assert w.latest.scalars["loss"] == step
             for name, after in values(model).items():
