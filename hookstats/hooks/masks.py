@@ -28,7 +28,7 @@ from hookstats._torch import has_storage, mark_constant
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
-from hookstats.hooks.readable import detour, unreadable, without_torch_function
+from hookstats.hooks.readable import detour, is_freed, unreadable, without_torch_function
 from hookstats.hooks.traced import hookstats_leaves_out
 from hookstats.records import reasons
 from hookstats.records.suggestions import did_you_mean
@@ -262,7 +262,7 @@ def _unfit(given: object) -> str | None:
     """What an argument has that no mask has; None if it is a mask."""
     if not isinstance(given, Tensor):
         return f"type {type(given).__name__}"
-    freed = given.numel() and has_storage(given) and not given.untyped_storage().nbytes()
+    freed = has_storage(given) and is_freed(given)
     return unfit(given) or (reasons.NO_STORAGE if freed else None)
 
 

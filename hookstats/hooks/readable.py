@@ -6,8 +6,9 @@ watch different sites.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from hookstats._torch import (
     DisableTorchDispatch,
     DisableTorchFunction,
     current_graph_task_id,
+    has_storage,
     infers_shapes,
     is_dtensor,
     is_faking,
@@ -38,46 +40,23 @@ def is_distributed(tensor: Tensor) -> bool:
     return not is_plain(tensor) and (is_dtensor(tensor) or is_pending(tensor))
 
 
-def refusal(tensor: Tensor) -> str | None:
-    """Why the values of `tensor`, which has its own dispatch, cannot be read; None if they can.
-
-    A DTensor has a shard or a replica on each rank, as its placements say; the placements of a
-    gradient may differ from those of its activation. A Partial placement has one summand of the
-    values on each rank.
-    """
-    if is_dtensor(tensor):
-        for placement in tensor.placements:  # type: ignore[attr-defined]
-            if placement.is_partial():
-                return f"DTensor {placement!r}"
-        part = local_shard(tensor)
-        if not part.numel() and tensor.numel():
-            return reasons.EMPTY_SHARD
-        return None if is_plain(part) else refusal(part)
-    if is_pending(tensor):
-        return None
-    return type(tensor).__name__  # FakeTensor, a jagged NestedTensor, ...
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's values of a tensor that has no `refusal`.
+def classify(tensor: Tensor) -> Tensor | str:
+    """This rank's values of `tensor`, or the reason that they cannot be read.
 
     Waits for the result of a collective that is still under way, as the first use of it would.
     """
-    if is_dtensor(tensor):
-        tensor = local_shard(tensor)
-    if is_pending(tensor):
-        tensor = wait_for(tensor)
-    return tensor
-
-
-def local_shape(tensor: Tensor) -> torch.Size:
-    """The shape of `local_part`, which this neither reads nor waits for."""
-    return (local_shard(tensor) if is_distributed(tensor) and is_dtensor(tensor) else tensor).shape
+    if (reason := unreadable(tensor)) is not None:
+        return reason
+    if is_plain(tensor):
+        return tensor
+    tensor = local_shard(tensor) if is_dtensor(tensor) else tensor
+    return wait_for(tensor) if is_pending(tensor) else tensor
 
 
 def unreadable(tensor: Tensor) -> str | None:
-    """Why the memory of `tensor` does not hold its values; None if it does. Cheap."""
-    if not is_plain(tensor) and (reason := refusal(tensor)) is not None:
+    """Why the memory of `tensor` does not hold its values; None if it does. Cheap: this neither
+    reads nor waits."""
+    if not is_plain(tensor) and (reason := _refusal(tensor)) is not None:
         return reason
     if is_transforming():
         return reasons.TRANSFORM
@@ -86,6 +65,39 @@ def unreadable(tensor: Tensor) -> str | None:
     if tensor.layout is not torch.strided:
         return f"layout {short(tensor.layout)}"
     return reasons.NESTED if tensor.is_nested else None
+
+
+def _refusal(tensor: Tensor) -> str | None:
+    """Why the values of `tensor`, which has its own dispatch, cannot be read; None if they can."""
+    if is_dtensor(tensor):
+        if reason := refused_placement(tensor.placements):  # type: ignore[attr-defined]
+            return reason
+        part = local_shard(tensor)
+        if not part.numel() and tensor.numel():
+            return reasons.EMPTY_SHARD
+        return None if is_plain(part) else _refusal(part)
+    if is_pending(tensor):
+        return None
+    return type(tensor).__name__  # FakeTensor, a jagged NestedTensor, ...
+
+
+def refused_placement(placements: Iterable[Any]) -> str | None:
+    """The placement by which a rank has one summand of each value; None if there is none.
+
+    By others a rank has a shard or a replica. Those of a gradient may differ from its activation's.
+    """
+    return next((f"DTensor {one!r}" for one in placements if one.is_partial()), None)
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor has elements, and no memory: sharding frees it, and transforms have none."""
+    has_memory = has_storage(tensor) and tensor.untyped_storage().nbytes()
+    return bool(tensor.numel()) and not has_memory
+
+
+def local_shape(tensor: Tensor) -> torch.Size:
+    """The shape of this rank's part of a tensor, which this neither reads nor waits for."""
+    return (local_shard(tensor) if is_distributed(tensor) and is_dtensor(tensor) else tensor).shape
 
 
 def detour() -> str | None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from hookstats._torch import Placed, has_storage, is_dtensor, is_plain
+from hookstats._torch import Placed, is_dtensor
 from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
 from hookstats.buffers.graph_states import ACCUMULATED, AWAITED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
-from hookstats.hooks.readable import local_part, own_dispatch, short, unreadable
+from hookstats.hooks.readable import classify, is_freed, own_dispatch, short, unreadable
 from hookstats.hooks.sharding import Sharding
 from hookstats.records import reasons
 from hookstats.records.layout import Layout
@@ -189,12 +189,10 @@ class Site:
         if self.counts.disabled:
             return reasons.DISABLED
         try:
-            reason = unreadable(tensor)
-            if reason is not None:
-                return reason
-            x, placements = tensor, None
-            if not is_plain(tensor):
-                x, placements = local_part(tensor), getattr(tensor, "placements", None)
+            x = classify(tensor)
+            if isinstance(x, str):
+                return x
+            placements = None if x is tensor else getattr(tensor, "placements", None)
             last = self._last
             if (
                 last is None
@@ -212,10 +210,7 @@ class Site:
             return self._fail(tensor, error)
 
     def _fail(self, tensor: Tensor, error: Exception) -> str:
-        # Among others, the vmap of autograd.grad batches tensors, and sharding frees them.
-        if not has_storage(tensor) or not tensor.untyped_storage().nbytes():
-            return reasons.NO_STORAGE
-        return self.disable(error)
+        return reasons.NO_STORAGE if is_freed(tensor) else self.disable(error)
 
     def disable(self, error: Exception) -> str:
         """Stop accumulating because of `error`, and warn once; returns the reason to skip."""

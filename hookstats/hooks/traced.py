@@ -37,7 +37,7 @@ from hookstats.hooks.dynamo import look_at_tracer
 from hookstats.hooks.gradients import View, awaited_base
 from hookstats.hooks.inert import Hook
 from hookstats.hooks.leaves import Leaf
-from hookstats.hooks.readable import short
+from hookstats.hooks.readable import refused_placement, short
 from hookstats.hooks.sites import Site
 from hookstats.hooks.widths import Sites, Widths
 from hookstats.kernels.once_ops import count_once_, update_once_
@@ -225,6 +225,7 @@ def _hookstats_plan(
     plan = _Plan()
     unreadable = None if layout is torch.strided else f"layout {short(layout)}"
     dtensor = None if whole is None else Placed(mesh, tuple(placements), whole)
+    refused = None if whole is None else refused_placement(placements)
     if whole is not None and unreadable is None and 0 in shape and 0 not in whole:
         unreadable = EMPTY_SHARD
     if may_evaluate and hook.phase == 0 and hook.buffers.is_evaluation():
@@ -240,7 +241,7 @@ def _hookstats_plan(
             recomputed = (
                 site.graph.counter(RECOMPUTATION, device) if in_checkpoint or in_backward else None
             )
-            found = unreadable or _refusal(dtensor) or site.trace(shape, dtype, device, dtensor)
+            found = unreadable or refused or site.trace(shape, dtype, device, dtensor)
             if isinstance(found, str):
                 plan.skipped += ((site.graph.counter(found, device), recomputed),)
             else:
@@ -275,14 +276,6 @@ def _without_gradient(requires_grad: bool, is_leaf: bool) -> str | None:
         "uses: gradients of activations in compiled code are not recorded; torch 2.11 lets them be"
     )
     return OLD_COMPILER
-
-
-def _refusal(placed: Placed | None) -> str | None:
-    """Why the values of a DTensor cannot be read; None if they can."""
-    for placement in () if placed is None else placed.placements:
-        if placement.is_partial():
-            return f"DTensor {placement!r}"
-    return None
 
 
 def _site(widths: Widths, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Site:
@@ -332,6 +325,10 @@ def _fitting(mask: Tensor | None, x: Tensor, dim: int | None) -> Tensor | None:
         return mask if covered_dims(mask.shape, x.shape, dim) else None
     except RuntimeError:  # a size that only the run of the graph will know
         return None
+
+
+def _has_summands(gradient: Tensor) -> bool:
+    return is_dtensor(gradient) and bool(refused_placement(placed(gradient).placements))
 
 
 def _local(x: Tensor) -> Tensor:
@@ -421,7 +418,7 @@ class _Gradient(Hook):
         gradient = gradient.detach()
         if self._of_base and view is not None:
             gradient = view.part_of(gradient)
-        if self._refused is not None and is_dtensor(gradient) and _refusal(placed(gradient)):
+        if self._refused is not None and _has_summands(gradient):
             for counter, change in zip(self._refused, (-1, 1), strict=True):
                 _add(counter, change)
             return

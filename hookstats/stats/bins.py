@@ -219,16 +219,6 @@ def bins_from_dict(data: Mapping[str, Any]) -> LinearBins | LogBins:
         ) from None
 
 
-def is_described(bins: Bins | None, described: Mapping[str, Any] | None) -> bool:
-    """Whether a description is of `bins`; if these are sampled, it may have another `sample`."""
-    if bins is None or described is None:
-        return bins is None and described is None
-    own = bins.to_dict()
-    if bins.sample != 1:
-        own, described = ({**one, "sample": None} for one in (own, described))
-    return own == described
-
-
 def sample_of(bins: Bins | None) -> Sample:
     """The `sample` of bins; 1 without any."""
     return 1 if bins is None else bins.sample

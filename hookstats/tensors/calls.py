@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookstats._torch import is_plain
-from hookstats.hooks.readable import local_part, unreadable
+from hookstats.hooks.readable import classify
 from hookstats.kernels.of_tensor import channel_stats
 from hookstats.stats.channel_stats import ChannelStats
 
@@ -112,9 +111,9 @@ def _shapes(tensors: tuple[TracedTensor, ...] | None) -> tuple[tuple[int, ...], 
 
 
 def _stats(tensor: Tensor) -> ChannelStats | None:
-    if not tensor.is_floating_point() or unreadable(tensor) is not None:
+    if not tensor.is_floating_point() or isinstance(values := classify(tensor), str):
         return None
     try:
-        return channel_stats(tensor if is_plain(tensor) else local_part(tensor))
+        return channel_stats(values)
     except ValueError:  # a dtype without statistics, or a meta tensor
         return None

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookstats._torch import DisableTorchDispatch, has_storage, is_plain
+from hookstats._torch import DisableTorchDispatch
 from hookstats.buffers.lock import lock
-from hookstats.hooks.readable import local_part, unreadable
+from hookstats.hooks.readable import classify, is_freed
 from hookstats.records.reasons import DISABLED, MAX_BYTES, NO_STORAGE, NOT_SAMPLED
 from hookstats.tensors.captured import CapturedCall
 
@@ -112,10 +112,9 @@ class Recorder:
         torch.AcceleratorError, after which the device is lost.
         """
         try:
-            reason = unreadable(tensor)
-            if reason is not None:
-                return reason
-            x = tensor if is_plain(tensor) else local_part(tensor)
+            x = classify(tensor)
+            if isinstance(x, str):
+                return x
             nbytes = x.numel() * x.element_size()
             if not self._make_room(call, nbytes):
                 return MAX_BYTES
@@ -125,10 +124,7 @@ class Recorder:
                 taken = x.detach()
                 taken = taken.to(self._limits.device or taken.device, copy=self._limits.clone)
         except Exception as error:
-            # Among others, the vmap of autograd.grad batches tensors, and sharding frees them.
-            if tensor.numel() and not (has_storage(tensor) and tensor.untyped_storage().nbytes()):
-                return NO_STORAGE
-            return self.fail(call.name, error)
+            return NO_STORAGE if is_freed(tensor) else self.fail(call.name, error)
         self.nbytes += nbytes
         call.nbytes += nbytes
         return taken
