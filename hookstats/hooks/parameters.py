@@ -72,30 +72,28 @@ class Parameters:
         groups: lists of parameters. batches: the batches of these parameters in the last step.
         """
         with self._buffers.lock, self._buffers.guard, own_dispatch():
-            if batches.native is None or not batches.native.observe(groups, scale):
-                self._observe(groups, batches, scale)
-
-    def _observe(self, groups: list[list[Tensor]], batches: Batches, scale: Tensor | None) -> None:
-        if self._by_id is None:
-            self._by_id = {id(watched.tensor()): watched for watched in self._watched}
-            for watched in self._watched:
-                watched.check()
-        batches.let_go()  # of what an interrupt of the last call left
-        try:
-            batches.native = self._buffers.native_parameters()
-            for parameter in chain.from_iterable(groups):
-                found = self._by_id.get(id(parameter))
-                if found is not None and found.tensor() is parameter:
-                    _collect(found, parameter, batches, scaled=scale is not None)
-                else:
-                    found = None
-                if is_flattened(parameter):
-                    batches.native = None  # it knows of no padding
-                if batches.native is not None:
-                    _hand_on(found, parameter, batches.native)
-            batches.accumulate(self._buffers.front, scale)
-        finally:
-            batches.let_go()
+            if batches.native is not None and batches.native.observe(groups, scale):
+                return
+            if self._by_id is None:
+                self._by_id = {id(watched.tensor()): watched for watched in self._watched}
+                for watched in self._watched:
+                    watched.check()
+            batches.let_go()  # of what an interrupt of the last call left
+            try:
+                batches.native = self._buffers.native_parameters()
+                for parameter in chain.from_iterable(groups):
+                    found = self._by_id.get(id(parameter))
+                    if found is not None and found.tensor() is parameter:
+                        _collect(found, parameter, batches, scaled=scale is not None)
+                    else:
+                        found = None
+                    if is_flattened(parameter):
+                        batches.native = None  # it knows of no padding
+                    if batches.native is not None:
+                        _hand_on(found, parameter, batches.native)
+                batches.accumulate(self._buffers.front, scale)
+            finally:
+                batches.let_go()
 
     def observe_all(self) -> None:
         """Accumulate all watched parameters."""

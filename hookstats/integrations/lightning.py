@@ -10,19 +10,10 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from hookstats.integrations.shared import (
-    Numbering,
-    check_options,
-    close_at_exit,
-    headline,
-    of_run,
-    run_directory,
-)
-from hookstats.watching.handle import Watch
-from hookstats.watching.watch import watch
+from hookstats.integrations.shared import Recording, headline, run_directory
 
 
-class WatchCallback(Callback):
+class WatchCallback(Recording, Callback):
     """Records every step of a Trainer: ``Trainer(..., callbacks=[WatchCallback()])``.
 
     Steps have the number that ``trainer.global_step`` has when they begin, as in its loggers. With
@@ -42,14 +33,9 @@ class WatchCallback(Callback):
     """
 
     def __init__(self, out: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        check_options(options)
-        self._out = out
-        self._options = options
+        super().__init__(out, options)
         self._resumed: str | None = None  # the run that a checkpoint names
-        self.watch: Watch | None = None
-        """The watch while training goes on; None before and after."""
         self._path: str | None = None
-        self._numbering: Numbering | None = None
         self._logged = 0  # the step when the loggers last got something
         self._kept: dict[str, Tensor] = {}  # what the module had logged when it was last asked
 
@@ -64,12 +50,9 @@ class WatchCallback(Callback):
             parent = trainer.log_dir or trainer.default_root_dir
             out = run_directory(parent, resumed=resumed)
         self._path = str(Path(out).resolve())
-        options = of_run(self._options, resumed=resumed)
-        self.watch = watch(pl_module, trainer.optimizers, out=out, **options)
-        self._numbering = Numbering(self.watch, trainer.optimizers)
+        self._begin(pl_module, trainer.optimizers, out, resumed=resumed)
         self._logged = trainer.global_step
         self._kept = dict(trainer.callback_metrics)
-        close_at_exit(self.watch)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -87,32 +70,33 @@ class WatchCallback(Callback):
         batch_idx: int,
     ) -> None:
         """Keep the loss and what the module logged; give the loggers what there is."""
-        if self.watch is None or self.watch.closed:
+        watched = self.open_watch
+        if watched is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         values = self._news(trainer)
         if loss is not None:  # for accumulation, the Trainer has divided it
             automatic = pl_module.automatic_optimization
             values["loss"] = loss * (trainer.accumulate_grad_batches if automatic else 1)
-        self.watch.log(values)
+        watched.log(values)
         steps = trainer.global_step
         if steps != self._logged and steps % trainer.log_every_n_steps == 0:
             self._logged = steps  # several batches may make a step
-            found = headline(self.watch)
+            found = headline(watched)
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=steps - 1)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep what validation logged."""
-        if self.watch is not None and not self.watch.closed:
-            self.watch.log(self._news(trainer))
+        if watched := self.open_watch:
+            watched.log(self._news(trainer))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep what is logged of the whole epoch."""
-        if self.watch is not None and not self.watch.closed:
+        if watched := self.open_watch:
             news = self._news(trainer)
             # What is logged of steps and epochs has its own name for the epoch, and one for both.
-            self.watch.log({n: x for n, x in news.items() if f"{n}_epoch" not in news})
+            watched.log({n: x for n, x in news.items() if f"{n}_epoch" not in news})
 
     def _news(self, trainer: Trainer) -> dict[str, Tensor]:
         """What the module has logged since this was last asked: the Trainer keeps all it ever got,
@@ -142,11 +126,3 @@ class WatchCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the run that a checkpoint names, if training is resumed."""
         self._resumed = state_dict.get("run")
-
-    def _close(self, step: int | None = None) -> None:
-        """Close the watch; `step`: as `Numbering.end` takes it."""
-        if self._numbering is not None:
-            self._numbering.end(step)
-        if self.watch is not None:
-            self.watch.close()
-        self.watch = self._numbering = None

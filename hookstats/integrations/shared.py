@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -151,6 +152,40 @@ class Numbering:
 
     def _note(self, *_: object) -> None:
         self._stepped = True
+
+
+class Recording:
+    """The watch of a trainer's callback, from the beginning of a training run to its end."""
+
+    def __init__(self, out: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
+        check_options(options)
+        self._out = out
+        self._options = options
+        self.watch: Watch | None = None
+        """The watch while training goes on; None before and after."""
+        self._numbering: Numbering | None = None
+
+    @property
+    def open_watch(self) -> Watch | None:
+        """The watch, unless the user closed it."""
+        return None if self.watch is None or self.watch.closed else self.watch
+
+    def _begin(
+        self, model: Any, optimizers: Any, out: str | os.PathLike[str], *, resumed: bool
+    ) -> None:
+        """Watch from now on; a training run that is resumed continues the run directory."""
+        options = of_run(self._options, resumed=resumed)
+        self.watch = watch(model, optimizers, out=out, **options)
+        self._numbering = Numbering(self.watch, optimizers)
+        close_at_exit(self.watch)
+
+    def _close(self, step: int | None = None) -> None:
+        """Close the watch; `step`: as `Numbering.end` takes it."""
+        if self._numbering is not None:
+            self._numbering.end(step)
+        if self.watch is not None:
+            self.watch.close()
+        self.watch = self._numbering = None
 
 
 def close_at_exit(watch: Watch) -> None:

@@ -7,22 +7,13 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hookstats.integrations.shared import (
-    Numbering,
-    check_options,
-    close_at_exit,
-    headline,
-    of_run,
-    run_directory,
-)
-from hookstats.watching.handle import Watch
-from hookstats.watching.watch import watch
+from hookstats.integrations.shared import Recording, headline, run_directory
 
 _OTHER = {"grad_norm": "grad_norm_before_clipping"}
 """Names of the Trainer that mean something else here."""
 
 
-class WatchCallback(TrainerCallback):
+class WatchCallback(Recording, TrainerCallback):
     """Records every step of a Trainer: ``Trainer(..., callbacks=[WatchCallback()])``.
 
     Steps have the Trainer's numbers: step n is the one after which ``state.global_step`` is n, as
@@ -42,12 +33,7 @@ class WatchCallback(TrainerCallback):
     """
 
     def __init__(self, out: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        check_options(options)
-        self._out = out
-        self._options = options
-        self.watch: Watch | None = None
-        """The watch while training goes on; None before and after."""
-        self._numbering: Numbering | None = None
+        super().__init__(out, options)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -57,11 +43,7 @@ class WatchCallback(TrainerCallback):
         resumed = state.global_step > 0
         directory = args.output_dir or "."
         out = run_directory(directory, resumed=resumed) if self._out is None else self._out
-        optimizer = kwargs["optimizer"]
-        options = of_run(self._options, resumed=resumed)
-        self.watch = watch(kwargs["model"], optimizer, out=out, **options)
-        self._numbering = Numbering(self.watch, optimizer)
-        close_at_exit(self.watch)
+        self._begin(kwargs["model"], kwargs["optimizer"], out, resumed=resumed)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -79,11 +61,12 @@ class WatchCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Keep what the Trainer logs, and add to that."""
-        if self.watch is None or self.watch.closed or logs is None:
+        watched = self.open_watch
+        if watched is None or logs is None:
             return
         numbers = {name: x for name, x in logs.items() if isinstance(x, (int, float))}
-        self.watch.log({_OTHER.get(name, name): x for name, x in numbers.items()})
-        ours = headline(self.watch)
+        watched.log({_OTHER.get(name, name): x for name, x in numbers.items()})
+        ours = headline(watched)
         logs.update(ours)
         if state.log_history:
             state.log_history[-1].update(ours)
@@ -93,11 +76,3 @@ class WatchCallback(TrainerCallback):
     ) -> None:
         """End the recording."""
         self._close(state.global_step + 1)
-
-    def _close(self, step: int | None = None) -> None:
-        """Close the watch; `step`: as `Numbering.end` takes it."""
-        if self._numbering is not None:
-            self._numbering.end(step)
-        if self.watch is not None:
-            self.watch.close()
-        self.watch = self._numbering = None

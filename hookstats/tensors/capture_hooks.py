@@ -190,25 +190,14 @@ for _hook in (_BeforeHook, _AfterHook):
     break_graphs(_hook.__call__, "hookstats.capture keeps the tensors of every call: close it")
 
 
-class _Receiver:
-    """Takes the gradients of one tensor of a call as long as the call is kept."""
+class BackwardReceiver:
+    """Takes the gradients of one tensor; each backward is a call for the recorder."""
 
-    __slots__ = ("_backwards", "_call", "_kind", "_path", "_recorder")
+    __slots__ = ("_name", "_recorder")
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        call: CapturedCall,
-        kind: str | None,
-        path: str,
-        backwards: set[int] | None,
-    ) -> None:
-        """kind: None to note only the backward."""
+    def __init__(self, recorder: Recorder, name: str = TENSOR) -> None:
         self._recorder = weakref.ref(recorder)
-        self._call = weakref.ref(call)
-        self._kind = kind
-        self._path = path
-        self._backwards = backwards
+        self._name = name
 
     def receive(self, gradient: Tensor, first: bool) -> None:
         """Take a gradient that arrived."""
@@ -219,11 +208,42 @@ class _Receiver:
         self._add(CHANGED_VIEW)
 
     def disable(self, error: Exception) -> None:
-        """Capture no more calls of the module."""
-        recorder, call = self._recorder(), self._call()
-        if recorder is not None and call is not None:
+        """Capture no more calls of the module, or gradients of the tensor."""
+        recorder = self._recorder()
+        if recorder is not None:
             with recorder.lock:
-                recorder.fail(call.name, error)
+                recorder.fail(self._name, error)
+
+    def _add(self, gradient: Tensor | str) -> None:
+        recorder = self._recorder()
+        if recorder is None or recorder.closed:
+            return
+        with recorder.lock, without_torch_function():
+            call = recorder.begin(TENSOR)
+            if call is not None:
+                taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)
+                call.add(GRAD, "", taken)
+
+
+class _Receiver(BackwardReceiver):
+    """Takes the gradients of one tensor of a call as long as the call is kept."""
+
+    __slots__ = ("_backwards", "_call", "_kind", "_path")
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        call: CapturedCall,
+        kind: str | None,
+        path: str,
+        backwards: set[int] | None,
+    ) -> None:
+        """kind: None to note only the backward."""
+        super().__init__(recorder, call.name)
+        self._call = weakref.ref(call)
+        self._kind = kind
+        self._path = path
+        self._backwards = backwards
 
     def is_awaited(self) -> bool:
         """Whether a gradient that arrives now is kept."""
@@ -241,40 +261,6 @@ class _Receiver:
             if recorder.keeps(call):
                 taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)
                 call.add(self._kind, self._path, taken, backward)
-
-
-class BackwardReceiver:
-    """Takes the gradients of one tensor; each backward is a call for the recorder."""
-
-    __slots__ = ("_recorder",)
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = weakref.ref(recorder)
-
-    def receive(self, gradient: Tensor, first: bool) -> None:
-        """Take a gradient that arrived."""
-        self._add(gradient)
-
-    def refuse(self, gradient: Tensor, first: bool) -> None:
-        """Note that the view's part cannot be taken out of its base's gradient."""
-        self._add(CHANGED_VIEW)
-
-    def disable(self, error: Exception) -> None:
-        """Capture no more gradients."""
-        recorder = self._recorder()
-        if recorder is not None:
-            with recorder.lock:
-                recorder.fail(TENSOR, error)
-
-    def _add(self, gradient: Tensor | str) -> None:
-        recorder = self._recorder()
-        if recorder is None or recorder.closed:
-            return
-        with recorder.lock, without_torch_function():
-            call = recorder.begin(TENSOR)
-            if call is not None:
-                taken = gradient if isinstance(gradient, str) else recorder.take(call, gradient)
-                call.add(GRAD, "", taken)
 
 
 class LeafHook(Hook):

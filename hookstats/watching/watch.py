@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from hookstats.hooks.channels import ChannelDim
 from hookstats.hooks.masks import place_of_argument
 from hookstats.hooks.selection import Selector
 from hookstats.hooks.sharding import Sharding
-from hookstats.rules import Monitor, Rule, Rules, Setup, as_rules
+from hookstats.rules import Monitor, Rules, as_rules
 from hookstats.runs.headers import wider_limit
 from hookstats.runs.world import current_rank, current_world, world_size
 from hookstats.runs.writer import RunWriter
@@ -182,88 +182,46 @@ def watch(
     by_default = kinds is None and include is None
     kinds = KINDS_BY_DEFAULT if kinds is None else kinds
     settings = Settings(
-        *(kinds, bins, channel_bins, channel_dim, every, budget),
-        *(channels, mask),
+        kinds, bins, channel_bins, channel_dim, every, budget, channels, mask
     ).checked()
-    _check_mask(settings.mask, models.values())
+    for one in models.values():
+        if settings.mask is not None and not isinstance(one, torch.jit.ScriptModule):
+            place_of_argument(one, settings.mask)
     check_sinks(sinks)
-    exchange = _exchange(reduce)
+    if not (reduce is None or isinstance(reduce, Reduce)):
+        raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
+    exchange = None if reduce is None else Exchange(reduce)
     chosen = as_rules(rules)
     selection = select(together(models), kinds, include, exclude, "watch")
     with_inputs = models_with_inputs(models, selection) if by_default else {}
     make_reachable({} if set(kinds).isdisjoint(MODULE_KINDS) else selection.modules | with_inputs)
     sharding = Sharding(models.values(), mesh)
-    header = {**settings.header(models, selection), **_of_sharding(sharding)}
+    header = settings.header(models, selection)
+    if (parts := sharding.batches) is not None:
+        header["grad_scale"] = 1 / parts
     setup = setup_of(selection, optimizers) if chosen else None
     monitor = Monitor(chosen, setup)
-    header_of_run = {**header, **_of_rules(chosen, setup)}
-    writer = None if out is None else _writer(out, header_of_run, append, overwrite, max_bytes)
-    with _closing(writer):
-        recorder = _recorder(writer, sinks, monitor, exchange)
+    if exchange is not None:
+        exchange.tell = monitor.tell
+    of_run = dict(header)
+    if setup is not None:
+        of_run |= {"setup": setup.to_dict(), "rules": [rule.name for rule in chosen]}
+    writer = None if out is None else _writer(out, of_run, append, overwrite, max_bytes)
+    try:
+        recorder = Recorder(writer, sinks, monitor if monitor.has_rules else None, exchange)
+        monitor.keep = recorder.write_alerts
+        last = None if writer is None else writer.last_step
         made = Watch(
             *(models.values(), with_inputs, selection, optimizers, settings, header),
-            *(recorder, monitor, _first_step(writer), sharding),
+            *(recorder, monitor, 0 if last is None else last + 1, sharding),
         )
-    made.path = None if writer is None else writer.path
-    return made
-
-
-@contextmanager
-def _closing(writer: RunWriter | None) -> Iterator[None]:
-    """In this context, an error closes the writer, so that its lock is free."""
-    try:
-        yield
-    except BaseException:
+    except BaseException:  # the lock of the run is to be free
         if writer is not None:
             with suppress(Exception):
                 writer.close()
         raise
-
-
-def _of_sharding(sharding: Sharding) -> dict[str, Any]:
-    """What the header says of how batches are spread over ranks."""
-    parts = sharding.batches
-    return {} if parts is None else {"grad_scale": 1 / parts}
-
-
-def _first_step(writer: RunWriter | None) -> int:
-    last = None if writer is None else writer.last_step
-    return 0 if last is None else last + 1
-
-
-def _check_mask(mask: str | None, models: Iterable[nn.Module]) -> None:
-    """Raise a ValueError if there is a mask, and a model has no such argument."""
-    if mask is None:
-        return
-    for model in models:
-        if not isinstance(model, torch.jit.ScriptModule):
-            place_of_argument(model, mask)
-
-
-def _exchange(reduce: Reduce | None) -> Exchange | None:
-    if not (reduce is None or isinstance(reduce, Reduce)):
-        raise ValueError(f"reduce = {reduce!r}: expected a hookstats.Reduce or None")
-    return None if reduce is None else Exchange(reduce)
-
-
-def _recorder(
-    writer: RunWriter | None,
-    sinks: Sequence[Sink],
-    monitor: Monitor,
-    exchange: Exchange | None,
-) -> Recorder:
-    if exchange is not None:
-        exchange.tell = monitor.tell
-    made = Recorder(writer, sinks, monitor if monitor.has_rules else None, exchange)
-    monitor.keep = made.write_alerts
+    made.path = None if writer is None else writer.path
     return made
-
-
-def _of_rules(rules: Sequence[Rule], setup: Setup | None) -> dict[str, Any]:
-    """What the header of a run says of its rules, and of what these know of its beginning."""
-    if setup is None:
-        return {}
-    return {"setup": setup.to_dict(), "rules": [rule.name for rule in rules]}
 
 
 def _writer(
