@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hookstats.records import difference
-from hookstats.records.difference import STATISTICS, Comparison, Difference
+from hookstats.records.difference import STATISTICS, Comparison, Difference, Side
 from hookstats.records.keys import Key, label
+from hookstats.records.sparse import Float64, Int64
 from hookstats.runs import selections
+from hookstats.runs.arrays import numbers
+from hookstats.runs.decode import decode, one_chunk
+from hookstats.runs.format import HISTOGRAM, require_pyarrow
+from hookstats.runs.format import STATISTICS as COLUMNS
 from hookstats.runs.run import Run, open_run
 from hookstats.runs.series import span
 
 _SHOWN = 10
 """The number of sites that the text of a comparison lists."""
+_AT_ONCE = 1 << 15
+"""About how many tensors of each run are compared at once."""
+_SITE = STATISTICS.index("site")
 _UNLIKE = tuple(map(STATISTICS.index, ("site", "channels", "nan", "posinf", "neginf")))
 
 Chooser = Callable[[Collection[Key]], Collection[Key]]
@@ -53,6 +63,19 @@ class SiteDifferences:
         return b / a if a else math.nan if b == 0 or math.isnan(b) else math.inf
 
 
+class _Found(NamedTuple):
+    """What differs in some steps, one row for each site and step: [N] each."""
+
+    site: Int64
+    step: Int64
+    distance: Float64
+    relative: Float64
+    """The greatest of all statistics."""
+    rms: Float64
+    """[N, 2]."""
+    moved: Float64
+
+
 class RunComparison:
     """How run B differs from run A, step by step and site by site; true if they differ."""
 
@@ -71,8 +94,8 @@ class RunComparison:
         """The first step that differs, and all differences of the first site there."""
         self.only: list[tuple[str, list[int]]] = []
         """(run, steps): the steps that only this run has."""
-        self._seen: dict[Key, None] = {}
-        self._sites: dict[Key, _Site] = {}
+        self._seen: dict[Key, int] = {}
+        self._found: list[_Found] = []
 
     def __bool__(self) -> bool:
         return bool(self.differing or self.only)
@@ -82,33 +105,68 @@ class RunComparison:
         """The sites of both runs, those that were not chosen included."""
         return self._seen
 
-    @property
+    @cached_property
     def sites(self) -> list[SiteDifferences]:
         """The sites that differ, those with the greatest `SiteDifferences.distance` first; among
         equals, those that differ first."""
-        order = {key: i for i, key in enumerate(self._seen)}
-        found = sorted(
-            self._sites.items(),
-            key=lambda item: (-item[1].total, item[1].first, -item[1].relative, order[item[0]]),
-        )
-        return [site.described(*key, len(self.steps)) for key, site in found]
+        if not self._found:
+            return []
+        found = _Found(*map(np.concatenate, zip(*self._found, strict=True)))
+        order = np.argsort(found.site, kind="stable")
+        starts = np.flatnonzero(np.diff(found.site[order], prepend=-1))
+        ends = np.append(starts[1:], len(order))
+        first = found.step[order[starts]]
+        distance = np.add.reduceat(found.distance[order], starts) / len(self.steps)
+        relative = np.maximum.reduceat(found.relative[order], starts)
+        # Of equal distances, that of the first step.
+        worst = np.lexsort((-found.step, found.distance, found.site))[ends - 1]
+        site = found.site[worst]
+        keys = list(self._seen)
+        return [
+            SiteDifferences(
+                name=keys[site[i]][0],
+                kind=keys[site[i]][1],
+                first=int(first[i]),
+                steps=int(ends[i] - starts[i]),
+                distance=float(distance[i]),
+                step=int(found.step[worst[i]]),
+                rms=(float(found.rms[worst[i], 0]), float(found.rms[worst[i], 1])),
+                moved=float(found.moved[worst[i]]),
+            )
+            for i in np.lexsort((site, -relative, first, -distance)).tolist()
+        ]
 
-    def add(self, step: int, comparison: Comparison, sites: Collection[int]) -> None:
-        """Add the chosen sites of a step; steps come in ascending order."""
-        self._seen.update(dict.fromkeys(comparison.keys))
-        self.compared.update(comparison.keys[site] for site in sites)
-        self.steps.append(step)
-        differing = [site for site in sites if comparison.relative[site].any()]
-        if not differing:
+    def add(self, comparison: Comparison, chosen: Chooser, common: bool) -> None:
+        """Add some steps; steps come in ascending order.
+
+        common: leave out sites that only one run has.
+        """
+        keys, relative = comparison.keys, comparison.relative
+        number = np.array([self._seen.setdefault(key, len(self._seen)) for key in keys], np.int64)
+        wanted = set(chosen(keys))
+        taken = np.tile([key in wanted for key in keys], len(comparison.steps)) & comparison.there
+        if common:
+            taken &= ~np.isinf(relative[:, _SITE])
+        some = taken.reshape(len(comparison.steps), -1).any(0)
+        self.compared.update(keys[site] for site in np.flatnonzero(some))
+        self.steps += comparison.steps
+        places = np.flatnonzero(taken & relative.any(1))
+        if not len(places):
             return
-        self.differing.append(step)
+        steps = np.array(comparison.steps, np.int64)[places // len(keys)]
         if self.first is None:
-            self.first = step, comparison.of(differing[0])
-        distances = _distances(comparison)
-        for site in differing:
-            key = comparison.keys[site]
-            known = self._sites.setdefault(key, _Site(first=step))
-            known.add(step, comparison, site, float(distances[site]))
+            self.first = int(steps[0]), comparison.of(int(places[0]))
+        self.differing += np.unique(steps).tolist()
+        self._found.append(
+            _Found(
+                number[places % len(keys)],
+                steps,
+                _distances(comparison)[places],
+                relative[places].max(1),
+                comparison.rms[places],
+                comparison.moved[places],
+            )
+        )
 
     def __repr__(self) -> str:
         return f"RunComparison({self.a!r}, {self.b!r}: {self._verdict()})"
@@ -131,38 +189,9 @@ class RunComparison:
         step, differences = self.first
         name, kind, *_ = differences[0]
         return (
-            f"first differ in step {step}, at {label(name)} {kind}; {len(self._sites)} of "
+            f"first differ in step {step}, at {label(name)} {kind}; {len(self.sites)} of "
             f"{len(self.compared)} sites differ, in {len(self.differing)} of {len(self.steps)} "
             f"steps{only}"
-        )
-
-
-@dataclass
-class _Site:
-    """What is known of a site that differs."""
-
-    first: int
-    steps: int = 0
-    total: float = 0.0
-    most: float = -1.0
-    relative: float = 0.0
-    step: int = 0
-    rms: tuple[float, float] = (math.nan, math.nan)
-    moved: float = math.nan
-
-    def add(self, step: int, comparison: Comparison, site: int, distance: float) -> None:
-        self.steps += 1
-        self.total += distance
-        self.relative = max(self.relative, float(comparison.relative[site].max()))
-        if distance > self.most:
-            self.most, self.step = distance, step
-            a, b = comparison.rms[site].tolist()
-            self.rms, self.moved = (a, b), float(comparison.moved[site])
-
-    def described(self, name: str, kind: str, compared: int) -> SiteDifferences:
-        distance = self.total / compared
-        return SiteDifferences(
-            name, kind, self.first, self.steps, distance, self.step, self.rms, self.moved
         )
 
 
@@ -220,17 +249,89 @@ def compare_runs(
     if not common:
         only = ((found.a, of_a - of_b), (found.b, of_b - of_a))
         found.only += [(path, sorted(steps)) for path, steps in only if steps]
-    for step in shown(sorted(of_a & of_b)):
-        comparison = difference.compare(a[step], b[step], rtol)
-        keys = set(chosen(comparison.keys))
-        one_sided = np.isinf(comparison.relative[:, STATISTICS.index("site")])
-        sites = [
-            site
-            for site, key in enumerate(comparison.keys)
-            if key in keys and not (common and one_sided[site])
-        ]
-        found.add(step, comparison, sites)
+    for comparison in comparisons(a, b, shown(sorted(of_a & of_b)), rtol):
+        found.add(comparison, chosen, common)
     return found
+
+
+def comparisons(a: Run, b: Run, steps: Iterable[int], rtol: float = 0.0) -> Iterator[Comparison]:
+    """The comparisons of steps that both runs have, ascending; of many at once where channels were
+    not kept by both.
+
+    Raises:
+        ValueError: rtol is not 0 or more, or a part is damaged.
+    """
+    keys: dict[Key, int] = {}
+    with_channels = set(a.steps_with_channels).intersection(b.steps_with_channels)
+    readers = _Reader(a), _Reader(b)
+
+    def compared(several: list[int]) -> Comparison:
+        tables = [reader.rows(several) for reader in readers]
+        sites = [selections.site_numbers(table, keys) for table in tables]
+        of_a, of_b = (
+            _side(
+                run,
+                table,
+                np.searchsorted(several, numbers(table.column("step"))) * len(keys) + site,
+            )
+            for run, table, site in zip((a, b), tables, sites, strict=True)
+        )
+        return difference.differences(several, list(keys), of_a, of_b, rtol)
+
+    pending: list[int] = []
+    for step in steps:
+        is_full = len(pending) * max(len(keys), 1) >= _AT_ONCE
+        if pending and (is_full or step in with_channels or not keys):
+            yield compared(pending)
+            pending = []
+        if step in with_channels:
+            yield difference.compare(a[step], b[step], rtol)
+        else:
+            pending = [*pending, step]
+    if pending:
+        yield compared(pending)
+
+
+class _Reader:
+    """Reads the tensors of a run from its first step to its last, once."""
+
+    def __init__(self, run: Run) -> None:
+        names = ("step", "site", "kind", "channels", "dtype", "observed", *COLUMNS, *HISTOGRAM)
+        self._empty = require_pyarrow().Table.from_batches([], run.schema).select(names)
+        self._tables = run.batches(names)
+        self._left = self._empty
+
+    def rows(self, steps: list[int]) -> Any:
+        """The rows of ascending steps, which come after those of the call before."""
+        found: list[Any] = []
+        while self._left is not None:
+            step = numbers(self._left.column("step"))
+            firsts, ends = (np.searchsorted(step, steps, side) for side in ("left", "right"))
+            apart = np.flatnonzero(firsts[1:] != ends[:-1])  # steps that are left out lie between
+            first, end = firsts[[0, *apart + 1]].tolist(), ends[[*apart, -1]].tolist()
+            found += [self._left.slice(i, j - i) for i, j in zip(first, end, strict=True) if j > i]
+            if ends[-1] < len(step):
+                self._left = self._left.slice(ends[-1])
+                break
+            self._left = next(self._tables, None)
+        table = require_pyarrow().concat_tables(found or [self._empty])
+        return table.unify_dictionaries().combine_chunks()
+
+
+def _side(run: Run, table: Any, places: Int64) -> Side:
+    """The rows of a run as a side of a comparison."""
+    dtype = one_chunk(table.column("dtype"))
+    dtypes = np.array(dtype.dictionary.to_pylist(), object)
+    return Side(
+        places,
+        numbers(table.column("channels")).astype(np.int64),
+        dtypes[numbers(dtype.indices)],
+        numbers(table.column("observed")),
+        decode(table),
+        None,
+        run.bins,
+        None,
+    )
 
 
 def format_ratio(ratio: float) -> str:

@@ -1,8 +1,8 @@
-"""compare(): where two step records differ, by site and statistic."""
+"""compare(): where two step records differ, by site and statistic; differences() of many steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,22 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookstats.records.keys import Key
-from hookstats.records.record import StepRecord
+from hookstats.records.record import StepRecord, Table
 from hookstats.records.sparse import Float64, Int64, SparseCounts, rows_of
 from hookstats.records.weighing import estimated
 from hookstats.stats import derived
 from hookstats.stats.bins import Bins, is_sampled
-from hookstats.stats.derived import columns_of, statistic
-from hookstats.stats.merge import offsets_of
+from hookstats.stats.derived import statistic
+from hookstats.stats.merge import offsets_of, reduce_runs
 from hookstats.stats.state import COUNT, MOMENTS, TALLIES, ZERO
 
-_OF_SITES = ("site", "channels", "dtype", "observed", "hist", "channel_hist")
+_DESCRIBED = ("channels", "dtype", "observed")
+_OF_SITES = ("site", *_DESCRIBED, "hist", "channel_hist")
 _MOMENTS = tuple(one.name for one in derived.STATISTICS.values() if one.column in MOMENTS)
 _NON_FINITE = ("nan", "posinf", "neginf")
 STATISTICS = (*_OF_SITES, *TALLIES, *_MOMENTS)
 """What is compared. Beside the statistics of ChannelStats these are "site", whether the record has
 the site; "channels", how many; "dtype"; "observed", calls merged; "hist" and "channel_hist", how
 many values lie in bins where the other record has fewer."""
+
+_ROWS = 512  # histograms whose dense counts fit into a cache
 
 
 class Difference(NamedTuple):
@@ -42,12 +45,28 @@ class Difference(NamedTuple):
     """The distance, as in `Comparison.relative`."""
 
 
+class Side(NamedTuple):
+    """N tensors of one step or more, as one of two runs has them."""
+
+    places: Int64
+    """int64 [N]: where each is in a `Comparison`."""
+    channels: Int64
+    dtype: NDArray[Any]
+    observed: Int64
+    tensors: Table
+    of_channels: Table | None
+    """The channels of all tensors; None to compare the tensors alone."""
+    bins: Bins | None
+    channel_bins: Bins | None
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """How two records with n sites between them differ.
+    """How two runs differ in T steps and S sites, which are n = T * S places.
 
-    keys: (name, kind) of every site, in the order in which the first record saw the sites; sites
-    that only the second record has come last.
+    Place t * S + s is of ``steps[t]`` and ``keys[s]``, the name and kind of a site. With one step,
+    keys are in the order in which the first record saw the sites; sites that only the second record
+    has come last.
     relative: float64 [n, len(STATISTICS)], the greatest distance over a site's channels, 0 if all
     are equal. The distance of a moment is relative to the greater magnitude, of a mean to the
     greater rms; of a count to the number of the channel's values, of a histogram to the number of
@@ -55,6 +74,7 @@ class Comparison:
     beside one that is not finite.
     """
 
+    steps: Sequence[int]
     keys: list[Key]
     relative: Float64
     rms: Float64
@@ -62,30 +82,35 @@ class Comparison:
     moved: Float64
     """float64 [n]: the share of the tensor's values that lie in other bins; NaN without bins that
     both records have."""
-    _starts: Int64  # of each site's channels in the arrays of _channels
+    there: NDArray[np.bool_]
+    """bool [n]: whether either run has the site in the step."""
+    _starts: Int64  # of each place's channels in the arrays of _channels
     _channels: dict[str, tuple[NDArray[Any], NDArray[Any], Float64]]  # of a, of b, distances
-    _sites: dict[tuple[int, str], tuple[Any, Any]]
+    _places: dict[str, tuple[NDArray[Any], NDArray[Any]]]  # of a, of b: [n] each
 
     def __bool__(self) -> bool:
         """Whether anything differs."""
         return bool(self.relative.any())
 
-    def of(self, site: int) -> list[Difference]:
+    def of(self, place: int) -> list[Difference]:
         """Every statistic of a site that differs."""
-        return [self.at(site, int(i)) for i in np.flatnonzero(self.relative[site])]
+        return [self.at(place, int(i)) for i in np.flatnonzero(self.relative[place])]
 
-    def at(self, site: int, statistic: int) -> Difference:
+    def at(self, place: int, statistic: int) -> Difference:
         """The difference of one statistic of a site."""
         what, channel = STATISTICS[statistic], None
         if what in _OF_SITES:
-            a, b = self._sites[site, what]
+            a, b = (values[place] for values in self._places[what])
+            if what in ("hist", "channel_hist"):  # of samples, estimates
+                a, b = round(a), round(b)
         else:
             of_a, of_b, distances = self._channels[what]
-            first, end = self._starts[site : site + 2]
+            first, end = self._starts[place : place + 2]
             channel = int(distances[first:end].argmax())
-            a, b = of_a[first + channel].item(), of_b[first + channel].item()
-        relative = float(self.relative[site, statistic])
-        return Difference(*self.keys[site], what, channel, a, b, relative)
+            a, b = of_a[first + channel], of_b[first + channel]
+        a, b = (x.item() if isinstance(x, np.generic) else x for x in (a, b))
+        relative = float(self.relative[place, statistic])
+        return Difference(*self.keys[place % len(self.keys)], what, channel, a, b, relative)
 
 
 def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
@@ -96,93 +121,110 @@ def compare(a: StepRecord, b: StepRecord, rtol: float = 0.0) -> Comparison:
     Raises:
         ValueError: rtol is not 0 or more.
     """
-    if not rtol >= 0:
-        raise ValueError(f"rtol = {rtol}: expected 0 or more")
     if a.channels is None or b.channels is None:
         a, b = a.without_channels(), b.without_channels()
-    in_a, in_b = ({key: i for i, key in enumerate(record)} for record in (a, b))
-    keys = list(in_a | in_b)
-    relative = np.zeros((len(keys), len(STATISTICS)))
-    sites: dict[tuple[int, str], tuple[Any, Any]] = {}
-    alike = []  # sites whose channels can be compared
-    for n, key in enumerate(keys):
-        layout = _compare_layout(a, in_a.get(key), b, in_b.get(key))
-        sites.update({(n, what): pair for what, pair in layout.items()})
-        if not layout.keys() & {"site", "channels"}:
-            alike.append(n)
-    for n, what in sites:
-        relative[n, STATISTICS.index(what)] = np.inf
-    of_a = np.array([in_a[keys[n]] for n in alike], np.int64)
-    of_b = np.array([in_b[keys[n]] for n in alike], np.int64)
-    owners = np.array(alike, np.int64)
-    widths = np.zeros(len(keys), np.int64)
-    widths[owners] = np.diff(a.offsets)[of_a]
-    starts = offsets_of(widths)
-    rows_a, rows_b = rows_of(a.offsets, of_a), rows_of(b.offsets, of_b)
+    numbers: dict[Key, int] = {}
+    of_a, of_b = _side(a, numbers), _side(b, numbers)
+    return differences([a.step], list(numbers), of_a, of_b, rtol)
 
-    channels = _compare_channels(a, rows_a, b, rows_b)
-    some = np.flatnonzero(widths)
-    for what, (_, _, distances) in channels.items():
-        limit = rtol if what in _MOMENTS else 0.0
-        worst = np.maximum.reduceat(distances, starts[some]) if len(some) else np.zeros(0)
-        relative[some, STATISTICS.index(what)] = np.where(worst > limit, worst, 0.0)
 
-    share = np.full(len(keys), np.nan)
+def _side(record: StepRecord, numbers: dict[Key, int]) -> Side:
+    """A record as a side; `numbers` gets the sites that are new."""
+    return Side(
+        np.array([numbers.setdefault(key, len(numbers)) for key in record], np.int64),
+        np.array([site.channels for site in record.sites], np.int64),
+        np.array([site.dtype for site in record.sites], object),
+        record.observed,
+        record.tensors,
+        record.channels,
+        record.bins,
+        record.channel_bins,
+    )
+
+
+def differences(
+    steps: Sequence[int], keys: list[Key], a: Side, b: Side, rtol: float = 0.0
+) -> Comparison:
+    """`compare` of several steps at once, of sides that both have channels or neither; loops over
+    no sites.
+
+    Raises:
+        ValueError: rtol is not 0 or more.
+    """
+    if not rtol >= 0:
+        raise ValueError(f"rtol = {rtol}: expected 0 or more")
+    n = len(steps) * len(keys)
+    in_a, in_b = np.full((2, n), -1)  # the rows of each place
+    in_a[a.places], in_b[b.places] = np.arange(len(a.places)), np.arange(len(b.places))
+    relative = np.zeros((n, len(STATISTICS)))
+    found: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {"site": (in_a >= 0, in_b >= 0)}
+    relative[(in_a < 0) != (in_b < 0), STATISTICS.index("site")] = np.inf
+    both = np.flatnonzero((in_a >= 0) & (in_b >= 0))
+    for what in _DESCRIBED:
+        of_a, of_b = getattr(a, what)[in_a[both]], getattr(b, what)[in_b[both]]
+        relative[both, STATISTICS.index(what)] = np.where(of_a == of_b, 0.0, np.inf)
+        found[what] = _spread(of_a, both, n), _spread(of_b, both, n)
+    both = both[found["channels"][0][both] == found["channels"][1][both]]
+
+    rows_a, rows_b = in_a[both], in_b[both]
+    x, y = _chosen(a.tensors, rows_a), _chosen(b.tensors, rows_b)
+    widths = np.ones(len(both), np.int64)
+    moved = np.full(n, np.nan)
     if a.bins is not None and a.bins == b.bins:
-        hist_a, hist_b = (_of_all(r.hist, r.bins, r.whole_state[1][:, COUNT]) for r in (a, b))
-        moved = _moved(hist_a, of_a, hist_b, of_b, owners, a.bins.slots, len(keys))
-        _add_moved("hist", moved, relative, sites)
-        share[owners] = moved[2][owners]
-    if a.channels is not None and a.channel_bins is not None and a.channel_bins == b.channel_bins:
-        owners, slots = np.repeat(np.arange(len(keys)), widths), a.channel_bins.slots
-        hist_a, hist_b = (_of_all(r.rows.hist, r.channel_bins, r.tallies[:, COUNT]) for r in (a, b))
-        moved = _moved(hist_a, rows_a, hist_b, rows_b, owners, slots, len(keys))
-        _add_moved("channel_hist", moved, relative, sites)
-    rms = np.stack([_rms(record, known, keys) for record, known in ((a, in_a), (b, in_b))], 1)
-    return Comparison(keys, relative, rms, share, starts, channels, sites)
+        only_a, only_b, share = _moved(x, y, a.bins, both, offsets_of(widths), n)
+        found["hist"] = only_a, only_b
+        moved[both] = share[both]
+        relative[:, STATISTICS.index("hist")] = share
+    if a.of_channels is not None and b.of_channels is not None:
+        widths = a.channels[rows_a]
+        x = _chosen(a.of_channels, rows_of(offsets_of(a.channels), rows_a))
+        y = _chosen(b.of_channels, rows_of(offsets_of(b.channels), rows_b))
+        if a.channel_bins is not None and a.channel_bins == b.channel_bins:
+            bins, offsets = a.channel_bins, offsets_of(widths)
+            only_a, only_b, share = _moved(x, y, bins, both, offsets, n)
+            found["channel_hist"] = only_a, only_b
+            relative[:, STATISTICS.index("channel_hist")] = share
+    channels = _compare_rows(x, y)
+    for what, (_, _, distances) in channels.items():
+        worst = reduce_runs(np.maximum, distances, offsets_of(widths), 0.0)
+        limit = rtol if what in _MOMENTS else 0.0
+        relative[both, STATISTICS.index(what)] = np.where(worst > limit, worst, 0.0)
+
+    rms = np.full((n, 2), np.nan)
+    for i, side in enumerate((a, b)):
+        rms[side.places, i] = statistic("rms", side.tensors.column)
+    starts = offsets_of(_spread(widths, both, n))
+    there = (in_a >= 0) | (in_b >= 0)
+    return Comparison(steps, keys, relative, rms, moved, there, starts, channels, found)
 
 
-def _rms(record: StepRecord, known: Mapping[Key, int], keys: Sequence[Key]) -> Float64:
-    """The rms of each site's whole tensor; NaN where the record has no such site."""
-    of_sites = np.append(statistic("rms", columns_of(*record.whole_state)), np.nan)
-    found: Float64 = of_sites[[known.get(key, -1) for key in keys]]
-    return found
+def _spread(values: NDArray[Any], places: Int64, n: int) -> NDArray[Any]:
+    """[n]: `values` at these places, zeros elsewhere."""
+    spread = np.zeros(n, values.dtype)
+    spread[places] = values
+    return spread
 
 
-def _compare_layout(
-    a: StepRecord, i: int | None, b: StepRecord, j: int | None
-) -> dict[str, tuple[Any, Any]]:
-    """The differences between descriptions of sites, apart from their values."""
-    if i is None or j is None:
-        return {"site": (i is not None, j is not None)}
-    pairs = {
-        "channels": (a.sites[i].channels, b.sites[j].channels),
-        "dtype": (a.sites[i].dtype, b.sites[j].dtype),
-        "observed": (int(a.observed[i]), int(b.observed[j])),
-    }
-    return {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
+def _chosen(table: Table, rows: Int64) -> Table:
+    """These rows; the table itself where they are all of its rows in order, as they mostly are."""
+    return table if np.array_equal(rows, np.arange(table.rows)) else table.chosen(rows)
 
 
-def _compare_channels(
-    a: StepRecord, rows_a: Int64, b: StepRecord, rows_b: Int64
-) -> dict[str, tuple[NDArray[Any], NDArray[Any], Float64]]:
-    """The values of every statistic in both records, row by row, and their distances."""
-    tallies_a, tallies_b = a.tallies[rows_a], b.tallies[rows_b]
-    columns_a = columns_of(a.moments[rows_a], tallies_a)
-    columns_b = columns_of(b.moments[rows_b], tallies_b)
+def _compare_rows(a: Table, b: Table) -> dict[str, tuple[NDArray[Any], NDArray[Any], Float64]]:
+    """The values of every statistic in both tables, row by row, and their distances."""
     out: dict[str, tuple[NDArray[Any], NDArray[Any], Float64]] = {}
     # A zero is a finite value, which was counted already.
-    values = np.maximum(*(np.delete(t, ZERO, 1).sum(1) for t in (tallies_a, tallies_b)))
+    values = np.maximum(*(t.tallies.sum(0) - t.tallies[ZERO] for t in (a, b)))
     for what in TALLIES:
-        x, y = columns_a(what), columns_b(what)
+        x, y = a.column(what), b.column(what)
         share: Float64 = np.abs(x - y) / np.maximum(values, 1)
         if what in _NON_FINITE:
             share[(x > 0) != (y > 0)] = np.inf
         out[what] = x, y, share
     for what in _MOMENTS:
-        x, y = statistic(what, columns_a), statistic(what, columns_b)
+        x, y = statistic(what, a.column), statistic(what, b.column)
         by = "rms" if what == "mean" else what
-        scale = np.fmax(*(np.abs(statistic(by, columns)) for columns in (columns_a, columns_b)))
+        scale = np.fmax(*(np.abs(statistic(by, t.column)) for t in (a, b)))
         out[what] = x, y, _distance(x, y, scale)
     return out
 
@@ -196,48 +238,39 @@ def _distance(x: Float64, y: Float64, scale: Float64) -> Float64:
     return distance
 
 
-def _of_all(hist: SparseCounts, bins: Bins | None, values: Int64) -> SparseCounts:
-    """The histograms of all values, of sampled ones their estimates."""
-    return estimated(hist, values) if is_sampled(bins) else hist
-
-
 def _moved(
-    a: SparseCounts,
-    rows_a: Int64,
-    b: SparseCounts,
-    rows_b: Int64,
-    owners: Int64,
-    slots: int,
-    n: int,
-) -> tuple[Int64, Int64, Float64]:
-    """For each of n owners: the values that only `a`, and only `b`, has in a slot; their share."""
-    entries_a, entries_b = rows_of(a.offsets, rows_a), rows_of(b.offsets, rows_b)
-    row = np.arange(len(owners))
-    keys_a = np.repeat(row, np.diff(a.offsets)[rows_a]) * slots + a.slots[entries_a]
-    keys_b = np.repeat(row, np.diff(b.offsets)[rows_b]) * slots + b.slots[entries_b]
-    counts_a, counts_b = a.counts[entries_a], b.counts[entries_b]
-    if np.array_equal(keys_a, keys_b):  # as mostly where runs are equal: no sorting
-        keys, surplus = keys_a, counts_a - counts_b
-    else:
-        keys, where = np.unique(np.concatenate((keys_a, keys_b)), return_inverse=True)
-        surplus = np.zeros(len(keys), np.result_type(counts_a, counts_b))
-        np.add.at(surplus, where, np.concatenate((counts_a, -counts_b)))
-    only_a, only_b, total_a, total_b = np.zeros((4, n), surplus.dtype)
-    np.add.at(only_a, owners[keys // slots], np.maximum(surplus, 0))
-    np.add.at(only_b, owners[keys // slots], np.maximum(-surplus, 0))
-    np.add.at(total_a, owners[keys_a // slots], counts_a)
-    np.add.at(total_b, owners[keys_b // slots], counts_b)
-    share = np.maximum(only_a, only_b) / np.maximum(1, np.maximum(total_a, total_b))
-    return only_a, only_b, share
+    a: Table, b: Table, bins: Bins, places: Int64, offsets: Int64, n: int
+) -> tuple[Float64, Float64, Float64]:
+    """[n] each: the values that only `a`, and only `b`, has in a slot; their share.
+
+    The rows ``offsets[i]:offsets[i + 1]`` are of places[i].
+    """
+    hists = [
+        estimated(table.hist, table.tallies[COUNT]) if is_sampled(bins) else table.hist
+        for table in (a, b)
+    ]
+    shared = reduce_runs(np.add, _shared(hists[0], hists[1], bins.slots), offsets, 0)
+    totals = [
+        reduce_runs(np.add, reduce_runs(np.add, one.counts, one.offsets, 0), offsets, 0)
+        for one in hists
+    ]
+    only = [total - shared for total in totals]
+    share = np.maximum(*only) / np.maximum(1, np.maximum(*totals))
+    return _spread(only[0], places, n), _spread(only[1], places, n), _spread(share, places, n)
 
 
-def _add_moved(
-    what: str,
-    moved: tuple[Int64, Int64, Float64],
-    relative: Float64,
-    sites: dict[tuple[int, str], tuple[Any, Any]],
-) -> None:
-    only_a, only_b, share = moved
-    relative[:, STATISTICS.index(what)] = share
-    for n in np.flatnonzero(share).tolist():
-        sites[n, what] = round(only_a[n].item()), round(only_b[n].item())
+def _shared(a: SparseCounts, b: SparseCounts, slots: int) -> NDArray[Any]:
+    """[rows]: how many values lie in the same slots of a row in both."""
+    found = np.zeros(a.rows, a.counts.dtype)
+    dense = np.zeros(_ROWS * slots, a.counts.dtype)
+    begins = np.arange(a.rows) % _ROWS * slots
+    in_a, in_b = (np.repeat(begins, np.diff(each.offsets)) + each.slots for each in (a, b))
+    for first in range(0, a.rows, _ROWS):
+        ends = [first, min(first + _ROWS, a.rows)]
+        of_a, of_b = (slice(*each.offsets[ends].tolist()) for each in (a, b))
+        dense[in_a[of_a]] = a.counts[of_a]
+        least = np.minimum(dense[in_b[of_b]], b.counts[of_b])
+        dense[in_a[of_a]] = 0
+        offsets = b.offsets[ends[0] : ends[1] + 1]
+        found[slice(*ends)] = reduce_runs(np.add, least, offsets - offsets[0], 0)
+    return found

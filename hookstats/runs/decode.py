@@ -24,15 +24,9 @@ DESCRIBED = ("site", "kind", "channel_dim", "channels", "shape", "dtype", *LAYOU
 _COUNTS = {"channels", "observed", "channel", *TALLIES}
 
 
-def decode(table: Any, bins: Bins | None) -> Table:
-    """The statistics in rows of either table, which have `STATISTICS` and `HISTOGRAM`.
-
-    bins: those of the histograms.
-
-    Raises:
-        ValueError: the rows cannot be what was recorded.
-    """
-    check_values(table, bins)
+def decode(table: Any) -> Table:
+    """The statistics in rows of either table, which have `STATISTICS` and `HISTOGRAM`, and were
+    checked by `check_values`."""
     columns = {name: numbers(table.column(name), nulls=False) for name in STATISTICS}
     slots, counts = (one_chunk(table.column(name)) for name in HISTOGRAM)
     return Table(

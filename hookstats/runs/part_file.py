@@ -31,7 +31,7 @@ from hookstats.stats.arguments import check_integer
 PLACEHOLDER = b"01234567"
 """The digits of the checksum until `seal`."""
 _TAIL = 8  # bytes after the footer: its length, and "PAR1"
-_LARGE = 1 << 20  # rows * columns from which on several threads decode
+_LARGE = 1 << 17  # rows * columns from which on several threads decode
 
 REASONS = ("disk", "stall", "error", "interrupted")
 """Why steps are lost: the disk took no more, the training would have waited, something failed."""

@@ -196,7 +196,7 @@ class Parts:
                 rank=rank,
                 sites=sites,
                 observed=numbers(rows.column("observed"), nulls=False),
-                tensors=decode(rows, self.bins),
+                tensors=decode(rows),
                 channels=None,
                 bins=self.bins,
                 channel_bins=self.channel_bins,
@@ -219,7 +219,7 @@ class Parts:
                     raise ValueError(
                         f"step {record.step} has {rows.num_rows} channels, expected {expected}"
                     )
-                table = decode(rows, self.channel_bins)
+                table = decode(rows)
         except FileNotFoundError:
             return record
         except (OSError, ValueError) as error:

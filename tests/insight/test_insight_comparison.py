@@ -6,13 +6,16 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.commands import healthy, write_run
 from support.samples import record_of
 
 import hookstats as hs
+from hookstats.insight import comparison
 from hookstats.insight.comparison import format_ratio
+from hookstats.records.difference import compare
 from hookstats.records.record import StepRecord
 
 HEAD = ("head", "output")
@@ -100,6 +103,43 @@ def test_steps_that_only_one_run_has_are_a_difference(tmp_path: Path) -> None:
     assert found.only == [(str(b), [3, 4])]
     assert f"equal in 3 steps of 6 sites; only {b} has 2 steps, 3 to 4" in str(found)
     assert not hs.compare(a, b, common=True)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 15])
+def test_steps_are_compared_together_as_they_are_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Sites come, go and change places; some steps have channels, and some are in one run alone."""
+    monkeypatch.setattr(comparison, "_AT_ONCE", at_once)
+
+    def step(number: int, seed: int) -> StepRecord:
+        generator = torch.Generator().manual_seed(100 * number + seed * (number % 3))
+        names = ["a", "b", "c", "d"][number % 2 :][:: -1 if seed and number % 5 == 0 else 1]
+        values = {name: torch.randn(4, 3, generator=generator) for name in names}
+        shape = (3, 4) if seed and number == 4 else (4, 3)
+        record = record_of(
+            {(n, "output"): (x.reshape(shape), 1) for n, x in values.items()}, number
+        )
+        return record if number in (6, 7, 8 + seed) else record.without_channels()
+
+    a = write_run(tmp_path / "a", *(step(number, 0) for number in range(12) if number != 10))
+    b = write_run(tmp_path / "b", *(step(number, 1) for number in range(12) if number != 2))
+    runs = hs.open_run(a), hs.open_run(b)
+    both = [step for step in range(12) if step not in (2, 10)]
+    seen = []
+    for found in comparison.comparisons(*runs, both, 1e-9):
+        many = len(found.keys)
+        for i, number in enumerate(found.steps):
+            seen.append(number)
+            one = compare(runs[0][number], runs[1][number], 1e-9)
+            there = np.flatnonzero(found.there[i * many : (i + 1) * many])
+            place = {found.keys[site]: i * many + site for site in there.tolist()}
+            assert place.keys() == set(one.keys)
+            for n, key in enumerate(one.keys):
+                assert found.of(place[key]) == one.of(n)
+                np.testing.assert_array_equal(found.rms[place[key]], one.rms[n])
+                np.testing.assert_array_equal(found.moved[place[key]], one.moved[n])
+    assert seen == both
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from hookstats.insight.comparison import comparisons
 from hookstats.records.alerts import incidents_of, worst
-from hookstats.records.difference import compare as compare_records
 from hookstats.rules import Alert, Rules
 from hookstats.rules.replaying import replayed
 from hookstats.runs.run import Run
@@ -134,12 +134,13 @@ def _first_difference(run: Run, other: Run, view: Overview) -> dict[str, int] | 
     """The first step of the view in which the runs differ, and the first site that differs then;
     None where they are equal, and where they have no step in common."""
     places = {(site.name, site.kind): s for s, site in enumerate(view.sites)}
-    for step in sorted({*view.steps}.intersection(other.steps)):
-        comparison = compare_records(run[step], other[step])
-        differing = comparison.relative.any(1).nonzero()[0].tolist()
-        sites = [places[key] for n in differing if (key := comparison.keys[n]) in places]
-        if sites:
-            return {"step": step, "site": min(sites)}
+    steps = sorted({*view.steps}.intersection(other.steps))
+    for comparison in comparisons(run, other, steps):
+        differing = comparison.relative.any(1).reshape(len(comparison.steps), -1)
+        for step, row in zip(comparison.steps, differing, strict=True):
+            keys = [comparison.keys[n] for n in row.nonzero()[0].tolist()]
+            if sites := [places[key] for key in keys if key in places]:
+                return {"step": step, "site": min(sites)}
     return None
 
 
