@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from hookstats.kernels.sampling import Sampling
 from hookstats.records.record import SiteInfo
 from hookstats.records.sparse import Int64
 from hookstats.stats.bins import LinearBins, LogBins
+from hookstats.stats.patience import Patience
 from hookstats.stats.state import State
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ class DoubleBuffer:
         self._lent: tuple[Callable[[], ClosedStep | None], Loan] = _nobody, Loan(is_free=True)
         self.patience = PATIENCE
         """The seconds that a close waits before steps are lost."""
-        self._stuck_since: float | None = None  # when a close began to wait, if no later one got on
+        self._left: Patience | None = None  # once a close waits, until a later one gets on
 
     def accumulator(self, info: SiteInfo, device: torch.device) -> Accumulator:
         """A new state of `info.channels` channels, for tensors on `device`."""
@@ -288,23 +290,19 @@ class DoubleBuffer:
     def _make_room(self) -> None:
         """Wait until the other buffer is free, and the recorder takes another step."""
         if self._is_free() and self.has_room():
-            self._stuck_since = None
+            self._left = None
             return
         self.stalls += 1
-        began = time.monotonic()
-        if self._stuck_since is None:
-            self._stuck_since = began
-        seconds = 0
-        self.while_waiting()
+        self._left = self._left or Patience(self.patience)
+        told = -math.inf
         while not (self._is_free() and self.has_room()):
-            time.sleep(_POLL_SECONDS)
-            now = time.monotonic()
-            if now > began + seconds + 1:
-                seconds += 1
+            if time.monotonic() > told + 1:
+                told = time.monotonic()
                 self.while_waiting()
-            if now > self._stuck_since + self.patience:
+            time.sleep(_POLL_SECONDS)
+            if self._left.is_over():
                 raise Stuck
-        self._stuck_since = None
+        self._left = None
 
     def _is_free(self) -> bool:
         """Whether nobody drains the other buffer; it is emptied if its step was dropped."""

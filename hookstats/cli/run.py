@@ -74,12 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the script; its exceptions, exit codes and warnings are its own."""
     from hookstats.cli.output import describe
-    from hookstats.integrations.script import say
+    from hookstats.stats.messages import RUN, say
 
     try:
         recorder = _recorder(options)
     except (ImportError, KeyError, OSError, ValueError) as error:
-        say(f"error: {describe(error)}")
+        say(f"error: {describe(error)}", RUN)
         return 2
     with recorder.watching():
         _run(options.script, options.arguments, module=options.module)

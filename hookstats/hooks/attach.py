@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Collection, Mapping
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from hookstats._torch import is_compiled
 from hookstats.hooks.dynamo import reset_compiled
 from hookstats.hooks.selection import Selection, Selector, exact_names
+from hookstats.stats.messages import warn
 
 MODULE_KINDS = ("input", "grad_input", "output", "grad_output")
 """The tensors of a module's calls."""
@@ -83,17 +83,13 @@ def make_reachable(modules: Mapping[str, nn.Module]) -> None:
     modules that take no hooks."""
     scripted = [name for name, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
-        warnings.warn(
+        warn(
             f"model: {', '.join(map(repr, scripted[:3]))}{', ...' * (len(scripted) > 3)}: a "
-            "ScriptModule takes no hooks, and none of its calls are observed",
-            RuntimeWarning,
-            stacklevel=3,
+            "ScriptModule takes no hooks, and none of its calls are observed"
         )
     functions = reset_compiled({type(module) for module in modules.values()})
     if functions:
-        warnings.warn(
+        warn(
             f"hookstats: compiled before the hooks were set, and therefore without hooks: "
-            f"{', '.join(functions)}; these functions are compiled again at their next calls",
-            RuntimeWarning,
-            stacklevel=3,
+            f"{', '.join(functions)}; these functions are compiled again at their next calls"
         )

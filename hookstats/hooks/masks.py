@@ -33,7 +33,7 @@ from hookstats.hooks.traced import hookstats_leaves_out
 from hookstats.records import reasons
 from hookstats.records.suggestions import did_you_mean
 from hookstats.stats.mask import EXPECTED, unfit
-from hookstats.stats.messages import warn
+from hookstats.stats.messages import error_text, warn
 
 
 class _Begun(NamedTuple):
@@ -162,7 +162,7 @@ class Masks:
                     return self.buffers.mask.mismatch
                 return made
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = error_text(error)
         self.refuse(reason)
         return self.buffers.mask.mismatch
 

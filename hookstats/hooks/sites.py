@@ -19,7 +19,7 @@ from hookstats.records import reasons
 from hookstats.records.layout import Layout
 from hookstats.records.record import SiteInfo
 from hookstats.stats.mask import covered_dims
-from hookstats.stats.messages import warn
+from hookstats.stats.messages import error_text, warn
 from hookstats.stats.reference import DTYPES
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Site:
         except Exception as error:
             warn(
                 f"hookstats cannot tell which part of {self.kind} of {self.name!r} this rank has: "
-                f"{type(error).__name__}: {error}"
+                f"{error_text(error)}"
             )
             self._sharding = None
             return None
@@ -218,7 +218,7 @@ class Site:
             raise error
         is_first = self.error is None
         if is_first:
-            self.error = f"{type(error).__name__}: {error}"
+            self.error = error_text(error)
         self.counts.disabled = True
         if is_first:
             warn(f"hookstats no longer records {self.kind} of {self.name!r}: {self.error}")

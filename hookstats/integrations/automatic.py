@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -32,6 +31,7 @@ from hookstats._torch import (
     takes_step_hooks,
     without_compiled_calls,
 )
+from hookstats.stats.messages import RUN, error_text, say
 from hookstats.watching.handle import Watch
 
 MOST_TRAININGS = 16
@@ -146,7 +146,7 @@ class Automatic:
         self._go(new)
         for watch in self.watches[before:]:
             watch.set_step(watch.open_step + 1)
-            _say("compiled code calls the model: its first step is not recorded")
+            say("compiled code calls the model: its first step is not recorded", RUN)
 
     def _alive(self) -> list[Optimizer]:
         return [optimizer for optimizer in (one() for one in self._new) if optimizer is not None]
@@ -161,7 +161,7 @@ class Automatic:
             self._attempt("watching", lambda: self._watch(others))
         elif others and not self._left_out:
             self._left_out = True
-            _say(f"not watched: what is trained after the first {MOST_TRAININGS} trainings")
+            say(f"not watched: what is trained after the first {MOST_TRAININGS} trainings", RUN)
 
     def _add(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer is of a training that goes on; then it closes steps of it."""
@@ -180,7 +180,7 @@ class Automatic:
             self._attempt("closing the watch", over.watch.close)
         roots = _roots({id(p) for one in optimizers for p in _parameters(one)})
         if not roots:
-            _say("not watched: no module owns the parameters of the optimizers")
+            say("not watched: no module owns the parameters of the optimizers", RUN)
             return
         usable = [one for one in optimizers if takes_step_hooks(one)]
         with without_compiled_calls(roots):
@@ -194,11 +194,7 @@ class Automatic:
             action()
         except Exception as error:  # the script is to go on
             self._look(False)
-            _say(f"{what} failed: {type(error).__name__}: {error}")
-
-
-def _say(what: str) -> None:
-    print(f"hookstats run: {what}", file=sys.stderr)
+            say(f"{what} failed: {error_text(error)}", RUN)
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:

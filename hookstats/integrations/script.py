@@ -7,7 +7,6 @@ pool train nothing: they are left alone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -23,7 +22,7 @@ from hookstats.integrations.shared import free_name
 from hookstats.runs.headers import headed_ranks
 from hookstats.runs.world import current_rank, world_size
 from hookstats.show.grid import count
-from hookstats.stats.printable import printable
+from hookstats.stats.messages import RUN, say
 from hookstats.watching.handle import Watch
 from hookstats.watching.watch import watch
 
@@ -61,17 +60,18 @@ class Recorder:
     def _tell(self, automatic: Automatic, others_may_train: bool) -> None:
         """Say what was watched."""
         for each in automatic.watches:
-            path = printable(self._shown(each.path))
+            path = self._shown(each.path)
             steps = count(each.coverage().steps, "step")
-            say(f"{steps} in {path}: hookstats show {path}")
+            say(f"{steps} in {path}: hookstats show {path}", RUN)
             recorded = 0 if each.path is None else len(headed_ranks(each.path))
             if current_rank() == 0 and recorded < self._ranks:
                 say(
                     f"{recorded} of {self._ranks} ranks recorded: to record all, start with "
-                    f"`torchrun --nproc-per-node {self._ranks} -m hookstats run`"
+                    f"`torchrun --nproc-per-node {self._ranks} -m hookstats run`",
+                    RUN,
                 )
         if not (automatic.watches or others_may_train):
-            say("no training was watched")
+            say("no training was watched", RUN)
 
     def _begin(self, models: dict[str, nn.Module], optimizers: list[Optimizer]) -> Watch:
         """Begin to watch. By now the ranks have a process group, and so one directory for all."""
@@ -134,8 +134,3 @@ class _Child:
 def _may_train(target: Target) -> bool:
     module = getattr(target, "__module__", None) or type(target).__module__
     return not f"{module}.".startswith(_WORKERS)
-
-
-def say(what: str) -> None:
-    """Print a line about `hookstats run` on stderr."""
-    print(f"hookstats run: {what}", file=sys.stderr)

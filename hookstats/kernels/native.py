@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
-import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
 import torch
+
+from hookstats.stats.messages import warn
 
 _REBUILD = (
     "run `pip install .` in the sources of hookstats, or `make clean build` in a checkout, "
@@ -64,8 +65,4 @@ hooks, why_not = _load()
 (HOOKSTATS_HOOKS=python in the environment)."""
 
 if why_not is not None and "HOOKSTATS_HOOKS" not in os.environ:
-    warnings.warn(
-        f"hookstats: no C++ hooks, the slower Python hooks serve: {why_not}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    warn(f"hookstats: no C++ hooks, the slower Python hooks serve: {why_not}")

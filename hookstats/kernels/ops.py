@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from hookstats.kernels.backends import BACKENDS, CPU, Backend
 from hookstats.stats import reference
+from hookstats.stats.messages import warn
 
 LIBRARIES = Path(__file__).parents[1]
 """The folder into which the build puts the operator libraries."""
@@ -41,11 +41,9 @@ def _load(backend: Backend) -> str | None:
         reason = " ".join(str(error.__cause__ or error).split())
         why = f"{found[0].name} does not fit torch {torch.__version__} ({reason}): {rebuild}"
         if backend is not CPU:
-            warnings.warn(
+            warn(
                 f"hookstats: without {backend.type} kernels, the slow PyTorch fallback serves: "
-                f"{why}",
-                RuntimeWarning,
-                stacklevel=2,
+                f"{why}"
             )
         return why
     return None
@@ -140,11 +138,9 @@ def _entry(device: str, params_size: int) -> int | None:
         return cast(int, getattr(torch.ops.hookstats, f"{device}_entry")(params_size))
     except RuntimeError as error:  # the library is of another build than the C++ hooks
         reason = str(error).partition("\n")[0]
-        warnings.warn(
+        warn(
             f"hookstats: the slower Python hooks serve {device} tensors: {reason}: "
-            f"{_REBUILD[device]}",
-            RuntimeWarning,
-            stacklevel=2,
+            f"{_REBUILD[device]}"
         )
         return None
 
@@ -174,10 +170,8 @@ _warned: set[str] = set()
 def _warn_of_fallback(device: str) -> None:
     if device not in _warned:
         _warned.add(device)
-        warnings.warn(
-            f"hookstats has no kernel for device type {device!r}: the slow PyTorch fallback serves",
-            RuntimeWarning,
-            stacklevel=3,
+        warn(
+            f"hookstats has no kernel for device type {device!r}: the slow PyTorch fallback serves"
         )
 
 

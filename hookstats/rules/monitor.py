@@ -59,8 +59,8 @@ class Monitor:
         """The rules that failed, with the error of each and the calls that it missed."""
         self.keep: Callable[[Sequence[Told]], object] = lambda told: None
         """Called with new alerts; a run directory keeps them."""
-        self.perform: Callable[[Callable[[], object]], object] = lambda action: action()
-        """Calls a rule's own action, which may raise; on a thread where it may hang."""
+        self.perform: Callable[[Rule, Callable[[], Any]], Any] = lambda rule, action: action()
+        """Calls what is a user's of a rule, which may raise; on a thread where it may hang."""
         self.urgent = 0
         """How many alerts call for a closer look: errors, and warnings about logged numbers."""
         self._rules = list(as_rules(rules))
@@ -153,7 +153,7 @@ class Monitor:
         def act() -> bool:
             for alert, _ in alerts:
                 assert callable(rule.action)
-                self.perform(partial(rule.action, alert))
+                self.perform(rule, partial(rule.action, alert))
             return True
 
         what, outcome = f"the action of rule {rule.name!r}", "its alerts are warned of instead"
@@ -215,11 +215,15 @@ class Monitor:
 
     def _called(self, rule: Rule, look: Callable[[Rule], list[Alert]]) -> list[Alert] | None:
         """What a rule finds; None where it fails, or is left out after it failed."""
-        outcome = "the rule is disabled"
-        with np.errstate(all="ignore"):
-            found = self._retries.tried(
-                id(rule), f"rule {rule.name!r}", outcome, partial(look, rule)
-            )
+
+        def checked() -> list[Alert]:
+            with np.errstate(all="ignore"):
+                return look(rule)
+
+        of_hookstats = type(rule).__module__.startswith("hookstats.")
+        call = checked if of_hookstats else partial(self.perform, rule, checked)
+        what, outcome = f"rule {rule.name!r}", "the rule is disabled"
+        found = self._retries.tried(id(rule), what, outcome, call)
         if found is None and self._retries.is_ended(id(rule)):
             self._rules = [other for other in self._rules if other is not rule]
         return found

@@ -1,4 +1,7 @@
-"""What hookstats tells users: warn() of what is wrong, say() what is good to know."""
+"""What hookstats tells users: warn() of what is wrong, say() what is good to know.
+
+Saying something raises nothing: what cannot be shown, as where stderr is closed, is in `unshown`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 
 from hookstats.stats.printable import printable
+
+unshown: dict[str, str] = {}
+"""What this process could not show, as an entry of `Coverage.failures`; empty if there is none."""
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn; if a filter turns the warning into an error, which nobody could catch, log an error.
 
     It is printed as "hookstats: warning: ...", under pytest and in notebooks, too. The message may
-    hold names and errors from anywhere: it is made `printable`. Where neither can be shown, as
-    where stderr is closed, nothing is said.
+    hold names and errors from anywhere: it is made `printable`.
     """
     message = printable(message, lines=True)
     try:
@@ -24,11 +28,39 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
             _others.append(warnings.formatwarning)
             warnings.formatwarning = _formatted
         warnings.warn_explicit(message, category, _PLACE, 1)
-    except Exception:  # the filter's, or that of whoever shows warnings
-        with suppress(Exception):
-            logging.getLogger("hookstats").error(message)
+    except (Exception, SystemExit):  # the filter's, or that of whoever shows warnings
+        _show(logging.getLogger("hookstats").error, message)
 
 
+def say(message: str, who: str = "hookstats") -> None:
+    """Print a line on stderr: "hookstats: 12 steps". The log of the program is left alone, but
+    ``logging.getLogger("hookstats").setLevel(logging.WARNING)`` silences the line.
+
+    The message may hold names from anywhere: it is made `printable`.
+    """
+    message = printable(message, lines=True)
+    if sys.stderr is not None and logging.getLogger("hookstats").level <= logging.INFO:
+        _show(lambda line: print(line, file=sys.stderr), f"{who}: {message}")
+
+
+def _show(by: Callable[[str], object], message: str) -> None:
+    try:
+        by(message)
+    except (Exception, SystemExit) as error:
+        unshown.setdefault("showing messages", f"{error_text(error)}; the first was: {message}")
+
+
+def error_text(error: BaseException) -> str:
+    """The class and the message of an error, `printable`; an error may fail to tell its message."""
+    name = type(error).__name__
+    try:
+        return printable(f"{name}: {error}", lines=True)
+    except Exception:
+        return name
+
+
+RUN = "hookstats run"
+"""Who says what is said under `hookstats run`."""
 _PLACE = "hookstats"
 _others: list[Callable[..., str]] = []
 """How warnings of others are formatted; empty before the first warning of ours."""
@@ -52,21 +84,6 @@ def notify(failures: dict[str, str], what: str, why: str) -> None:
     if what not in failures:
         failures[what] = why
         warn(f"hookstats: {what} failed: {why}")
-
-
-def say(message: str) -> None:
-    """Say something once: to the logger "hookstats", at INFO, where the program configures logging,
-    else on stderr. ``logging.getLogger("hookstats").setLevel(logging.WARNING)`` silences it.
-
-    The message may hold names from anywhere: it is made `printable`.
-    """
-    message = printable(message, lines=True)
-    logger = logging.getLogger("hookstats")
-    if logger.level != logging.NOTSET or logger.hasHandlers():
-        logger.info(message)
-    elif sys.stderr is not None:
-        with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
-            print(f"hookstats: {message}", file=sys.stderr)
 
 
 def size(number: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hookstats.stats.messages import warn
+from hookstats.stats.messages import error_text, warn
 
 TRIES = 8
 """So many failures in a row end what is called, unless its errors may pass by themselves."""
@@ -87,7 +87,7 @@ class Retries:
             return True
         if failing.left > 0:
             failing.left -= 1
-        self._miss(failing.what)
+        self.miss(failing.what)
         return False
 
     def worked(self, key: Hashable) -> None:
@@ -106,10 +106,10 @@ class Retries:
         failing = self._failing.setdefault(key, _Failing(what))
         failing.times += 1
         failing.left = failing.pause = min(2 * failing.pause or 1, LONGEST_PAUSE)
-        why = f"{type(error).__name__}: {error}"
+        why = error_text(error)
         if is_news := what not in self._told:
             self._told[what] = _Told(why)
-        self._miss(what)
+        self.miss(what)
         if failing.times >= TRIES and not isinstance(error, _PASSING):
             failing.left = -1
             self.end(what, f"{why}, {failing.times} times in a row; {outcome}")
@@ -124,7 +124,8 @@ class Retries:
         self._failures[what] = str(self._told[what])
         warn(f"hookstats: {what} failed: {why}")
 
-    def _miss(self, what: str) -> None:
+    def miss(self, what: str, calls: int = 1) -> None:
+        """Count calls that a thing that failed has missed."""
         told = self._told[what]
-        told.missed += 1
+        told.missed += calls
         self._failures[what] = str(told)

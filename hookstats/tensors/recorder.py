@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from hookstats._torch import DisableTorchDispatch
 from hookstats.buffers.lock import lock
 from hookstats.hooks.readable import classify, is_freed
 from hookstats.records.reasons import DISABLED, MAX_BYTES, NO_STORAGE, NOT_SAMPLED
+from hookstats.stats.messages import error_text, warn
 from hookstats.tensors.captured import CapturedCall
 
 
@@ -135,12 +135,8 @@ class Recorder:
             raise error
         source = self.source(name)
         if source.error is None:
-            source.error = f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"hookstats no longer captures {name!r}: {source.error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            source.error = error_text(error)
+            warn(f"hookstats no longer captures {name!r}: {source.error}")
         return DISABLED
 
     def clear(self) -> None:

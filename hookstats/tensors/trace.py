@@ -25,6 +25,7 @@ from hookstats.hooks.readable import detour, without_torch_function
 from hookstats.hooks.selection import Selection, Selector, check_selector
 from hookstats.records.keys import label
 from hookstats.stats.arguments import check_optional_integer
+from hookstats.stats.messages import error_text
 from hookstats.tensors.calls import CALL_COLUMNS, GRADIENT_COLUMNS, Call, TracedTensor
 from hookstats.tensors.trace_table import as_text, print_trace
 
@@ -206,7 +207,7 @@ class Trace:
         if kwargs:
             frame.call.inputs = _inputs(args, kwargs)
         if error is not None and error is not frame.error:
-            frame.call.error = f"{type(error).__name__}: {error}"
+            frame.call.error = error_text(error)
         else:
             frame.call.outputs = tuple(
                 TracedTensor.of("output" + path, tensor, read=True)

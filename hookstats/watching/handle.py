@@ -31,7 +31,7 @@ from hookstats.records.record import StepRecord
 from hookstats.rules import Alert, Incident, Monitor, RuleError
 from hookstats.runs.headers import check_settings
 from hookstats.stats.arguments import check_integer
-from hookstats.stats.messages import warn
+from hookstats.stats.messages import error_text, warn
 from hookstats.watching.observers import Observers
 from hookstats.watching.recorder import Recorder
 from hookstats.watching.scalars import ScalarLog, StepScalars, as_scalars, learning_rates
@@ -310,7 +310,7 @@ class Watch:
             steps=self._step,
             discarded=self._discarded,
             stalls=self._buffers.stalls,
-            failures=self._uncounted | (self._recorder.failures | self._monitor.failures),
+            failures=self._uncounted | self._recorder.failures_of_all(),
             budget=self._when.report(),
         )
 
@@ -467,7 +467,7 @@ class Watch:
     def _skip(self, step: int, error: BaseException | None) -> None:
         """Have the run note that a step is lost, with a warning; None: a hook was interrupted."""
         reason = "error" if isinstance(error, Exception) else "interrupted"
-        why = "a hook was interrupted" if error is None else f"{type(error).__name__}: {error}"
+        why = "a hook was interrupted" if error is None else error_text(error)
         self._recorder.skip(step, reason, "recording a step", f"{why}; step {step} is lost")
 
     def _end_step(self) -> bool:

@@ -17,10 +17,12 @@ from hookstats.buffers.double_buffer import PATIENCE
 from hookstats.records.norms import GRADIENT_NORM, GradientNorm
 from hookstats.records.record import StepRecord
 from hookstats.rules.monitor import Monitor
+from hookstats.rules.rule import Rule
 from hookstats.runs.alerts import Told
 from hookstats.runs.world import current_rank
 from hookstats.runs.writer import RunWriter
-from hookstats.stats.messages import notify
+from hookstats.stats.messages import error_text, notify, unshown
+from hookstats.stats.patience import Patience
 from hookstats.watching.reduce import Exchange
 from hookstats.watching.scalars import StepScalars
 from hookstats.watching.sinks import Action, Numbers, Sink, Sinks, Worker, error_of
@@ -107,7 +109,7 @@ class Recorder:
         self._writer = writer
         self._sinks = Sinks(sinks, self.failures)
         self._monitor = monitor
-        self._actions = Worker("hookstats-actions")
+        self._of_rules: dict[int, Worker] = {}  # by the id of the rule
         if monitor is not None:
             monitor.perform = self._perform
         self._norm_of = GradientNorm()
@@ -191,8 +193,9 @@ class Recorder:
         notify(self.failures, what, why)
 
     def failures_of_all(self) -> dict[str, str]:
-        """`failures`, and those of rules."""
-        return self.failures | ({} if self._monitor is None else self._monitor.failures)
+        """`failures`, those of rules, and that messages could not be shown."""
+        of_rules = {} if self._monitor is None else self._monitor.failures
+        return self.failures | of_rules | unshown
 
     @property
     def has_readers(self) -> bool:
@@ -247,8 +250,8 @@ class Recorder:
     def is_current_thread(self) -> bool:
         """Whether the recorder, a sink, or what these call, asks."""
         current = threading.current_thread()
-        own = current is self._thread or current is self._actions.thread
-        return own or self._sinks.has_thread(current)
+        of_rules = [worker.thread for worker in list(self._of_rules.values())]
+        return current in (self._thread, *of_rules) or self._sinks.has_thread(current)
 
     def _put(self, request: _Step | _Call, step: int) -> bool:
         """Ask the thread for something; whether there is a thread."""
@@ -313,7 +316,7 @@ class Recorder:
 
         self._queue.put(_Call(act, is_urgent=True))
         self._bell.put(None)
-        served, since = self._served, time.monotonic()
+        served, left = self._served, Patience(self.disk_patience)
         while not self._has_ended and self._has_thread():
             try:
                 answer.get(timeout=_POLL_SECONDS)
@@ -322,8 +325,8 @@ class Recorder:
             else:
                 return
             if self._served != served:
-                served, since = self._served, time.monotonic()
-            elif time.monotonic() > since + self.disk_patience:
+                served, left = self._served, Patience(self.disk_patience)
+            elif left.is_over():
                 why = f"nothing was done for {self.disk_patience:g} s; what waits may be lost"
                 self.notify("waiting for the disk", why)
                 return
@@ -335,8 +338,8 @@ class Recorder:
             self._sinks.start()
             while not self._has_ended and threading.current_thread() is self._thread:
                 error = error_of(self._serve)
-                if error is not None:
-                    self.notify("recording", f"{type(error).__name__}: {error}")
+                if error is not None:  # and whatever comes of saying so
+                    error_of(partial(self.notify, "recording", error_text(error)))
         finally:
             if threading.current_thread() is self._thread:
                 self._is_gone = True
@@ -518,12 +521,12 @@ class Recorder:
             # Another process writes the run, or it is a bug: to try again cannot help.
             passes = isinstance(error, OSError | MemoryError)
             if passes and not isinstance(error, FileExistsError):
-                self.notify(what, f"{type(error).__name__}: {error}; the writer tries again")
+                self.notify(what, f"{error_text(error)}; the writer tries again")
             else:
                 self._writer = None
                 # The first failure of each is told.
                 again = " again" if what in self.failures else ""
-                why = f"{type(error).__name__}: {error}; nothing more is written"
+                why = f"{error_text(error)}; nothing more is written"
                 self.notify(what + again, why)
             return False
         return True
@@ -542,31 +545,34 @@ class Recorder:
                 self._attempt(what, lost, partial(writer.close, coverage))
                 self._attempt(what, "no other watch may write the run", writer.unlock)
             self._sinks.close(patience)
-            self._actions.end(patience)
+            for worker in self._of_rules.values():
+                worker.end(patience)
         finally:
             self._has_ended = True
 
-    def _perform(self, action: Action) -> None:
-        """Call a rule's action, which may hang, on a thread of its own.
+    def _perform(self, rule: Rule, action: Callable[[], object]) -> Any:
+        """What a user's part of a rule, which may hang, returns on a thread for that rule.
 
         Raises:
             RuntimeError: it, or one before it, has not returned within `patience`.
         """
+        worker = self._of_rules.setdefault(id(rule), Worker("hookstats-rule"))
+        found: list[Any] = []
         errors: list[BaseException | None] = []
-        if not self._actions.is_lost:
-            self._actions.call([lambda: errors.append(error_of(action))])
-            self._actions.wait(self.patience)
-        if self._actions.is_lost:
+        if not worker.is_lost:
+            worker.call([lambda: errors.append(error_of(lambda: found.append(action())))])
+            worker.wait(self.patience)
+        if worker.is_lost:
             raise RuntimeError(f"no return within {self.patience:g} s")
-        for error in errors:
-            if error is not None:
-                raise error
+        for error in filter(None, errors):
+            raise error
+        return found[0]
 
     def _attempt(self, what: str, outcome: str, action: Action) -> bool:
         """Whether `action` succeeded; warn of the first error."""
         error = error_of(action)
         if error is not None:
-            self.notify(what, f"{type(error).__name__}: {error}; {outcome}")
+            self.notify(what, f"{error_text(error)}; {outcome}")
         return error is None
 
 

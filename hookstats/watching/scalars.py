@@ -14,7 +14,7 @@ from hookstats._torch import is_dtensor, is_plain, local_shard
 from hookstats.buffers.staging import event
 from hookstats.kernels.ops import ignore_captures
 from hookstats.records.speeds import RATE
-from hookstats.stats.messages import warn
+from hookstats.stats.messages import error_text, warn
 
 _POLL_SECONDS = 2e-4
 _BATCH_SECONDS = 0.25
@@ -101,7 +101,7 @@ def _brought(name: str, value: Any) -> float | OnDevice | None:
     try:
         return as_scalar(name, value)
     except (MemoryError, RuntimeError) as error:
-        warn(f"hookstats: {name} is not logged: {type(error).__name__}: {error}")
+        warn(f"hookstats: {name} is not logged: {error_text(error)}")
         return None
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from hookstats.records.record import StepRecord
+from hookstats.stats.messages import error_text
+from hookstats.stats.patience import Patience
 from hookstats.stats.retries import Retries
 
 Sink = Callable[[StepRecord], object]
@@ -28,7 +31,8 @@ class Worker:
         self._name = name
         self._calls: SimpleQueue[Action | None] = SimpleQueue()
         self._returned: SimpleQueue[None] = SimpleQueue()
-        self._waiting = 0  # calls that `wait` has not seen return
+        self.waiting = 0
+        """The calls that `wait` has not seen return."""
         self.thread: threading.Thread | None = None
         self.is_lost = False
         """Whether a call did not return in time; nothing is called any more."""
@@ -36,22 +40,24 @@ class Worker:
         """The CPU time, in seconds, that the thread has taken."""
 
     def call(self, actions: Iterable[Action]) -> None:
-        """Have the thread call these, which raise nothing."""
+        """Have the thread call these; what they raise is lost."""
         for action in actions:
             if not self.start():
                 action()
                 continue
             self._calls.put(action)
-            self._waiting += 1
+            self.waiting += 1
 
     def wait(self, patience: float) -> bool:
         """Whether all calls have returned, each within `patience` seconds of the one before."""
-        try:
-            while self._waiting and not self.is_lost:
-                self._returned.get(timeout=patience)
-                self._waiting -= 1
-        except Empty:
-            self.is_lost = True
+        left = Patience(patience)
+        while self.waiting and not self.is_lost:
+            with suppress(Empty):
+                self._returned.get(timeout=left.tick)
+                self.waiting -= 1
+                left = Patience(patience)
+                continue
+            self.is_lost = left.is_over()
         return not self.is_lost
 
     def start(self) -> bool:
@@ -73,7 +79,7 @@ class Worker:
 
     def _run(self) -> None:
         while not self.is_lost and (action := self._calls.get()) is not None:
-            action()
+            error_of(action)
             self.spent = time.thread_time()
             self._returned.put(None)
 
@@ -88,13 +94,19 @@ class _Called:
         self.is_open = True
         self._retries = Retries(failures)
 
-    def uses(self, part: str, actions: Iterable[Action]) -> list[Action]:
-        """Calls of a part of the sink, such as "scalars"."""
-        return [partial(self._use, part, action) for action in actions]
+    def call(self, part: str, actions: Sequence[Action]) -> None:
+        """Have the thread call a part of the sink, such as "scalars", if it is still called."""
+        if self.is_open:
+            self.worker.call([partial(self._use, part, action) for action in actions])
+        else:
+            self._retries.miss(self.name, len(actions))
 
     def _use(self, part: str, action: Action) -> None:
         """Call a part of the sink, if it is due; close a sink that always fails."""
-        if not self.is_open or not self._retries.is_due(part):
+        if not self.is_open:
+            self._retries.miss(self.name)
+            return
+        if not self._retries.is_due(part):
             return
         error = error_of(action)
         if not self.is_open:  # the call took too long
@@ -112,13 +124,18 @@ class _Called:
         close = getattr(self.sink, "close", None)
         error = None if close is None else error_of(close)
         if error is not None:
-            why = f"{type(error).__name__}: {error}; its output may be incomplete"
+            why = f"{error_text(error)}; its output may be incomplete"
             self._retries.end(f"closing {self.name}", why)
 
-    def disable(self, what: str, why: str) -> None:
-        """Call the sink no more."""
-        self.is_open = False
-        self._retries.end(what, why)
+    def leave(self, patience: float) -> None:
+        """Call the sink no more, which has not returned; its thread is left to it."""
+        why = f"no return within {patience:g} s; the sink is disabled"
+        if self.is_open:
+            self.is_open = False
+            self._retries.end(self.name, why)
+            self._retries.miss(self.name, self.worker.waiting)
+        else:
+            self._retries.end(f"closing {self.name}", why)
 
 
 class Sinks:
@@ -152,7 +169,7 @@ class Sinks:
     def write_records(self, records: Sequence[StepRecord], patience: float) -> None:
         """Give the sinks these records, one by one."""
         for one in self._called:
-            one.worker.call(one.uses("records", [partial(one.sink, each) for each in records]))
+            one.call("records", [partial(one.sink, each) for each in records])
         self._wait(patience)
 
     def write_scalars(self, rank: int, steps: Sequence[Numbers], patience: float) -> None:
@@ -160,8 +177,7 @@ class Sinks:
         for one in self._called:
             write: Any = getattr(one.sink, "write_scalars", None)
             if callable(write):
-                given = [partial(write, step, rank, values) for step, values in steps]
-                one.worker.call(one.uses("scalars", given))
+                one.call("scalars", [partial(write, step, rank, each) for step, each in steps])
         self._wait(patience)
 
     def close(self, patience: float | None) -> None:
@@ -170,16 +186,14 @@ class Sinks:
         for one in called:
             one.worker.call([one.close])
         if patience is not None:
-            self._wait(patience, closing=True)
+            self._wait(patience)
         for one in called:
             one.worker.end(patience)
 
-    def _wait(self, patience: float, *, closing: bool = False) -> None:
+    def _wait(self, patience: float) -> None:
         for one in self._called:
-            if not one.worker.wait(patience):
-                why = f"no return within {patience:g} s; the sink is disabled"
-                one.disable(f"closing {one.name}" if closing else one.name, why)
-        self._called = [one for one in self._called if one.is_open]
+            if not (one.worker.is_lost or one.worker.wait(patience)):
+                one.leave(patience)
 
 
 def error_of(action: Action) -> BaseException | None:

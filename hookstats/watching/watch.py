@@ -130,7 +130,7 @@ def watch(
             second of those that remain, and so on, the same blocks on all ranks. Ten recorded steps
             before and after each incident that is no note stay, too, in up to half of it.
             `Run.thinned` counts the deleted steps. By default a run that is continued keeps a wider
-            limit of its own, None included. A line on stderr, or in the log "hookstats",
+            limit of its own, None included. A line on stderr
             says at the second step what steps take, and another one when the first are about to be
             deleted.
         sinks: callables that get each StepRecord, on another thread; see `hookstats.sinks`.

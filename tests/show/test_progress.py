@@ -33,6 +33,18 @@ def test_a_pipe_gets_none(
     assert capsys.readouterr().err == ""
 
 
+def test_one_that_cannot_be_shown_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    monkeypatch.setattr(progress, "LONG", -1.0)
+    monkeypatch.setattr(progress, "_LOOK", -1.0)
+    taken = []
+    for item in track(range(6), "comparing"):
+        taken.append(item)
+        if item == 3:
+            stderr.close()
+    assert taken == [0, 1, 2, 3, 4, 5]
+
+
 def test_an_error_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = terminal(monkeypatch)
     monkeypatch.setattr(progress, "LONG", -1.0)

@@ -122,4 +122,4 @@ def test_a_sink_that_hangs_after_it_failed_is_told_of() -> None:
     assert "OSError: down; it is called again" in str(caught[0].message)
     assert "no return within 0.3 s; the sink is disabled" in str(caught[1].message)
     (why,) = recorder.failures.values()
-    assert why == "no return within 0.3 s; the sink is disabled; 2 calls missed"
+    assert why == "no return within 0.3 s; the sink is disabled; 3 calls missed"

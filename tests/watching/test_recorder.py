@@ -7,7 +7,9 @@ import logging
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from support.samples import BINS, CHANNEL_BINS, assert_same, sample
 from torch import nn
 
 from hookstats.records.record import StepRecord
-from hookstats.rules import NonFinite
+from hookstats.rules import Alert, History, NonFinite, Rule
 from hookstats.runs.run import open_run
 from hookstats.runs.writer import RunWriter
 from hookstats.stats import retries
@@ -289,11 +291,13 @@ def test_the_thread_outlives_what_is_thrown_into_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_is_gone_is_replaced_at_the_next_step(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("at", ["the next step", "close"])
+def test_a_thread_that_is_gone_is_replaced(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(None)
-    record(recorder, Closed())
+    recorder = Recorder(RunWriter(tmp_path, HEADER))
+    recorder.submit(Closed(), 0)
+    recorder.drain(disk=False)
     gone = recorder._thread
     assert gone is not None
 
@@ -307,11 +311,40 @@ def test_a_thread_that_is_gone_is_replaced_at_the_next_step(
         recorder.hurry()
         gone.join(20)
     assert not gone.is_alive()
+    go_on = recorder.close if at == "close" else partial(recorder.submit, Closed(), 1)
     with pytest.warns(RuntimeWarning, match="the recorder thread ended; another one goes on"):
-        record(recorder, Closed(), Closed(), first=1)
-    assert recorder.latest is not None
-    assert recorder.latest.step == 2
+        go_on()
     recorder.close()
+    assert open_run(tmp_path).steps == ([0] if at == "close" else [0, 1])
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_the_thread_outlives_what_its_reports_raise(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise self
+
+    def show(*_: object, **__: object) -> None:
+        raise error
+
+    def sink(record: StepRecord) -> None:
+        raise Silent
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        recorder = Recorder(RunWriter(tmp_path, HEADER), [sink])
+        record(recorder, Closed(), Closed(error=Silent()), Closed())
+        thread = recorder._thread
+        record(recorder, Closed(), first=3)
+        recorder.close()
+    assert recorder._thread is thread
+    assert open_run(tmp_path).steps == [0, 2, 3]
+    assert "Silent" in recorder.failures["recording a step"]
+    (of_sink,) = [why for what, why in recorder.failures.items() if what.startswith("sink")]
+    assert of_sink.startswith("Silent")
 
 
 def test_a_thread_that_cannot_start_yet_loses_the_steps_until_then(tmp_path: Path) -> None:
@@ -345,6 +378,31 @@ def test_an_action_of_a_rule_that_hangs_is_ended_and_the_rules_go_on() -> None:
     go.set()
     assert "no return within 0.2 s" in str(w.coverage().failures)
     assert w.alerts
+
+
+@pytest.mark.filterwarnings("ignore:hookstats:RuntimeWarning")
+def test_a_rule_that_hangs_is_ended_and_the_others_go_on() -> None:
+    go = threading.Event()
+
+    class Hangs(Rule):
+        name = "hangs"
+
+        def check(self, record: StepRecord, history: History) -> list[Alert]:
+            go.wait(60)
+            return []
+
+    model, optimizer = small()
+    w = watch(model, optimizer, rules=[Hangs(), NonFinite()])
+    w._recorder.patience = 0.2
+    for _ in range(3):
+        model(torch.full((2, 3), torch.nan)).sum().backward()
+        optimizer.step()
+    began = time.monotonic()
+    w.close()
+    assert time.monotonic() - began < 10
+    go.set()
+    assert "no return within 0.2 s" in w.coverage().failures["rule 'hangs'"]
+    assert {alert.rule for alert in w.alerts} == {"non-finite"}
 
 
 def test_an_interrupt_while_waiting_breaks_nothing(tmp_path: Path) -> None:
@@ -407,6 +465,8 @@ def test_a_sink_that_hangs_is_disabled_and_the_others_go_on(late: str, tmp_path:
     recorder.close({"sites": 1})
     assert set(threading.enumerate()) == before
     assert hangs.events == [0, 1]
+    (why,) = recorder.failures.values()
+    assert why.endswith("; 6 calls missed")
     expected = [*range(7), "hookstats-sink"]
     assert first.events == last.events == expected
     run = open_run(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -133,6 +134,32 @@ def test_a_sink_that_hangs_does_not_keep_the_interpreter(tmp_path: Path) -> None
     assert "<lambda> failed: no return within 0.3 s; the sink is disabled" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert open_run(tmp_path).steps == list(range(5))
+
+
+@pytest.mark.check
+def test_a_process_that_is_stopped_disables_no_sink(tmp_path: Path) -> None:
+    """As by the scheduler of a cluster, or with a laptop that sleeps."""
+    script = """
+        import subprocess, time
+        steps = []
+        def sink(record):
+            time.sleep(0.3)
+            steps.append(record.step)
+        recorder = Recorder(RunWriter(sys.argv[1], HEADER), [sink])
+        recorder.patience = 1.0
+        stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"
+        process = subprocess.Popen(["sh", "-c", stop])
+        for step in range(10):
+            recorder.submit(Closed(), step)
+        recorder.close()
+        assert steps == list(range(10)), steps
+        assert recorder.failures == {}, recorder.failures
+        process.wait()
+    """
+    for _ in range(3):
+        ended = run_script(script, tmp_path / "run")
+        assert (ended.returncode, ended.stderr) == (0, "")
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_where_no_thread_starts_any_more_all_is_written(tmp_path: Path) -> None:
