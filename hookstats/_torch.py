@@ -124,6 +124,14 @@ def local_shard(tensor: Tensor) -> Tensor:
     return part
 
 
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor, or the part of a DTensor on this rank, has elements and no memory: it was
+    offloaded, sharding freed it, or it is of a transform. To read it may crash."""
+    tensor = local_shard(tensor) if is_dtensor(tensor) else tensor
+    has_memory = has_storage(tensor) and tensor.untyped_storage().nbytes()
+    return bool(tensor.numel()) and not has_memory
+
+
 class Placed(NamedTuple):
     """How a DTensor, or the local part of one, is spread over ranks."""
 

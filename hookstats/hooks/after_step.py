@@ -15,10 +15,12 @@ from itertools import chain
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookstats._torch import is_freed
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.parameters import Batches, WatchedParameter, own_length
 from hookstats.hooks.readable import own_dispatch
 from hookstats.hooks.widths import Sites, Widths
+from hookstats.records import reasons
 
 _Kept = tuple[Tensor, Widths, Tensor]
 """A parameter, the sites of its update, and a copy of what it was."""
@@ -54,6 +56,9 @@ class AfterStep:
             for parameter, update, _ in self._of(optimizer):
                 if update is None or update.first.error:
                     continue
+                if is_freed(parameter):
+                    update.first.counts.skip(reasons.NO_STORAGE)
+                    continue
                 try:
                     kept.append((parameter, update, parameter.detach().clone()))
                 except Exception as error:  # such as no memory: training has what there is
@@ -84,6 +89,9 @@ class AfterStep:
     def _add_update(self, parameter: Tensor, update: Widths, before: Tensor) -> None:
         length = own_length(parameter, [update])
         if length == 0:
+            return
+        if is_freed(parameter):
+            update.first.counts.skip(reasons.NO_STORAGE)
             return
         try:
             change = before.neg_().add_(parameter.detach())

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
-from hookstats._torch import has_storage, mark_constant
+from hookstats._torch import has_storage, is_freed, mark_constant
 from hookstats.buffers.double_buffer import DoubleBuffer
 from hookstats.hooks.dynamo import break_graphs, run_untraced
 from hookstats.hooks.inert import Hook
-from hookstats.hooks.readable import detour, is_freed, unreadable, without_torch_function
+from hookstats.hooks.readable import detour, unreadable, without_torch_function
 from hookstats.hooks.traced import hookstats_leaves_out
 from hookstats.records import reasons
 from hookstats.records.suggestions import did_you_mean

@@ -286,7 +286,7 @@ def _accumulate_alone(
     try:
         update_many_([x], *arguments)
     except Exception as error:
-        return site.disable(error)
+        return site.fail(x, error)
     accumulator.count()
     return None
 

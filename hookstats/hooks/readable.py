@@ -17,7 +17,6 @@ from hookstats._torch import (
     DisableTorchDispatch,
     DisableTorchFunction,
     current_graph_task_id,
-    has_storage,
     infers_shapes,
     is_dtensor,
     is_faking,
@@ -87,12 +86,6 @@ def refused_placement(placements: Iterable[Any]) -> str | None:
     By others a rank has a shard or a replica. Those of a gradient may differ from its activation's.
     """
     return next((f"DTensor {one!r}" for one in placements if one.is_partial()), None)
-
-
-def is_freed(tensor: Tensor) -> bool:
-    """Whether a tensor has elements, and no memory: sharding frees it, and transforms have none."""
-    has_memory = has_storage(tensor) and tensor.untyped_storage().nbytes()
-    return bool(tensor.numel()) and not has_memory
 
 
 def local_shape(tensor: Tensor) -> torch.Size:

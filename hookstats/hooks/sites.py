@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from hookstats._torch import Placed, is_dtensor
+from hookstats._torch import Placed, is_dtensor, is_freed
 from hookstats.buffers.double_buffer import Accumulator, DoubleBuffer
 from hookstats.buffers.graph_states import ACCUMULATED, AWAITED, GraphSite, GraphState
 from hookstats.hooks.channels import Rule, WithIntegers
 from hookstats.hooks.coverage import Counts, SiteCoverage
-from hookstats.hooks.readable import classify, is_freed, own_dispatch, short, unreadable
+from hookstats.hooks.readable import classify, own_dispatch, short, unreadable
 from hookstats.hooks.sharding import Sharding
 from hookstats.records import reasons
 from hookstats.records.layout import Layout
@@ -180,7 +180,7 @@ class Site:
             fits = mask is not None and _fits(mask, x, channel_dim)
             accumulator.accumulate(x.detach(), channel_dim, mask if fits else None)
         except Exception as error:
-            return self._fail(tensor, error), False
+            return self.fail(tensor, error), False
         return None, mask is not None and not fits
 
     def prepare(self, tensor: Tensor) -> tuple[Tensor, Accumulator, int | None] | str:
@@ -207,9 +207,11 @@ class Site:
                 last = found
             return x, last.accumulator, last.channel_dim
         except Exception as error:
-            return self._fail(tensor, error)
+            return self.fail(tensor, error)
 
-    def _fail(self, tensor: Tensor, error: Exception) -> str:
+    def fail(self, tensor: Tensor, error: Exception) -> str:
+        """The reason to skip a tensor that cannot be read because of `error`, which disables the
+        site unless the tensor has no memory."""
         return reasons.NO_STORAGE if is_freed(tensor) else self.disable(error)
 
     def disable(self, error: Exception) -> str:

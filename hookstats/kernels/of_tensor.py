@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hookstats._torch import FakeTensor, is_functorch_wrapped_tensor
+from hookstats._torch import FakeTensor, has_storage, is_freed, is_functorch_wrapped_tensor
 from hookstats.kernels import ops
 from hookstats.kernels.backends import home
 from hookstats.kernels.sampling import Sampling
@@ -39,10 +39,10 @@ def channel_stats(
     Returns:
         The statistics of `x.shape[channel_dim]` channels, on the CPU.
     Raises:
-        ValueError: x is sparse, nested, meta, fake, inside a torch.func transform, or of another
-            dtype; x has no dimension channel_dim; bins or step is something else; mask is
-            something else or does not fit, as where channel_dim is one of its dimensions, or x has
-            the weights of attention, [batch, heads, time, time].
+        ValueError: x is sparse, nested, meta, fake, without storage, as where it was freed, inside
+            a torch.func transform, or of another dtype; x has no dimension channel_dim; bins or
+            step is something else; mask is something else or does not fit, as where channel_dim is
+            one of its dimensions, or x has the weights of attention, [batch, heads, time, time].
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"x = {type(x).__name__}: expected a torch.Tensor")
@@ -92,4 +92,4 @@ def _without_data(x: Tensor) -> str | None:
         return "no data (a FakeTensor)"
     if is_functorch_wrapped_tensor(x):
         return "no data of its own (inside a torch.func transform)"
-    return None
+    return "no storage" if has_storage(x) and is_freed(x) else None

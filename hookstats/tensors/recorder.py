@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookstats._torch import DisableTorchDispatch
+from hookstats._torch import DisableTorchDispatch, is_freed
 from hookstats.buffers.lock import lock
-from hookstats.hooks.readable import classify, is_freed
+from hookstats.hooks.readable import classify
 from hookstats.records.reasons import DISABLED, MAX_BYTES, NO_STORAGE, NOT_SAMPLED
 from hookstats.stats.messages import error_text, warn
 from hookstats.tensors.captured import CapturedCall
@@ -115,6 +115,8 @@ class Recorder:
             x = classify(tensor)
             if isinstance(x, str):
                 return x
+            if is_freed(x):
+                return NO_STORAGE
             nbytes = x.numel() * x.element_size()
             if not self._make_room(call, nbytes):
                 return MAX_BYTES

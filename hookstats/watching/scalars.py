@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookstats._torch import is_dtensor, is_plain, local_shard
+from hookstats._torch import is_dtensor, is_freed, is_plain, local_shard
 from hookstats.buffers.staging import event
 from hookstats.kernels.ops import ignore_captures
 from hookstats.records.speeds import RATE
@@ -72,12 +72,13 @@ def as_scalar(name: str, value: Any) -> float | OnDevice:
     """
     if isinstance(value, Tensor):
         found = local_shard(value) if is_dtensor(value) and _is_replica(value) else value
-        if is_plain(found) and found.numel() == 1 and not found.is_complex():
+        is_one = is_plain(found) and found.numel() == 1
+        if is_one and not (found.is_complex() or is_freed(found)):
             return float(found.detach()) if found.is_cpu else OnDevice(found)
     else:
         try:
             return float(value)
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             pass
     what = (
         f"{type(value).__name__} of shape {tuple(value.shape)}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookstats._torch import is_plain
+from hookstats._torch import is_freed, is_plain
 from hookstats.hooks.selection import Selection
 from hookstats.rules.setup import UNLIKE, Group, Rows, Setup, Weight
 
@@ -69,7 +69,9 @@ def _weight(name: str, parameter: Tensor, group: int | None) -> Weight:
     if lazy:
         return unread
     values = parameter.detach()
-    if not (is_plain(values) and values.numel() and values.is_floating_point()) or values.is_meta:
+    if not (is_plain(values) and values.numel() and values.is_floating_point()):
+        return unread
+    if values.is_meta or is_freed(values):
         return unread
     try:
         found, constant = _read(values)
